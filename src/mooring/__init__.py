@@ -1,0 +1,25 @@
+"""Mooring keeps a neural network moored to what it knows while it learns something new, without keeping old data."""
+
+from mooring import drift as drift
+from mooring import stability as stability
+from mooring.attach import attach
+from mooring.importance import EWC, MAS, SI, Balanced, Random, RWalk, Uniform
+from mooring.moor import Mooring
+from mooring.pulls import Interpolation, Penalty, Proximal
+
+__all__ = [
+    "EWC",
+    "MAS",
+    "SI",
+    "Balanced",
+    "Interpolation",
+    "Mooring",
+    "Penalty",
+    "Proximal",
+    "RWalk",
+    "Random",
+    "Uniform",
+    "attach",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,124 @@
+"""Binds a model and an optimizer to an importance and a pull: what `mooring.attach` checks and returns."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mooring import merges
+from mooring.errors import MooringError, unknown
+from mooring.importance import Importance, resolve
+from mooring.moor import Mooring
+from mooring.pulls import GradientPull, Interpolation, ParameterPull, Pull
+from mooring.selection import Exclude, check_exclude, moorable
+from mooring.step import TrainingStep
+
+__all__ = ["attach"]
+
+BUFFERS = ("follow", "keep", "interpolate")
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    importance: str | Importance = "ewc",
+    pull: Pull | None = None,
+    exclude: Exclude = (),
+    buffers: Literal["follow", "keep", "interpolate"] = "follow",
+    merge: str | merges.Merge = "average",
+    outputs: Callable[[Any], Tensor] | None = None,
+    state_dtype: torch.dtype | None = None,
+    check_finite: bool = True,
+) -> Mooring:
+    """Moor a model to what it knows while an optimizer trains it further.
+
+    From now on each `optimizer.step()` also updates the importance of each parameter on the current task and,
+    once a task was consolidated, pulls parameters back to where they were. The training loop stays as it is.
+
+    Args:
+        model: the model that is trained.
+        optimizer: any `torch.optim.Optimizer` over (some of) its parameters; one Mooring for each optimizer.
+        importance: "ewc", "mas", "si", "rwalk", "uniform", "random", or an instance with options.
+        pull: `Interpolation()` by default, which has no strength to tune; `Penalty(...)`, `Proximal(...)`.
+        exclude: what is left free, such as heads: names, glob patterns or modules.
+        buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new
+            data, "keep" the old ones, or "interpolate" half-way in each iteration.
+        merge: how a finished task's importance joins the past's: "average" (the paper's), "sum", "max", or a function.
+        outputs: from what the model returns to the tensor of outputs, for importances that look at them.
+        state_dtype: dtype of anchors and importances; by default float32, or the parameter's own where wider.
+        check_finite: stop before a step whose gradient is not finite (costs one reduction and, on a GPU,
+            one synchronisation per step).
+
+    Returns:
+        The `Mooring`, with `consolidate()` to call at the end of each task.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> moor = attach(model, optimizer, importance="mas")
+        >>> for task in range(2):
+        ...     for _ in range(5):
+        ...         optimizer.zero_grad()
+        ...         model(torch.randn(8, 3)).square().mean().backward()
+        ...         optimizer.step()
+        ...     moor.consolidate()
+        >>> moor
+        Mooring(MAS(decay=0.2), Interpolation(stiffness=1.0, every=1, root=2), parameters=2, tasks=2)
+    """
+    importance = resolve(importance)
+    pull = Interpolation() if pull is None else pull
+    if not isinstance(pull, GradientPull | ParameterPull):
+        raise MooringError(f"pull={pull!r} is not a pull: give an instance such as Interpolation() or Penalty(100.0)")
+    if buffers not in BUFFERS:
+        raise unknown("buffers", buffers, BUFFERS)
+    if state_dtype is not None and not state_dtype.is_floating_point:
+        raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
+    merge = merges.resolve(merge)
+    excluded = check_exclude(model, exclude)
+    _check_optimizer(model, optimizer, excluded)
+    return Mooring(
+        model,
+        optimizer,
+        importance=importance,
+        pull=pull,
+        exclude=excluded,
+        buffers=buffers,
+        merge=merge,
+        outputs=outputs,
+        state_dtype=state_dtype,
+        check_finite=check_finite,
+    )
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, exclude: tuple[str | nn.Module, ...]) -> None:
+    """Refuse what cannot be moored, before anything is touched."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise MooringError(
+            "LBFGS evaluates its closure several times in a step and cannot be moored: use another optimizer"
+        )
+    if any(
+        isinstance(getattr(h, "__self__", None), TrainingStep) for h in optimizer._optimizer_step_pre_hooks.values()
+    ):
+        raise MooringError(
+            "this optimizer is moored already: detach() the first Mooring, or give each optimizer its own"
+        )
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    everything = moorable(model, ())
+    if not any(p in everything for p in held):
+        raise MooringError("the optimizer holds none of the model's parameters: build it from model.parameters()")
+    names = moorable(model, exclude)
+    moored = {names[p]: p for p in held if p in names}
+    if not moored:
+        raise MooringError("every parameter the optimizer holds is excluded: leave at least one to moor")
+    for name, p in moored.items():
+        if p.is_complex():
+            raise MooringError(f"{name!r} is complex, which cannot be moored: exclude it")
+    for path, module in model.named_modules():
+        if (
+            getattr(module, "sparse", False)
+            and isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.weight in names
+        ):
+            raise MooringError(f"{path!r} has sparse gradients, which cannot be moored: use sparse=False or exclude it")

@@ -1,0 +1,35 @@
+"""Stops a step before anything is changed when a gradient is not finite, and names the worst layer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mooring.errors import NonFiniteError
+
+__all__ = ["check_finite"]
+
+
+def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
+    """Raise unless every value is finite, naming the tensor with the largest share of values that are not.
+
+    Args:
+        what: what the tensors are, for the message.
+        named: pairs of name and tensor.
+
+    Example:
+        >>> check_finite("gradient", [("weight", torch.tensor([1.0, float("nan")]))])
+        Traceback (most recent call last):
+        ...
+        mooring.errors.NonFiniteError: the gradient of 'weight' is not finite (1 of 2 values); nothing was changed: ...
+    """
+    if not named or bool(torch.nn.utils.get_total_norm([t for _, t in named], torch.inf).isfinite()):
+        return
+    bad = {name: (int((~t.isfinite()).sum()), t.numel()) for name, t in named}
+    worst = max(bad, key=lambda name: bad[name][0] / max(1, bad[name][1]))
+    others = sum(count > 0 for count, _ in bad.values()) - 1
+    more = f", and of {others} more" if others else ""
+    raise NonFiniteError(
+        f"the {what} of {worst!r}{more} is not finite ({bad[worst][0]} of {bad[worst][1]} values); "
+        "nothing was changed: lower the learning rate or the strength, clip gradients, or ask diagnose()"
+    )

@@ -1,0 +1,95 @@
+"""Balanced: another importance with every layer's scores rescaled to the same mean."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mooring.importance.base import Importance, Iteration, State
+from mooring.importance.registry import resolve
+
+__all__ = ["Balanced", "balance"]
+
+
+def balance(sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    """The factor that brings each layer's mean to the mean over all layers' scores.
+
+    factor_l = mean over all scores / mean over layer l; 1 where a layer has no importance at all.
+
+    Args:
+        sums: the sum of absolute scores in each layer, 0-d or of shape (runs,).
+        sizes: how many scores each layer has (in one run).
+
+    Example:
+        >>> balance([torch.tensor(8.0), torch.tensor(2.0)], [1, 1])
+        [tensor(0.6250), tensor(2.5000)]
+    """
+    overall = torch.stack(list(sums)).sum(0) / sum(sizes)
+    means = [layer / size for layer, size in zip(sums, sizes, strict=True)]
+    return [torch.where(mean > 0, overall / mean, 1.0) for mean in means]
+
+
+class Balanced(Importance):
+    """Every layer's scores rescaled to the same mean, so that deep layers are protected like early ones.
+
+    A layer is a module that owns parameters; its weight and bias are scaled together. Both `current` and
+    `previous` are balanced, and the mean over the whole model stays what it was.
+
+    Args:
+        importance: the importance to balance, an instance or a name.
+
+    Example:
+        >>> import mooring
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> moor = mooring.attach(model, optimizer, importance=Balanced("ewc"))
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> moor.consolidate()
+        >>> layers = moor.diagnose(strength=1.0).layers
+        >>> abs(layers[0].mean - layers[1].mean) < 1e-6
+        True
+    """
+
+    def __init__(self, importance: str | Importance) -> None:
+        self.importance = resolve(importance)
+
+    def __repr__(self) -> str:
+        return f"Balanced({self.importance!r})"
+
+    @property
+    def name(self) -> str:
+        """Balanced(...) around the inner definition's name."""
+        return f"Balanced({self.importance.name})"
+
+    @property
+    def needs_step(self) -> bool:  # type: ignore[override]
+        """As the inner importance."""
+        return self.importance.needs_step
+
+    @property
+    def merges(self) -> bool:  # type: ignore[override]
+        """As the inner importance."""
+        return self.importance.merges
+
+    @property
+    def watches(self) -> Literal["nothing", "samples", "outputs"]:
+        """As the inner importance."""
+        return self.importance.watches
+
+    def start(self, like: Tensor, *, name: str, task: int) -> State:
+        """As the inner importance."""
+        return self.importance.start(like, name=name, task=task)
+
+    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+        """As the inner importance."""
+        return self.importance.update(state, it)
+
+    def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """As the inner importance."""
+        return self.importance.probe(outputs, generator)
+
+    def factors(self, sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """`balance` over the layers."""
+        return balance(sums, sizes)

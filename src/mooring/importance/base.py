@@ -1,0 +1,110 @@
+"""What an importance is: state per parameter, started with each task and updated in each iteration."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["Importance", "Iteration", "State"]
+
+State = dict[str, Tensor]
+"""An importance's tensors for one parameter, by name; `current` is the score itself."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one training iteration did to one parameter, as an importance sees it: after the step, before a pull.
+
+    All tensors have the parameter's shape, or that shape behind a leading run axis, or are aligned flat
+    pieces of it: an importance is elementwise and cannot tell the difference.
+
+    Attributes:
+        g: the gradient of the task's loss alone, never with a penalty inside.
+        theta: the parameter after the optimizer's step.
+        anchor: its value at the end of the last task (or where this one began).
+        before: the parameter before the optimizer's step, for importances with `needs_step`.
+        probe: the gradient of `Importance.probe`, summed over the samples of this iteration.
+        samples: how many samples this iteration saw, for importances that watch samples or outputs.
+        count: how many iterations of this task the parameter has had a gradient in, this one included.
+    """
+
+    g: Tensor
+    theta: Tensor
+    anchor: Tensor
+    before: Tensor | None = None
+    probe: Tensor | None = None
+    samples: int = 0
+    count: int = 1
+
+    @property
+    def d(self) -> Tensor:
+        """The displacement: d = theta - anchor."""
+        return self.theta - self.anchor
+
+    @property
+    def step(self) -> Tensor:
+        """What the optimizer did to the parameter: step = theta - before."""
+        assert self.before is not None, "an importance that reads `step` sets needs_step = True"
+        return self.theta - self.before
+
+
+class Importance:
+    """How much each parameter matters to a task, elementwise.
+
+    A definition of your own is a subclass with `update`, passed to `mooring.attach` as an instance;
+    `mooring.testing.check_importance` tells whether it keeps what Mooring promises. Rules are elementwise,
+    never write to the tensors they are given, and accept a leading run axis.
+
+    Example:
+        >>> class Magnitude(Importance):
+        ...     def update(self, state, it):
+        ...         return {"current": it.theta.abs()}
+        >>> it = Iteration(g=torch.zeros(2), theta=torch.tensor([-2.0, 1.0]), anchor=torch.zeros(2))
+        >>> Magnitude().update({}, it)
+        {'current': tensor([2., 1.])}
+    """
+
+    needs_step: ClassVar[bool] = False
+    """Whether `update` reads `Iteration.step` (costs a copy of the parameters before each step)."""
+
+    merges: ClassVar[bool] = True
+    """Whether tasks are merged at a consolidation; if not, `current` replaces `previous`."""
+
+    @property
+    def name(self) -> str:
+        """The definition's name, as the saved state carries it."""
+        return type(self).__name__
+
+    @property
+    def watches(self) -> Literal["nothing", "samples", "outputs"]:
+        """What of the model's forward pass it needs: nothing, the batch size, or outputs to `probe`."""
+        return "nothing"
+
+    def start(self, like: Tensor, *, name: str, task: int) -> State:
+        """The state at the start of a task: `current` and whatever else `update` keeps.
+
+        Args:
+            like: a tensor of the state's shape, dtype and device.
+            name: the parameter's name, for definitions that draw at random.
+            task: how many tasks were consolidated before this one.
+        """
+        return {"current": torch.zeros_like(like)}
+
+    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+        """The tensors of `state` that this iteration changes, as new tensors."""
+        return {}
+
+    def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """A scalar function of the outputs, a sum over samples, whose gradient becomes `Iteration.probe`."""
+        return outputs.sum()
+
+    def factors(self, sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor] | None:
+        """One factor per layer for the scores, from the sums of |scores| and the sizes; None leaves them.
+
+        Args:
+            sums: the sum of absolute scores in each layer, 0-d or of shape (runs,).
+            sizes: how many scores each layer has (in one run).
+        """
+        return None

@@ -1,0 +1,109 @@
+"""EWC: the squared gradient of the loss, an estimate of the Fisher information's diagonal."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mooring.errors import MooringError, unknown
+from mooring.importance.averaging import average, check_decay
+from mooring.importance.base import Importance, Iteration, State
+
+__all__ = ["EWC", "fisher_observed", "fisher_sampled"]
+
+
+def fisher_observed(g: Tensor, samples: int = 1) -> Tensor:
+    """The score of one batch with the labels it came with: samples * g^2.
+
+    g is the batch mean, so the square is taken after the mean. With samples=1 this is the paper's score,
+    which shrinks as the batch grows; with samples=B it is on the scale of a single sample's Fisher.
+
+    Example:
+        >>> fisher_observed(torch.tensor([3.0]), samples=10)
+        tensor([90.])
+    """
+    return samples * g.square()
+
+
+def fisher_sampled(score: Tensor, samples: int) -> Tensor:
+    """An unbiased estimate of the Fisher diagonal from labels the model drew itself: score^2 / samples.
+
+    score is the gradient of the log-likelihood summed over the batch. Drawn labels make the per-sample
+    gradients independent with mean zero, so the cross terms of the square vanish in expectation:
+    E[(sum_i s_i)^2] = sum_i E[s_i^2], and no per-sample gradient is needed.
+
+    Example:
+        >>> fisher_sampled(torch.tensor([6.0]), samples=4)
+        tensor([9.])
+    """
+    return score.square() / samples
+
+
+@dataclass(frozen=True)
+class EWC(Importance):
+    """Elastic weight consolidation: current <- decay * current + (1 - decay) * g^2.
+
+    Args:
+        decay: the weight of the past in the running average; None takes the mean over the task.
+        labels: "observed" squares the batch-mean gradient the optimizer gets; "sampled" draws labels from the
+            model's own prediction (softmax over the outputs' last dimension; each position of a sequence is a
+            sample) and costs one extra backward pass.
+        per_sample: multiply observed squares by the batch size, so that the scale does not depend on it.
+            Sampled labels always have that scale.
+        batch_size: samples per iteration, where the model's outputs do not show it.
+        seed: for the drawn labels.
+
+    Example:
+        >>> import mooring
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> moor = mooring.attach(model, optimizer, importance=EWC(decay=None), pull=mooring.Penalty(10.0))
+        >>> model(torch.ones(4, 2)).mean().backward()
+        >>> optimizer.step()
+        >>> moor.current["weight"]
+        tensor([[1., 1.]])
+    """
+
+    decay: float | None = 0.2
+    labels: Literal["observed", "sampled"] = "observed"
+    per_sample: bool = False
+    batch_size: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their range."""
+        check_decay(self.decay)
+        if self.labels not in ("observed", "sampled"):
+            raise unknown("labels", self.labels, ["observed", "sampled"])
+        if self.batch_size is not None and self.batch_size < 1:
+            raise MooringError(f"batch_size={self.batch_size} is not allowed: give a whole number from 1")
+
+    @property
+    def watches(self) -> Literal["nothing", "samples", "outputs"]:
+        """Outputs with sampled labels; else the batch size where it is needed and not given."""
+        if self.labels == "sampled":
+            return "outputs"
+        return "samples" if self.per_sample and self.batch_size is None else "nothing"
+
+    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+        """current <- average(current, the squared gradient)."""
+        samples = self.batch_size or it.samples
+        if self.labels == "sampled":
+            assert it.probe is not None
+            score = fisher_sampled(it.probe, samples)
+        else:
+            score = fisher_observed(it.g, samples if self.per_sample else 1)
+        return {"current": average(state["current"], score, self.decay, it.count)}
+
+    def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """log p(y | x) summed over the batch, y drawn from the model's own prediction."""
+        if outputs.ndim not in (2, 3):
+            raise MooringError(
+                f"EWC(labels='sampled') cannot draw labels from outputs of shape {tuple(outputs.shape)}: pass "
+                "outputs=, a function that gives (samples, classes) or (samples, positions, classes)"
+            )
+        rows = outputs.reshape(-1, outputs.shape[-1]).log_softmax(-1)
+        drawn = torch.multinomial(rows.detach().exp(), 1, generator=generator)
+        return rows.gather(1, drawn).sum()

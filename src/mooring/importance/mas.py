@@ -1,0 +1,66 @@
+"""MAS: how sensitive the squared norm of the outputs is to each parameter; needs no labels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mooring.importance.averaging import average, check_decay
+from mooring.importance.base import Importance, Iteration, State
+
+__all__ = ["MAS", "sensitivity"]
+
+
+def sensitivity(probe: Tensor) -> Tensor:
+    """The score of one batch: |gradient of sum_x ||f(x)||^2|, the absolute value taken after the sum.
+
+    Example:
+        >>> sensitivity(torch.tensor([-2.0, 3.0]))
+        tensor([2., 3.])
+    """
+    return probe.abs()
+
+
+@dataclass(frozen=True)
+class MAS(Importance):
+    """Memory aware synapses: current <- decay * current + (1 - decay) * |grad of sum ||f(x)||^2|.
+
+    A forward hook sees the outputs f(x); one extra backward pass takes the gradient, beside the loss's own
+    and without touching it.
+
+    Args:
+        decay: the weight of the past in the running average; None takes the mean over the task.
+
+    Example:
+        >>> import mooring
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> moor = mooring.attach(model, optimizer, importance=MAS(decay=None))
+        >>> _ = torch.nn.init.constant_(model.weight, 3.0)
+        >>> model(torch.tensor([[1.0], [2.0]])).sum().backward()
+        >>> optimizer.step()
+        >>> moor.current["weight"]  # 2 * w * sum x^2
+        tensor([[30.]])
+    """
+
+    decay: float | None = 0.2
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their range."""
+        check_decay(self.decay)
+
+    @property
+    def watches(self) -> Literal["outputs"]:
+        """The outputs, whose squared norm is differentiated."""
+        return "outputs"
+
+    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+        """current <- average(current, |probe|)."""
+        assert it.probe is not None
+        return {"current": average(state["current"], sensitivity(it.probe), self.decay, it.count)}
+
+    def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """sum over the batch of ||f(x)||^2."""
+        return outputs.square().sum()

@@ -1,0 +1,68 @@
+"""RWalk: the Fisher diagonal plus the path's contribution measured in the Fisher's own distance."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mooring.errors import MooringError
+from mooring.importance.averaging import average, check_decay
+from mooring.importance.base import Importance, Iteration, State
+from mooring.importance.ewc import fisher_observed
+from mooring.importance.si import path_integral
+
+__all__ = ["RWalk", "walk_score"]
+
+
+def walk_score(fisher: Tensor, path: Tensor, d: Tensor, damping: float) -> Tensor:
+    """fisher + relu(path) / (fisher * d^2 / 2 + damping).
+
+    Example:
+        >>> one = torch.tensor([1.0])
+        >>> walk_score(fisher=2 * one, path=3 * one, d=one, damping=0.5)
+        tensor([4.])
+    """
+    return fisher + path.relu() / (fisher * d.square() / 2 + damping)
+
+
+@dataclass(frozen=True)
+class RWalk(Importance):
+    """Riemannian walk: current = F + relu(path) / (F * d^2 / 2 + damping), F as in EWC, path as in SI.
+
+    Args:
+        decay: the weight of the past in F's running average; None takes the mean over the task.
+        damping: keeps the score finite where the walk was short.
+
+    Example:
+        >>> import mooring
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> moor = mooring.attach(model, optimizer, importance=RWalk(decay=None, damping=0.005))
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> moor.current["weight"].round()  # 1 + 0.1 / (0.1^2 / 2 + 0.005)
+        tensor([[11., 11.]])
+    """
+
+    decay: float | None = 0.2
+    damping: float = 1e-3
+
+    needs_step: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their range."""
+        check_decay(self.decay)
+        if not self.damping > 0:
+            raise MooringError(f"damping={self.damping} is not allowed: give a number above 0")
+
+    def start(self, like: Tensor, *, name: str, task: int) -> State:
+        """current, F and path at zero."""
+        return {slot: torch.zeros_like(like) for slot in ("current", "fisher", "path")}
+
+    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+        """F and path, then current = walk_score."""
+        fisher = average(state["fisher"], fisher_observed(it.g), self.decay, it.count)
+        path = path_integral(state["path"], it.g, it.step)
+        return {"fisher": fisher, "path": path, "current": walk_score(fisher, path, it.d, self.damping)}

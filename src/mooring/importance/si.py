@@ -1,0 +1,105 @@
+"""SI: what each parameter contributed to the fall of the loss, along the path training took."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mooring.errors import MooringError, unknown
+from mooring.importance.base import Importance, Iteration, State
+from mooring.importance.random import uniform_draw
+
+__all__ = ["SI", "path_integral", "path_score", "signed_score"]
+
+
+def path_integral(path: Tensor, g: Tensor, step: Tensor) -> Tensor:
+    """path <- path - g * step: the loss a step saved, to first order, parameter by parameter.
+
+    Example:
+        >>> path_integral(torch.tensor([0.0]), g=torch.tensor([2.0]), step=torch.tensor([-0.5]))
+        tensor([1.])
+    """
+    return torch.addcmul(path, g, step, value=-1)
+
+
+def path_score(path: Tensor, d: Tensor, damping: float) -> Tensor:
+    """path / (d^2 + damping), with the sign of the path.
+
+    Example:
+        >>> path_score(torch.tensor([1.0]), d=torch.tensor([1.0]), damping=1.0)
+        tensor([0.5000])
+    """
+    return path / (d.square() + damping)
+
+
+def signed_score(score: Tensor, sign: str | float, keeps_sign: Tensor | None = None) -> Tensor:
+    """What becomes of negative scores: "rectified" to 0, "absolute", "signed" as they are.
+
+    With a fraction, absolute except where `keeps_sign` is true.
+
+    Example:
+        >>> signed_score(torch.tensor([-1.0, 2.0]), "rectified")
+        tensor([0., 2.])
+    """
+    if sign == "rectified":
+        return score.relu()
+    if sign == "absolute":
+        return score.abs()
+    if sign == "signed":
+        return score
+    assert keeps_sign is not None
+    return torch.where(keeps_sign, score, score.abs())
+
+
+@dataclass(frozen=True)
+class SI(Importance):
+    """Synaptic intelligence: path <- path - g * step; current = relu(path) / (d^2 + damping).
+
+    Args:
+        damping: keeps the score finite where a parameter hardly moved.
+        sign: "rectified" (what the original code does), "absolute", "signed" (what the original paper says), or
+            a fraction such as 0.001: absolute, but that share of the parameters, picked at random, keeps
+            its sign. Negative scores make a penalty extrapolate; see `mooring.stability`.
+        seed: for the parameters that keep their sign.
+
+    Example:
+        >>> import mooring
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> moor = mooring.attach(model, optimizer, importance=SI())
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> moor.current["weight"]  # 0.1 / (0.1^2 + 0.001)
+        tensor([[9.0909, 9.0909]])
+    """
+
+    damping: float = 1e-3
+    sign: Literal["rectified", "absolute", "signed"] | float = "rectified"
+    seed: int = 0
+
+    needs_step: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their range."""
+        if not self.damping > 0:
+            raise MooringError(f"damping={self.damping} is not allowed: give a number above 0")
+        if isinstance(self.sign, str):
+            if self.sign not in ("rectified", "absolute", "signed"):
+                raise unknown("sign", self.sign, ["rectified", "absolute", "signed", "a fraction"])
+        elif not 0 <= self.sign <= 1:
+            raise MooringError(f"sign={self.sign} is not allowed: a fraction lies between 0 and 1")
+
+    def start(self, like: Tensor, *, name: str, task: int) -> State:
+        """current and path at zero, and which parameters keep their sign where a fraction does."""
+        state = {"current": torch.zeros_like(like), "path": torch.zeros_like(like)}
+        if not isinstance(self.sign, str):
+            state["keeps_sign"] = uniform_draw(like, self.seed, name, task) < self.sign
+        return state
+
+    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+        """path <- path - g * step; current = the signed path_score."""
+        path = path_integral(state["path"], it.g, it.step)
+        score = path_score(path, it.d, self.damping)
+        return {"path": path, "current": signed_score(score, self.sign, state.get("keeps_sign"))}

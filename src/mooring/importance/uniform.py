@@ -1,0 +1,29 @@
+"""Uniform: every parameter matters the same (the paper's Vanilla)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from mooring.importance.base import Importance, State
+
+__all__ = ["Uniform"]
+
+
+@dataclass(frozen=True)
+class Uniform(Importance):
+    """current = 1 everywhere; not merged. With a penalty this is L2 regularization towards the anchor.
+
+    Costs no memory beyond the anchor: the score is one number per parameter tensor.
+
+    Example:
+        >>> import torch
+        >>> Uniform().start(torch.empty(2, 3), name="weight", task=0)
+        {'current': tensor(1.)}
+    """
+
+    merges: ClassVar[bool] = False
+
+    def start(self, like: Tensor, *, name: str, task: int) -> State:
+        """current = 1, which broadcasts."""
+        return {"current": like.new_ones(())}

@@ -1,0 +1,60 @@
+"""How the importance of a finished task joins that of the tasks before it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mooring.errors import unknown
+
+__all__ = ["MERGES", "Merge", "average", "maximum", "resolve", "total"]
+
+Merge = Callable[[Tensor, Tensor], Tensor]
+"""A rule (previous, current) -> previous, elementwise."""
+
+
+def average(previous: Tensor, current: Tensor) -> Tensor:
+    """previous <- (previous + current) / 2, the paper's; the first task counts half as well.
+
+    Example:
+        >>> average(torch.tensor([0.0, 4.0]), torch.tensor([2.0, 2.0]))
+        tensor([1., 3.])
+    """
+    return (previous + current) / 2
+
+
+def total(previous: Tensor, current: Tensor) -> Tensor:
+    """previous <- previous + current: every task counts the same, and importance only grows.
+
+    Example:
+        >>> total(torch.tensor([1.0]), torch.tensor([2.0]))
+        tensor([3.])
+    """
+    return previous + current
+
+
+def maximum(previous: Tensor, current: Tensor) -> Tensor:
+    """previous <- max(previous, current): a parameter is as important as any task found it.
+
+    Example:
+        >>> maximum(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0]))
+        tensor([2., 5.])
+    """
+    return torch.maximum(previous, current)
+
+
+MERGES: dict[str, Merge] = {"average": average, "sum": total, "max": maximum}
+
+
+def resolve(merge: str | Merge) -> Merge:
+    """The merge of that name, or the function given.
+
+    Example:
+        >>> resolve("max") is maximum
+        True
+    """
+    if callable(merge):
+        return merge
+    if merge not in MERGES:
+        raise unknown("merge", merge, MERGES)
+    return MERGES[merge]

@@ -1,0 +1,239 @@
+"""Mooring: what a user holds after `mooring.attach`. The training step itself is in `step.py`."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mooring import stability
+from mooring.checkpoint import pack, unpack_header, unpack_parameter
+from mooring.diagnosis import Diagnosis, diagnose
+from mooring.drift import parameter_drift
+from mooring.errors import MooringError
+from mooring.importance import Importance, State
+from mooring.ledger import Ledger
+from mooring.merges import Merge
+from mooring.pulls import Pull
+from mooring.pulls.penalty import energy
+from mooring.selection import layer_of, norm_buffers
+from mooring.step import TrainingStep
+from mooring.tiles import tiles
+from mooring.watch import Watch
+
+__all__ = ["Mooring"]
+
+
+class Mooring:
+    """A model moored to what it knows; made by `mooring.attach`, which documents the options.
+
+    Each `optimizer.step()` runs, in this order: the task's gradient is checked; a penalty adds its force; the
+    optimizer steps; the importance is updated; the pull acts. Parameters without a gradient are left alone.
+    `consolidate()` ends a task: anchor <- parameter, previous <- merge(previous, current).
+
+    Example:
+        >>> import mooring
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with mooring.attach(model, optimizer) as moor:
+        ...     model(torch.ones(1, 2)).sum().backward()
+        ...     optimizer.step()
+        ...     moor.consolidate()
+        >>> moor.previous["weight"]  # half of 0.8 * g^2
+        tensor([[0.4000, 0.4000]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        importance: Importance,
+        pull: Pull,
+        exclude: tuple[str | nn.Module, ...],
+        buffers: Literal["follow", "keep", "interpolate"],
+        merge: Merge,
+        outputs: Callable[[Any], Tensor] | None,
+        state_dtype: torch.dtype | None,
+        check_finite: bool,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.importance = importance
+        self.pull = pull
+        self._ledger = Ledger(model, optimizer, importance, merge, exclude, state_dtype)
+        self._watch: Watch | None = None
+        if importance.watches != "nothing":
+            self._watch = Watch(model, importance, self._ledger.trained, outputs)
+        self._step = TrainingStep(self._ledger, pull, self._watch, buffers, check_finite)
+        self._handles = [
+            optimizer.register_step_pre_hook(self._step.before),
+            optimizer.register_step_post_hook(self._step.after),
+        ]
+
+    @torch.no_grad()
+    def consolidate(self) -> None:
+        """End a task: what was learned is now part of what is kept.
+
+        anchor <- parameter; previous <- merge(previous, current), `current` as it was last computed; then
+        `current` starts anew. Parameters that had no gradient during the task keep their importance.
+        """
+        self._refuse_interrupted()
+        self._ledger.consolidate()
+        self._step.anchor_buffers()
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks were consolidated."""
+        return self._ledger.tasks
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken since the last consolidation."""
+        return self._ledger.steps
+
+    @property
+    def anchor(self) -> State:
+        """The anchor of each moored parameter, by name."""
+        return {m.name: m.anchor for m in self._ledger.records.values()}
+
+    @property
+    def previous(self) -> State:
+        """The importance over past tasks of each moored parameter, by name; 0 before the first consolidation."""
+        return {m.name: m.full(m.previous) for m in self._ledger.records.values()}
+
+    @property
+    def current(self) -> State:
+        """The importance on this task of each moored parameter, by name, as last computed."""
+        records, factors = self._ledger.records.values(), self._ledger.factors()
+        scores = {m.name: m.full(m.state["current"]) for m in records}
+        return {name: s * factors[layer_of(name)] for name, s in scores.items()} if factors else scores
+
+    @torch.no_grad()
+    def pull_energy(self) -> float:
+        """sum of previous * d^2 / 2 over all moored parameters: how far the lines are stretched, for logging."""
+        total = 0.0
+        for m in self._ledger.records.values():
+            if m.previous is not None:
+                for theta, anchor, previous in tiles([m.parameter, m.anchor, m.previous]):
+                    total += float(energy(previous, theta.to(anchor.dtype) - anchor).sum(dtype=torch.float64))
+        return total
+
+    def drift(self) -> dict[str, float]:
+        """How far each layer has moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
+        return parameter_drift((m.name, m.parameter, m.anchor) for m in self._ledger.records.values())
+
+    @torch.no_grad()
+    def diagnose(self, strength: float | None = None) -> Diagnosis:
+        """Where p = lr * strength * importance leaves (0, 1), layer by layer, and what to do about it.
+
+        Args:
+            strength: by default that of the pull in use.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, pull=mooring.Penalty(strength=1000.0))
+            >>> model(torch.ones(1, 2)).sum().backward()
+            >>> optimizer.step()
+            >>> moor.consolidate()
+            >>> moor.diagnose().total.diverge
+            3
+        """
+        moored = {p: (m.name, m.full(m.previous)) for p, m in self._ledger.records.items()}
+        clamp = bool(getattr(self.pull, "clamp", False))
+        return diagnose(self.optimizer, moored, self._strength(strength), clamp=clamp, importance=self.importance.name)
+
+    @torch.no_grad()
+    def effective_learning_rate(self, i: int, strength: float | None = None) -> State:
+        """The rate at which a gradient of i iterations ago still counts: lr * (1 - lr * strength * previous)^i.
+
+        Equation 4 of the paper: after n iterations of gradient descent under a penalty,
+        theta = anchor - sum_j effective_learning_rate(n - 1 - j) * g_j.
+        """
+        strength = self._strength(strength)
+        rates = stability.learning_rates(self.optimizer)
+        return {
+            m.name: stability.effective_learning_rate(rates[p], strength, m.full(m.previous), i)
+            for p, m in self._ledger.records.items()
+            if p in rates
+        }
+
+    def state_dict(self) -> State:
+        """Everything that training goes on from, as a flat dictionary of tensors (references, not copies).
+
+        It goes through `torch.save` and safetensors alike. Save it beside the model's and the optimizer's own.
+        """
+        self._refuse_interrupted()
+        header = {
+            "importance": self.importance.name,
+            "tasks": self.tasks,
+            "steps": self.steps,
+            "forwards": self._watch.forwards if self._watch else 0,
+            "moored": sorted(self._ledger.names.values()),
+        }
+        return pack(self._ledger.records.values(), self._step.buffer_anchors, header)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
+        header = unpack_header(state)
+        if header["importance"] != self.importance.name:
+            raise MooringError(
+                f"the state was made by importance {header['importance']}, this Mooring has {self.importance.name}"
+            )
+        self._ledger.refresh()
+        by_name = {name: p for p, name in self._ledger.names.items()}
+        only_state, only_model = set(header["moored"]) - set(by_name), set(by_name) - set(header["moored"])
+        if only_state or only_model:
+            raise MooringError(
+                f"the state does not fit: only in the state {sorted(only_state)}, only in the model "
+                f"{sorted(only_model)}; build the model, its heads and exclude= as they were when it was saved"
+            )
+        records = {}
+        for name, count in header["counts"].items():
+            p = by_name[name]
+            records[p] = unpack_parameter(state, self._ledger.fresh(p, header["tasks"]), count)
+        known = norm_buffers(self.model, self._ledger.names)
+        buffers = {key.removeprefix("buffer."): t for key, t in state.items() if key.startswith("buffer.")}
+        for name, tensor in buffers.items():
+            if name not in known or tensor.shape != known[name].shape:
+                raise MooringError(f"the state does not fit: the model has no buffer {name!r} of that shape")
+        self._ledger.records = records
+        self._ledger.tasks, self._ledger.steps = header["tasks"], header["steps"]
+        self._step.buffer_anchors = {name: t.to(known[name], copy=True) for name, t in buffers.items()}
+        if self._watch:
+            self._watch.forwards = header["forwards"]
+
+    def detach(self) -> None:
+        """Remove every hook. The model and optimizer are as if never moored; the state stays readable."""
+        for handle in self._handles:
+            handle.remove()
+        if self._watch:
+            self._watch.remove()
+
+    def __enter__(self) -> "Mooring":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        moored = len(self._ledger.trained())
+        return f"Mooring({self.importance!r}, {self.pull!r}, parameters={moored}, tasks={self.tasks})"
+
+    def _strength(self, strength: float | None) -> float:
+        given = getattr(self.pull, "strength", None) if strength is None else strength
+        if given is None:
+            raise MooringError(f"{type(self.pull).__name__} has no strength: give one, as in diagnose(strength=100.0)")
+        if not self.tasks:
+            raise MooringError("no task was consolidated yet: call consolidate() at the end of one, then diagnose()")
+        return float(given)
+
+    def _refuse_interrupted(self) -> None:
+        if self._step.interrupted:
+            raise MooringError("an optimizer step was interrupted half-way: take one whole step first")

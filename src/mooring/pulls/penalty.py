@@ -1,0 +1,72 @@
+"""Penalty: the quadratic regularizer itself, as a force on the gradient."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mooring.pulls.base import GradientPull, check_strength
+from mooring.runs import Number, per_run
+
+__all__ = ["Penalty", "energy", "penalty_force"]
+
+
+def energy(previous: Tensor, d: Tensor) -> Tensor:
+    """previous * d^2 / 2: the penalty at strength 1, elementwise.
+
+    Example:
+        >>> energy(torch.tensor([4.0]), torch.tensor([3.0]))
+        tensor([18.])
+    """
+    return previous * d.square() / 2
+
+
+def penalty_force(previous: Tensor, d: Tensor, strength: Number, lr: Number, clamp: bool = False) -> Tensor:
+    """The penalty's gradient: strength * previous * d, with previous <= 1 / (lr * strength) where clamped.
+
+    Args:
+        previous: the importance over past tasks, (...) or (runs, ...).
+        d: theta - anchor, of the same shape.
+        strength: the factor of the penalty; one number, or one per run.
+        lr: the learning rate that the cap depends on; one number, or one per run.
+        clamp: whether to cap.
+
+    Example:
+        >>> p, d = torch.tensor([1.0, 50.0]), torch.tensor([2.0, 2.0])
+        >>> penalty_force(p, d, strength=10.0, lr=0.01)
+        tensor([  20., 1000.])
+        >>> penalty_force(p, d, strength=10.0, lr=0.01, clamp=True)
+        tensor([ 20., 200.])
+    """
+    strength, lr = per_run(strength, d), per_run(lr, d)
+    if clamp:
+        cap = torch.as_tensor(lr * strength, dtype=d.dtype, device=d.device).reciprocal()
+        previous = torch.minimum(previous, cap)
+    return strength * previous * d
+
+
+@dataclass(frozen=True)
+class Penalty(GradientPull):
+    """g <- g + strength * previous * d: the gradient of strength/2 * sum(previous * d^2), added analytically.
+
+    It interpolates only while lr * strength * previous stays below 1; `Mooring.diagnose` tells.
+
+    Args:
+        strength: the factor of the penalty; one number, or one per run.
+        clamp: cap importance at 1 / (lr * strength), where the penalty would begin to extrapolate.
+
+    Example:
+        >>> Penalty(strength=100.0).force(torch.tensor([0.5]), torch.tensor([0.1]), lr=0.01)
+        tensor([5.])
+    """
+
+    strength: Number
+    clamp: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their range."""
+        check_strength(self.strength)
+
+    def force(self, previous: Tensor, d: Tensor, lr: Number) -> Tensor:
+        """`penalty_force` at this strength."""
+        return penalty_force(previous, d, self.strength, lr, self.clamp)

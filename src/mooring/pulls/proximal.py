@@ -1,0 +1,54 @@
+"""Proximal: the penalty as a step of its own, which cannot extrapolate at any strength."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mooring.pulls.base import ParameterPull, check_strength
+from mooring.runs import Number, per_run
+
+__all__ = ["Proximal", "proximal_rate"]
+
+
+def proximal_rate(previous: Tensor, strength: Number, lr: Number) -> Tensor:
+    """R = p / (1 + p) with p = lr * strength * previous: where the penalty's minimum over one step lies.
+
+    theta + R * (anchor - theta) minimises |theta' - theta|^2 / 2 + p * (theta' - anchor)^2 / 2.
+    Negative scores count as 0, infinite ones as the largest finite number.
+
+    Args:
+        previous: the importance over past tasks, (...) or (runs, ...).
+        strength: the factor of the penalty; one number, or one per run.
+        lr: the learning rate; one number, or one per run.
+
+    Example:
+        >>> proximal_rate(torch.tensor([0.0, 1.0, 1e9]), strength=100.0, lr=0.01)
+        tensor([0.0000, 0.5000, 1.0000])
+    """
+    largest = torch.finfo(previous.dtype).max
+    p = per_run(lr, previous) * per_run(strength, previous) * previous.clamp(0, largest)
+    return (p / (1 + p)).nan_to_num(nan=1.0)  # p itself may overflow
+
+
+@dataclass(frozen=True)
+class Proximal(ParameterPull):
+    """theta <- theta + R * (anchor - theta), R = lr * strength * previous / (1 + lr * strength * previous).
+
+    Args:
+        strength: the factor of the penalty; one number, or one per run.
+
+    Example:
+        >>> Proximal(strength=100.0).rate(torch.tensor([1.0]), torch.tensor([1.0]), lr=0.01)
+        tensor([0.5000])
+    """
+
+    strength: Number
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their range."""
+        check_strength(self.strength)
+
+    def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:
+        """`proximal_rate` at this strength; importance on the current task plays no part."""
+        return proximal_rate(previous, self.strength, lr)

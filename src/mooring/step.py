@@ -1,0 +1,212 @@
+"""One training step of a moored model, from top to bottom: Algorithm 1 of the paper in an optimizer's hooks."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mooring.checkpoint import Moored
+from mooring.errors import MooringError, NonFiniteError
+from mooring.finite import check_finite
+from mooring.importance import Iteration, State
+from mooring.ledger import Ledger
+from mooring.pulls import GradientPull, ParameterPull, Pull
+from mooring.runs import Number
+from mooring.selection import layer_of, norm_buffers
+from mooring.tiles import tiles
+from mooring.watch import Seen, Watch
+
+__all__ = ["TrainingStep"]
+
+Due = list[tuple[Moored, Number, Tensor]]
+"""The parameters of a step that have a gradient: their record, learning rate and the task's own gradient."""
+
+
+class TrainingStep:
+    """What happens around `optimizer.step()`.
+
+    Args:
+        ledger: the records of the moored parameters.
+        pull: draws them back.
+        watch: sees the model's outputs, where the importance needs them.
+        buffers: what becomes of normalisation statistics: "follow", "keep" or "interpolate".
+        check: whether to stop at gradients that are not finite.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        pull: Pull,
+        watch: Watch | None,
+        buffers: Literal["follow", "keep", "interpolate"],
+        check: bool,
+    ) -> None:
+        self.ledger = ledger
+        self.importance = ledger.importance
+        self.pull = pull
+        self.watch = watch
+        self.buffers = buffers
+        self.check = check
+        self.buffer_anchors: State = {}
+        self._due: Due = []
+        self._seen = Seen()
+        self._laden: list[tuple[Tensor, Tensor]] = []
+        self._before: dict[Tensor, Tensor] = {}
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the optimizer stopped half-way, so that what is kept is not consistent."""
+        return bool(self._before)
+
+    # Before the optimizer's step
+
+    def before(
+        self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """The optimizer's pre-hook. With a closure, the gradient is there only after the closure ran."""
+        self._due = []
+        self._unload()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._prepare(optimizer)
+            return None
+        evaluated = False
+
+        def once() -> Any:
+            nonlocal evaluated
+            if evaluated:
+                raise MooringError("the optimizer evaluates its closure several times in a step and cannot be moored")
+            evaluated = True
+            loss = closure()
+            if self.check and isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
+                raise NonFiniteError(
+                    f"the loss is {float(loss)}; nothing was changed: lower the learning rate or the strength"
+                )
+            self._prepare(optimizer)
+            return loss
+
+        return (args[0], once, *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
+
+    @torch.no_grad()
+    def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        """Collect the task's gradients, check them, put a penalty on top, and remember where parameters are."""
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and bool(found_inf):
+            return  # a fused kernel is about to skip this step
+        scale = getattr(optimizer, "grad_scale", None)  # and divides by this otherwise
+        due: Due = []
+        for group in optimizer.param_groups:
+            lr = group.get("lr", 1.0)  # an optimizer without one moves by the gradient itself
+            for p in group["params"]:
+                if p.grad is not None and (m := self.ledger.adopt(p)):
+                    due.append((m, lr, p.grad if scale is None else p.grad.to(m.anchor.dtype) / scale))
+        if not due:
+            return
+        seen = self.watch.take() if self.watch else Seen()
+        if self.check:
+            check_finite("gradient", [(m.name, g) for m, _, g in due])
+            check_finite(
+                "importance gradient",
+                [(m.name, t) for m, _, _ in due if (t := seen.of(m.parameter)) is not None],
+            )
+        if isinstance(self.pull, GradientPull):
+            self._put_force(self.pull, due, scale)
+        if self.importance.needs_step:
+            self._before = {m.parameter: self._copy(m) for m, _, _ in due}
+        self._due, self._seen = due, seen
+
+    def _put_force(self, pull: GradientPull, due: Due, scale: Tensor | None) -> None:
+        """g <- g + force, in a gradient of its own; the task's is put back after the step."""
+        laden = []
+        for m, lr, g in due:
+            if m.previous is None or m.parameter.grad is None:
+                continue
+            sum_ = torch.empty_like(m.parameter.grad)
+            for theta, anchor, previous, g_piece, piece in tiles([m.parameter, m.anchor, m.previous, g, sum_]):
+                total = g_piece + pull.force(previous, theta.to(anchor.dtype) - anchor, lr)
+                piece.copy_(total if scale is None else total * scale)
+            laden.append((m, sum_))
+        if self.check:
+            check_finite("penalized gradient", [(m.name, sum_) for m, sum_ in laden])
+        for m, sum_ in laden:
+            assert m.parameter.grad is not None
+            self._laden.append((m.parameter, m.parameter.grad))
+            m.parameter.grad = sum_
+
+    def _copy(self, m: Moored) -> Tensor:
+        """The parameter before the step, kept in the memory of `current`, which is computed anew after it."""
+        current = m.state["current"]
+        if torch.promote_types(current.dtype, m.parameter.dtype) != current.dtype:
+            return m.parameter.detach().clone()
+        return current.copy_(m.parameter)
+
+    # After the optimizer's step
+
+    @torch.no_grad()
+    def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
+        """The optimizer's post-hook: update the importance, then pull."""
+        self._unload()
+        if not self._due:
+            return
+        for m, _, g in self._due:
+            self._update_importance(m, g)
+        self._before = {}
+        self.ledger.steps += 1
+        if isinstance(self.pull, ParameterPull) and self.ledger.steps % self.pull.every == 0:
+            factors = self.ledger.factors()
+            for m, lr, _ in self._due:
+                self._pull_back(self.pull, m, lr, factors.get(layer_of(m.name)))
+        self._hold_buffers()
+        self._due, self._seen = [], Seen()
+
+    def _unload(self) -> None:
+        """Give the parameters their task's gradient back."""
+        for parameter, gradient in self._laden:
+            parameter.grad = gradient
+        self._laden = []
+
+    def _update_importance(self, m: Moored, g: Tensor) -> None:
+        before, probe = self._before.get(m.parameter), self._seen.of(m.parameter)
+        if probe is None and self.importance.watches == "outputs":
+            return  # the outputs do not depend on it
+        m.count += 1
+        dtype = m.anchor.dtype
+        named = {f"state {slot}": tensor for slot, tensor in m.state.items()}
+        named |= {key: t for key, t in (("before", before), ("probe", probe)) if t is not None}
+        for theta, anchor, g_piece, *pieces in tiles([m.parameter, m.anchor, g, *named.values()]):
+            piece = dict(zip(named, pieces, strict=True))
+            it = Iteration(
+                g=g_piece.to(dtype),
+                theta=theta.to(dtype),
+                anchor=anchor,
+                before=piece["before"].to(dtype) if before is not None else None,
+                probe=piece["probe"].to(dtype) if probe is not None else None,
+                samples=self._seen.samples,
+                count=m.count,
+            )
+            state = {slot: piece[f"state {slot}"] for slot in m.state if m.state[slot] is not before}
+            for slot, value in self.importance.update(state, it).items():
+                piece[f"state {slot}"].copy_(value)
+
+    def _pull_back(self, pull: ParameterPull, m: Moored, lr: Number, factor: Tensor | None) -> None:
+        """theta <- theta + rate * (anchor - theta), as a lerp, which never leaves the interval."""
+        if m.previous is None:
+            return
+        for theta, anchor, previous, current in tiles([m.parameter, m.anchor, m.previous, m.state["current"]]):
+            rate = pull.rate(previous, current if factor is None else current * factor, lr)
+            theta.copy_(torch.lerp(theta.to(anchor.dtype), anchor, rate.to(anchor.dtype)))
+
+    # Normalisation statistics
+
+    def anchor_buffers(self) -> None:
+        """A task ends: remember the statistics as they are, where they are to be held."""
+        if self.buffers != "follow":
+            self.buffer_anchors = {n: b.clone() for n, b in norm_buffers(self.ledger.model, self.ledger.names).items()}
+
+    def _hold_buffers(self) -> None:
+        """Keep the statistics, or bring them half-way back (R at equal importance)."""
+        if self.buffer_anchors:
+            weight = 1.0 if self.buffers == "keep" else 0.5
+            for name, buffer in norm_buffers(self.ledger.model, self.ledger.names).items():
+                if name in self.buffer_anchors:
+                    buffer.lerp_(self.buffer_anchors[name], weight)

@@ -1,0 +1,178 @@
+"""Sees the outputs of a model's forward pass, counts samples and takes one extra gradient of them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mooring.errors import MooringError
+from mooring.importance import Importance
+
+__all__ = ["Seen", "Watch", "count_samples", "find_outputs"]
+
+_HOW = "pass outputs=, a function from what the model returns to the tensor of its outputs"
+
+
+@dataclasses.dataclass
+class Seen:
+    """What the forward passes since the last step showed: samples, and the probe's gradient by parameter."""
+
+    samples: int = 0
+    gradients: dict[Tensor, Tensor] = dataclasses.field(default_factory=dict)
+
+    def of(self, parameter: Tensor) -> Tensor | None:
+        """The probe's gradient of a parameter, where the outputs depend on it."""
+        return self.gradients.get(parameter)
+
+    def add(self, other: "Seen") -> None:
+        """Join another forward pass to this one: both are sums over samples."""
+        self.samples += other.samples
+        for parameter, gradient in other.gradients.items():
+            known = self.gradients.get(parameter)
+            self.gradients[parameter] = gradient if known is None else known.add_(gradient)
+
+
+def find_outputs(returned: Any) -> Tensor:
+    """The tensor of outputs in what a model returned, its first dimension the samples.
+
+    A tensor is itself; a tuple or list gives its first tensor that is not a scalar; a mapping or dataclass gives
+    its `logits`.
+
+    Example:
+        >>> find_outputs({"loss": torch.tensor(1.0), "logits": torch.zeros(4, 10)}).shape
+        torch.Size([4, 10])
+    """
+    found = returned
+    if isinstance(returned, Mapping):
+        found = returned.get("logits")
+    elif dataclasses.is_dataclass(returned):
+        found = getattr(returned, "logits", None)
+    elif isinstance(returned, tuple | list):
+        found = next((t for t in returned if isinstance(t, Tensor) and t.ndim > 0), None)
+    if isinstance(found, Tensor) and found.ndim > 0 and found.is_floating_point():
+        return found
+    raise MooringError(f"cannot find the outputs in the {type(returned).__name__} that the model returned; {_HOW}")
+
+
+def count_samples(outputs: Tensor) -> int:
+    """How many predictions the outputs hold: (B, C) has B, a batch of sequences (B, T, C) has B * T.
+
+    Example:
+        >>> count_samples(torch.zeros(4, 10)), count_samples(torch.zeros(4, 7, 10))
+        (4, 28)
+    """
+    return outputs.shape[0] * outputs.shape[1] if outputs.ndim == 3 else outputs.shape[0]
+
+
+class Watch:
+    """A forward hook on the model.
+
+    A forward pass counts once a backward pass has gone through it, so an evaluation that forgot
+    `torch.no_grad()` leaves no trace. The extra gradient is taken with `torch.autograd.grad` on the graph that
+    the loss will use too: nothing of the model is touched and nothing is run again.
+
+    Args:
+        model: the model whose forward pass is watched.
+        importance: says what to watch, and has the `probe`.
+        parameters: gives the parameters whose gradient is wanted, at the time of a forward pass.
+        outputs: from what the model returns to the tensor of outputs; None looks for it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        importance: Importance,
+        parameters: Callable[[], list[Tensor]],
+        outputs: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        self.importance = importance
+        self.parameters = parameters
+        self.find = outputs or find_outputs
+        self.forwards = 0  # seeds the probe's random numbers, and is saved with the state
+        self.seen = Seen()
+        self._handle = model.register_forward_hook(self._hook)
+        if importance.watches == "outputs":
+            _keep_graph_when_compiled(model)
+
+    def take(self) -> Seen:
+        """What was seen since the last step; a new count begins."""
+        seen, self.seen = self.seen, Seen()
+        if seen.samples == 0:
+            raise MooringError(
+                f"{self.importance.name} saw no outputs since the last step: call the model itself, model(x), "
+                "with gradients enabled before optimizer.step()"
+            )
+        return seen
+
+    def remove(self) -> None:
+        """Stop watching."""
+        self._handle.remove()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _hook(self, module: nn.Module, args: Any, returned: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        outputs = self.find(returned)
+        if not isinstance(outputs, Tensor) or outputs.ndim == 0:
+            raise MooringError("outputs= must give a tensor whose first dimension is the samples")
+        if not outputs.requires_grad:
+            return
+        pending: list[Seen] = [self._look(outputs)]
+
+        def commit(gradient: Tensor) -> None:
+            if pending:
+                if self.seen.samples and self._gradients_were_cleared():
+                    self.seen = Seen()  # a step was skipped (GradScaler) and its gradients thrown away
+                self.seen.add(pending.pop())
+
+        for tensor in _tensors(returned) or [outputs]:
+            tensor.register_hook(commit)  # type: ignore[no-untyped-call]
+
+    def _look(self, outputs: Tensor) -> Seen:
+        samples = count_samples(outputs)
+        if self.importance.watches == "samples":
+            return Seen(samples)
+        self.forwards += 1
+        seed = getattr(self.importance, "seed", 0) * 1_000_003 + self.forwards
+        generator = torch.Generator(outputs.device).manual_seed(seed)
+        parameters = self.parameters()
+        wide = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+        try:
+            gradients = torch.autograd.grad(
+                self.importance.probe(wide, generator), parameters, retain_graph=True, allow_unused=True
+            )
+        except RuntimeError as error:
+            raise MooringError(
+                f"{self.importance.name} could not take its extra gradient ({str(error).splitlines()[0]}); "
+                "activation checkpointing needs use_reentrant=False"
+            ) from error
+        pairs = zip(parameters, gradients, strict=True)
+        return Seen(samples, {p: gradient for p, gradient in pairs if gradient is not None})
+
+    def _gradients_were_cleared(self) -> bool:
+        return not any(p.grad is not None and bool(p.grad.any()) for p in self.parameters())
+
+
+def _tensors(returned: Any) -> list[Tensor]:
+    """The differentiable tensors in what a model returned."""
+    if isinstance(returned, Tensor):
+        return [returned] if returned.requires_grad else []
+    if isinstance(returned, Mapping):
+        parts = list(returned.values())
+    elif dataclasses.is_dataclass(returned):
+        parts = [getattr(returned, field.name) for field in dataclasses.fields(returned)]
+    elif isinstance(returned, tuple | list):
+        parts = list(returned)
+    else:
+        return []
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _keep_graph_when_compiled(model: nn.Module) -> None:
+    """Let a compiled model's graph be differentiated twice, which its donated buffers would forbid."""
+    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
+        import torch._functorch.config as config
+
+        config.donated_buffer = False
