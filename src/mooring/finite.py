@@ -23,9 +23,12 @@ def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
         ...
         mooring.errors.NonFiniteError: the gradient of 'weight' is not finite (1 of 2 values); nothing was changed: ...
     """
-    if not named or bool(torch.nn.utils.get_total_norm([t for _, t in named], torch.inf).isfinite()):
+    sums = [t.sum(dtype=torch.promote_types(t.dtype, torch.float32)) for _, t in named]
+    if not sums or bool(torch.stack([s.to(sums[0]) for s in sums]).isfinite().all()):
         return
     bad = {name: (int((~t.isfinite()).sum()), t.numel()) for name, t in named}
+    if not any(count for count, _ in bad.values()):
+        return  # only the sum overflowed
     worst = max(bad, key=lambda name: bad[name][0] / max(1, bad[name][1]))
     others = sum(count > 0 for count, _ in bad.values()) - 1
     more = f", and of {others} more" if others else ""

@@ -95,7 +95,7 @@ class Ledger:
 
     def factors(self) -> State:
         """A factor for the scores of each layer, where the importance is balanced; else nothing."""
-        if type(self.importance).factors is Importance.factors or not self.records:
+        if not self.importance.balances or not self.records:
             return {}
         sums: dict[str, Tensor] = {}
         sizes: dict[str, int] = {}
@@ -103,5 +103,4 @@ class Ledger:
             layer, score = layer_of(m.name), m.full(m.state["current"]).abs().sum()
             sums[layer] = sums[layer] + score if layer in sums else score
             sizes[layer] = sizes.get(layer, 0) + m.parameter.numel()
-        factors = self.importance.factors(list(sums.values()), list(sizes.values()))
-        return {} if factors is None else dict(zip(sums, factors, strict=True))
+        return dict(zip(sums, self.importance.factors(list(sums.values()), list(sizes.values())), strict=True))

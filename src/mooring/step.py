@@ -1,5 +1,6 @@
 """One training step of a moored model, from top to bottom: Algorithm 1 of the paper in an optimizer's hooks."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -113,6 +114,8 @@ class TrainingStep:
             self._put_force(self.pull, due, scale)
         if self.importance.needs_step:
             self._before = {m.parameter: self._copy(m) for m, _, _ in due}
+        for m, _, _ in due:
+            m.count += self.importance.watches != "outputs" or seen.of(m.parameter) is not None
         self._due, self._seen = due, seen
 
     def _put_force(self, pull: GradientPull, due: Due, scale: Tensor | None) -> None:
@@ -148,14 +151,21 @@ class TrainingStep:
         self._unload()
         if not self._due:
             return
-        for m, _, g in self._due:
-            self._update_importance(m, g)
-        self._before = {}
         self.ledger.steps += 1
-        if isinstance(self.pull, ParameterPull) and self.ledger.steps % self.pull.every == 0:
+        pull = self.pull if isinstance(self.pull, ParameterPull) and self.ledger.steps % self.pull.every == 0 else None
+        balanced = self.importance.balances
+        for m, lr, g in self._due:
+            for piece in self._pieces(m, g):
+                self._update_importance(m, piece)
+                if pull and not balanced:
+                    pull_back(pull, piece, lr)
+        if pull and balanced:
             factors = self.ledger.factors()
-            for m, lr, _ in self._due:
-                self._pull_back(self.pull, m, lr, factors.get(layer_of(m.name)))
+            for m, lr, g in self._due:
+                for piece in self._pieces(m, g):
+                    piece["current"] = piece["current"] * factors[layer_of(m.name)]
+                    pull_back(pull, piece, lr)
+        self._before = {}
         self._hold_buffers()
         self._due, self._seen = [], Seen()
 
@@ -165,36 +175,23 @@ class TrainingStep:
             parameter.grad = gradient
         self._laden = []
 
-    def _update_importance(self, m: Moored, g: Tensor) -> None:
+    def _pieces(self, m: Moored, g: Tensor) -> Iterator[State]:
+        """Everything about a parameter by name, in aligned pieces that stay in the cache from first to last use."""
         before, probe = self._before.get(m.parameter), self._seen.of(m.parameter)
-        if probe is None and self.importance.watches == "outputs":
-            return  # the outputs do not depend on it
-        m.count += 1
-        dtype = m.anchor.dtype
-        named = {f"state {slot}": tensor for slot, tensor in m.state.items()}
-        named |= {key: t for key, t in (("before", before), ("probe", probe)) if t is not None}
-        for theta, anchor, g_piece, *pieces in tiles([m.parameter, m.anchor, g, *named.values()]):
-            piece = dict(zip(named, pieces, strict=True))
-            it = Iteration(
-                g=g_piece.to(dtype),
-                theta=theta.to(dtype),
-                anchor=anchor,
-                before=piece["before"].to(dtype) if before is not None else None,
-                probe=piece["probe"].to(dtype) if probe is not None else None,
-                samples=self._seen.samples,
-                count=m.count,
-            )
-            state = {slot: piece[f"state {slot}"] for slot in m.state if m.state[slot] is not before}
-            for slot, value in self.importance.update(state, it).items():
-                piece[f"state {slot}"].copy_(value)
+        extra = {"previous": m.previous, "before": before, "probe": probe}
+        named = {"theta": m.parameter, "anchor": m.anchor, "g": g, **m.state}
+        named |= {key: tensor for key, tensor in extra.items() if tensor is not None}
+        for pieces in tiles(list(named.values())):
+            yield dict(zip(named, pieces, strict=True))
 
-    def _pull_back(self, pull: ParameterPull, m: Moored, lr: Number, factor: Tensor | None) -> None:
-        """theta <- theta + rate * (anchor - theta), as a lerp, which never leaves the interval."""
-        if m.previous is None:
-            return
-        for theta, anchor, previous, current in tiles([m.parameter, m.anchor, m.previous, m.state["current"]]):
-            rate = pull.rate(previous, current if factor is None else current * factor, lr)
-            theta.copy_(torch.lerp(theta.to(anchor.dtype), anchor, rate.to(anchor.dtype)))
+    def _update_importance(self, m: Moored, piece: State) -> None:
+        if "probe" not in piece and self.importance.watches == "outputs":
+            return  # the outputs do not depend on this parameter
+        wide = {key: piece[key].to(m.anchor.dtype) for key in ("g", "theta", "before", "probe") if key in piece}
+        it = Iteration(**wide, anchor=piece["anchor"], samples=self._seen.samples, count=m.count)
+        state = {slot: piece[slot] for slot in m.state if m.state[slot] is not self._before.get(m.parameter)}
+        for slot, value in self.importance.update(state, it).items():
+            piece[slot].copy_(value)
 
     # Normalisation statistics
 
@@ -210,3 +207,15 @@ class TrainingStep:
             for name, buffer in norm_buffers(self.ledger.model, self.ledger.names).items():
                 if name in self.buffer_anchors:
                     buffer.lerp_(self.buffer_anchors[name], weight)
+
+
+def pull_back(pull: ParameterPull, piece: State, lr: Number) -> None:
+    """theta <- theta + rate * (anchor - theta), as a lerp, which never leaves the interval."""
+    if "previous" not in piece:
+        return  # nothing is known of the past
+    theta, anchor = piece["theta"], piece["anchor"]
+    rate = pull.rate(piece["previous"], piece["current"], lr).to(anchor.dtype)
+    if theta.dtype == anchor.dtype:
+        theta.lerp_(anchor, rate)
+    else:
+        theta.copy_(torch.lerp(theta.to(anchor.dtype), anchor, rate))

@@ -1,7 +1,7 @@
 """Balanced: another importance with every layer's scores rescaled to the same mean."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class Balanced(Importance):
         >>> abs(layers[0].mean - layers[1].mean) < 1e-6
         True
     """
+
+    balances: ClassVar[bool] = True
 
     def __init__(self, importance: str | Importance) -> None:
         self.importance = resolve(importance)

@@ -72,6 +72,9 @@ class Importance:
     merges: ClassVar[bool] = True
     """Whether tasks are merged at a consolidation; if not, `current` replaces `previous`."""
 
+    balances: ClassVar[bool] = False
+    """Whether scores are rescaled layer by layer, with `factors`."""
+
     @property
     def name(self) -> str:
         """The definition's name, as the saved state carries it."""
@@ -100,11 +103,11 @@ class Importance:
         """A scalar function of the outputs, a sum over samples, whose gradient becomes `Iteration.probe`."""
         return outputs.sum()
 
-    def factors(self, sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor] | None:
-        """One factor per layer for the scores, from the sums of |scores| and the sizes; None leaves them.
+    def factors(self, sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """One factor for the scores of each layer, asked for where `balances` is true.
 
         Args:
             sums: the sum of absolute scores in each layer, 0-d or of shape (runs,).
             sizes: how many scores each layer has (in one run).
         """
-        return None
+        return [torch.ones_like(layer) for layer in sums]

@@ -24,7 +24,8 @@ def walk_score(fisher: Tensor, path: Tensor, d: Tensor, damping: float) -> Tenso
         >>> walk_score(fisher=2 * one, path=3 * one, d=one, damping=0.5)
         tensor([4.])
     """
-    return fisher + path.relu() / (fisher * d.square() / 2 + damping)
+    distance = (fisher / 2 * d.square()).add_(damping)
+    return torch.addcdiv(fisher, path.relu(), distance)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def path_score(path: Tensor, d: Tensor, damping: float) -> Tensor:
         >>> path_score(torch.tensor([1.0]), d=torch.tensor([1.0]), damping=1.0)
         tensor([0.5000])
     """
-    return path / (d.square() + damping)
+    return path / d.square().add_(damping)
 
 
 def signed_score(score: Tensor, sign: str | float, keeps_sign: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ __all__ = ["Interpolation", "relative_importance"]
 def relative_importance(previous: Tensor, current: Tensor, root: float = 2) -> Tensor:
     """R = previous^(1/root) / (current^(1/root) + previous^(1/root)).
 
-    Computed as 1 / (1 + (current / previous)^(1/root)), which does not overflow. R is 0 where previous is 0
+    Computed as 1 / (1 + (previous / current)^(-1/root)), which does not overflow. R is 0 where previous is 0
     (also at 0/0: a unit that never mattered stays free) and 1 where only current is 0. Negative scores
     count as 0, infinite ones as the largest finite number.
 
@@ -29,8 +29,9 @@ def relative_importance(previous: Tensor, current: Tensor, root: float = 2) -> T
         tensor([0.0000, 1.0000, 0.2500])
     """
     largest = torch.finfo(previous.dtype).max
-    ratio = current.clamp(0, largest) / previous.clamp(0, largest)
-    return torch.where(previous > 0, 1 / (1 + ratio.pow(1 / root)), 0.0)
+    ratio = previous.clamp(0, largest) / current.clamp(0, largest)
+    ratio.nan_to_num_(nan=0.0, posinf=torch.inf)  # 0/0; a mask would cost more than all the rest
+    return ratio.pow_(-1 / root).add_(1).reciprocal_()
 
 
 @dataclass(frozen=True)

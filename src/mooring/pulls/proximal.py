@@ -28,7 +28,7 @@ def proximal_rate(previous: Tensor, strength: Number, lr: Number) -> Tensor:
     """
     largest = torch.finfo(previous.dtype).max
     p = per_run(lr, previous) * per_run(strength, previous) * previous.clamp(0, largest)
-    return (p / (1 + p)).nan_to_num(nan=1.0)  # p itself may overflow
+    return (p / (1 + p)).nan_to_num_(nan=1.0)  # p itself may overflow
 
 
 @dataclass(frozen=True)

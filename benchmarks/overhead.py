@@ -1,0 +1,179 @@
+"""What mooring costs: a training step with each importance and pull over the plain step, in time and peak memory.
+
+Prints ratios of two things measured in the same run, one after the other: blocks of plain and moored steps take
+turns, and the ratio is the median over the turns. Peak memory is that of a process of its own for each case.
+
+    python benchmarks/overhead.py                  # everything, some minutes
+    python benchmarks/overhead.py --model cnn6     # one model
+    python benchmarks/overhead.py --json           # for machines
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import mooring
+
+IMPORTANCES: dict[str, Callable[[], Any]] = {
+    "ewc": mooring.EWC,
+    "ewc sampled": lambda: mooring.EWC(labels="sampled"),
+    "mas": mooring.MAS,
+    "si": mooring.SI,
+    "rwalk": mooring.RWalk,
+    "uniform": mooring.Uniform,
+    "random": mooring.Random,
+    "balanced ewc": lambda: mooring.Balanced("ewc"),
+}
+PULLS: dict[str, Callable[[], Any]] = {
+    "interpolation": mooring.Interpolation,
+    "penalty": lambda: mooring.Penalty(1e-4),
+    "proximal": lambda: mooring.Proximal(1.0),
+}
+
+
+def cnn6() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """The paper's 6-layer network, 1.2 M parameters, on a batch of 10."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width in (64, 64, 0, 128, 128, 0, 256, 256, 0):
+        if width:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+        else:
+            layers.append(nn.MaxPool2d(2))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4096, 10))
+    return model, torch.randn(10, 3, 32, 32), torch.randint(10, (10,))
+
+
+class Transformer(nn.Module):
+    """A causal transformer of 25 M parameters, its embedding tied to its head."""
+
+    def __init__(self, width: int = 512, depth: int = 7, vocabulary: int = 6000, length: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(torch.zeros(length, width))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(depth)
+        )
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of shape (batch, length, vocabulary)."""
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        x = self.embed(tokens) + self.position
+        for block in self.blocks:
+            x = block(x, src_mask=mask, is_causal=True)
+        return self.head(x)
+
+
+def transformer() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """The transformer on a batch of 8 sequences of 64 tokens."""
+    tokens = torch.randint(6000, (8, 65))
+    return Transformer(), tokens[:, :-1], tokens[:, 1:]
+
+
+MODELS = {"cnn6": cnn6, "transformer": transformer}
+
+
+def trainer(model_name: str, importance: str | None = None, pull: str | None = None) -> Callable[[], None]:
+    """A training step, warm: with a mooring, one task is consolidated already."""
+    torch.manual_seed(0)
+    model, inputs, targets = MODELS[model_name]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    moor = None
+    if importance and pull:
+        moor = mooring.attach(model, optimizer, importance=IMPORTANCES[importance](), pull=PULLS[pull]())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten()).backward()
+        optimizer.step()
+
+    step()
+    if moor:
+        moor.consolidate()
+    step()
+    return step
+
+
+def seconds(step: Callable[[], None], times: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(times):
+        step()
+    return (time.perf_counter() - begin) / times
+
+
+def time_ratio(model: str, importance: str, pull: str, turns: int, block: int) -> tuple[float, float, float]:
+    """The median over turns of moored over plain, the quarter points beside it."""
+    plain, moored = trainer(model), trainer(model, importance, pull)
+    ratios = []
+    for turn in range(turns):
+        first, second = (plain, moored) if turn % 2 else (moored, plain)
+        a, b = seconds(first, block), seconds(second, block)
+        ratios.append(b / a if turn % 2 else a / b)
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return low, middle, high
+
+
+def peak_bytes(case: tuple[str, str | None, str | None]) -> int:
+    """Peak memory of a process that trains this case for a few steps and nothing else."""
+    model, importance, pull = case
+    step = trainer(model, importance, pull)
+    for _ in range(3):
+        step()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def memory_of(case: tuple[str, str | None, str | None]) -> int:
+    """`peak_bytes` in a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(peak_bytes, (case,))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, action="append", help="default: all")
+    parser.add_argument("--importance", choices=IMPORTANCES, action="append", help="default: all")
+    parser.add_argument("--pull", choices=PULLS, action="append", help="default: all")
+    parser.add_argument("--turns", type=int, default=0, help="turns of plain and moored blocks (default: by model)")
+    parser.add_argument("--no-memory", action="store_true", help="leave out peak memory")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
+    options = parser.parse_args()
+    found = []
+    for model in options.model or MODELS:
+        parameters = sum(p.numel() for p in MODELS[model]()[0].parameters())
+        turns, block = (options.turns or 15, 5) if model == "cnn6" else (options.turns or 5, 1)
+        plain_peak = 0 if options.no_memory else memory_of((model, None, None))
+        if not options.json:
+            print(f"\n{model}: {parameters / 1e6:.1f} M parameters, {torch.get_num_threads()} threads, SGD with momentum")
+            print(f"{'importance':14s}{'pull':15s}{'time / plain':>13s}{'quartiles':>14s}{'peak / plain':>14s}{'model sizes':>13s}")
+        for importance in options.importance or IMPORTANCES:
+            for pull in options.pull or PULLS:
+                low, ratio, high = time_ratio(model, importance, pull, turns, block)
+                row: dict[str, Any] = {"model": model, "importance": importance, "pull": pull}
+                row |= {"time_ratio": ratio, "time_quartiles": [low, high]}
+                if not options.no_memory:
+                    peak = memory_of((model, importance, pull))
+                    row |= {"memory_ratio": peak / plain_peak, "model_sizes": (peak - plain_peak) / parameters / 4}
+                found.append(row)
+                if not options.json:
+                    memory = f"{row['memory_ratio']:14.2f}{row['model_sizes']:13.1f}" if "memory_ratio" in row else ""
+                    print(f"{importance:14s}{pull:15s}{ratio:13.3f}{low:8.3f}-{high:.3f}{memory}", flush=True)
+    if options.json:
+        print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
