@@ -157,8 +157,12 @@ def main() -> None:
         turns, block = (options.turns or 15, 5) if model == "cnn6" else (options.turns or 5, 1)
         plain_peak = 0 if options.no_memory else memory_of((model, None, None))
         if not options.json:
-            print(f"\n{model}: {parameters / 1e6:.1f} M parameters, {torch.get_num_threads()} threads, SGD with momentum")
-            print(f"{'importance':14s}{'pull':15s}{'time / plain':>13s}{'quartiles':>14s}{'peak / plain':>14s}{'model sizes':>13s}")
+            print(
+                f"\n{model}: {parameters / 1e6:.1f} M parameters, {torch.get_num_threads()} threads, SGD with momentum"
+            )
+            print(
+                f"{'importance':14s}{'pull':15s}{'time / plain':>13s}{'quartiles':>14s}{'peak / plain':>14s}{'model sizes':>13s}"
+            )
         for importance in options.importance or IMPORTANCES:
             for pull in options.pull or PULLS:
                 low, ratio, high = time_ratio(model, importance, pull, turns, block)
@@ -169,8 +173,8 @@ def main() -> None:
                     row |= {"memory_ratio": peak / plain_peak, "model_sizes": (peak - plain_peak) / parameters / 4}
                 found.append(row)
                 if not options.json:
-                    memory = f"{row['memory_ratio']:14.2f}{row['model_sizes']:13.1f}" if "memory_ratio" in row else ""
-                    print(f"{importance:14s}{pull:15s}{ratio:13.3f}{low:8.3f}-{high:.3f}{memory}", flush=True)
+                    sizes = f"{row['memory_ratio']:14.2f}{row['model_sizes']:14.1f}" if "memory_ratio" in row else ""
+                    print(f"{importance:14s}{pull:15s}{ratio:14.3f}{low:8.3f}-{high:.3f}{sizes}", flush=True)
     if options.json:
         print(json.dumps(found, indent=1))
 

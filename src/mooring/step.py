@@ -105,36 +105,44 @@ class TrainingStep:
             return
         seen = self.watch.take() if self.watch else Seen()
         if self.check:
-            check_finite("gradient", [(m.name, g) for m, _, g in due])
-            check_finite(
-                "importance gradient",
-                [(m.name, t) for m, _, _ in due if (t := seen.of(m.parameter)) is not None],
-            )
-        if isinstance(self.pull, GradientPull):
-            self._put_force(self.pull, due, scale)
+            probes = [(m.name, t) for m, _, _ in due if (t := seen.of(m.parameter)) is not None]
+            check_finite("importance gradient", probes)
+        self._load(due, scale)
         if self.importance.needs_step:
             self._before = {m.parameter: self._copy(m) for m, _, _ in due}
         for m, _, _ in due:
             m.count += self.importance.watches != "outputs" or seen.of(m.parameter) is not None
         self._due, self._seen = due, seen
 
-    def _put_force(self, pull: GradientPull, due: Due, scale: Tensor | None) -> None:
-        """g <- g + force, in a gradient of its own; the task's is put back after the step."""
-        laden = []
-        for m, lr, g in due:
-            if m.previous is None or m.parameter.grad is None:
-                continue
-            sum_ = torch.empty_like(m.parameter.grad)
-            for theta, anchor, previous, g_piece, piece in tiles([m.parameter, m.anchor, m.previous, g, sum_]):
-                total = g_piece + pull.force(previous, theta.to(anchor.dtype) - anchor, lr)
-                piece.copy_(total if scale is None else total * scale)
-            laden.append((m, sum_))
+    def _load(self, due: Due, scale: Tensor | None) -> None:
+        """g <- g + force, in a gradient of its own, so that the task's can be put back after the step."""
+        laden: list[tuple[Moored, Tensor]] = []
+        if isinstance(self.pull, GradientPull):
+            for m, lr, g in due:
+                if m.previous is not None:
+                    laden.append((m, self._penalized(self.pull, m, lr, g, scale)))
         if self.check:
-            check_finite("penalized gradient", [(m.name, sum_) for m, sum_ in laden])
-        for m, sum_ in laden:
+            try:
+                loads = dict((m.name, load) for m, load in laden)
+                check_finite("penalized gradient", [(m.name, loads.get(m.name, g)) for m, _, g in due])
+            except NonFiniteError:
+                check_finite("gradient", [(m.name, g) for m, _, g in due])  # it need not be the penalty's fault
+                raise
+        for m, load in laden:
             assert m.parameter.grad is not None
             self._laden.append((m.parameter, m.parameter.grad))
-            m.parameter.grad = sum_
+            m.parameter.grad = load
+
+    def _penalized(self, pull: GradientPull, m: Moored, lr: Number, g: Tensor, scale: Tensor | None) -> Tensor:
+        assert m.parameter.grad is not None and m.previous is not None
+        load = torch.empty_like(m.parameter.grad)
+        for theta, anchor, previous, g_piece, piece in tiles([m.parameter, m.anchor, m.previous, g, load]):
+            force = pull.force(previous, theta.to(anchor.dtype) - anchor, lr)
+            if scale is None and force.dtype == piece.dtype:
+                torch.add(g_piece, force, out=piece)
+            else:
+                piece.copy_((g_piece + force) * (1 if scale is None else scale))
+        return load
 
     def _copy(self, m: Moored) -> Tensor:
         """The parameter before the step, kept in the memory of `current`, which is computed anew after it."""
@@ -189,9 +197,7 @@ class TrainingStep:
             return  # the outputs do not depend on this parameter
         wide = {key: piece[key].to(m.anchor.dtype) for key in ("g", "theta", "before", "probe") if key in piece}
         it = Iteration(**wide, anchor=piece["anchor"], samples=self._seen.samples, count=m.count)
-        state = {slot: piece[slot] for slot in m.state if m.state[slot] is not self._before.get(m.parameter)}
-        for slot, value in self.importance.update(state, it).items():
-            piece[slot].copy_(value)
+        self.importance.update({slot: piece[slot] for slot in m.state}, it)
 
     # Normalisation statistics
 

@@ -8,7 +8,7 @@ from mooring.errors import MooringError
 __all__ = ["average", "check_decay"]
 
 
-def average(current: Tensor, score: Tensor, decay: float | None, count: int) -> Tensor:
+def average(current: Tensor, score: Tensor, decay: float | None, count: int, *, out: Tensor | None = None) -> Tensor:
     """The running average, or the mean over the task when decay is None.
 
     current <- decay * current + (1 - decay) * score
@@ -19,6 +19,7 @@ def average(current: Tensor, score: Tensor, decay: float | None, count: int) -> 
         score: this iteration's score, of the same shape.
         decay: the weight of the past, 0 <= decay < 1, or None.
         count: the number of scores including this one, from 1.
+        out: where to put the result, `current` itself if you like; by default a new tensor.
 
     Example:
         >>> average(torch.tensor([1.0]), torch.tensor([6.0]), 0.2, 2)
@@ -27,7 +28,7 @@ def average(current: Tensor, score: Tensor, decay: float | None, count: int) -> 
         tensor([2.])
     """
     weight = 1 / count if decay is None else 1 - decay
-    return torch.lerp(current, score, weight)
+    return torch.lerp(current, score, weight, out=out)
 
 
 def check_decay(decay: float | None) -> None:

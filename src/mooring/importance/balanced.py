@@ -1,6 +1,6 @@
 """Balanced: another importance with every layer's scores rescaled to the same mean."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -84,9 +84,9 @@ class Balanced(Importance):
         """As the inner importance."""
         return self.importance.start(like, name=name, task=task)
 
-    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+    def update(self, state: State, it: Iteration) -> None:
         """As the inner importance."""
-        return self.importance.update(state, it)
+        self.importance.update(state, it)
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """As the inner importance."""

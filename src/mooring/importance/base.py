@@ -1,6 +1,6 @@
 """What an importance is: state per parameter, started with each task and updated in each iteration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -54,20 +54,26 @@ class Importance:
     """How much each parameter matters to a task, elementwise.
 
     A definition of your own is a subclass with `update`, passed to `mooring.attach` as an instance;
-    `mooring.testing.check_importance` tells whether it keeps what Mooring promises. Rules are elementwise,
-    never write to the tensors they are given, and accept a leading run axis.
+    `mooring.testing.check_importance` tells whether it keeps what Mooring promises. The rules it is made of
+    are elementwise and accept a leading run axis.
 
     Example:
         >>> class Magnitude(Importance):
         ...     def update(self, state, it):
-        ...         return {"current": it.theta.abs()}
+        ...         state["current"].copy_(it.theta.abs())
         >>> it = Iteration(g=torch.zeros(2), theta=torch.tensor([-2.0, 1.0]), anchor=torch.zeros(2))
-        >>> Magnitude().update({}, it)
-        {'current': tensor([2., 1.])}
+        >>> state = Magnitude().start(it.theta, name="weight", task=0)
+        >>> Magnitude().update(state, it)
+        >>> state["current"]
+        tensor([2., 1.])
     """
 
     needs_step: ClassVar[bool] = False
-    """Whether `update` reads `Iteration.step` (costs a copy of the parameters before each step)."""
+    """Whether `update` reads `Iteration.step`.
+
+    The parameters before the step are then kept in the memory of `current`: `update` computes `current` anew
+    instead of reading it, and writes it last.
+    """
 
     merges: ClassVar[bool] = True
     """Whether tasks are merged at a consolidation; if not, `current` replaces `previous`."""
@@ -95,9 +101,9 @@ class Importance:
         """
         return {"current": torch.zeros_like(like)}
 
-    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
-        """The tensors of `state` that this iteration changes, as new tensors."""
-        return {}
+    def update(self, state: State, it: Iteration) -> None:
+        """Bring `state` up to date with this iteration, in place; the iteration's own tensors are not touched."""
+        return
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """A scalar function of the outputs, a sum over samples, whose gradient becomes `Iteration.probe`."""

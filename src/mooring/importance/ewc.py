@@ -1,6 +1,5 @@
 """EWC: the squared gradient of the loss, an estimate of the Fisher information's diagonal."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +23,7 @@ def fisher_observed(g: Tensor, samples: int = 1) -> Tensor:
         >>> fisher_observed(torch.tensor([3.0]), samples=10)
         tensor([90.])
     """
-    return samples * g.square()
+    return g.square() if samples == 1 else g.square().mul_(samples)
 
 
 def fisher_sampled(score: Tensor, samples: int) -> Tensor:
@@ -38,7 +37,7 @@ def fisher_sampled(score: Tensor, samples: int) -> Tensor:
         >>> fisher_sampled(torch.tensor([6.0]), samples=4)
         tensor([9.])
     """
-    return score.square() / samples
+    return score.square().div_(samples)
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class EWC(Importance):
             return "outputs"
         return "samples" if self.per_sample and self.batch_size is None else "nothing"
 
-    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+    def update(self, state: State, it: Iteration) -> None:
         """current <- average(current, the squared gradient)."""
         samples = self.batch_size or it.samples
         if self.labels == "sampled":
@@ -95,7 +94,7 @@ class EWC(Importance):
             score = fisher_sampled(it.probe, samples)
         else:
             score = fisher_observed(it.g, samples if self.per_sample else 1)
-        return {"current": average(state["current"], score, self.decay, it.count)}
+        average(state["current"], score, self.decay, it.count, out=state["current"])
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """log p(y | x) summed over the batch, y drawn from the model's own prediction."""

@@ -1,6 +1,5 @@
 """MAS: how sensitive the squared norm of the outputs is to each parameter; needs no labels."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,10 +55,10 @@ class MAS(Importance):
         """The outputs, whose squared norm is differentiated."""
         return "outputs"
 
-    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+    def update(self, state: State, it: Iteration) -> None:
         """current <- average(current, |probe|)."""
         assert it.probe is not None
-        return {"current": average(state["current"], sensitivity(it.probe), self.decay, it.count)}
+        average(state["current"], sensitivity(it.probe), self.decay, it.count, out=state["current"])
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """sum over the batch of ||f(x)||^2."""

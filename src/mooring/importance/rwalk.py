@@ -1,6 +1,5 @@
 """RWalk: the Fisher diagonal plus the path's contribution measured in the Fisher's own distance."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +15,7 @@ from mooring.importance.si import path_integral
 __all__ = ["RWalk", "walk_score"]
 
 
-def walk_score(fisher: Tensor, path: Tensor, d: Tensor, damping: float) -> Tensor:
+def walk_score(fisher: Tensor, path: Tensor, d: Tensor, damping: float, *, out: Tensor | None = None) -> Tensor:
     """fisher + relu(path) / (fisher * d^2 / 2 + damping).
 
     Example:
@@ -24,8 +23,8 @@ def walk_score(fisher: Tensor, path: Tensor, d: Tensor, damping: float) -> Tenso
         >>> walk_score(fisher=2 * one, path=3 * one, d=one, damping=0.5)
         tensor([4.])
     """
-    distance = (fisher / 2 * d.square()).add_(damping)
-    return torch.addcdiv(fisher, path.relu(), distance)
+    distance = d.square().mul_(fisher).mul_(0.5).add_(damping)
+    return torch.addcdiv(fisher, path.relu(), distance, out=out)
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class RWalk(Importance):
         """current, F and path at zero."""
         return {slot: torch.zeros_like(like) for slot in ("current", "fisher", "path")}
 
-    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+    def update(self, state: State, it: Iteration) -> None:
         """F and path, then current = walk_score."""
-        fisher = average(state["fisher"], fisher_observed(it.g), self.decay, it.count)
-        path = path_integral(state["path"], it.g, it.step)
-        return {"fisher": fisher, "path": path, "current": walk_score(fisher, path, it.d, self.damping)}
+        fisher = average(state["fisher"], fisher_observed(it.g), self.decay, it.count, out=state["fisher"])
+        path = path_integral(state["path"], it.g, it.step, out=state["path"])
+        walk_score(fisher, path, it.d, self.damping, out=state["current"])

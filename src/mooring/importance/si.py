@@ -1,6 +1,5 @@
 """SI: what each parameter contributed to the fall of the loss, along the path training took."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,14 +13,14 @@ from mooring.importance.random import uniform_draw
 __all__ = ["SI", "path_integral", "path_score", "signed_score"]
 
 
-def path_integral(path: Tensor, g: Tensor, step: Tensor) -> Tensor:
+def path_integral(path: Tensor, g: Tensor, step: Tensor, *, out: Tensor | None = None) -> Tensor:
     """path <- path - g * step: the loss a step saved, to first order, parameter by parameter.
 
     Example:
         >>> path_integral(torch.tensor([0.0]), g=torch.tensor([2.0]), step=torch.tensor([-0.5]))
         tensor([1.])
     """
-    return torch.addcmul(path, g, step, value=-1)
+    return torch.addcmul(path, g, step, value=-1, out=out)
 
 
 def path_score(path: Tensor, d: Tensor, damping: float) -> Tensor:
@@ -31,7 +30,7 @@ def path_score(path: Tensor, d: Tensor, damping: float) -> Tensor:
         >>> path_score(torch.tensor([1.0]), d=torch.tensor([1.0]), damping=1.0)
         tensor([0.5000])
     """
-    return path / d.square().add_(damping)
+    return d.square().add_(damping).reciprocal_().mul_(path)
 
 
 def signed_score(score: Tensor, sign: str | float, keeps_sign: Tensor | None = None) -> Tensor:
@@ -98,8 +97,8 @@ class SI(Importance):
             state["keeps_sign"] = uniform_draw(like, self.seed, name, task) < self.sign
         return state
 
-    def update(self, state: Mapping[str, Tensor], it: Iteration) -> State:
+    def update(self, state: State, it: Iteration) -> None:
         """path <- path - g * step; current = the signed path_score."""
-        path = path_integral(state["path"], it.g, it.step)
+        path = path_integral(state["path"], it.g, it.step, out=state["path"])
         score = path_score(path, it.d, self.damping)
-        return {"path": path, "current": signed_score(score, self.sign, state.get("keeps_sign"))}
+        state["current"].copy_(signed_score(score, self.sign, state.get("keeps_sign")))

@@ -29,7 +29,7 @@ def relative_importance(previous: Tensor, current: Tensor, root: float = 2) -> T
         tensor([0.0000, 1.0000, 0.2500])
     """
     largest = torch.finfo(previous.dtype).max
-    ratio = previous.clamp(0, largest) / current.clamp(0, largest)
+    ratio = previous.clamp(0, largest).div_(current.clamp(0, largest))
     ratio.nan_to_num_(nan=0.0, posinf=torch.inf)  # 0/0; a mask would cost more than all the rest
     return ratio.pow_(-1 / root).add_(1).reciprocal_()
 

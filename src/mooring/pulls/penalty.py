@@ -42,7 +42,7 @@ def penalty_force(previous: Tensor, d: Tensor, strength: Number, lr: Number, cla
     if clamp:
         cap = torch.as_tensor(lr * strength, dtype=d.dtype, device=d.device).reciprocal()
         previous = torch.minimum(previous, cap)
-    return strength * previous * d
+    return (previous * d).mul_(strength)
 
 
 @dataclass(frozen=True)
