@@ -173,8 +173,8 @@ def main() -> None:
                     row |= {"memory_ratio": peak / plain_peak, "model_sizes": (peak - plain_peak) / parameters / 4}
                 found.append(row)
                 if not options.json:
-                    sizes = f"{row['memory_ratio']:14.2f}{row['model_sizes']:14.1f}" if "memory_ratio" in row else ""
-                    print(f"{importance:14s}{pull:15s}{ratio:14.3f}{low:8.3f}-{high:.3f}{sizes}", flush=True)
+                    print(f"{importance:14s}{pull:15s}{ratio:14.3f}{low:8.3f}-{high:.3f}", end="")
+                    print(f"{row['memory_ratio']:14.2f}{row['model_sizes']:14.1f}" if "model_sizes" in row else "")
     if options.json:
         print(json.dumps(found, indent=1))
 

@@ -12,6 +12,10 @@ from mooring.selection import layer_of, moorable
 __all__ = ["Ledger"]
 
 
+RESERVED = {"anchor", "before", "buffer", "g", "previous", "probe", "theta"}
+"""Names of what is known of a parameter in a step; an importance's own state has others."""
+
+
 class Ledger:
     """The records of a model's moored parameters, made when a parameter gets its first gradient.
 
@@ -74,6 +78,10 @@ class Ledger:
         dtype = self.state_dtype or torch.promote_types(p.dtype, torch.float32)
         anchor = torch.empty_like(p, dtype=dtype, requires_grad=False).copy_(p.detach())
         state = self.importance.start(anchor, name=self.names[p], task=task)
+        if "current" not in state or RESERVED & state.keys():
+            raise MooringError(
+                f"{self.importance.name}.start must give 'current' and none of {', '.join(sorted(RESERVED))}"
+            )
         return Moored(self.names[p], p, anchor, state)
 
     def consolidate(self) -> None:

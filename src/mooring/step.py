@@ -92,8 +92,10 @@ class TrainingStep:
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Collect the task's gradients, check them, put a penalty on top, and remember where parameters are."""
         found_inf = getattr(optimizer, "found_inf", None)
-        if found_inf is not None and bool(found_inf):
-            return  # a fused kernel is about to skip this step
+        if found_inf is not None and bool(found_inf):  # a fused kernel is about to skip this step
+            if self.watch:
+                self.watch.forget()
+            return
         scale = getattr(optimizer, "grad_scale", None)  # and divides by this otherwise
         due: Due = []
         for group in optimizer.param_groups:
@@ -110,8 +112,6 @@ class TrainingStep:
         self._load(due, scale)
         if self.importance.needs_step:
             self._before = {m.parameter: self._copy(m) for m, _, _ in due}
-        for m, _, _ in due:
-            m.count += self.importance.watches != "outputs" or seen.of(m.parameter) is not None
         self._due, self._seen = due, seen
 
     def _load(self, due: Due, scale: Tensor | None) -> None:
@@ -123,7 +123,7 @@ class TrainingStep:
                     laden.append((m, self._penalized(self.pull, m, lr, g, scale)))
         if self.check:
             try:
-                loads = dict((m.name, load) for m, load in laden)
+                loads = {m.name: load for m, load in laden}
                 check_finite("penalized gradient", [(m.name, loads.get(m.name, g)) for m, _, g in due])
             except NonFiniteError:
                 check_finite("gradient", [(m.name, g) for m, _, g in due])  # it need not be the penalty's fault
@@ -134,8 +134,8 @@ class TrainingStep:
             m.parameter.grad = load
 
     def _penalized(self, pull: GradientPull, m: Moored, lr: Number, g: Tensor, scale: Tensor | None) -> Tensor:
-        assert m.parameter.grad is not None and m.previous is not None
-        load = torch.empty_like(m.parameter.grad)
+        assert m.previous is not None
+        load = torch.empty_like(m.parameter.grad if m.parameter.grad is not None else g)
         for theta, anchor, previous, g_piece, piece in tiles([m.parameter, m.anchor, m.previous, g, load]):
             force = pull.force(previous, theta.to(anchor.dtype) - anchor, lr)
             if scale is None and force.dtype == piece.dtype:
@@ -163,8 +163,11 @@ class TrainingStep:
         pull = self.pull if isinstance(self.pull, ParameterPull) and self.ledger.steps % self.pull.every == 0 else None
         balanced = self.importance.balances
         for m, lr, g in self._due:
+            counts = self.importance.watches != "outputs" or self._seen.of(m.parameter) is not None
+            m.count += counts
             for piece in self._pieces(m, g):
-                self._update_importance(m, piece)
+                if counts:  # the outputs depend on this parameter, where they matter
+                    self._update_importance(m, piece)
                 if pull and not balanced:
                     pull_back(pull, piece, lr)
         if pull and balanced:
@@ -193,8 +196,6 @@ class TrainingStep:
             yield dict(zip(named, pieces, strict=True))
 
     def _update_importance(self, m: Moored, piece: State) -> None:
-        if "probe" not in piece and self.importance.watches == "outputs":
-            return  # the outputs do not depend on this parameter
         wide = {key: piece[key].to(m.anchor.dtype) for key in ("g", "theta", "before", "probe") if key in piece}
         it = Iteration(**wide, anchor=piece["anchor"], samples=self._seen.samples, count=m.count)
         self.importance.update({slot: piece[slot] for slot in m.state}, it)

@@ -106,6 +106,10 @@ class Watch:
             )
         return seen
 
+    def forget(self) -> None:
+        """Drop what was seen: the step it belonged to was skipped."""
+        self.seen = Seen()
+
     def remove(self) -> None:
         """Stop watching."""
         self._handle.remove()
@@ -124,7 +128,7 @@ class Watch:
         def commit(gradient: Tensor) -> None:
             if pending:
                 if self.seen.samples and self._gradients_were_cleared():
-                    self.seen = Seen()  # a step was skipped (GradScaler) and its gradients thrown away
+                    self.forget()  # GradScaler skipped a step, and its gradients were thrown away
                 self.seen.add(pending.pop())
 
         for tensor in _tensors(returned) or [outputs]:
