@@ -157,12 +157,9 @@ def main() -> None:
         turns, block = (options.turns or 15, 5) if model == "cnn6" else (options.turns or 5, 1)
         plain_peak = 0 if options.no_memory else memory_of((model, None, None))
         if not options.json:
-            print(
-                f"\n{model}: {parameters / 1e6:.1f} M parameters, {torch.get_num_threads()} threads, SGD with momentum"
-            )
-            print(
-                f"{'importance':14s}{'pull':15s}{'time / plain':>13s}{'quartiles':>14s}{'peak / plain':>14s}{'model sizes':>13s}"
-            )
+            print(f"\n{model}: {parameters / 1e6:.1f} M parameters, SGD with momentum, {torch.get_num_threads()} threads")
+            heads = ("time / plain", "quartiles", "peak / plain", "model sizes")
+            print(f"{'importance':14s}{'pull':15s}" + "".join(head.rjust(14) for head in heads))
         for importance in options.importance or IMPORTANCES:
             for pull in options.pull or PULLS:
                 low, ratio, high = time_ratio(model, importance, pull, turns, block)

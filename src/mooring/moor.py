@@ -65,7 +65,7 @@ class Mooring:
         self._ledger = Ledger(model, optimizer, importance, merge, exclude, state_dtype)
         self._watch: Watch | None = None
         if importance.watches != "nothing":
-            self._watch = Watch(model, importance, self._ledger.trained, outputs)
+            self._watch = Watch(model, importance, self._ledger, outputs)
         self._step = TrainingStep(self._ledger, pull, self._watch, buffers, check_finite)
         self._handles = [
             optimizer.register_step_pre_hook(self._step.before),
@@ -171,7 +171,6 @@ class Mooring:
             "importance": self.importance.name,
             "tasks": self.tasks,
             "steps": self.steps,
-            "forwards": self._watch.forwards if self._watch else 0,
             "moored": sorted(self._ledger.names.values()),
         }
         return pack(self._ledger.records.values(), self._step.buffer_anchors, header)
@@ -186,7 +185,8 @@ class Mooring:
             )
         self._ledger.refresh()
         by_name = {name: p for p, name in self._ledger.names.items()}
-        only_state, only_model = set(header["moored"]) - set(by_name), set(by_name) - set(header["moored"])
+        saved = {*header["moored"], *header["counts"]}
+        only_state, only_model = saved - by_name.keys(), by_name.keys() - saved
         if only_state or only_model:
             raise MooringError(
                 f"the state does not fit: only in the state {sorted(only_state)}, only in the model "
@@ -204,8 +204,6 @@ class Mooring:
         self._ledger.records = records
         self._ledger.tasks, self._ledger.steps = header["tasks"], header["steps"]
         self._step.buffer_anchors = {name: t.to(known[name], copy=True) for name, t in buffers.items()}
-        if self._watch:
-            self._watch.forwards = header["forwards"]
 
     def detach(self) -> None:
         """Remove every hook. The model and optimizer are as if never moored; the state stays readable."""

@@ -1,6 +1,7 @@
 """Sees the outputs of a model's forward pass, counts samples and takes one extra gradient of them."""
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from mooring.errors import MooringError
 from mooring.importance import Importance
+from mooring.ledger import Ledger
 
 __all__ = ["Seen", "Watch", "count_samples", "find_outputs"]
 
@@ -76,7 +78,7 @@ class Watch:
     Args:
         model: the model whose forward pass is watched.
         importance: says what to watch, and has the `probe`.
-        parameters: gives the parameters whose gradient is wanted, at the time of a forward pass.
+        ledger: knows which parameters' gradients are wanted, and the time.
         outputs: from what the model returns to the tensor of outputs; None looks for it.
     """
 
@@ -84,13 +86,13 @@ class Watch:
         self,
         model: nn.Module,
         importance: Importance,
-        parameters: Callable[[], list[Tensor]],
+        ledger: Ledger,
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.importance = importance
-        self.parameters = parameters
+        self.ledger = ledger
         self.find = outputs or find_outputs
-        self.forwards = 0  # seeds the probe's random numbers, and is saved with the state
+        self._looks = 0
         self.seen = Seen()
         self._handle = model.register_forward_hook(self._hook)
         if importance.watches == "outputs":
@@ -98,7 +100,8 @@ class Watch:
 
     def take(self) -> Seen:
         """What was seen since the last step; a new count begins."""
-        seen, self.seen = self.seen, Seen()
+        seen = self.seen
+        self.forget()
         if seen.samples == 0:
             raise MooringError(
                 f"{self.importance.name} saw no outputs since the last step: call the model itself, model(x), "
@@ -107,8 +110,8 @@ class Watch:
         return seen
 
     def forget(self) -> None:
-        """Drop what was seen: the step it belonged to was skipped."""
-        self.seen = Seen()
+        """Drop what was seen: the step it belonged to was taken, or skipped."""
+        self.seen, self._looks = Seen(), 0
 
     def remove(self) -> None:
         """Stop watching."""
@@ -116,8 +119,8 @@ class Watch:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _hook(self, module: nn.Module, args: Any, returned: Any) -> None:
-        if not torch.is_grad_enabled():
-            return
+        if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return  # an evaluation, or one inside torch.func
         outputs = self.find(returned)
         if not isinstance(outputs, Tensor) or outputs.ndim == 0:
             raise MooringError("outputs= must give a tensor whose first dimension is the samples")
@@ -138,15 +141,11 @@ class Watch:
         samples = count_samples(outputs)
         if self.importance.watches == "samples":
             return Seen(samples)
-        self.forwards += 1
-        seed = getattr(self.importance, "seed", 0) * 1_000_003 + self.forwards
-        generator = torch.Generator(outputs.device).manual_seed(seed)
-        parameters = self.parameters()
+        parameters = self.ledger.trained()
         wide = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
         try:
-            gradients = torch.autograd.grad(
-                self.importance.probe(wide, generator), parameters, retain_graph=True, allow_unused=True
-            )
+            scalar = self.importance.probe(wide, self._generator(outputs.device))
+            gradients = torch.autograd.grad(scalar, parameters, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             raise MooringError(
                 f"{self.importance.name} could not take its extra gradient ({str(error).splitlines()[0]}); "
@@ -155,8 +154,14 @@ class Watch:
         pairs = zip(parameters, gradients, strict=True)
         return Seen(samples, {p: gradient for p, gradient in pairs if gradient is not None})
 
+    def _generator(self, device: torch.device) -> torch.Generator:
+        """Random numbers of its own, fixed by the time alone: a resumed run draws the same."""
+        self._looks += 1
+        moment = (getattr(self.importance, "seed", 0), self.ledger.tasks, self.ledger.steps, self._looks)
+        return torch.Generator(device).manual_seed(zlib.crc32(repr(moment).encode()))
+
     def _gradients_were_cleared(self) -> bool:
-        return not any(p.grad is not None and bool(p.grad.any()) for p in self.parameters())
+        return not any(p.grad is not None and bool(p.grad.any()) for p in self.ledger.trained())
 
 
 def _tensors(returned: Any) -> list[Tensor]:

@@ -1,0 +1,123 @@
+"""The cases every importance and pull must pass: tiny networks, dtypes and optimizers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+import mooring
+from mooring.importance import Importance
+from mooring.pulls import Pull
+
+__all__ = ["CASES", "Case", "Snapshot"]
+
+
+class _Attention(nn.Module):
+    """Self-attention over tokens, the embedding tied to the output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 7)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+        logits: Tensor = self.head(x.mean(1))
+        return logits
+
+
+def _linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def _convolution() -> nn.Module:
+    convolution = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2))
+    return nn.Sequential(convolution, nn.Flatten(), nn.Linear(64, 3))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Tensor], int]] = {
+    "linear": (_linear, lambda g: torch.randn(8, 6, generator=g), 3),
+    "convolution": (_convolution, lambda g: torch.randn(8, 1, 6, 6, generator=g), 3),
+    "attention": (_Attention, lambda g: torch.randint(7, (8, 4), generator=g), 7),
+}
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+}
+DTYPES = {"float64": torch.float64, "bfloat16": torch.bfloat16}
+
+Snapshot = dict[str, Tensor]
+"""Everything a training step might change: parameters, gradients, buffers, modes, random state."""
+
+
+@dataclass
+class Case:
+    """One network in one dtype with one optimizer, trained on fixed batches.
+
+    Example:
+        >>> case = Case("linear", "float64", "sgd")
+        >>> before = case.snapshot()
+        >>> case.train(2)
+        >>> sorted(name for name, t in case.snapshot().items() if not torch.equal(t, before.get(name, t)))[0]
+        'parameter 0.bias'
+    """
+
+    network: str
+    dtype: str
+    optimizer_name: str
+
+    def __post_init__(self) -> None:
+        """Build the model and the optimizer."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.model = NETWORKS[self.network][0]().to(DTYPES[self.dtype])
+        self.optimizer = OPTIMIZERS[self.optimizer_name](self.model)
+        self.moor: mooring.Mooring | None = None
+
+    def __str__(self) -> str:
+        return f"{self.network}-{self.dtype}-{self.optimizer_name}"
+
+    def new(self) -> "Case":
+        """The same case, untrained."""
+        return Case(self.network, self.dtype, self.optimizer_name)
+
+    def attach(self, importance: Importance | str, pull: Pull | None = None) -> "Case":
+        """The same case, untrained, with a mooring."""
+        case = self.new()
+        case.moor = mooring.attach(case.model, case.optimizer, importance=importance, pull=pull)
+        return case
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        """Batch number `index`: inputs and labels."""
+        _, inputs, classes = NETWORKS[self.network]
+        generator = torch.Generator().manual_seed(index)
+        x = inputs(generator)
+        x = x.to(DTYPES[self.dtype]) if x.is_floating_point() else x
+        return x, torch.randint(classes, (8,), generator=generator)
+
+    def train(self, steps: int, first: int = 0) -> None:
+        """Train on batches first, first + 1, ... with dropout drawn from the global random state."""
+        for index in range(first, first + steps):
+            x, y = self.batch(index)
+            self.optimizer.zero_grad()
+            torch.autograd.backward(nn.functional.cross_entropy(self.model(x), y))
+            self.optimizer.step()
+
+    def snapshot(self) -> Snapshot:
+        """A copy of everything a training step might change."""
+        kept = {f"parameter {name}": p.detach().clone() for name, p in self.model.named_parameters()}
+        grads = [(name, p.grad) for name, p in self.model.named_parameters()]
+        kept |= {f"gradient {name}": grad.clone() for name, grad in grads if grad is not None}
+        kept |= {f"buffer {name}": buffer.clone() for name, buffer in self.model.named_buffers()}
+        kept |= {f"mode {name}": torch.tensor(module.training) for name, module in self.model.named_modules()}
+        return kept | {"random state": torch.get_rng_state()}
+
+
+CASES = [Case(*names) for names in product(NETWORKS, DTYPES, OPTIMIZERS)]

@@ -1,0 +1,108 @@
+"""The conformance suite of importances."""
+
+from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
+
+import torch
+
+from mooring.importance import Importance, Iteration, State
+from mooring.pulls import Interpolation, Penalty
+from mooring.testing.cases import CASES, Case
+from mooring.testing.checks import check_equal, check_resumes
+
+__all__ = ["check_importance"]
+
+Make = Callable[[], Importance]
+
+
+def check_importance(make: Make, cases: Iterable[Case] = CASES) -> None:
+    """Raise AssertionError unless an importance keeps what Mooring promises, in every case.
+
+    It leaves the model alone, gives finite scores of the right shape that are not all zero, starts anew with
+    each task, can be saved and resumed in the middle of one, is elementwise over a leading run axis, and does not
+    write to what it is given.
+
+    Args:
+        make: makes the importance with the options to check.
+        cases: networks, dtypes and optimizers; by default all.
+
+    Example:
+        >>> import mooring
+        >>> check_importance(lambda: mooring.SI(damping=0.1), cases=CASES[:1])
+    """
+    check_rule(make)
+    for case in cases:
+        check_leaves_training_alone(make, case)
+        check_scores(make, case)
+        check_resumes(lambda case=case: case.attach(make(), Penalty(0.01)))  # type: ignore[misc]
+        check_resumes(lambda case=case: case.attach(make(), Interpolation()))  # type: ignore[misc]
+
+
+def check_leaves_training_alone(make: Make, case: Case) -> None:
+    """Estimating importance leaves parameters, gradients, buffers, modes and random state bit-identical."""
+    snapshots = []
+    for run in (case.new(), case.attach(make())):
+        torch.manual_seed(1)
+        run.train(4)
+        snapshots.append(run.snapshot())
+    check_equal(f"{case}: training with an importance", snapshots[1], snapshots[0])
+
+
+def check_scores(make: Make, case: Case) -> None:
+    """Scores are finite, of the parameter's shape, not all zero, reproducible, and start anew with each task."""
+    states = []
+    for _ in range(2):
+        run = case.attach(make())
+        torch.manual_seed(1)
+        run.train(3)
+        assert run.moor is not None
+        states.append({name: score.clone() for name, score in run.moor.current.items()})
+    shapes = {name: p.shape for name, p in run.model.named_parameters()}
+    for name, score in states[0].items():
+        if score.shape != shapes[name]:
+            raise AssertionError(f"{case}: current[{name!r}] has shape {tuple(score.shape)}, not {tuple(shapes[name])}")
+        if not bool(score.isfinite().all()):
+            raise AssertionError(f"{case}: current[{name!r}] is not finite")
+    if not any(bool(score.any()) for score in states[0].values()):
+        raise AssertionError(f"{case}: every score is zero after three steps: the importance does nothing")
+    check_equal(f"{case}: two equal runs", states[0], states[1])
+    assert run.moor is not None
+    run.moor.consolidate()
+    fresh = {n: make().start(a, name=n, task=1)["current"].expand_as(a) for n, a in run.moor.anchor.items()}
+    if not make().balances:
+        check_equal(f"{case}: current after a consolidation", run.moor.current, fresh)
+
+
+def check_rule(make: Make) -> None:
+    """`update` is elementwise over a leading run axis, and does not write to the iteration it is given."""
+    importance = make()
+    iterations = [_iteration(seed) for seed in (0, 1)]
+    alone = [_updated(importance, importance.start(it.theta, name="w", task=0), it) for it in iterations]
+    starts = [importance.start(it.theta, name="w", task=0) for it in iterations]
+    stack = {slot: torch.stack([start[slot] for start in starts]) for slot in starts[0]}
+    tensors = ("g", "theta", "anchor", "before", "probe")
+    stacked = {name: torch.stack([getattr(it, name) for it in iterations]) for name in tensors}
+    together = _updated(importance, stack, Iteration(**stacked, samples=8, count=1))
+    expected = {slot: torch.stack([state[slot] for state in alone]) for slot in together}
+    check_equal("two runs stacked and each alone", together, expected)
+    if importance.needs_step:
+        it = _iteration(0)
+        shared = importance.start(it.theta, name="w", task=0)
+        assert it.before is not None
+        shared["current"] = it.before.clone()  # as a training step shares the memory
+        _updated(importance, shared, replace(it, before=shared["current"]), may_write={"before"})
+        check_equal("with `before` in the memory of `current`", shared, alone[0])
+
+
+def _updated(importance: Importance, state: State, it: Iteration, may_write: Set[str] = frozenset()) -> State:
+    names = {"g", "theta", "anchor", "before", "probe"} - may_write
+    before = {name: getattr(it, name).clone() for name in names}
+    importance.update(state, it)
+    check_equal("update must not write to the iteration", {name: getattr(it, name) for name in names}, before)
+    return state
+
+
+def _iteration(seed: int) -> Iteration:
+    generator = torch.Generator().manual_seed(seed)
+    g, theta, anchor, before, probe = torch.randn(5, 3, 4, generator=generator, dtype=torch.float64).unbind()
+    return Iteration(g=g, theta=theta, anchor=anchor, before=before, probe=probe, samples=8, count=1)

@@ -1,0 +1,99 @@
+"""Promise 10: a non-finite loss or gradient stops before anything is changed, and names the layer."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import mooring
+from mooring.errors import NonFiniteError
+from mooring.finite import check_finite
+
+IMPORTANCES = ["ewc", "mas", "si", "rwalk", "uniform", "random", mooring.EWC(labels="sampled"), mooring.Balanced("si")]
+PULLS = [mooring.Interpolation(), mooring.Penalty(1.0), mooring.Proximal(1.0)]
+
+
+def snapshot(model, optimizer, moor):
+    return copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"], moor.state_dict()))
+
+
+@pytest.mark.parametrize("pull", PULLS, ids=lambda pull: type(pull).__name__)
+@pytest.mark.parametrize("importance", IMPORTANCES, ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_non_finite_loss_changes_nothing_and_names_the_layer(importance, pull, bad):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    moor = mooring.attach(model, optimizer, importance=importance, pull=pull)
+
+    def step(factor):
+        optimizer.zero_grad()
+        (model(torch.randn(5, 3)).square().mean() * factor).backward()
+        optimizer.step()
+
+    step(1.0)
+    moor.consolidate()
+    step(1.0)
+    before = snapshot(model, optimizer, moor)
+    with pytest.raises(NonFiniteError, match=r"gradient of '(0|2)\.(weight|bias)'.* is not finite") as error:
+        step(bad)
+    assert "\n" not in str(error.value)
+    after = snapshot(model, optimizer, moor)
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new, old, rtol=0, atol=0)
+    step(1.0)  # the next good batch goes on
+
+
+def test_the_worst_layer_is_the_one_with_the_largest_share():
+    named = [
+        ("fine", torch.ones(3)),
+        ("one of four", torch.tensor([1.0, 1, 1, torch.nan])),
+        ("half", torch.tensor([1, torch.inf])),
+    ]
+    with pytest.raises(NonFiniteError, match="'half', and of 1 more"):
+        check_finite("gradient", named)
+
+
+def test_a_sum_that_overflows_is_not_mistaken_for_a_bad_gradient():
+    check_finite("gradient", [("huge", torch.full((10,), 3e38)), ("half", torch.full((10,), 6e4, dtype=torch.float16))])
+
+
+def test_a_non_finite_closure_loss_stops_before_the_update():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mooring.attach(model, optimizer)
+    before = model.weight.detach().clone()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.full((1, 2), torch.inf)).sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(NonFiniteError, match="the loss is"):
+        optimizer.step(closure)
+    assert torch.equal(model.weight, before)
+
+
+def test_an_overflowing_penalty_is_named_as_such():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance="uniform", pull=mooring.Penalty(1e38))
+    moor.consolidate()
+    with torch.no_grad():
+        model.weight.add_(1e6)
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(NonFiniteError, match="penalized gradient of 'weight'"):
+        optimizer.step()
+    assert torch.equal(model.weight, before)
+    assert torch.equal(model.weight.grad, torch.ones(1, 2))
+
+
+def test_the_check_can_be_switched_off():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mooring.attach(model, optimizer, check_finite=False)
+    model(torch.full((1, 2), torch.inf)).sum().backward()
+    optimizer.step()
+    assert not bool(model.weight.isfinite().all())
