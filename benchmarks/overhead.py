@@ -157,7 +157,9 @@ def main() -> None:
         turns, block = (options.turns or 15, 5) if model == "cnn6" else (options.turns or 5, 1)
         plain_peak = 0 if options.no_memory else memory_of((model, None, None))
         if not options.json:
-            print(f"\n{model}: {parameters / 1e6:.1f} M parameters, SGD with momentum, {torch.get_num_threads()} threads")
+            print(
+                f"\n{model}: {parameters / 1e6:.1f} M parameters, SGD with momentum, {torch.get_num_threads()} threads"
+            )
             heads = ("time / plain", "quartiles", "peak / plain", "model sizes")
             print(f"{'importance':14s}{'pull':15s}" + "".join(head.rjust(14) for head in heads))
         for importance in options.importance or IMPORTANCES:

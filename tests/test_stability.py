@@ -314,6 +314,7 @@ def test_limit_holds_for_adams_update_by_hand_at_the_rates_of_a_trained_adam():
 @pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 def test_learning_rates_of_adam_are_lr_over_root_vhat_plus_eps(kind, amsgrad):
+    torch.manual_seed(0)
     a, b = nn.Parameter(torch.ones(3, dtype=torch.float64)), nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
     groups = [{"params": [a]}, {"params": [b], "lr": 0.3, "betas": (0.7, 0.8), "eps": 1e-3}]
     optimizer = kind(groups, lr=0.02, betas=(0.9, 0.95), eps=1e-6, amsgrad=amsgrad)

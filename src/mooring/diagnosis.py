@@ -1,13 +1,15 @@
 """Why a penalty explodes, or why it does nothing: the stability of every layer as a table, with advice."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mooring import stability
+from mooring.runs import Number
 from mooring.selection import layer_of
 from mooring.stability import Verdicts
 
@@ -47,9 +49,10 @@ class Diagnosis:
         strength: the penalty's strength that was asked about.
         optimizer: the optimizer's class name.
         limit: the p from which this optimizer diverges (the smallest over parameter groups).
-        clamp: whether the penalty caps importance, so that nothing beyond 1 is used.
+        clamp: whether the penalty caps importance at 1 / (lr * strength).
         layers: one row per layer, in the model's order.
         safe_strength: 1 / max(lr * importance) over the model.
+        used_p: the largest p that acts, after clamping.
         disparity: mean importance of the last layer over that of the first.
         notes: what to know when reading the numbers.
         advice: what to do, in words.
@@ -61,6 +64,7 @@ class Diagnosis:
     clamp: bool
     layers: tuple[LayerDiagnosis, ...]
     safe_strength: float
+    used_p: float
     disparity: float
     notes: tuple[str, ...]
     advice: tuple[str, ...]
@@ -68,8 +72,8 @@ class Diagnosis:
     @property
     def stable(self) -> bool:
         """Whether every parameter interpolates or is free, as it is or through clamping."""
-        total = self.total
-        return not total.negative and (self.clamp or not (total.extrapolate or total.diverge))
+        rounding = 1e-6 if self.clamp else 0.0
+        return not self.total.negative and (self.used_p < 1 or (self.used_p <= 1 + rounding and self.clamp))
 
     @property
     def total(self) -> Verdicts:
@@ -78,8 +82,9 @@ class Diagnosis:
         return Verdicts(**{key: sum(row[key] for row in rows) for key in Verdicts.__dataclass_fields__})
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
-        return {**asdict(self), "stable": self.stable, "total": asdict(self.total)}
+        """Everything as plain numbers, strings and lists; None for what is infinite or undefined."""
+        found: dict[str, Any] = _plain({**asdict(self), "stable": self.stable, "total": asdict(self.total)})
+        return found
 
     def __str__(self) -> str:
         head = (
@@ -126,6 +131,17 @@ class Diagnosis:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One parameter, flat: its scores, its rate, p, and what p is once clamped."""
+
+    scores: Tensor
+    rate: Tensor
+    p: Tensor
+    used_p: Tensor
+    limit: float
+
+
 def diagnose(
     optimizer: torch.optim.Optimizer,
     moored: Mapping[Tensor, tuple[str, Tensor]],
@@ -133,15 +149,17 @@ def diagnose(
     *,
     clamp: bool = False,
     importance: str = "",
+    pull: str = "Penalty",
 ) -> Diagnosis:
     """Set every parameter's p = lr * strength * importance against the optimizer's limits.
 
     Args:
         optimizer: whose learning rates and momentum decide.
-        moored: name and importance of each parameter.
+        moored: name and importance of each parameter, in the model's order.
         strength: the penalty's strength.
         clamp: whether the penalty caps importance.
         importance: the definition's name, for the advice.
+        pull: the name of the pull in use, for the notes.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(3))
@@ -151,17 +169,74 @@ def diagnose(
         (0.5, False, 3)
     """
     rates = stability.learning_rates(optimizer)
-    limits = {p: stability.divergence_limit(optimizer, g) for g in optimizer.param_groups for p in g["params"]}
-    layers: dict[str, list[tuple[Tensor, Tensor, float]]] = {}
-    for parameter, (name, scores) in moored.items():
-        if parameter in rates:
-            rate = torch.as_tensor(rates[parameter], dtype=scores.dtype, device=scores.device)
-            p = stability.interpolation_weight(rate.expand_as(scores).reshape(-1), strength, scores.reshape(-1))
-            layers.setdefault(layer_of(name), []).append((scores.reshape(-1), p, limits[parameter]))
-    everything = sum(float(s.abs().sum(dtype=torch.float64)) for parts in layers.values() for s, _, _ in parts)
-    rows = tuple(_layer(name, parts, strength, everything) for name, parts in layers.items())
-    means = [row.mean for row in rows]
-    disparity = means[-1] / means[0] if means and means[0] else float("nan")
+    layers: dict[str, list[_Part]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter in moored and parameter.numel():
+                name, scores = moored[parameter]
+                part = _part(scores.reshape(-1), rates[parameter], group, optimizer, strength, clamp)
+                layers.setdefault(layer_of(name), []).append(part)
+    order = dict.fromkeys(layer_of(name) for name, _ in moored.values())
+    layers = {name: layers[name] for name in order if name in layers}
+    parts = [part for layer in layers.values() for part in layer]
+    everything = sum(_total(part.scores.abs()) for part in parts)
+    rows = tuple(_layer(name, layer, everything) for name, layer in layers.items())
+    found = Diagnosis(
+        strength=strength,
+        optimizer=type(optimizer).__name__,
+        limit=min((part.limit for part in parts), default=2.0),
+        clamp=clamp,
+        layers=rows,
+        safe_strength=min((row.safe_strength for row in rows), default=float("inf")),
+        used_p=max((float(part.used_p.max()) for part in parts), default=0.0),
+        disparity=rows[-1].mean / rows[0].mean if rows and rows[0].mean else float("nan"),
+        notes=tuple(_notes(optimizer, clamp, pull)),
+        advice=(),
+    )
+    return replace(found, advice=tuple(_advice(found, importance)))
+
+
+def _part(
+    scores: Tensor, rate: Number, group: dict[str, Any], optimizer: torch.optim.Optimizer, strength: float, clamp: bool
+) -> _Part:
+    rates = torch.as_tensor(rate, dtype=scores.dtype, device=scores.device).reshape(-1).expand_as(scores)
+    p = stability.interpolation_weight(rates, strength, scores)
+    lr = float(group.get("lr", 1.0))
+    capped = scores.clamp(max=1 / (lr * strength)) if clamp and lr * strength else scores
+    used = stability.interpolation_weight(rates, strength, capped)
+    return _Part(scores, rates, p, used, stability.divergence_limit(optimizer, group))
+
+
+def _layer(name: str, parts: list[_Part], everything: float) -> LayerDiagnosis:
+    size = sum(part.scores.numel() for part in parts)
+    counted = [asdict(stability.verdicts(part.p, part.limit)) for part in parts]
+    return LayerDiagnosis(
+        name=name,
+        parameters=size,
+        mean=sum(_total(part.scores) for part in parts) / size,
+        largest=max(float(part.scores.max()) for part in parts),
+        share=sum(_total(part.scores.abs()) for part in parts) / everything if everything else 0.0,
+        largest_p=max(float(part.p.max()) for part in parts),
+        verdicts=Verdicts(**{key: sum(c[key] for c in counted) for key in Verdicts.__dataclass_fields__}),
+        safe_strength=min(stability.largest_safe_strength(part.rate, part.scores) for part in parts),
+    )
+
+
+def _total(scores: Tensor) -> float:
+    return float(scores.sum(dtype=torch.float64))
+
+
+def _plain(value: Any) -> Any:
+    """Lists for tuples, None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _notes(optimizer: torch.optim.Optimizer, clamp: bool, pull: str) -> list[str]:
+    """What to know when reading the numbers."""
     notes = []
     kind = type(optimizer).__name__
     if stability.rescales(optimizer):
@@ -169,41 +244,17 @@ def diagnose(
             f"{kind} rescales the learning rate per parameter; p uses the momentary lr / (sqrt(v) + eps), "
             "which moves as training goes on"
         )
+    elif isinstance(optimizer, torch.optim.Adam | torch.optim.NAdam | torch.optim.RAdam | torch.optim.RMSprop):
+        notes.append(
+            f"{kind} rescales the learning rate per parameter once it has stepped; p uses the plain one so far"
+        )
     elif not isinstance(optimizer, torch.optim.SGD):
         notes.append(f"the limits are those of gradient descent; {kind} may rescale its steps")
     if clamp:
-        notes.append("clamp=True caps every p at 1: what reads beyond it is held at its anchor, not extrapolated")
-    safe = min((row.safe_strength for row in rows), default=float("inf"))
-    found = Diagnosis(
-        strength=strength,
-        optimizer=type(optimizer).__name__,
-        limit=min((limit for parts in layers.values() for _, _, limit in parts), default=2.0),
-        clamp=clamp,
-        layers=rows,
-        safe_strength=safe,
-        disparity=disparity,
-        notes=tuple(notes),
-        advice=(),
-    )
-    return Diagnosis(**{**found.__dict__, "advice": tuple(_advice(found, importance))})
-
-
-def _layer(name: str, parts: list[tuple[Tensor, Tensor, float]], strength: float, everything: float) -> LayerDiagnosis:
-    size = sum(s.numel() for s, _, _ in parts)
-    total = sum(float(s.sum(dtype=torch.float64)) for s, _, _ in parts)
-    absolute = sum(float(s.abs().sum(dtype=torch.float64)) for s, _, _ in parts)
-    counted = [asdict(stability.verdicts(p, limit)) for _, p, limit in parts]
-    largest_p = max(float(p.max()) for _, p, _ in parts)
-    return LayerDiagnosis(
-        name=name,
-        parameters=size,
-        mean=total / size,
-        largest=max(float(s.max()) for s, _, _ in parts),
-        share=absolute / everything if everything else 0.0,
-        largest_p=largest_p,
-        verdicts=Verdicts(**{key: sum(c[key] for c in counted) for key in Verdicts.__dataclass_fields__}),
-        safe_strength=strength / largest_p if largest_p > 0 else float("inf"),
-    )
+        notes.append("clamp=True caps importance at 1 / (lr * strength): what reads beyond p = 1 is held at its anchor")
+    if pull != "Penalty":
+        notes.append(f"{pull} does not extrapolate; this is what a Penalty of that strength would do")
+    return notes
 
 
 def _advice(found: Diagnosis, importance: str) -> list[str]:

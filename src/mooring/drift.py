@@ -1,7 +1,7 @@
 """How far a model has moved: its parameters, layer by layer, and its representations (CKA)."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -31,9 +31,9 @@ def parameter_drift(parts: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, fl
     size: dict[str, float] = {}
     for name, theta, anchor in parts:
         layer = layer_of(name)
-        d = theta.detach().to(anchor.dtype) - anchor
-        moved[layer] = moved.get(layer, 0.0) + float(d.square().sum(dtype=torch.float64))
-        size[layer] = size.get(layer, 0.0) + float(anchor.square().sum(dtype=torch.float64))
+        d = theta.detach().double() - anchor.double()
+        moved[layer] = moved.get(layer, 0.0) + float(d.square().sum())
+        size[layer] = size.get(layer, 0.0) + float(anchor.double().square().sum())
     return {
         layer: math.sqrt(moved[layer] / size[layer]) if size[layer] else _from_zero(moved[layer]) for layer in moved
     }
@@ -76,7 +76,7 @@ def cka(
     model_a: nn.Module,
     model_b: nn.Module,
     inputs: Tensor | Iterable[Any],
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     *,
     batch_size: int = 256,
 ) -> dict[str, float]:
@@ -102,20 +102,19 @@ def cka(
         >>> {name: round(value, 4) for name, value in cka(model, model, torch.randn(20, 4)).items()}
         {'0': 1.0, '2': 1.0}
     """
-    names = _pick_layers(model_a, model_b, layers)
+    names = _pick_layers(model_a, model_b, (layers,) if isinstance(layers, str) else layers)
     batches: Iterable[Any] = torch.split(inputs, batch_size) if isinstance(inputs, Tensor) else inputs
-    if iter(batches) is batches:
+    if isinstance(batches, Iterator):
         raise MooringError("cka: inputs can be read only once; give a tensor, a list of batches or a DataLoader")
     scores: dict[str, float] = {}
     waiting = names
     while waiting:
-        features = _collect((model_a, model_b), batches, waiting)
-        done = list(features)
-        for name in done:
-            scores[name] = debiased_cka(*features.pop(name))
-        waiting = [name for name in waiting if name not in scores]
-        if not done:
+        with torch.random.fork_rng():  # a DataLoader draws from the global random state
+            features = _collect((model_a, model_b), batches, waiting)
+        if not features:
             raise MooringError(f"cka: layer {waiting[0]!r} gave no tensor: it did not run; name the layers to compare")
+        scores |= {name: debiased_cka(*features[name]) for name in features}
+        waiting = [name for name in waiting if name not in scores]
     return {name: scores[name] for name in names}
 
 
@@ -148,6 +147,8 @@ def _collect(
     wanted: set[str] | None = None
     for batch in batches:
         x = batch[0] if isinstance(batch, tuple | list) else batch
+        if not isinstance(x, Tensor):
+            raise MooringError(f"cka: a batch is a {type(x).__name__}: give tensors, or tuples that begin with one")
         for model, kept in zip(models, pieces, strict=True):
             for name, feature in _features(model, x, names if wanted is None else sorted(wanted)).items():
                 kept.setdefault(name, []).append(feature)
@@ -156,6 +157,8 @@ def _collect(
             for kept in pieces:
                 for name in set(kept) - wanted:
                     del kept[name]
+    if wanted is None:
+        raise MooringError("debiased CKA needs at least 4 inputs, not 0")
     return {n: (torch.cat(pieces[0][n]), torch.cat(pieces[1][n])) for n in names if n in pieces[0] and n in pieces[1]}
 
 
@@ -182,7 +185,8 @@ def _features(model: nn.Module, x: Tensor, names: Sequence[str]) -> dict[str, Te
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             output = output[0] if isinstance(output, tuple | list) else output
             if isinstance(output, Tensor):
-                found[name] = output.detach().flatten(1).float() if output.dtype != torch.float64 else output.flatten(1)
+                wide = torch.promote_types(output.dtype, torch.float32)
+                found[name] = _rows(output).to(wide, copy=True)  # the next layer may work in place
 
         return hook
 
@@ -199,9 +203,14 @@ def _features(model: nn.Module, x: Tensor, names: Sequence[str]) -> dict[str, Te
     return found
 
 
+def _rows(x: Tensor) -> Tensor:
+    """One row of features for each input."""
+    return x.unsqueeze(1) if x.ndim == 1 else x.flatten(1)
+
+
 def _gram(x: Tensor) -> Tensor:
     """x x' of centred features, with a zero diagonal; centring changes nothing but the rounding."""
-    x = x.flatten(1)
+    x = _rows(x)
     x = x - x.mean(0)
     return (x @ x.T).double().fill_diagonal_(0)
 

@@ -16,6 +16,7 @@ from mooring.importance import Importance, State
 from mooring.ledger import Ledger
 from mooring.merges import Merge
 from mooring.pulls import Pull
+from mooring.pulls.base import check_strength
 from mooring.pulls.penalty import energy
 from mooring.selection import layer_of, norm_buffers
 from mooring.step import TrainingStep
@@ -142,9 +143,18 @@ class Mooring:
             >>> moor.diagnose().total.diverge
             3
         """
-        moored = {p: (m.name, m.full(m.previous)) for p, m in self._ledger.records.items()}
-        clamp = bool(getattr(self.pull, "clamp", False))
-        return diagnose(self.optimizer, moored, self._strength(strength), clamp=clamp, importance=self.importance.name)
+        records = self._ledger.records
+        moored = {
+            p: (name, records[p].full(records[p].previous)) for p, name in self._ledger.names.items() if p in records
+        }
+        return diagnose(
+            self.optimizer,
+            moored,
+            self._strength(strength),
+            clamp=bool(getattr(self.pull, "clamp", False)),
+            importance=self.importance.name,
+            pull=type(self.pull).__name__,
+        )
 
     @torch.no_grad()
     def effective_learning_rate(self, i: int, strength: float | None = None) -> State:
@@ -230,6 +240,7 @@ class Mooring:
             raise MooringError(f"{type(self.pull).__name__} has no strength: give one, as in diagnose(strength=100.0)")
         if not self.tasks:
             raise MooringError("no task was consolidated yet: call consolidate() at the end of one, then diagnose()")
+        check_strength(given)
         return float(given)
 
     def _refuse_interrupted(self) -> None:

@@ -63,7 +63,7 @@ def divergence_limit(optimizer: torch.optim.Optimizer, group: dict[str, Any]) ->
 
     Gradient descent: 2. Heavy-ball momentum b with dampening t: 2 (1 + b) / (1 - t). Nesterov:
     2 (1 + b) / (1 + 2 b). Adam's running mean is heavy ball with dampening b1, so 2 (1 + b1) / (1 - b1), for
-    its momentary rate per parameter. Other optimizers are taken for gradient descent.
+    its momentary rate per parameter, and NAdam's is Nesterov's. Other optimizers are taken for gradient descent.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -71,13 +71,15 @@ def divergence_limit(optimizer: torch.optim.Optimizer, group: dict[str, Any]) ->
         >>> divergence_limit(sgd, sgd.param_groups[0])
         3.8
     """
-    momentum = float(group.get("momentum", 0.0))
     if "betas" in group and isinstance(optimizer, torch.optim.Adam | torch.optim.NAdam | torch.optim.RAdam):
-        b1 = float(group["betas"][0])
-        return 2 * (1 + b1) / (1 - b1)
-    if group.get("nesterov"):
-        return 2 * (1 + momentum) / (1 + 2 * momentum)
-    return 2 * (1 + momentum) / (1 - float(group.get("dampening", 0.0)))
+        momentum = dampening = float(group["betas"][0])
+        nesterov = isinstance(optimizer, torch.optim.NAdam)
+    else:
+        momentum = float(group.get("momentum", 0.0))
+        dampening = float(group.get("dampening", 0.0)) if momentum else 0.0  # torch ignores it without momentum
+        nesterov = bool(group.get("nesterov"))
+    slowed = (1 - dampening) * (1 + 2 * momentum if nesterov else 1)
+    return 2 * (1 + momentum) / slowed if slowed > 0 else float("inf")
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> dict[Tensor, Number]:
@@ -103,7 +105,7 @@ def _rescaling(group: dict[str, Any], state: dict[str, Any]) -> Number:
     if "exp_avg_sq" in state and "betas" in group:
         v = state.get("max_exp_avg_sq", state["exp_avg_sq"])
         v = v / (1 - float(group["betas"][1]) ** float(state["step"]))
-    elif "square_avg" in state:
+    elif _is_rmsprop(state):
         v = state["square_avg"]
         if group.get("centered"):
             v = (v - state["grad_avg"].square()).clamp(min=0)
@@ -120,7 +122,11 @@ def rescales(optimizer: torch.optim.Optimizer) -> bool:
         >>> rescales(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
         False
     """
-    return any("exp_avg_sq" in state or "square_avg" in state for state in optimizer.state.values())
+    return any("exp_avg_sq" in state or _is_rmsprop(state) for state in optimizer.state.values())
+
+
+def _is_rmsprop(state: dict[str, Any]) -> bool:
+    return "square_avg" in state and "acc_delta" not in state  # Adadelta keeps both
 
 
 @dataclass(frozen=True)
