@@ -37,6 +37,11 @@ class Moored:
     previous: Tensor | None = None
     count: int = 0
 
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype to compute in: that of the parameter or of what is kept, whichever is wider, at least float32."""
+        return torch.promote_types(torch.promote_types(self.parameter.dtype, self.anchor.dtype), torch.float32)
+
     def slots(self) -> State:
         """Every tensor kept for the parameter, by what it is."""
         kept = {"anchor": self.anchor, **self.state}

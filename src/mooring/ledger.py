@@ -47,6 +47,7 @@ class Ledger:
         self.steps = 0
         self.records: dict[Tensor, Moored] = {}
         self.names: dict[Tensor, str] = {}
+        self._held = 0
         self.refresh()
 
     def refresh(self) -> None:
@@ -57,6 +58,9 @@ class Ledger:
     def trained(self) -> list[Tensor]:
         """The parameters that this optimizer trains and that are not excluded."""
         held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if len(held) != self._held:  # a parameter group was added
+            self._held = len(held)
+            self.refresh()
         return [p for p in held if p.requires_grad and p in self.names]
 
     def adopt(self, p: Tensor) -> Moored | None:

@@ -206,7 +206,7 @@ class Mooring:
         for name, count in header["counts"].items():
             p = by_name[name]
             records[p] = unpack_parameter(state, self._ledger.fresh(p, header["tasks"]), count)
-        known = norm_buffers(self.model, self._ledger.names)
+        known = norm_buffers(self.model, self._ledger.trained())
         buffers = {key.removeprefix("buffer."): t for key, t in state.items() if key.startswith("buffer.")}
         for name, tensor in buffers.items():
             if name not in known or tensor.shape != known[name].shape:
@@ -217,6 +217,7 @@ class Mooring:
 
     def detach(self) -> None:
         """Remove every hook. The model and optimizer are as if never moored; the state stays readable."""
+        self._step.unload()
         for handle in self._handles:
             handle.remove()
         if self._watch:

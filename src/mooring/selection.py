@@ -1,7 +1,7 @@
 """Which parameters and buffers of a model are moored, and what they are called."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
@@ -71,18 +71,17 @@ def moorable(model: nn.Module, exclude: tuple[str | nn.Module, ...]) -> dict[Ten
     }
 
 
-def norm_buffers(model: nn.Module, parameters: dict[Tensor, str]) -> dict[str, Tensor]:
-    """The running statistics of normalisation modules, by name.
+def norm_buffers(model: nn.Module, trained: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The running statistics of the normalisation modules that one optimizer looks after, by name.
 
-    Where a module has parameters, one of them must be among `parameters`: with one Mooring for each of several
-    optimizers, each looks after its own modules.
+    A module is looked after by whoever trains its first parameter; one without parameters, by whoever trains the last
+    parameter before it. So with several optimizers each statistic is held once.
     """
-    buffers = {}
+    own, buffers, last = set(trained), {}, next(model.parameters(), None)
     for name, module in model.named_modules():
-        if not isinstance(module, nn.modules.batchnorm._NormBase):
-            continue
-        own = list(module.parameters(recurse=False))
-        if own and not any(p in parameters for p in own):
+        parameters = list(module.parameters(recurse=False))
+        owner, last = parameters[0] if parameters else last, parameters[-1] if parameters else last
+        if not isinstance(module, nn.modules.batchnorm._NormBase) or owner not in own:
             continue
         for key in ("running_mean", "running_var"):
             if isinstance(buffer := getattr(module, key, None), Tensor):

@@ -66,7 +66,7 @@ class TrainingStep:
     ) -> tuple[Any, dict[str, Any]] | None:
         """The optimizer's pre-hook. With a closure, the gradient is there only after the closure ran."""
         self._due = []
-        self._unload()
+        self.unload()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._prepare(optimizer)
@@ -80,8 +80,9 @@ class TrainingStep:
             evaluated = True
             loss = closure()
             if self.check and isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
+                value = loss.detach().mean().item()
                 raise NonFiniteError(
-                    f"the loss is {float(loss)}; nothing was changed: lower the learning rate or the strength"
+                    f"the loss is {value}; nothing was changed: lower the learning rate or the strength"
                 )
             self._prepare(optimizer)
             return loss
@@ -102,7 +103,7 @@ class TrainingStep:
             lr = group.get("lr", 1.0)  # an optimizer without one moves by the gradient itself
             for p in group["params"]:
                 if p.grad is not None and (m := self.ledger.adopt(p)):
-                    due.append((m, lr, p.grad if scale is None else p.grad.to(m.anchor.dtype) / scale))
+                    due.append((m, lr, self._task_gradient(optimizer, p.grad, m, scale)))
         if not due:
             return
         seen = self.watch.take() if self.watch else Seen()
@@ -113,6 +114,14 @@ class TrainingStep:
         if self.importance.needs_step:
             self._before = {m.parameter: self._copy(m) for m, _, _ in due}
         self._due, self._seen = due, seen
+
+    def _task_gradient(self, optimizer: torch.optim.Optimizer, grad: Tensor, m: Moored, scale: Tensor | None) -> Tensor:
+        """The gradient of the task's loss as it will still be there after the step."""
+        if scale is not None:
+            return grad.to(m.wide) / scale
+        penalized = isinstance(self.pull, GradientPull) and m.previous is not None  # the step works on another tensor
+        own = type(optimizer).__module__.startswith("torch.optim.")  # torch's optimizers do not write to gradients
+        return grad if own or penalized else grad.clone()
 
     def _load(self, due: Due, scale: Tensor | None) -> None:
         """g <- g + force, in a gradient of its own, so that the task's can be put back after the step."""
@@ -128,16 +137,18 @@ class TrainingStep:
             except NonFiniteError:
                 check_finite("gradient", [(m.name, g) for m, _, g in due])  # it need not be the penalty's fault
                 raise
+        task_gradients = {m.parameter: g for m, _, g in due}
         for m, load in laden:
-            assert m.parameter.grad is not None
-            self._laden.append((m.parameter, m.parameter.grad))
-            m.parameter.grad = load
+            p = m.parameter
+            assert p.grad is not None
+            self._laden.append((p, p.grad if scale is None else p.grad.copy_(task_gradients[p])))  # as the kernel does
+            p.grad = load
 
     def _penalized(self, pull: GradientPull, m: Moored, lr: Number, g: Tensor, scale: Tensor | None) -> Tensor:
         assert m.previous is not None
-        load = torch.empty_like(m.parameter.grad if m.parameter.grad is not None else g)
+        load = torch.empty_like(m.parameter)
         for theta, anchor, previous, g_piece, piece in tiles([m.parameter, m.anchor, m.previous, g, load]):
-            force = pull.force(previous, theta.to(anchor.dtype) - anchor, lr)
+            force = pull.force(previous.to(m.wide), theta.to(m.wide) - anchor, lr)
             if scale is None and force.dtype == piece.dtype:
                 torch.add(g_piece, force, out=piece)
             else:
@@ -156,7 +167,7 @@ class TrainingStep:
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
         """The optimizer's post-hook: update the importance, then pull."""
-        self._unload()
+        self.unload()
         if not self._due:
             return
         self.ledger.steps += 1
@@ -169,18 +180,18 @@ class TrainingStep:
                 if counts:  # the outputs depend on this parameter, where they matter
                     self._update_importance(m, piece)
                 if pull and not balanced:
-                    pull_back(pull, piece, lr)
+                    pull_back(pull, m, piece, lr)
         if pull and balanced:
             factors = self.ledger.factors()
             for m, lr, g in self._due:
                 for piece in self._pieces(m, g):
                     piece["current"] = piece["current"] * factors[layer_of(m.name)]
-                    pull_back(pull, piece, lr)
+                    pull_back(pull, m, piece, lr)
         self._before = {}
         self._hold_buffers()
         self._due, self._seen = [], Seen()
 
-    def _unload(self) -> None:
+    def unload(self) -> None:
         """Give the parameters their task's gradient back."""
         for parameter, gradient in self._laden:
             parameter.grad = gradient
@@ -196,33 +207,40 @@ class TrainingStep:
             yield dict(zip(named, pieces, strict=True))
 
     def _update_importance(self, m: Moored, piece: State) -> None:
-        wide = {key: piece[key].to(m.anchor.dtype) for key in ("g", "theta", "before", "probe") if key in piece}
-        it = Iteration(**wide, anchor=piece["anchor"], samples=self._seen.samples, count=m.count)
-        self.importance.update({slot: piece[slot] for slot in m.state}, it)
+        named = ("g", "theta", "anchor", "before", "probe")
+        wide = {key: piece[key].to(m.wide) for key in named if key in piece}
+        state = {slot: piece[slot].to(m.wide) if piece[slot].is_floating_point() else piece[slot] for slot in m.state}
+        self.importance.update(state, Iteration(**wide, samples=self._seen.samples, count=m.count))
+        for slot, tensor in state.items():
+            if tensor is not piece[slot]:  # kept in a narrower dtype
+                piece[slot].copy_(tensor)
 
     # Normalisation statistics
 
     def anchor_buffers(self) -> None:
         """A task ends: remember the statistics as they are, where they are to be held."""
         if self.buffers != "follow":
-            self.buffer_anchors = {n: b.clone() for n, b in norm_buffers(self.ledger.model, self.ledger.names).items()}
+            self.buffer_anchors = {name: buffer.clone() for name, buffer in self._norm_buffers().items()}
+
+    def _norm_buffers(self) -> State:
+        return norm_buffers(self.ledger.model, self.ledger.trained())
 
     def _hold_buffers(self) -> None:
         """Keep the statistics, or bring them half-way back (R at equal importance)."""
         if self.buffer_anchors:
             weight = 1.0 if self.buffers == "keep" else 0.5
-            for name, buffer in norm_buffers(self.ledger.model, self.ledger.names).items():
+            for name, buffer in self._norm_buffers().items():
                 if name in self.buffer_anchors:
                     buffer.lerp_(self.buffer_anchors[name], weight)
 
 
-def pull_back(pull: ParameterPull, piece: State, lr: Number) -> None:
+def pull_back(pull: ParameterPull, m: Moored, piece: State, lr: Number) -> None:
     """theta <- theta + rate * (anchor - theta), as a lerp, which never leaves the interval."""
     if "previous" not in piece:
         return  # nothing is known of the past
-    theta, anchor = piece["theta"], piece["anchor"]
-    rate = pull.rate(piece["previous"], piece["current"], lr).to(anchor.dtype)
-    if theta.dtype == anchor.dtype:
+    theta, anchor = piece["theta"], piece["anchor"].to(m.wide)
+    rate = pull.rate(piece["previous"].to(m.wide), piece["current"].to(m.wide), lr).to(m.wide)
+    if theta.dtype == m.wide:
         theta.lerp_(anchor, rate)
     else:
-        theta.copy_(torch.lerp(theta.to(anchor.dtype), anchor, rate))
+        theta.copy_(torch.lerp(theta.to(m.wide), anchor, rate))

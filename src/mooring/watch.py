@@ -93,10 +93,11 @@ class Watch:
         self.ledger = ledger
         self.find = outputs or find_outputs
         self._looks = 0
+        self._had_gradient = False
         self.seen = Seen()
         self._handle = model.register_forward_hook(self._hook)
         if importance.watches == "outputs":
-            _keep_graph_when_compiled(model)
+            _let_graphs_be_differentiated_twice()
 
     def take(self) -> Seen:
         """What was seen since the last step; a new count begins."""
@@ -111,7 +112,7 @@ class Watch:
 
     def forget(self) -> None:
         """Drop what was seen: the step it belonged to was taken, or skipped."""
-        self.seen, self._looks = Seen(), 0
+        self.seen, self._looks, self._had_gradient = Seen(), 0, False
 
     def remove(self) -> None:
         """Stop watching."""
@@ -128,14 +129,20 @@ class Watch:
             return
         pending: list[Seen] = [self._look(outputs)]
 
-        def commit(gradient: Tensor) -> None:
+        def commit(gradient: Tensor | None = None) -> None:
             if pending:
-                if self.seen.samples and self._gradients_were_cleared():
+                if self._had_gradient and not self._some_gradient():
                     self.forget()  # GradScaler skipped a step, and its gradients were thrown away
                 self.seen.add(pending.pop())
+                if gradient is not None:
+                    engine = torch.autograd.Variable._execution_engine
+                    engine.queue_callback(self._note_gradient)  # when this backward pass is over
 
-        for tensor in _tensors(returned) or [outputs]:
+        tensors = _tensors(returned)
+        for tensor in tensors:
             tensor.register_hook(commit)  # type: ignore[no-untyped-call]
+        if not tensors:
+            commit()  # nothing to wait for in an object that hides its tensors
 
     def _look(self, outputs: Tensor) -> Seen:
         samples = count_samples(outputs)
@@ -160,8 +167,11 @@ class Watch:
         moment = (getattr(self.importance, "seed", 0), self.ledger.tasks, self.ledger.steps, self._looks)
         return torch.Generator(device).manual_seed(zlib.crc32(repr(moment).encode()))
 
-    def _gradients_were_cleared(self) -> bool:
-        return not any(p.grad is not None and bool(p.grad.any()) for p in self.ledger.trained())
+    def _some_gradient(self) -> bool:
+        return any(p.grad is not None and bool(p.grad.any()) for p in self.ledger.trained())
+
+    def _note_gradient(self) -> None:
+        self._had_gradient = self._some_gradient()
 
 
 def _tensors(returned: Any) -> list[Tensor]:
@@ -175,13 +185,19 @@ def _tensors(returned: Any) -> list[Tensor]:
     elif isinstance(returned, tuple | list):
         parts = list(returned)
     else:
-        return []
+        parts = list(getattr(returned, "__dict__", {}).values())
     return [tensor for part in parts for tensor in _tensors(part)]
 
 
-def _keep_graph_when_compiled(model: nn.Module) -> None:
-    """Let a compiled model's graph be differentiated twice, which its donated buffers would forbid."""
-    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
-        import torch._functorch.config as config
+def _let_graphs_be_differentiated_twice() -> None:
+    """Compiled graphs give their saved tensors away in the first backward pass, unless told not to.
 
+    What was compiled before is compiled again: it would give wrong gradients in silence.
+    """
+    import torch._functorch.config as config
+
+    if config.donated_buffer:
         config.donated_buffer = False
+        if hasattr(torch.compiler.config, "cache_key_tag"):  # nor take it from the cache on disk
+            torch.compiler.config.cache_key_tag += "mooring"
+        torch.compiler.reset()

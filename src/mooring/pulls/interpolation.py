@@ -30,7 +30,7 @@ def relative_importance(previous: Tensor, current: Tensor, root: float = 2) -> T
     """
     largest = torch.finfo(previous.dtype).max
     ratio = previous.clamp(0, largest).div_(current.clamp(0, largest))
-    ratio.nan_to_num_(nan=0.0, posinf=torch.inf)  # 0/0; a mask would cost more than all the rest
+    ratio.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=torch.inf)  # 0/0 and x/-0; a mask would cost far more
     return ratio.pow_(-1 / root).add_(1).reciprocal_()
 
 
