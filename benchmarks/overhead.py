@@ -1,7 +1,9 @@
 """What mooring costs: a training step with each importance and pull over the plain step, in time and peak memory.
 
 Prints ratios of two things measured in the same run, one after the other: blocks of plain and moored steps take
-turns, and the ratio is the median over the turns. Peak memory is that of a process of its own for each case.
+turns, and the ratio is the median over the turns. Peak memory is that of a process of its own for each case. On Linux
+the C allocator is told to keep freed memory, for both alike: whether it hands it back after a step, to be faulted in
+again in the next, is a lottery that moves either side by a tenth (`--allocator default` leaves it as it is).
 
     python benchmarks/overhead.py                  # everything, some minutes
     python benchmarks/overhead.py --model cnn6     # one model
@@ -11,6 +13,7 @@ turns, and the ratio is the median over the turns. Peak memory is that of a proc
 import argparse
 import json
 import multiprocessing
+import os
 import resource
 import statistics
 import sys
@@ -38,6 +41,10 @@ PULLS: dict[str, Callable[[], Any]] = {
     "penalty": lambda: mooring.Penalty(1e-4),
     "proximal": lambda: mooring.Proximal(1.0),
 }
+
+
+KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
+"""What keeps glibc from giving memory back; read at the start of a process."""
 
 
 def cnn6() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -150,7 +157,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=0, help="turns of plain and moored blocks (default: by model)")
     parser.add_argument("--no-memory", action="store_true", help="leave out peak memory")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
+    parser.add_argument("--allocator", choices=["keeping", "default"], default="keeping", help="see above")
     options = parser.parse_args()
+    if options.allocator == "keeping" and not KEEPING.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEPING})
     found = []
     for model in options.model or MODELS:
         parameters = sum(p.numel() for p in MODELS[model]()[0].parameters())

@@ -28,6 +28,7 @@ class Moored:
         state: the importance's tensors on this task, `current` among them.
         previous: the importance over past tasks; None before the first consolidation, which counts as 0.
         count: the iterations of this task in which it had a gradient.
+        wide: the dtype to compute in: the parameter's or that of what is kept, the wider one, at least float32.
     """
 
     name: str
@@ -37,10 +38,9 @@ class Moored:
     previous: Tensor | None = None
     count: int = 0
 
-    @property
-    def wide(self) -> torch.dtype:
-        """The dtype to compute in: that of the parameter or of what is kept, whichever is wider, at least float32."""
-        return torch.promote_types(torch.promote_types(self.parameter.dtype, self.anchor.dtype), torch.float32)
+    def __post_init__(self) -> None:
+        """Settle the dtype to compute in."""
+        self.wide = torch.promote_types(torch.promote_types(self.parameter.dtype, self.anchor.dtype), torch.float32)
 
     def slots(self) -> State:
         """Every tensor kept for the parameter, by what it is."""

@@ -30,10 +30,13 @@ def path_score(path: Tensor, d: Tensor, damping: float) -> Tensor:
         >>> path_score(torch.tensor([1.0]), d=torch.tensor([1.0]), damping=1.0)
         tensor([0.5000])
     """
-    return d.square().add_(damping).reciprocal_().mul_(path)
+    distance = d.square().add_(damping)
+    return torch.div(path, distance, out=distance)
 
 
-def signed_score(score: Tensor, sign: str | float, keeps_sign: Tensor | None = None) -> Tensor:
+def signed_score(
+    score: Tensor, sign: str | float, keeps_sign: Tensor | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """What becomes of negative scores: "rectified" to 0, "absolute", "signed" as they are.
 
     With a fraction, absolute except where `keeps_sign` is true.
@@ -43,13 +46,13 @@ def signed_score(score: Tensor, sign: str | float, keeps_sign: Tensor | None = N
         tensor([0., 2.])
     """
     if sign == "rectified":
-        return score.relu()
+        return torch.clamp(score, min=0, out=out)
     if sign == "absolute":
-        return score.abs()
+        return torch.abs(score, out=out)
     if sign == "signed":
-        return score
+        return torch.clone(score) if out is None else out.copy_(score)
     assert keeps_sign is not None
-    return torch.where(keeps_sign, score, score.abs())
+    return torch.where(keeps_sign, score, score.abs(), out=out)
 
 
 @dataclass(frozen=True)
@@ -101,4 +104,4 @@ class SI(Importance):
         """path <- path - g * step; current = the signed path_score."""
         path = path_integral(state["path"], it.g, it.step, out=state["path"])
         score = path_score(path, it.d, self.damping)
-        state["current"].copy_(signed_score(score, self.sign, state.get("keeps_sign")))
+        signed_score(score, self.sign, state.get("keeps_sign"), out=state["current"])

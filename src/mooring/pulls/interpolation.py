@@ -63,4 +63,5 @@ class Interpolation(ParameterPull):
 
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:
         """stiffness * `relative_importance`; the learning rate plays no part."""
-        return self.stiffness * relative_importance(previous, current, self.root)
+        rate = relative_importance(previous, current, self.root)
+        return rate if self.stiffness == 1 else rate.mul_(self.stiffness)
