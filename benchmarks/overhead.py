@@ -144,7 +144,9 @@ def peak_bytes(case: tuple[str, str | None, str | None]) -> int:
 
 
 def memory_of(case: tuple[str, str | None, str | None]) -> int:
-    """`peak_bytes` in a fresh process."""
+    """`peak_bytes` in a fresh process, with the allocator as it is by default."""
+    for key in KEEPING:
+        os.environ.pop(key, None)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(peak_bytes, (case,))
 

@@ -1,0 +1,172 @@
+"""Outputs are found in whatever a model returns, and only counted where they were learned from."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+import mooring
+from by_hand import (
+    Batches,
+    ByHand,
+    check,
+    close,
+    draw_the_likeliest,
+    identical,
+    network,
+    one_line,
+    pair,
+    sgd,
+    some_batches,
+    states,
+)
+from mooring import MAS
+from mooring.errors import MooringError
+
+
+@dataclasses.dataclass
+class Output:
+    loss: Tensor
+    logits: Tensor
+
+
+class Opaque:
+    def __init__(self, loss: Tensor, logits: Tensor) -> None:
+        self.loss, self.logits = loss, logits
+
+
+class Returning(nn.Sequential):
+    """Computes a loss of its own, as language models do, and returns it with the logits."""
+
+    form: Callable[[Tensor, Tensor], Any]
+
+    def forward(self, x: Tensor) -> Any:
+        logits = super().forward(x)
+        return self.form(logits.sin().mean(), logits)
+
+
+def returning(form: Callable[[Tensor, Tensor], Any]) -> Returning:
+    model = Returning(*network())
+    model.form = form
+    return model
+
+
+def learn_from_returned_loss(
+    form: Callable[[Tensor, Tensor], Any],
+    loss_of: Callable[[Any], Tensor],
+    seen: Callable[[Tensor], Tensor] = lambda logits: logits,
+    **options: Any,
+) -> None:
+    """Two tasks on the loss that a model returns, moored and by hand; `seen` is what MAS should look at."""
+    model, twin = returning(form), network()
+    moor = mooring.attach(model, sgd(model), importance=MAS(), **options)
+    hand = ByHand(twin, sgd(twin), "mas", "interpolation")
+    hand.outputs = seen
+    for task in (1, 2):
+        for x, _ in some_batches(task):
+            model.zero_grad()
+            loss_of(model(x)).backward()
+            moor.optimizer.step()
+            twin.zero_grad()
+            hand.look(x)
+            twin(x).sin().mean().backward()
+            hand.step()
+        if task == 1:
+            moor.consolidate()
+            hand.consolidate()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        close(ours, theirs)
+    for name, score in hand.current.items():
+        close(moor.current[name], score)
+        assert score.any()
+
+
+FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Tensor]]] = {
+    "tensor": (lambda loss, logits: logits, lambda returned: returned.sin().mean()),
+    "tuple": (lambda loss, logits: (loss, logits), lambda returned: returned[0]),
+    "tuple, loss outside": (lambda loss, logits: (loss, logits), lambda returned: returned[1].sin().mean()),
+    "list": (lambda loss, logits: [logits, loss], lambda returned: returned[1]),
+    "dict": (lambda loss, logits: {"loss": loss, "logits": logits}, lambda returned: returned["loss"]),
+    "dataclass": (Output, lambda returned: returned.loss),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_outputs_are_found_in_what_a_model_returns(form: str) -> None:
+    learn_from_returned_loss(*FORMS[form])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Opaque,
+        lambda loss, logits: {"loss": loss, "scores": logits},
+        lambda loss, logits: (loss,),
+        lambda loss, logits: loss,
+        lambda loss, logits: None,
+    ],
+)
+def test_outputs_that_are_not_found_are_asked_for(form: Callable[[Tensor, Tensor], Any]) -> None:
+    model = returning(form)
+    mooring.attach(model, sgd(model), importance="mas")
+    with pytest.raises(MooringError, match="outputs=") as error:
+        model(some_batches(1)[0][0])
+    assert one_line(error)
+
+
+@pytest.mark.parametrize("form", [Opaque, Output, lambda loss, logits: {"loss": loss, "scores": logits}])
+@pytest.mark.parametrize(
+    "seen", [lambda logits: logits, lambda logits: logits[:, :2], lambda logits: logits.log_softmax(-1)]
+)
+def test_outputs_are_what_the_given_function_says(
+    form: Callable[[Tensor, Tensor], Any], seen: Callable[[Tensor], Tensor]
+) -> None:
+    def logits(returned: Any) -> Tensor:
+        return returned["scores"] if isinstance(returned, dict) else returned.logits
+
+    def loss(returned: Any) -> Tensor:
+        return returned["loss"] if isinstance(returned, dict) else returned.loss
+
+    learn_from_returned_loss(form, loss, seen, outputs=lambda returned: seen(logits(returned)))
+
+
+@pytest.mark.parametrize("importance", ["mas", "per sample", "sampled"])
+def test_an_evaluation_does_not_count(importance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "multinomial", draw_the_likeliest)
+    aside = some_batches(5, count=1)[0][0]
+
+    def train_and_evaluate(moor: mooring.Mooring, batches: Batches) -> None:
+        for x, y in batches:
+            moor.optimizer.zero_grad()
+            moor.model(aside)  # somebody forgot no_grad
+            outputs = moor.model(x)
+            moor.model(aside)
+            mse_loss(outputs, y).backward()
+            moor.model(aside)
+            with torch.no_grad():
+                moor.model(aside)
+            with torch.inference_mode():
+                moor.model(aside)
+            moor.optimizer.step()
+            moor.model(aside)
+
+    moor, hand = pair(importance=importance)
+    check(moor, hand, train_and_evaluate)
+
+
+@pytest.mark.parametrize("importance", ["mas", "per sample", "sampled"])
+def test_a_model_whose_own_forward_never_ran_is_refused(importance: str) -> None:
+    moor, _ = pair(importance=importance)
+    before = states(moor.model)
+    x, y = some_batches(1)[0]
+    first, act, last = moor.model
+    mse_loss(last(act(first(x))), y).backward()
+    with pytest.raises(MooringError, match="call the model itself") as error:
+        moor.optimizer.step()
+    assert one_line(error)
+    assert identical(states(moor.model), before)
+    assert moor.steps == 0
