@@ -511,7 +511,8 @@ def test_inputs_that_can_be_read_only_once_are_refused_before_anything_is_read()
 def test_a_layer_that_does_not_run_is_named():
     torch.manual_seed(0)
     a = Idle().double()
-    refused("layer 'unused' gave no tensor", a, a, images())
+    refused("layer 'unused' gave no tensor", a, a, images(), ["unused"])
+    assert "unused" not in drift.cka(a, a, images())
 
 
 def test_a_model_without_layers_is_refused():

@@ -70,9 +70,30 @@ def test_a_non_finite_closure_loss_stops_before_the_update():
         loss.backward()
         return loss
 
-    with pytest.raises(NonFiniteError, match="the loss is"):
+    with pytest.raises(NonFiniteError, match="gradient of 'weight'"):
         optimizer.step(closure)
+
+    def finite_gradient():
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).sum() + torch.inf
+        loss.backward()
+        return loss
+
+    with pytest.raises(NonFiniteError, match="the loss is inf"):
+        optimizer.step(finite_gradient)
     assert torch.equal(model.weight, before)
+
+
+def test_a_bad_gradient_of_an_excluded_head_stops_the_step_too():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mooring.attach(model, optimizer, exclude="1")
+    before = [p.detach().clone() for p in model.parameters()]
+    model(torch.ones(1, 2)).sum().backward()
+    model[1].weight.grad.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match=r"gradient of '1\.weight'"):
+        optimizer.step()
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
 def test_an_overflowing_penalty_is_named_as_such():

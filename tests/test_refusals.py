@@ -156,3 +156,70 @@ def test_an_importance_with_a_state_it_may_not_keep_is_refused():
     mooring.attach(net, optimizer, importance=Greedy())
     net(torch.ones(1, 3)).sum().backward()
     refuse("Greedy.start must give 'current'", optimizer.step)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: mooring.Penalty("100"), "strength='100' is not allowed"),
+        (lambda: mooring.Penalty(float("inf")), "strength=inf is not allowed"),
+        (lambda: mooring.EWC(decay="x"), "decay='x' is not allowed"),
+        (lambda: mooring.EWC(batch_size=2.5, per_sample=True), "batch_size=2.5 is not allowed"),
+        (lambda: mooring.EWC(batch_size=64), "batch_size has no effect here"),
+        (lambda: mooring.SI(sign=None), "sign=None is not allowed"),
+        (lambda: mooring.Interpolation(stiffness=None), "stiffness=None is not allowed"),
+        (lambda: mooring.Interpolation(every=True), "every=True is not allowed"),
+        (lambda: attach(exclude=None), "exclude=None is not allowed"),
+        (lambda: attach(merge=[1]), "unknown merge"),
+        (lambda: attach(pull=mooring.Penalty(torch.tensor([1.0, 2.0]))), "one for each run"),
+        (lambda: mooring.attach(None, None), "NoneType is no Module"),
+        (lambda: mooring.attach(model(), model()), "Sequential is no Optimizer"),
+    ],
+)
+def test_the_wrong_type_is_refused_in_one_line_too(make, message):
+    refuse(message, make)
+
+
+def test_a_tied_parameter_is_excluded_by_any_of_its_names():
+    for exclude in ("head", "head.weight", "embed", None):
+        net = nn.ModuleDict({"body": nn.Linear(2, 2), "embed": nn.Embedding(3, 2), "head": nn.Linear(2, 3)})
+        net["head"].weight = net["embed"].weight
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        moor = mooring.attach(net, optimizer, exclude=net["head"] if exclude is None else exclude)
+        net["head"](net["body"](net["embed"](torch.tensor([1])))).sum().backward()
+        optimizer.step()
+        assert not {"embed.weight", "head.weight"} & moor.anchor.keys()
+
+
+def test_what_replaces_an_excluded_head_is_excluded_too():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    moor = mooring.attach(net, optimizer, exclude=net[1])
+    net[1] = nn.Linear(2, 5)
+    optimizer.add_param_group({"params": net[1].parameters()})
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    moor.consolidate()
+    assert sorted(moor.anchor) == ["0.bias", "0.weight"]
+
+
+def test_a_merge_that_fails_leaves_the_state_whole():
+    calls = []
+
+    def merge(previous, current):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("no")
+        return previous + current
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    moor = mooring.attach(net, optimizer, merge=merge)
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    before = {k: v.clone() for k, v in moor.state_dict().items()}
+    with pytest.raises(RuntimeError, match="no"):
+        moor.consolidate()
+    after = moor.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[k], after[k]) for k in before)

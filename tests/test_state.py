@@ -160,3 +160,55 @@ def test_normalisation_statistics_follow_are_kept_or_meet_half_way(buffers):
         train(model, optimizer, index, 1)
         torch.testing.assert_close(norm.running_mean, expected)
     assert norm.num_batches_tracked == 6
+
+
+def test_a_state_saved_with_held_statistics_does_not_hold_them_where_they_follow():
+    model, optimizer, moor = build("ewc", buffers="keep")
+    train(model, optimizer, 0, 2)
+    moor.consolidate()
+    follower, other, following = build("ewc", buffers="follow")
+    follower.load_state_dict(model.state_dict())
+    other.load_state_dict(optimizer.state_dict())
+    following.load_state_dict(moor.state_dict())
+    anchor = follower[1].running_mean.clone()
+    with torch.no_grad():
+        data = torch.Generator().manual_seed(2)
+        followed = 0.9 * anchor + 0.1 * follower[0](torch.randn(4, 1, 6, 6, generator=data)).mean((0, 2, 3))
+    train(follower, other, 2, 1)
+    torch.testing.assert_close(follower[1].running_mean, followed)
+
+
+@pytest.mark.parametrize("freeze", ["in the optimizer", "left out of it"])
+def test_statistics_of_a_frozen_norm_are_kept_too(freeze):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    model[1].requires_grad_(False)
+    held = [p for p in model.parameters() if p.requires_grad or freeze == "in the optimizer"]
+    optimizer = torch.optim.SGD(held, lr=0.05)
+    moor = mooring.attach(model, optimizer, buffers="keep")
+    train(model, optimizer, 0, 2)
+    moor.consolidate()
+    kept = model[1].running_mean.clone()
+    train(model, optimizer, 2, 3)
+    assert torch.equal(model[1].running_mean, kept)
+
+
+def test_a_channels_last_state_goes_through_safetensors(tmp_path):
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    moor = mooring.attach(model, optimizer)
+    model(torch.randn(2, 3, 5, 5)).sum().backward()
+    optimizer.step()
+    safetensors.torch.save_file(moor.state_dict(), tmp_path / "moor.safetensors")
+    before = {k: v.clone() for k, v in moor.state_dict().items()}
+    moor.load_state_dict(safetensors.torch.load_file(tmp_path / "moor.safetensors"))
+    check_equal("reloaded", moor.state_dict(), before)
+
+
+def test_a_state_with_more_than_is_wanted_is_refused():
+    model, optimizer, moor = build("si")
+    train(model, optimizer, 0, 1)
+    other, other_optimizer, unwanted = build("uniform")
+    unwanted.detach()
+    rectified = mooring.attach(other, other_optimizer, importance=mooring.SI())
+    with pytest.raises(MooringError, match=r"nothing here takes 'keeps_sign\.0\.bias'"):
+        rectified.load_state_dict(moor.state_dict())

@@ -29,6 +29,7 @@ from by_hand import (
     train,
     train_by_hand,
 )
+from mooring import EWC, SI
 from mooring.errors import MooringError
 
 
@@ -168,3 +169,116 @@ def test_an_optimizer_that_evaluates_its_closure_twice_is_refused(importance: st
         moor.optimizer.step(closure)
     assert one_line(error)
     assert evaluated == 1
+
+
+VARIANTS = {
+    "SGD": [
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True},
+        {"weight_decay": 0.1},
+        {"momentum": 0.9, "dampening": 0.1},
+    ],
+    "Adam": [{}, {"amsgrad": True}, {"weight_decay": 0.1}],
+    "AdamW": [{}],
+    "NAdam": [{}, {"weight_decay": 0.1}],
+    "RAdam": [{}],
+    "Adamax": [{"weight_decay": 0.1}],
+    "RMSprop": [{"centered": True, "momentum": 0.5, "weight_decay": 0.1}],
+    "Adagrad": [{"weight_decay": 0.1}],
+    "Adadelta": [{"weight_decay": 0.1}],
+    "ASGD": [{"weight_decay": 0.1}],
+    "Rprop": [{}],
+}
+FORMS = [(name, options, foreach) for name in VARIANTS for options in VARIANTS[name] for foreach in (False, True)]
+
+
+@pytest.mark.parametrize(("name", "options", "foreach"), FORMS, ids=str)
+def test_importance_sees_the_tasks_gradient_whatever_the_optimizer_writes(name, options, foreach):
+    """Nesterov's foreach form, among others, adds momentum to the gradient in place."""
+    torch.manual_seed(0)
+    model = network()
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, foreach=foreach, **options)
+    moor = mooring.attach(model, optimizer, importance=EWC(decay=0.0))
+    for x, y in some_batches(3):
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+        optimizer.step()
+        for parameter, gradient in gradients.items():
+            close(moor.current[parameter], gradient**2)
+
+
+@pytest.mark.parametrize("importance", ["ewc", "si", "rwalk", "mas"])
+@pytest.mark.parametrize("pull", PULLS)
+def test_maximizing_the_negative_loss_is_minimizing_it(importance, pull):
+    moors = []
+    for maximize in (False, True):
+        torch.manual_seed(0)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, maximize=maximize)
+        moors.append(mooring.attach(model, optimizer, importance=importance, pull=PULLS[pull]))
+        for task in range(2):
+            for x, y in some_batches(task):
+                optimizer.zero_grad()
+                (mse_loss(model(x), y) * (-1 if maximize else 1)).backward()
+                optimizer.step()
+            if task == 0:
+                moors[-1].consolidate()
+    for name, current in moors[0].current.items():
+        close(moors[1].current[name], current)
+    for p, q in zip(moors[0].model.parameters(), moors[1].model.parameters(), strict=True):
+        close(q.detach(), p.detach())
+
+
+@pytest.mark.parametrize("importance", ["ewc", "si", "mas", "per sample"])
+def test_a_step_that_calls_its_parents_step_counts_once(importance):
+    class Child(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # torch hooks a class when it is first used
+    torch.manual_seed(0)
+    model, twin = network(), network()
+    twin.load_state_dict(model.state_dict())
+    moors = []
+    for each, make in ((model, torch.optim.SGD), (twin, Child)):
+        optimizer = make(each.parameters(), lr=0.05)
+        moors.append(mooring.attach(each, optimizer, importance=IMPORTANCES[importance]))
+        for x, y in some_batches(0):
+            optimizer.zero_grad()
+            mse_loss(each(x), y).backward()
+            optimizer.step()
+    assert moors[1].steps == moors[0].steps == 4
+    for name, current in moors[0].current.items():
+        close(moors[1].current[name], current)
+
+
+@pytest.mark.parametrize("pull", PULLS)
+def test_a_gradient_taken_after_a_step_failed_is_the_one_that_counts(pull):
+    torch.manual_seed(0)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    moor = mooring.attach(model, optimizer, importance=SI(), pull=PULLS[pull])
+    (batches, more) = some_batches(0), some_batches(1)
+    train(moor, batches)
+    moor.consolidate()
+    train(moor, more[:1])
+
+    def explode(*_):
+        raise KeyboardInterrupt
+
+    handle = optimizer.register_step_pre_hook(explode)
+    x, y = more[1]
+    mse_loss(model(x), y).backward()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    handle.remove()
+    with pytest.raises(MooringError, match="interrupted half-way"):
+        moor.state_dict()
+    optimizer.zero_grad()
+    (1000 * mse_loss(model(x), y)).backward()
+    expected = {n: p.grad.clone() for n, p in model.named_parameters()}
+    optimizer.step()
+    for name, p in model.named_parameters():
+        close(p.grad, expected[name])
+    moor.state_dict()

@@ -1,5 +1,6 @@
 """Outputs are found in whatever a model returns, and only counted where they were learned from."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from torch.nn.functional import mse_loss
 
 import mooring
 from by_hand import (
+    F64,
     Batches,
     ByHand,
     check,
@@ -24,7 +26,7 @@ from by_hand import (
     some_batches,
     states,
 )
-from mooring import MAS
+from mooring import EWC, MAS
 from mooring.errors import MooringError
 
 
@@ -112,7 +114,8 @@ def test_outputs_are_found_in_what_a_model_returns(form: str) -> None:
 )
 def test_outputs_that_are_not_found_are_asked_for(form: Callable[[Tensor, Tensor], Any]) -> None:
     model = returning(form)
-    mooring.attach(model, sgd(model), importance="mas")
+    optimizer = sgd(model)  # which keeps its mooring
+    mooring.attach(model, optimizer, importance="mas")
     with pytest.raises(MooringError, match="outputs=") as error:
         model(some_batches(1)[0][0])
     assert one_line(error)
@@ -170,3 +173,96 @@ def test_a_model_whose_own_forward_never_ran_is_refused(importance: str) -> None
     assert one_line(error)
     assert identical(states(moor.model), before)
     assert moor.steps == 0
+
+
+def probe(model, x):
+    return torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+
+
+def test_a_parameter_pair_with_one_gradient_is_accumulated_apart():
+    """autograd may hand out one tensor for both of a + b; adding to it in place would add twice."""
+
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(3, dtype=F64)), nn.Parameter(torch.zeros(3, dtype=F64))
+
+        def forward(self, x):
+            return x * (self.a + self.b)
+
+    model = Sum()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    moor = mooring.attach(model, optimizer, importance=MAS(decay=0.0))
+    halves = torch.randn(2, 4, 3, dtype=F64)
+    for half in halves:
+        model(half).sum().backward()
+    optimizer.step()
+    expected = (2 * halves.square().sum((0, 1)) * (model.a + model.b)).abs().detach()
+    close(moor.current["a"], expected)
+    close(moor.current["b"], expected)
+
+
+def test_a_gradient_with_respect_to_inputs_does_not_count_but_the_loss_after_it_does():
+    torch.manual_seed(0)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    moor = mooring.attach(model, optimizer, importance=MAS(decay=0.0))
+    x, y = some_batches(0)[0]
+    x.requires_grad_()
+    outputs = model(x)
+    torch.autograd.grad(outputs.sum(), x, retain_graph=True)  # a saliency map
+    torch.autograd.grad(model(x).sum(), x)  # an adversarial step
+    mse_loss(outputs, y).backward()
+    expected = [gradient.abs() for gradient in probe(model, x)]
+    optimizer.step()
+    for current, score in zip(moor.current.values(), expected, strict=True):
+        close(current, score)
+
+
+def test_samples_do_not_pile_up_while_nothing_moored_is_trained():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    moor = mooring.attach(model, optimizer, importance=EWC(decay=0.0, per_sample=True), exclude="1")
+    x, y = some_batches(0)[0]
+    model[0].requires_grad_(False)
+    for _ in range(5):
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    model[0].requires_grad_(True)
+    optimizer.zero_grad()
+    mse_loss(model(x), y).backward()
+    optimizer.step()
+    close(moor.current["0.weight"], len(x) * model[0].weight.grad.square())
+
+
+def test_linear_probing_with_mas_trains_the_head():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance="mas", exclude="1")
+    x, y = some_batches(0)[0]
+    before = model[1].weight.detach().clone()
+    mse_loss(model(x), y).backward()
+    optimizer.step()
+    assert not torch.equal(model[1].weight, before)
+    assert moor.anchor == {}
+
+
+def test_a_copy_of_the_model_is_not_watched(tmp_path):
+    model = network()
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer, importance="mas", outputs=lambda out: out)
+    twin = copy.deepcopy(model)
+    torch.save(model, tmp_path / "model.pt")
+    saved = torch.load(tmp_path / "model.pt", weights_only=False)
+    for copied in (twin, saved):
+        copied(some_batches(0)[0][0]).sum().backward()
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with pytest.raises(MooringError, match="saw no outputs"):
+        optimizer.step()
+    for refused in (copy.deepcopy, copy.copy):
+        with pytest.raises(MooringError, match="cannot be"):
+            refused(moor)

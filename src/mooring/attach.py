@@ -67,10 +67,18 @@ def attach(
         >>> moor
         Mooring(MAS(decay=0.2), Interpolation(stiffness=1.0, every=1, root=2), parameters=2, tasks=2)
     """
+    for given, wanted in ((model, nn.Module), (optimizer, torch.optim.Optimizer)):
+        if not isinstance(given, wanted):
+            raise MooringError(
+                f"attach takes a model, then its optimizer: {type(given).__name__} is no {wanted.__name__}"
+            )
     importance = resolve(importance)
     pull = Interpolation() if pull is None else pull
     if not isinstance(pull, GradientPull | ParameterPull):
         raise MooringError(f"pull={pull!r} is not a pull: give an instance such as Interpolation() or Penalty(100.0)")
+    strength = getattr(pull, "strength", None)
+    if isinstance(strength, Tensor) and strength.ndim:
+        raise MooringError(f"strength={strength.tolist()} is one for each run: give a single model a single number")
     if buffers not in BUFFERS:
         raise unknown("buffers", buffers, BUFFERS)
     if state_dtype is not None and not state_dtype.is_floating_point:
@@ -92,7 +100,7 @@ def attach(
     )
 
 
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, exclude: tuple[str | nn.Module, ...]) -> None:
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, exclude: tuple[str, ...]) -> None:
     """Refuse what cannot be moored, before anything is touched."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise MooringError(

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,46 +9,12 @@ from torch import Tensor
 
 from mooring.errors import MooringError
 from mooring.importance import State
+from mooring.ledger import Moored
 
-__all__ = ["VERSION", "Moored", "pack", "unpack_header", "unpack_parameter"]
+__all__ = ["VERSION", "check_keys", "pack", "unpack_header", "unpack_parameter"]
 
 VERSION = 1
 HEADER = "mooring"
-
-
-@dataclass
-class Moored:
-    """One moored parameter and what is kept for it.
-
-    Attributes:
-        name: its name in the model.
-        parameter: the live parameter.
-        anchor: its value at the end of the last task, or where this one began.
-        state: the importance's tensors on this task, `current` among them.
-        previous: the importance over past tasks; None before the first consolidation, which counts as 0.
-        count: the iterations of this task in which it had a gradient.
-        wide: the dtype to compute in: the parameter's or that of what is kept, the wider one, at least float32.
-    """
-
-    name: str
-    parameter: Tensor
-    anchor: Tensor
-    state: State
-    previous: Tensor | None = None
-    count: int = 0
-
-    def __post_init__(self) -> None:
-        """Settle the dtype to compute in."""
-        self.wide = torch.promote_types(torch.promote_types(self.parameter.dtype, self.anchor.dtype), torch.float32)
-
-    def slots(self) -> State:
-        """Every tensor kept for the parameter, by what it is."""
-        kept = {"anchor": self.anchor, **self.state}
-        return kept if self.previous is None else {**kept, "previous": self.previous}
-
-    def full(self, score: Tensor | None) -> Tensor:
-        """A score in the parameter's shape: 0 where there is none, one number spread out."""
-        return torch.zeros_like(self.anchor) if score is None else score.expand_as(self.anchor)
 
 
 def pack(moored: Collection[Moored], buffers: Mapping[str, Tensor], header: dict[str, Any]) -> State:
@@ -57,7 +22,7 @@ def pack(moored: Collection[Moored], buffers: Mapping[str, Tensor], header: dict
     header = {"version": VERSION, **header, "counts": {m.name: m.count for m in moored}}
     flat = {HEADER: torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)}
     for m in moored:
-        flat |= {f"{slot}.{m.name}": tensor for slot, tensor in m.slots().items()}
+        flat |= {f"{slot}.{m.name}": tensor.contiguous() for slot, tensor in m.slots().items()}
     return flat | {f"buffer.{name}": tensor for name, tensor in buffers.items()}
 
 
@@ -94,3 +59,11 @@ def unpack_parameter(flat: Mapping[str, Tensor], fresh: Moored, count: int) -> M
             raise MooringError(f"the state does not fit: 'previous.{name}' has shape {tuple(previous.shape)}")
         previous = previous.detach().to(anchor, copy=True)
     return Moored(name, fresh.parameter, anchor, found, previous, count)
+
+
+def check_keys(flat: Mapping[str, Tensor], moored: Collection[Moored]) -> None:
+    """Refuse entries that nothing asked for: they belong to other options or another model."""
+    known = {HEADER, *(f"{slot}.{m.name}" for m in moored for slot in m.slots())}
+    left = sorted(key for key in flat if key not in known and not key.startswith("buffer."))
+    if left:
+        raise MooringError(f"the state does not fit: nothing here takes {', '.join(map(repr, left))}")

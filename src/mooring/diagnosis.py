@@ -16,6 +16,10 @@ from mooring.stability import Verdicts
 __all__ = ["Diagnosis", "LayerDiagnosis", "diagnose"]
 
 
+HELD = 1 + 1e-6
+"""What p = 1 may come to by rounding where importance is capped."""
+
+
 @dataclass(frozen=True)
 class LayerDiagnosis:
     """One layer's importance and what a penalty of the given strength does with it.
@@ -150,6 +154,7 @@ def diagnose(
     clamp: bool = False,
     importance: str = "",
     pull: str = "Penalty",
+    extrapolates: bool = True,
 ) -> Diagnosis:
     """Set every parameter's p = lr * strength * importance against the optimizer's limits.
 
@@ -160,6 +165,7 @@ def diagnose(
         clamp: whether the penalty caps importance.
         importance: the definition's name, for the advice.
         pull: the name of the pull in use, for the notes.
+        extrapolates: whether that pull can: a force on the gradient, and not a rate.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(3))
@@ -181,6 +187,7 @@ def diagnose(
     parts = [part for layer in layers.values() for part in layer]
     everything = sum(_total(part.scores.abs()) for part in parts)
     rows = tuple(_layer(name, layer, everything) for name, layer in layers.items())
+    used_p = max((float(part.used_p.max()) for part in parts), default=0.0)
     found = Diagnosis(
         strength=strength,
         optimizer=type(optimizer).__name__,
@@ -188,9 +195,9 @@ def diagnose(
         clamp=clamp,
         layers=rows,
         safe_strength=min((row.safe_strength for row in rows), default=float("inf")),
-        used_p=max((float(part.used_p.max()) for part in parts), default=0.0),
+        used_p=used_p,
         disparity=rows[-1].mean / rows[0].mean if rows and rows[0].mean else float("nan"),
-        notes=tuple(_notes(optimizer, clamp, pull)),
+        notes=tuple(_notes(optimizer, clamp, used_p, pull, extrapolates)),
         advice=(),
     )
     return replace(found, advice=tuple(_advice(found, importance)))
@@ -235,7 +242,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _notes(optimizer: torch.optim.Optimizer, clamp: bool, pull: str) -> list[str]:
+def _notes(optimizer: torch.optim.Optimizer, clamp: bool, used_p: float, pull: str, extrapolates: bool) -> list[str]:
     """What to know when reading the numbers."""
     notes = []
     kind = type(optimizer).__name__
@@ -244,15 +251,17 @@ def _notes(optimizer: torch.optim.Optimizer, clamp: bool, pull: str) -> list[str
             f"{kind} rescales the learning rate per parameter; p uses the momentary lr / (sqrt(v) + eps), "
             "which moves as training goes on"
         )
-    elif isinstance(optimizer, torch.optim.Adam | torch.optim.NAdam | torch.optim.RAdam | torch.optim.RMSprop):
+    elif isinstance(optimizer, (*stability.ADAMS, torch.optim.RMSprop)):
         notes.append(
             f"{kind} rescales the learning rate per parameter once it has stepped; p uses the plain one so far"
         )
     elif not isinstance(optimizer, torch.optim.SGD):
         notes.append(f"the limits are those of gradient descent; {kind} may rescale its steps")
-    if clamp:
+    if clamp and used_p <= HELD:
         notes.append("clamp=True caps importance at 1 / (lr * strength): what reads beyond p = 1 is held at its anchor")
-    if pull != "Penalty":
+    elif clamp:
+        notes.append(f"clamp=True caps importance by the plain learning rate, so {kind} still reaches p = {used_p:.3g}")
+    if not extrapolates:
         notes.append(f"{pull} does not extrapolate; this is what a Penalty of that strength would do")
     return notes
 
@@ -269,11 +278,13 @@ def _advice(found: Diagnosis, importance: str) -> list[str]:
             f"{total.negative:,} of {size:,} parameters have negative importance and are pushed away from their "
             "anchors: use SI(sign='rectified'), or Interpolation(), which ignores negative scores"
         )
-    if beyond and not found.clamp:
+    held = found.clamp and found.used_p <= HELD
+    if beyond and not held:
+        clamped = "" if found.clamp else f"Penalty({strength:g}, clamp=True), "
         worst = max(found.layers, key=lambda layer: layer.largest_p)
         advice.append(
             f"{beyond:,} of {size:,} parameters extrapolate ({total.diverge - total.negative:,} diverge), worst in "
-            f"{worst.name!r}: lower the strength below {safe:.3g}, or use Penalty({strength:g}, clamp=True), "
+            f"{worst.name!r}: lower the strength below {safe:.3g}, or use {clamped}"
             f"Proximal({strength:g}), or Interpolation(), which has no strength"
         )
     elif beyond:

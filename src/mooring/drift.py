@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.selection import clean_name, layer_of
+from mooring.selection import layer_of, module_names
 
 __all__ = ["cka", "debiased_cka", "parameter_drift"]
 
@@ -91,7 +91,7 @@ def cka(
         model_b: the second, with the same layer names.
         inputs: a tensor of inputs, or an iterable of batches (a DataLoader); of a batch that is a tuple or
             list, the first element.
-        layers: names or glob patterns of modules; by default all that own parameters.
+        layers: names or glob patterns of modules; by default all that own parameters and run.
         batch_size: how a tensor of inputs is cut.
 
     Returns:
@@ -111,25 +111,22 @@ def cka(
     while waiting:
         with torch.random.fork_rng():  # a DataLoader draws from the global random state
             features = _collect((model_a, model_b), batches, waiting)
-        if not features:
+        if not features and (layers is not None or not scores):
             raise MooringError(f"cka: layer {waiting[0]!r} gave no tensor: it did not run; name the layers to compare")
         scores |= {name: debiased_cka(*features[name]) for name in features}
-        waiting = [name for name in waiting if name not in scores]
-    return {name: scores[name] for name in names}
+        waiting = [name for name in waiting if name not in scores] if features else []
+    return {name: scores[name] for name in names if name in scores}
 
 
 def _pick_layers(model_a: nn.Module, model_b: nn.Module, layers: Sequence[str] | None) -> list[str]:
-    owners = [
-        clean_name(f"{n}.")[:-1]
-        for n, m in model_a.named_modules()
-        if n and any(True for _ in m.parameters(recurse=False))
-    ]
-    every = [clean_name(f"{n}.")[:-1] for n, _ in model_a.named_modules() if n]
+    modules = {name: module for name, module in module_names(model_a).items() if name}
+    every = list(modules)
+    owners = [name for name, module in modules.items() if any(True for _ in module.parameters(recurse=False))]
     names = owners if layers is None else [n for n in every if any(fnmatchcase(n, pattern) for pattern in layers)]
     for pattern in layers or ():
         if not any(fnmatchcase(n, pattern) for n in every):
             raise MooringError(f"cka: no layer is called {pattern!r}; there are {', '.join(every)}")
-    other = {clean_name(f"{n}.")[:-1] for n, _ in model_b.named_modules()}
+    other = module_names(model_b)
     for name in names:
         if name not in other:
             raise MooringError(f"cka: the second model has no layer {name!r}")
@@ -178,7 +175,7 @@ def _that_fit(pieces: list[dict[str, list[Tensor]]], names: list[str], batches: 
 def _features(model: nn.Module, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     """The flattened outputs of the named modules for one batch, taken in eval mode."""
     found: dict[str, Tensor] = {}
-    modules = {clean_name(f"{n}.")[:-1]: m for n, m in model.named_modules()}
+    modules = module_names(model)
     modes = [(module, module.training) for module in model.modules()]
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:

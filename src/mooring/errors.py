@@ -1,9 +1,10 @@
 """The errors a user meets: one line each, with what is wrong, what is allowed and what to do."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
-__all__ = ["MooringError", "NonFiniteError", "unknown"]
+__all__ = ["MooringError", "NonFiniteError", "check_number", "unknown"]
 
 
 class MooringError(ValueError):
@@ -25,3 +26,18 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> MooringError:
     near = difflib.get_close_matches(str(given), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return MooringError(f"unknown {kind} {given!r}{hint}; allowed: {', '.join(names)}")
+
+
+def check_number(name: str, value: object, low: float, high: float = math.inf, *, above: bool = False) -> None:
+    """Refuse anything but a finite number from `low` (or above it) to `high`.
+
+    Example:
+        >>> check_number("damping", 0.0, 0, above=True)
+        Traceback (most recent call last):
+        ...
+        mooring.errors.MooringError: damping=0.0 is not allowed: give a number above 0
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not (low < value if above else low <= value) or value > high:  # type: ignore[operator]
+        limits = f"{'above' if above else 'from'} {low:g}" + (f" to {high:g}" if high < math.inf else "")
+        raise MooringError(f"{name}={value!r} is not allowed: give a number {limits}")

@@ -1,19 +1,55 @@
 """What is kept for each moored parameter, and since when."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from mooring.checkpoint import Moored
 from mooring.errors import MooringError
 from mooring.importance import Importance, State
 from mooring.merges import Merge
 from mooring.selection import layer_of, moorable
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "Moored", "marks"]
 
 
 RESERVED = {"anchor", "before", "buffer", "g", "previous", "probe", "theta"}
 """Names of what is known of a parameter in a step; an importance's own state has others."""
+
+
+@dataclass
+class Moored:
+    """One moored parameter and what is kept for it.
+
+    Attributes:
+        name: its name in the model.
+        parameter: the live parameter.
+        anchor: its value at the end of the last task, or where this one began.
+        state: the importance's tensors on this task, `current` among them.
+        previous: the importance over past tasks; None before the first consolidation, which counts as 0.
+        count: the iterations of this task in which it had a gradient.
+        wide: the dtype to compute in: the parameter's or that of what is kept, the wider one, at least float32.
+    """
+
+    name: str
+    parameter: Tensor
+    anchor: Tensor
+    state: State
+    previous: Tensor | None = None
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        """Settle the dtype to compute in."""
+        self.wide = torch.promote_types(torch.promote_types(self.parameter.dtype, self.anchor.dtype), torch.float32)
+
+    def slots(self) -> State:
+        """Every tensor kept for the parameter, by what it is."""
+        kept = {"anchor": self.anchor, **self.state}
+        return kept if self.previous is None else {**kept, "previous": self.previous}
+
+    def full(self, score: Tensor | None) -> Tensor:
+        """A score in the parameter's shape: 0 where there is none, one number spread out."""
+        return torch.zeros_like(self.anchor) if score is None else score.expand_as(self.anchor)
 
 
 class Ledger:
@@ -34,7 +70,7 @@ class Ledger:
         optimizer: torch.optim.Optimizer,
         importance: Importance,
         merge: Merge,
-        exclude: tuple[str | nn.Module, ...],
+        exclude: tuple[str, ...],
         state_dtype: torch.dtype | None,
     ) -> None:
         self.model = model
@@ -47,29 +83,39 @@ class Ledger:
         self.steps = 0
         self.records: dict[Tensor, Moored] = {}
         self.names: dict[Tensor, str] = {}
-        self._held = 0
+        self._foreign: set[Tensor] = set()
         self.refresh()
 
     def refresh(self) -> None:
         """Look at the model again: parameters may have appeared, or left."""
         self.names = moorable(self.model, self.exclude)
         self.records = {p: m for p, m in self.records.items() if p in self.names}
+        self._foreign = {p for p in self.held() if p not in self.names}
+        self._every_name = moorable(self.model, ())
+
+    def held(self) -> list[Tensor]:
+        """Every parameter of the optimizer."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def trained(self) -> list[Tensor]:
         """The parameters that this optimizer trains and that are not excluded."""
-        held = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if len(held) != self._held:  # a parameter group was added
-            self._held = len(held)
+        return [p for p in self.held() if p.requires_grad and self.knows(p)]
+
+    def knows(self, p: Tensor) -> bool:
+        """Whether a parameter is to be moored; one never seen before makes us look at the model again."""
+        if p not in self.names and p not in self._foreign:
             self.refresh()
-        return [p for p in held if p.requires_grad and p in self.names]
+        return p in self.names
+
+    def name(self, p: Tensor) -> str:
+        """A parameter's name, excluded or not."""
+        return self._every_name.get(p, "(a parameter outside the model)")
 
     def adopt(self, p: Tensor) -> Moored | None:
         """The record of a parameter, new if need be; None where it is not to be moored."""
         if p in self.records:
             return self.records[p]
-        if p not in self.names:
-            self.refresh()
-        if p not in self.names:
+        if not self.knows(p):
             return None
         if p.is_complex() or (p.grad is not None and p.grad.layout != torch.strided):
             kind = "is complex" if p.is_complex() else "has a sparse gradient"
@@ -94,16 +140,22 @@ class Ledger:
         for p in self.trained():
             self.adopt(p)
         factors = self.factors()
-        for m in self.records.values():
-            if m.count or not self.importance.merges:
-                current = m.state["current"] * factors.get(layer_of(m.name), 1.0)
-                past = torch.zeros_like(current) if m.previous is None else m.previous
-                m.previous = self.merge(past, current) if self.importance.merges else current
+        merged = {p: self._merged(m, factors) for p, m in self.records.items()}
+        for p, m in self.records.items():
+            m.previous = merged[p]
             m.anchor.copy_(m.parameter)
             m.state = self.importance.start(m.anchor, name=m.name, task=self.tasks + 1)
             m.count = 0
         self.tasks += 1
         self.steps = 0
+
+    def _merged(self, m: Moored, factors: State) -> Tensor | None:
+        """The importance over past tasks with this one; as it was, where the parameter had no gradient."""
+        if not m.count and self.importance.merges:
+            return m.previous
+        current = m.state["current"] * factors.get(layer_of(m.name), 1.0)
+        past = torch.zeros_like(current) if m.previous is None else m.previous
+        return self.merge(past, current) if self.importance.merges else current
 
     def factors(self) -> State:
         """A factor for the scores of each layer, where the importance is balanced; else nothing."""
@@ -116,3 +168,8 @@ class Ledger:
             sums[layer] = sums[layer] + score if layer in sums else score
             sizes[layer] = sizes.get(layer, 0) + m.parameter.numel()
         return dict(zip(sums, self.importance.factors(list(sums.values()), list(sizes.values())), strict=True))
+
+
+def marks(parameters: list[Tensor]) -> list[tuple[int, int]]:
+    """What tells whether gradients were replaced or written to."""
+    return [(id(p.grad), 0 if p.grad is None else p.grad._version) for p in parameters]

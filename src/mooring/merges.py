@@ -55,6 +55,6 @@ def resolve(merge: str | Merge) -> Merge:
     """
     if callable(merge):
         return merge
-    if merge not in MERGES:
+    if not isinstance(merge, str) or merge not in MERGES:
         raise unknown("merge", merge, MERGES)
     return MERGES[merge]

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from mooring import stability
-from mooring.checkpoint import pack, unpack_header, unpack_parameter
+from mooring.checkpoint import check_keys, pack, unpack_header, unpack_parameter
 from mooring.diagnosis import Diagnosis, diagnose
 from mooring.drift import parameter_drift
 from mooring.errors import MooringError
 from mooring.importance import Importance, State
 from mooring.ledger import Ledger
 from mooring.merges import Merge
-from mooring.pulls import Pull
+from mooring.pulls import GradientPull, Pull
 from mooring.pulls.base import check_strength
 from mooring.pulls.penalty import energy
 from mooring.selection import layer_of, norm_buffers
@@ -52,7 +52,7 @@ class Mooring:
         *,
         importance: Importance,
         pull: Pull,
-        exclude: tuple[str | nn.Module, ...],
+        exclude: tuple[str, ...],
         buffers: Literal["follow", "keep", "interpolate"],
         merge: Merge,
         outputs: Callable[[Any], Tensor] | None,
@@ -96,7 +96,7 @@ class Mooring:
 
     @property
     def anchor(self) -> State:
-        """The anchor of each moored parameter, by name."""
+        """The anchor of each moored parameter that had a gradient or was consolidated, by name."""
         return {m.name: m.anchor for m in self._ledger.records.values()}
 
     @property
@@ -154,6 +154,7 @@ class Mooring:
             clamp=bool(getattr(self.pull, "clamp", False)),
             importance=self.importance.name,
             pull=type(self.pull).__name__,
+            extrapolates=isinstance(self.pull, GradientPull),
         )
 
     @torch.no_grad()
@@ -206,18 +207,20 @@ class Mooring:
         for name, count in header["counts"].items():
             p = by_name[name]
             records[p] = unpack_parameter(state, self._ledger.fresh(p, header["tasks"]), count)
-        known = norm_buffers(self.model, self._ledger.trained())
+        check_keys(state, records.values())
+        known = norm_buffers(self.model, self._ledger.exclude, self._ledger.held())
         buffers = {key.removeprefix("buffer."): t for key, t in state.items() if key.startswith("buffer.")}
         for name, tensor in buffers.items():
             if name not in known or tensor.shape != known[name].shape:
                 raise MooringError(f"the state does not fit: the model has no buffer {name!r} of that shape")
+        self._step.reset()
         self._ledger.records = records
         self._ledger.tasks, self._ledger.steps = header["tasks"], header["steps"]
         self._step.buffer_anchors = {name: t.to(known[name], copy=True) for name, t in buffers.items()}
 
     def detach(self) -> None:
         """Remove every hook. The model and optimizer are as if never moored; the state stays readable."""
-        self._step.unload()
+        self._step.unload(finished=False)
         for handle in self._handles:
             handle.remove()
         if self._watch:
@@ -230,6 +233,12 @@ class Mooring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.detach()
+
+    def __deepcopy__(self, memo: Any) -> "Mooring":
+        raise MooringError("a Mooring cannot be copied: attach() one to the copy, and load this one's state_dict()")
+
+    def __reduce__(self) -> str:
+        raise MooringError("a Mooring cannot be pickled: save its state_dict(), and load it into an attach()ed one")
 
     def __repr__(self) -> str:
         moored = len(self._ledger.trained())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mooring.errors import MooringError
 
-__all__ = ["Exclude", "check_exclude", "clean_name", "layer_of", "moorable", "norm_buffers"]
+__all__ = ["Exclude", "check_exclude", "clean_name", "layer_of", "module_names", "moorable", "norm_buffers"]
 
 Exclude = str | nn.Module | Iterable[str | nn.Module]
 """Names, glob patterns or modules."""
@@ -24,6 +24,16 @@ def clean_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def module_names(model: nn.Module) -> dict[str, nn.Module]:
+    """The model's modules by clean name; the model itself is ''.
+
+    Example:
+        >>> list(module_names(nn.Sequential(nn.ReLU())))
+        ['', '0']
+    """
+    return {clean_name(f"{name}.").removesuffix("."): module for name, module in model.named_modules()}
+
+
 def layer_of(name: str) -> str:
     """The layer a parameter belongs to: the module that owns it.
 
@@ -34,20 +44,24 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0] or "(root)"
 
 
-def check_exclude(model: nn.Module, exclude: Exclude) -> tuple[str | nn.Module, ...]:
-    """`exclude` as a tuple, after checking that each entry means something in this model.
+def check_exclude(model: nn.Module, exclude: Exclude) -> tuple[str, ...]:
+    """`exclude` as patterns, after checking that each entry means something in this model.
 
     A pattern must match a parameter or lie under a module that exists, so that heads can be named before
-    they are there and a misspelt name is not silently nothing.
+    they are there and a misspelt name is not silently nothing. A module stands for its name: what replaces it later is
+    excluded too.
     """
-    entries = (exclude,) if isinstance(exclude, str | nn.Module) else tuple(exclude)
-    modules = {clean_name(f"{name}.")[:-1]: module for name, module in model.named_modules()}
-    names = [clean_name(name) for name, _ in model.named_parameters()]
-    for entry in entries:
+    if not isinstance(exclude, Iterable | nn.Module):
+        raise MooringError(f"exclude={exclude!r} is not allowed: give names, patterns like 'heads.*', or modules")
+    modules = module_names(model)
+    names = [clean_name(name) for name, _ in model.named_parameters(remove_duplicate=False)]
+    patterns = []
+    for entry in (exclude,) if isinstance(exclude, str | nn.Module) else tuple(exclude):
         if isinstance(entry, nn.Module):
-            known = any(entry is module for module in modules.values())
+            known = [name for name, module in modules.items() if module is entry]
             if not known:
                 raise MooringError(f"exclude: {type(entry).__name__} is not a module of this model")
+            patterns.append(known[0] or "*")
         elif isinstance(entry, str):
             parent = re.split(r"[*?[]", entry)[0].removesuffix(".")
             future = parent != entry and parent != "" and parent in modules
@@ -55,37 +69,44 @@ def check_exclude(model: nn.Module, exclude: Exclude) -> tuple[str | nn.Module, 
                 raise MooringError(
                     f"exclude: {entry!r} matches no parameter; give a name, a pattern like 'heads.*', or a module"
                 )
+            patterns.append(entry)
         else:
             raise MooringError(f"exclude: {entry!r} is not a name, a pattern or a module")
-    return entries
+    return tuple(patterns)
 
 
-def moorable(model: nn.Module, exclude: tuple[str | nn.Module, ...]) -> dict[Tensor, str]:
-    """The model's parameters by object, each once however often it is tied, without the excluded ones."""
-    left_out = {p for entry in exclude if isinstance(entry, nn.Module) for p in entry.parameters()}
-    patterns = [entry for entry in exclude if isinstance(entry, str)]
-    return {
-        p: clean_name(name)
-        for name, p in model.named_parameters()
-        if p not in left_out and not any(_matches(clean_name(name), pattern) for pattern in patterns)
-    }
+def moorable(model: nn.Module, exclude: tuple[str, ...]) -> dict[Tensor, str]:
+    """The model's parameters by object, each once however often it is tied, without the excluded ones.
+
+    A tied parameter is excluded if any of its names is.
+    """
+    names: dict[Tensor, str] = {}
+    left_out = set()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(p, clean_name(name))
+        if any(_matches(clean_name(name), pattern) for pattern in exclude):
+            left_out.add(p)
+    return {p: name for p, name in names.items() if p not in left_out}
 
 
-def norm_buffers(model: nn.Module, trained: Sequence[Tensor]) -> dict[str, Tensor]:
+def norm_buffers(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tensor]) -> dict[str, Tensor]:
     """The running statistics of the normalisation modules that one optimizer looks after, by name.
 
-    A module is looked after by whoever trains its first parameter; one without parameters, by whoever trains the last
-    parameter before it. So with several optimizers each statistic is held once.
+    A module is looked after by whoever holds its first trainable parameter; one without any, by whoever holds the last
+    trainable parameter before it. So with several optimizers each statistic is held once.
     """
-    own, buffers, last = set(trained), {}, next(model.parameters(), None)
-    for name, module in model.named_modules():
-        parameters = list(module.parameters(recurse=False))
-        owner, last = parameters[0] if parameters else last, parameters[-1] if parameters else last
+    own, buffers = set(held), {}
+    last = next((p for p in model.parameters() if p.requires_grad), None)
+    for name, module in module_names(model).items():
+        trainable = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        owner, last = trainable[0] if trainable else last, trainable[-1] if trainable else last
         if not isinstance(module, nn.modules.batchnorm._NormBase) or owner not in own:
+            continue
+        if any(_matches(name, pattern) or fnmatchcase(f"{name}.weight", pattern) for pattern in exclude):
             continue
         for key in ("running_mean", "running_var"):
             if isinstance(buffer := getattr(module, key, None), Tensor):
-                buffers[clean_name(f"{name}.{key}")] = buffer
+                buffers[f"{name}.{key}"] = buffer
     return buffers
 
 

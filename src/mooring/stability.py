@@ -20,6 +20,9 @@ __all__ = [
 ]
 
 
+ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
+
+
 def interpolation_weight(lr: Number, strength: Number, importance: Tensor) -> Tensor:
     """p = lr * strength * importance: the weight of the anchor in one step of gradient descent under a penalty.
 
@@ -71,7 +74,7 @@ def divergence_limit(optimizer: torch.optim.Optimizer, group: dict[str, Any]) ->
         >>> divergence_limit(sgd, sgd.param_groups[0])
         3.8
     """
-    if "betas" in group and isinstance(optimizer, torch.optim.Adam | torch.optim.NAdam | torch.optim.RAdam):
+    if "betas" in group and isinstance(optimizer, ADAMS):
         momentum = dampening = float(group["betas"][0])
         nesterov = isinstance(optimizer, torch.optim.NAdam)
     else:
@@ -104,7 +107,8 @@ def _rescaling(group: dict[str, Any], state: dict[str, Any]) -> Number:
     """1 / (sqrt(v) + eps), or 1 where the optimizer does not rescale."""
     if "exp_avg_sq" in state and "betas" in group:
         v = state.get("max_exp_avg_sq", state["exp_avg_sq"])
-        v = v / (1 - float(group["betas"][1]) ** float(state["step"]))
+        steps = state.get("step", group.get("step"))
+        v = v if steps is None else v / (1 - float(group["betas"][1]) ** float(steps))
     elif _is_rmsprop(state):
         v = state["square_avg"]
         if group.get("centered"):

@@ -1,16 +1,16 @@
 """One training step of a moored model, from top to bottom: Algorithm 1 of the paper in an optimizer's hooks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mooring.checkpoint import Moored
 from mooring.errors import MooringError, NonFiniteError
 from mooring.finite import check_finite
 from mooring.importance import Iteration, State
-from mooring.ledger import Ledger
+from mooring.ledger import Ledger, Moored, marks
 from mooring.pulls import GradientPull, ParameterPull, Pull
 from mooring.runs import Number
 from mooring.selection import layer_of, norm_buffers
@@ -19,8 +19,23 @@ from mooring.watch import Seen, Watch
 
 __all__ = ["TrainingStep"]
 
-Due = list[tuple[Moored, Number, Tensor]]
-"""The parameters of a step that have a gradient: their record, learning rate and the task's own gradient."""
+
+@dataclass
+class Due:
+    """A parameter that has a gradient in this step.
+
+    Attributes:
+        moored: its record.
+        lr: its learning rate.
+        g: the gradient of the task's loss, which nothing will write to until the step is over.
+        factor: how many times g the optimizer is handed: -1 where it maximizes, GradScaler's scale where a fused
+            kernel unscales; None is 1.
+    """
+
+    moored: Moored
+    lr: Number
+    g: Tensor
+    factor: Number | None
 
 
 class TrainingStep:
@@ -49,10 +64,16 @@ class TrainingStep:
         self.buffers = buffers
         self.check = check
         self.buffer_anchors: State = {}
-        self._due: Due = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget whatever step was under way."""
+        self._due: list[Due] = []
         self._seen = Seen()
-        self._laden: list[tuple[Tensor, Tensor]] = []
+        self._laden: list[tuple[Tensor, Tensor, Tensor, int]] = []
         self._before: dict[Tensor, Tensor] = {}
+        self._depth = 0
+        self._marks: list[tuple[int, int]] = []
 
     @property
     def interrupted(self) -> bool:
@@ -65,12 +86,21 @@ class TrainingStep:
         self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
         """The optimizer's pre-hook. With a closure, the gradient is there only after the closure ran."""
-        self._due = []
-        self.unload()
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._prepare(optimizer)
+        if self._depth and self._marks == marks(self.ledger.held()):
+            self._depth += 1  # a step that calls its parent's step: torch runs the hooks for both
             return None
+        self.unload(finished=False)
+        self.reset()
+        self._depth = 1
+        if len(args) > 1 and args[1] is not None:
+            return (args[0], self._once(optimizer, args[1]), *args[2:]), kwargs
+        if kwargs.get("closure") is not None:
+            return args, {**kwargs, "closure": self._once(optimizer, kwargs["closure"])}
+        self._prepare(optimizer)
+        return None
+
+    def _once(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, followed by what comes before a step; to be evaluated once."""
         evaluated = False
 
         def once() -> Any:
@@ -80,6 +110,7 @@ class TrainingStep:
             evaluated = True
             loss = closure()
             if self.check and isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
+                self._check_everything(optimizer)
                 value = loss.detach().mean().item()
                 raise NonFiniteError(
                     f"the loss is {value}; nothing was changed: lower the learning rate or the strength"
@@ -87,73 +118,79 @@ class TrainingStep:
             self._prepare(optimizer)
             return loss
 
-        return (args[0], once, *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
+        return once
 
     @torch.no_grad()
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Collect the task's gradients, check them, put a penalty on top, and remember where parameters are."""
         found_inf = getattr(optimizer, "found_inf", None)
-        if found_inf is not None and bool(found_inf):  # a fused kernel is about to skip this step
+        skipped = found_inf is not None and bool(found_inf)  # by a fused kernel, which divides by the scale otherwise
+        scale = getattr(optimizer, "grad_scale", None)
+        due = [] if skipped else self._collect(optimizer, scale)
+        if not due:
             if self.watch:
                 self.watch.forget()
             return
-        scale = getattr(optimizer, "grad_scale", None)  # and divides by this otherwise
-        due: Due = []
-        for group in optimizer.param_groups:
-            lr = group.get("lr", 1.0)  # an optimizer without one moves by the gradient itself
-            for p in group["params"]:
-                if p.grad is not None and (m := self.ledger.adopt(p)):
-                    due.append((m, lr, self._task_gradient(optimizer, p.grad, m, scale)))
-        if not due:
-            return
         seen = self.watch.take() if self.watch else Seen()
         if self.check:
-            probes = [(m.name, t) for m, _, _ in due if (t := seen.of(m.parameter)) is not None]
+            probes = [(d.moored.name, t) for d in due if (t := seen.of(d.moored.parameter)) is not None]
             check_finite("importance gradient", probes)
-        self._load(due, scale)
+        self._load(optimizer, due, scale)
         if self.importance.needs_step:
-            self._before = {m.parameter: self._copy(m) for m, _, _ in due}
-        self._due, self._seen = due, seen
+            self._before = {d.moored.parameter: self._copy(d.moored) for d in due}
+        self._due, self._seen, self._marks = due, seen, marks(self.ledger.held())
 
-    def _task_gradient(self, optimizer: torch.optim.Optimizer, grad: Tensor, m: Moored, scale: Tensor | None) -> Tensor:
-        """The gradient of the task's loss as it will still be there after the step."""
-        if scale is not None:
-            return grad.to(m.wide) / scale
-        penalized = isinstance(self.pull, GradientPull) and m.previous is not None  # the step works on another tensor
-        own = type(optimizer).__module__.startswith("torch.optim.")  # torch's optimizers do not write to gradients
-        return grad if own or penalized else grad.clone()
+    def _collect(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[Due]:
+        """The parameters with a gradient, and the gradient of the task's loss for each."""
+        due = []
+        for group in optimizer.param_groups:
+            lr = group.get("lr", 1.0)  # an optimizer without one moves by the gradient itself
+            factor: Number | None = -1.0 if group.get("maximize") else None
+            if scale is not None:
+                factor = scale if factor is None else -scale
+            for p in group["params"]:
+                if p.grad is not None and (m := self.ledger.adopt(p)):
+                    due.append(Due(m, lr, self._task_gradient(optimizer, group, m, p.grad, factor), factor))
+        return due
 
-    def _load(self, due: Due, scale: Tensor | None) -> None:
+    def _task_gradient(
+        self, optimizer: torch.optim.Optimizer, group: dict[str, Any], m: Moored, grad: Tensor, factor: Number | None
+    ) -> Tensor:
+        if factor is not None:
+            return grad.to(m.wide) / factor
+        if isinstance(self.pull, GradientPull) and m.previous is not None:
+            return grad  # the step works on another tensor
+        # torch's own optimizers leave gradients as they are, but for Nesterov's foreach form
+        safe = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
+        return grad if safe else grad.clone()
+
+    def _check_everything(self, optimizer: torch.optim.Optimizer, instead: dict[Tensor, Tensor] | None = None) -> None:
+        """Stop where a gradient is not finite, moored or not; `instead` has what some parameters are handed."""
+        grads = {p: p.grad for p in self.ledger.held() if p.grad is not None and p.grad.layout == torch.strided}
+        checked = {**grads, **(instead or {})}
+        check_finite(
+            "penalized gradient" if instead else "gradient", [(self.ledger.name(p), g) for p, g in checked.items()]
+        )
+
+    def _load(self, optimizer: torch.optim.Optimizer, due: list[Due], scale: Tensor | None) -> None:
         """g <- g + force, in a gradient of its own, so that the task's can be put back after the step."""
-        laden: list[tuple[Moored, Tensor]] = []
+        loads: dict[Tensor, Tensor] = {}
         if isinstance(self.pull, GradientPull):
-            for m, lr, g in due:
-                if m.previous is not None:
-                    laden.append((m, self._penalized(self.pull, m, lr, g, scale)))
+            for d in due:
+                if d.moored.previous is not None:
+                    loads[d.moored.parameter] = penalized(self.pull, d)
         if self.check:
             try:
-                loads = {m.name: load for m, load in laden}
-                check_finite("penalized gradient", [(m.name, loads.get(m.name, g)) for m, _, g in due])
+                self._check_everything(optimizer, loads)
             except NonFiniteError:
-                check_finite("gradient", [(m.name, g) for m, _, g in due])  # it need not be the penalty's fault
+                self._check_everything(optimizer)  # it need not be the penalty's fault
                 raise
-        task_gradients = {m.parameter: g for m, _, g in due}
-        for m, load in laden:
-            p = m.parameter
+        for p, load in loads.items():
             assert p.grad is not None
-            self._laden.append((p, p.grad if scale is None else p.grad.copy_(task_gradients[p])))  # as the kernel does
+            if scale is not None:
+                p.grad.div_(scale)  # as the kernel leaves it
+            self._laden.append((p, p.grad, load, load._version))
             p.grad = load
-
-    def _penalized(self, pull: GradientPull, m: Moored, lr: Number, g: Tensor, scale: Tensor | None) -> Tensor:
-        assert m.previous is not None
-        load = torch.empty_like(m.parameter)
-        for theta, anchor, previous, g_piece, piece in tiles([m.parameter, m.anchor, m.previous, g, load]):
-            force = pull.force(previous.to(m.wide), theta.to(m.wide) - anchor, lr)
-            if scale is None and force.dtype == piece.dtype:
-                torch.add(g_piece, force, out=piece)
-            else:
-                piece.copy_((g_piece + force) * (1 if scale is None else scale))
-        return load
 
     def _copy(self, m: Moored) -> Tensor:
         """The parameter before the step, kept in the memory of `current`, which is computed anew after it."""
@@ -167,41 +204,45 @@ class TrainingStep:
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
         """The optimizer's post-hook: update the importance, then pull."""
-        self.unload()
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        self.unload(finished=True)
         if not self._due:
             return
         self.ledger.steps += 1
         pull = self.pull if isinstance(self.pull, ParameterPull) and self.ledger.steps % self.pull.every == 0 else None
         balanced = self.importance.balances
-        for m, lr, g in self._due:
-            counts = self.importance.watches != "outputs" or self._seen.of(m.parameter) is not None
-            m.count += counts
-            for piece in self._pieces(m, g):
+        for d in self._due:
+            counts = self.importance.watches != "outputs" or self._seen.of(d.moored.parameter) is not None
+            d.moored.count += counts
+            for piece in self._pieces(d):
                 if counts:  # the outputs depend on this parameter, where they matter
-                    self._update_importance(m, piece)
+                    self._update_importance(d.moored, piece)
                 if pull and not balanced:
-                    pull_back(pull, m, piece, lr)
+                    pull_back(pull, d, piece)
         if pull and balanced:
             factors = self.ledger.factors()
-            for m, lr, g in self._due:
-                for piece in self._pieces(m, g):
-                    piece["current"] = piece["current"] * factors[layer_of(m.name)]
-                    pull_back(pull, m, piece, lr)
-        self._before = {}
+            for d in self._due:
+                for piece in self._pieces(d):
+                    piece["current"] = piece["current"] * factors[layer_of(d.moored.name)]
+                    pull_back(pull, d, piece)
         self._hold_buffers()
-        self._due, self._seen = [], Seen()
+        self.reset()
 
-    def unload(self) -> None:
-        """Give the parameters their task's gradient back."""
-        for parameter, gradient in self._laden:
-            parameter.grad = gradient
+    def unload(self, *, finished: bool) -> None:
+        """Give the parameters their task's gradient back, unless they were given another one since."""
+        for p, own, load, version in self._laden:
+            if p.grad is load and (finished or load._version == version):
+                p.grad = own
         self._laden = []
 
-    def _pieces(self, m: Moored, g: Tensor) -> Iterator[State]:
+    def _pieces(self, d: Due) -> Iterator[State]:
         """Everything about a parameter by name, in aligned pieces that stay in the cache from first to last use."""
+        m = d.moored
         before, probe = self._before.get(m.parameter), self._seen.of(m.parameter)
         extra = {"previous": m.previous, "before": before, "probe": probe}
-        named = {"theta": m.parameter, "anchor": m.anchor, "g": g, **m.state}
+        named = {"theta": m.parameter, "anchor": m.anchor, "g": d.g, **m.state}
         named |= {key: tensor for key, tensor in extra.items() if tensor is not None}
         for pieces in tiles(list(named.values())):
             yield dict(zip(named, pieces, strict=True))
@@ -223,24 +264,39 @@ class TrainingStep:
             self.buffer_anchors = {name: buffer.clone() for name, buffer in self._norm_buffers().items()}
 
     def _norm_buffers(self) -> State:
-        return norm_buffers(self.ledger.model, self.ledger.trained())
+        return norm_buffers(self.ledger.model, self.ledger.exclude, self.ledger.held())
 
     def _hold_buffers(self) -> None:
         """Keep the statistics, or bring them half-way back (R at equal importance)."""
-        if self.buffer_anchors:
-            weight = 1.0 if self.buffers == "keep" else 0.5
-            for name, buffer in self._norm_buffers().items():
-                if name in self.buffer_anchors:
-                    buffer.lerp_(self.buffer_anchors[name], weight)
+        if self.buffers == "follow" or not self.buffer_anchors:
+            return
+        for name, buffer in self._norm_buffers().items():
+            if name in self.buffer_anchors:
+                buffer.lerp_(self.buffer_anchors[name], 1.0 if self.buffers == "keep" else 0.5)
 
 
-def pull_back(pull: ParameterPull, m: Moored, piece: State, lr: Number) -> None:
+def penalized(pull: GradientPull, d: Due) -> Tensor:
+    """g + force, times the factor that the optimizer expects."""
+    m = d.moored
+    assert m.previous is not None
+    load = torch.empty_like(m.parameter)
+    for theta, anchor, previous, g, piece in tiles([m.parameter, m.anchor, m.previous, d.g, load]):
+        force = pull.force(previous.to(m.wide), theta.to(m.wide) - anchor, d.lr)
+        if d.factor is None and force.dtype == piece.dtype:
+            torch.add(g, force, out=piece)
+        else:
+            piece.copy_((g + force) * (1 if d.factor is None else d.factor))
+    return load
+
+
+def pull_back(pull: ParameterPull, d: Due, piece: State) -> None:
     """theta <- theta + rate * (anchor - theta), as a lerp, which never leaves the interval."""
     if "previous" not in piece:
         return  # nothing is known of the past
-    theta, anchor = piece["theta"], piece["anchor"].to(m.wide)
-    rate = pull.rate(piece["previous"].to(m.wide), piece["current"].to(m.wide), lr).to(m.wide)
-    if theta.dtype == m.wide:
+    wide = d.moored.wide
+    theta, anchor = piece["theta"], piece["anchor"].to(wide)
+    rate = pull.rate(piece["previous"].to(wide), piece["current"].to(wide), d.lr).to(wide)
+    if theta.dtype == wide:
         theta.lerp_(anchor, rate)
     else:
-        theta.copy_(torch.lerp(theta.to(m.wide), anchor, rate))
+        theta.copy_(torch.lerp(theta.to(wide), anchor, rate))

@@ -1,16 +1,18 @@
 """Sees the outputs of a model's forward pass, counts samples and takes one extra gradient of them."""
 
 import dataclasses
+import weakref
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
 from mooring.importance import Importance
-from mooring.ledger import Ledger
+from mooring.ledger import Ledger, marks
 
 __all__ = ["Seen", "Watch", "count_samples", "find_outputs"]
 
@@ -32,8 +34,8 @@ class Seen:
         """Join another forward pass to this one: both are sums over samples."""
         self.samples += other.samples
         for parameter, gradient in other.gradients.items():
-            known = self.gradients.get(parameter)
-            self.gradients[parameter] = gradient if known is None else known.add_(gradient)
+            known = self.gradients.get(parameter)  # autograd may give one tensor for two parameters
+            self.gradients[parameter] = gradient if known is None else known + gradient
 
 
 def find_outputs(returned: Any) -> Tensor:
@@ -71,9 +73,10 @@ def count_samples(outputs: Tensor) -> int:
 class Watch:
     """A forward hook on the model.
 
-    A forward pass counts once a backward pass has gone through it, so an evaluation that forgot
-    `torch.no_grad()` leaves no trace. The extra gradient is taken with `torch.autograd.grad` on the graph that
-    the loss will use too: nothing of the model is touched and nothing is run again.
+    A forward pass counts once a backward pass has gone through it to the parameters, so an evaluation that forgot
+    `torch.no_grad()`, or a gradient with respect to inputs, leaves no trace. The extra gradient is taken with
+    `torch.autograd.grad` on the graph that the loss will use too: nothing of the model is run again. For compiled
+    models that means `torch._functorch.config.donated_buffer = False`, from here on.
 
     Args:
         model: the model whose forward pass is watched.
@@ -81,6 +84,9 @@ class Watch:
         ledger: knows which parameters' gradients are wanted, and the time.
         outputs: from what the model returns to the tensor of outputs; None looks for it.
     """
+
+    looking: ClassVar[bool] = False
+    """Whether some extra gradient is being taken, which is not a backward pass of a loss."""
 
     def __init__(
         self,
@@ -92,10 +98,12 @@ class Watch:
         self.importance = importance
         self.ledger = ledger
         self.find = outputs or find_outputs
+        self.seen = Seen()
+        self._arriving: list[list[Seen]] = []
+        self._marks: list[tuple[int, int]] = []
         self._looks = 0
         self._had_gradient = False
-        self.seen = Seen()
-        self._handle = model.register_forward_hook(self._hook)
+        self._handle = model.register_forward_hook(_Hook(self))
         if importance.watches == "outputs":
             _let_graphs_be_differentiated_twice()
 
@@ -108,6 +116,12 @@ class Watch:
                 f"{self.importance.name} saw no outputs since the last step: call the model itself, model(x), "
                 "with gradients enabled before optimizer.step()"
             )
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if ranks > 1 and self.importance.watches == "outputs":
+            raise MooringError(
+                f"{self.importance.name} would see the outputs of one rank only: under torch.distributed use an "
+                "importance of the gradient, such as EWC(), SI() or RWalk()"
+            )
         return seen
 
     def forget(self) -> None:
@@ -118,64 +132,103 @@ class Watch:
         """Stop watching."""
         self._handle.remove()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _hook(self, module: nn.Module, args: Any, returned: Any) -> None:
-        if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+    def after_forward(self, returned: Any) -> None:
+        """The model has run: look at its outputs, and keep what was found until a backward pass comes through."""
+        if Watch.looking or not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
             return  # an evaluation, or one inside torch.func
         outputs = self.find(returned)
         if not isinstance(outputs, Tensor) or outputs.ndim == 0:
             raise MooringError("outputs= must give a tensor whose first dimension is the samples")
         if not outputs.requires_grad:
             return
-        pending: list[Seen] = [self._look(outputs)]
+        pending = [self._look(outputs)]
 
-        def commit(gradient: Tensor | None = None) -> None:
-            if pending:
-                if self._had_gradient and not self._some_gradient():
-                    self.forget()  # GradScaler skipped a step, and its gradients were thrown away
-                self.seen.add(pending.pop())
-                if gradient is not None:
-                    engine = torch.autograd.Variable._execution_engine
-                    engine.queue_callback(self._note_gradient)  # when this backward pass is over
+        def commit(gradient: Tensor) -> None:
+            if pending and not Watch.looking:
+                if not self._arriving:
+                    self._expect()
+                self._arriving.append(pending)
 
-        tensors = _tensors(returned)
+        tensors = _tensors(returned, set())
         for tensor in tensors:
             tensor.register_hook(commit)  # type: ignore[no-untyped-call]
         if not tensors:
-            commit()  # nothing to wait for in an object that hides its tensors
+            self.seen.add(pending.pop())  # nothing to wait for in an object that hides its tensors
+
+    def _expect(self) -> None:
+        """A backward pass has begun: when it is over, see whether it reached the parameters."""
+        self._marks = marks(self.ledger.held())
+        cleared = self._had_gradient and not self._some_gradient()
+
+        def arrived() -> None:
+            arriving, self._arriving = self._arriving, []
+            if marks(self.ledger.held()) == self._marks:
+                return  # a gradient with respect to something else; the loss's own may still come
+            if cleared:
+                self.forget()  # GradScaler skipped a step, and its gradients were thrown away
+            for pending in arriving:
+                if pending:
+                    self.seen.add(pending.pop())
+            self._had_gradient = self._some_gradient()
+
+        torch.autograd.Variable._execution_engine.queue_callback(arrived)
 
     def _look(self, outputs: Tensor) -> Seen:
         samples = count_samples(outputs)
-        if self.importance.watches == "samples":
-            return Seen(samples)
         parameters = self.ledger.trained()
+        if self.importance.watches == "samples" or not parameters:
+            return Seen(samples)
         wide = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+        Watch.looking = True
         try:
             scalar = self.importance.probe(wide, self._generator(outputs.device))
             gradients = torch.autograd.grad(scalar, parameters, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
-            raise MooringError(
-                f"{self.importance.name} could not take its extra gradient ({str(error).splitlines()[0]}); "
-                "activation checkpointing needs use_reentrant=False"
-            ) from error
+            if "checkpoint" in str(error).lower():
+                raise MooringError(
+                    f"{self.importance.name} takes an extra gradient, for which activation checkpointing needs "
+                    "use_reentrant=False"
+                ) from error
+            raise
+        finally:
+            Watch.looking = False
         pairs = zip(parameters, gradients, strict=True)
         return Seen(samples, {p: gradient for p, gradient in pairs if gradient is not None})
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """Random numbers of its own, fixed by the time alone: a resumed run draws the same."""
         self._looks += 1
-        moment = (getattr(self.importance, "seed", 0), self.ledger.tasks, self.ledger.steps, self._looks)
+        moment = (self.importance.seed, self.ledger.tasks, self.ledger.steps, self._looks)
         return torch.Generator(device).manual_seed(zlib.crc32(repr(moment).encode()))
 
     def _some_gradient(self) -> bool:
         return any(p.grad is not None and bool(p.grad.any()) for p in self.ledger.trained())
 
-    def _note_gradient(self) -> None:
-        self._had_gradient = self._some_gradient()
+
+class _Hook:
+    """The forward hook itself: a copy of the model, or one that was saved, is not watched."""
+
+    def __init__(self, watch: Watch | None = None) -> None:
+        self.watch: Callable[[], Watch | None] = (lambda: None) if watch is None else weakref.ref(watch)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, module: nn.Module, args: Any, returned: Any) -> None:
+        watch = self.watch()
+        if watch is not None:
+            watch.after_forward(returned)
+
+    def __deepcopy__(self, memo: Any) -> "_Hook":
+        return _Hook()
+
+    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
+        return _Hook, ()
 
 
-def _tensors(returned: Any) -> list[Tensor]:
+def _tensors(returned: Any, visited: set[int]) -> list[Tensor]:
     """The differentiable tensors in what a model returned."""
+    if id(returned) in visited:
+        return []
+    visited.add(id(returned))
     if isinstance(returned, Tensor):
         return [returned] if returned.requires_grad else []
     if isinstance(returned, Mapping):
@@ -186,7 +239,7 @@ def _tensors(returned: Any) -> list[Tensor]:
         parts = list(returned)
     else:
         parts = list(getattr(returned, "__dict__", {}).values())
-    return [tensor for part in parts for tensor in _tensors(part)]
+    return [tensor for part in parts for tensor in _tensors(part, visited)]
 
 
 def _let_graphs_be_differentiated_twice() -> None:

@@ -33,5 +33,5 @@ def average(current: Tensor, score: Tensor, decay: float | None, count: int, *, 
 
 def check_decay(decay: float | None) -> None:
     """Refuse a decay outside [0, 1)."""
-    if decay is not None and not 0 <= decay < 1:
-        raise MooringError(f"decay={decay} is not allowed: 0 <= decay < 1, or None for the mean over the task")
+    if decay is not None and (not isinstance(decay, int | float) or not 0 <= decay < 1):
+        raise MooringError(f"decay={decay!r} is not allowed: 0 <= decay < 1, or None for the mean over the task")

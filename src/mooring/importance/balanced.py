@@ -56,6 +56,7 @@ class Balanced(Importance):
 
     def __init__(self, importance: str | Importance) -> None:
         self.importance = resolve(importance)
+        self.seed = self.importance.seed
 
     def __repr__(self) -> str:
         return f"Balanced({self.importance!r})"

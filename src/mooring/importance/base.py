@@ -7,6 +7,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from mooring.errors import MooringError
+
 __all__ = ["Importance", "Iteration", "State"]
 
 State = dict[str, Tensor]
@@ -81,6 +83,9 @@ class Importance:
     balances: ClassVar[bool] = False
     """Whether scores are rescaled layer by layer, with `factors`."""
 
+    seed: int = 0
+    """What random numbers in `start` and `probe` begin from."""
+
     @property
     def name(self) -> str:
         """The definition's name, as the saved state carries it."""
@@ -107,7 +112,7 @@ class Importance:
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """A scalar function of the outputs, a sum over samples, whose gradient becomes `Iteration.probe`."""
-        return outputs.sum()
+        raise MooringError(f"{self.name} watches outputs: define probe(outputs, generator), a scalar to differentiate")
 
     def factors(self, sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """One factor for the scores of each layer, asked for where `balances` is true.

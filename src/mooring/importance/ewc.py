@@ -76,8 +76,11 @@ class EWC(Importance):
         check_decay(self.decay)
         if self.labels not in ("observed", "sampled"):
             raise unknown("labels", self.labels, ["observed", "sampled"])
-        if self.batch_size is not None and self.batch_size < 1:
-            raise MooringError(f"batch_size={self.batch_size} is not allowed: give a whole number from 1")
+        if self.batch_size is not None:
+            if not isinstance(self.batch_size, int) or self.batch_size < 1:
+                raise MooringError(f"batch_size={self.batch_size!r} is not allowed: give a whole number from 1")
+            if self.labels == "observed" and not self.per_sample:
+                raise MooringError("batch_size has no effect here: give per_sample=True or labels='sampled' with it")
 
     @property
     def watches(self) -> Literal["nothing", "samples", "outputs"]:
@@ -104,5 +107,5 @@ class EWC(Importance):
                 "outputs=, a function that gives (samples, classes) or (samples, positions, classes)"
             )
         rows = outputs.reshape(-1, outputs.shape[-1]).log_softmax(-1)
-        drawn = torch.multinomial(rows.detach().exp(), 1, generator=generator)
+        drawn = torch.multinomial(rows.detach().exp().nan_to_num(nan=1.0), 1, generator=generator)
         return rows.gather(1, drawn).sum()

@@ -26,8 +26,9 @@ def sensitivity(probe: Tensor) -> Tensor:
 class MAS(Importance):
     """Memory aware synapses: current <- decay * current + (1 - decay) * |grad of sum ||f(x)||^2|.
 
-    A forward hook sees the outputs f(x); one extra backward pass takes the gradient, beside the loss's own
-    and without touching it.
+    A forward hook sees the outputs f(x), and one extra backward pass takes the gradient beside the loss's own. It
+    touches no `.grad` of a parameter, but it is a backward pass: hooks of your own on tensors and modules run in
+    it too, and activations that `retain_grad()` collect it. Until the loss's backward pass, the outputs keep it alive.
 
     Args:
         decay: the weight of the past in the running average; None takes the mean over the task.

@@ -24,8 +24,8 @@ def uniform_draw(like: Tensor, seed: int, name: str, task: int) -> Tensor:
         True
     """
     key = zlib.crc32(f"{seed}/{task}/{name}".encode())
-    generator = torch.Generator().manual_seed(key)
-    return torch.rand(like.shape, generator=generator).to(like)
+    generator = torch.Generator("cpu").manual_seed(key)
+    return torch.rand(like.shape, generator=generator, dtype=torch.float32, device="cpu").to(like)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mooring.errors import MooringError
+from mooring.errors import check_number
 from mooring.importance.averaging import average, check_decay
 from mooring.importance.base import Importance, Iteration, State
 from mooring.importance.ewc import fisher_observed
@@ -54,8 +54,7 @@ class RWalk(Importance):
     def __post_init__(self) -> None:
         """Refuse options outside their range."""
         check_decay(self.decay)
-        if not self.damping > 0:
-            raise MooringError(f"damping={self.damping} is not allowed: give a number above 0")
+        check_number("damping", self.damping, 0, above=True)
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
         """current, F and path at zero."""

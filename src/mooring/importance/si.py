@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mooring.errors import MooringError, unknown
+from mooring.errors import check_number, unknown
 from mooring.importance.base import Importance, Iteration, State
 from mooring.importance.random import uniform_draw
 
@@ -85,13 +85,12 @@ class SI(Importance):
 
     def __post_init__(self) -> None:
         """Refuse options outside their range."""
-        if not self.damping > 0:
-            raise MooringError(f"damping={self.damping} is not allowed: give a number above 0")
+        check_number("damping", self.damping, 0, above=True)
         if isinstance(self.sign, str):
             if self.sign not in ("rectified", "absolute", "signed"):
                 raise unknown("sign", self.sign, ["rectified", "absolute", "signed", "a fraction"])
-        elif not 0 <= self.sign <= 1:
-            raise MooringError(f"sign={self.sign} is not allowed: a fraction lies between 0 and 1")
+        else:
+            check_number("sign", self.sign, 0, 1)
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
         """current and path at zero, and which parameters keep their sign where a fraction does."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from mooring.errors import MooringError
+from mooring.errors import check_number
 from mooring.runs import Number
 
 __all__ = ["GradientPull", "ParameterPull", "Pull", "check_strength"]
@@ -68,7 +68,6 @@ Pull = GradientPull | ParameterPull
 
 
 def check_strength(strength: Number) -> None:
-    """Refuse a strength that is negative or not a number."""
-    allowed = bool((strength >= 0).all()) if isinstance(strength, Tensor) else strength >= 0
-    if not allowed:
-        raise MooringError(f"strength={strength} is not allowed: give a number from 0")
+    """Refuse a strength that is negative, infinite or not a number; of a vector, each."""
+    for value in strength.reshape(-1).tolist() if isinstance(strength, Tensor) else [strength]:
+        check_number("strength", value, 0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, check_number
 from mooring.pulls.base import ParameterPull
 from mooring.runs import Number
 
@@ -54,12 +54,10 @@ class Interpolation(ParameterPull):
 
     def __post_init__(self) -> None:
         """Refuse options outside their range."""
-        if not 0 <= self.stiffness <= 1:
-            raise MooringError(f"stiffness={self.stiffness} is not allowed: give a number from 0 to 1")
-        if not isinstance(self.every, int) or self.every < 1:
-            raise MooringError(f"every={self.every} is not allowed: give a whole number from 1")
-        if not self.root > 0:
-            raise MooringError(f"root={self.root} is not allowed: give a number above 0")
+        check_number("stiffness", self.stiffness, 0, 1)
+        check_number("root", self.root, 0, above=True)
+        if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
+            raise MooringError(f"every={self.every!r} is not allowed: give a whole number from 1")
 
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:
         """stiffness * `relative_importance`; the learning rate plays no part."""

@@ -27,7 +27,7 @@ def proximal_rate(previous: Tensor, strength: Number, lr: Number) -> Tensor:
         tensor([0.0000, 0.5000, 1.0000])
     """
     largest = torch.finfo(previous.dtype).max
-    p = previous.clamp(0, largest).mul_(per_run(lr, previous) * per_run(strength, previous))
+    p = previous.clamp(0, largest) * (per_run(lr, previous) * per_run(strength, previous))
     return (p / (1 + p)).nan_to_num_(nan=1.0)  # p itself may overflow
 
 
