@@ -266,3 +266,26 @@ def test_a_copy_of_the_model_is_not_watched(tmp_path):
     for refused in (copy.deepcopy, copy.copy):
         with pytest.raises(MooringError, match="cannot be"):
             refused(moor)
+
+
+def test_a_backward_pass_that_failed_does_not_hide_the_next():
+    torch.manual_seed(0)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    moor = mooring.attach(model, optimizer, importance=MAS(decay=0.0))
+    x, y = some_batches(0)[0]
+
+    def fail(gradient):
+        raise KeyboardInterrupt
+
+    loss = mse_loss(model(x), y)
+    handle = model[0].weight.register_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        loss.backward()
+    handle.remove()
+    optimizer.zero_grad()
+    mse_loss(model(x), y).backward()
+    expected = [gradient.abs() for gradient in probe(model, x)]
+    optimizer.step()
+    for current, score in zip(moor.current.values(), expected, strict=True):
+        close(current, score)

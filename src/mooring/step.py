@@ -110,7 +110,7 @@ class TrainingStep:
             evaluated = True
             loss = closure()
             if self.check and isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
-                self._check_everything(optimizer)
+                self._check_everything()
                 value = loss.detach().mean().item()
                 raise NonFiniteError(
                     f"the loss is {value}; nothing was changed: lower the learning rate or the strength"
@@ -135,7 +135,7 @@ class TrainingStep:
         if self.check:
             probes = [(d.moored.name, t) for d in due if (t := seen.of(d.moored.parameter)) is not None]
             check_finite("importance gradient", probes)
-        self._load(optimizer, due, scale)
+        self._load(due, scale)
         if self.importance.needs_step:
             self._before = {d.moored.parameter: self._copy(d.moored) for d in due}
         self._due, self._seen, self._marks = due, seen, marks(self.ledger.held())
@@ -164,15 +164,14 @@ class TrainingStep:
         safe = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
         return grad if safe else grad.clone()
 
-    def _check_everything(self, optimizer: torch.optim.Optimizer, instead: dict[Tensor, Tensor] | None = None) -> None:
+    def _check_everything(self, instead: dict[Tensor, Tensor] | None = None) -> None:
         """Stop where a gradient is not finite, moored or not; `instead` has what some parameters are handed."""
         grads = {p: p.grad for p in self.ledger.held() if p.grad is not None and p.grad.layout == torch.strided}
         checked = {**grads, **(instead or {})}
-        check_finite(
-            "penalized gradient" if instead else "gradient", [(self.ledger.name(p), g) for p, g in checked.items()]
-        )
+        what = "penalized gradient" if instead else "gradient"
+        check_finite(what, [(self.ledger.name(p), g) for p, g in checked.items()])
 
-    def _load(self, optimizer: torch.optim.Optimizer, due: list[Due], scale: Tensor | None) -> None:
+    def _load(self, due: list[Due], scale: Tensor | None) -> None:
         """g <- g + force, in a gradient of its own, so that the task's can be put back after the step."""
         loads: dict[Tensor, Tensor] = {}
         if isinstance(self.pull, GradientPull):
@@ -181,9 +180,9 @@ class TrainingStep:
                     loads[d.moored.parameter] = penalized(self.pull, d)
         if self.check:
             try:
-                self._check_everything(optimizer, loads)
+                self._check_everything(loads)
             except NonFiniteError:
-                self._check_everything(optimizer)  # it need not be the penalty's fault
+                self._check_everything()  # it need not be the penalty's fault
                 raise
         for p, load in loads.items():
             assert p.grad is not None

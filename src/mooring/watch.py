@@ -101,6 +101,7 @@ class Watch:
         self.seen = Seen()
         self._arriving: list[list[Seen]] = []
         self._marks: list[tuple[int, int]] = []
+        self._pass = -1
         self._looks = 0
         self._had_gradient = False
         self._handle = model.register_forward_hook(_Hook(self))
@@ -145,8 +146,7 @@ class Watch:
 
         def commit(gradient: Tensor) -> None:
             if pending and not Watch.looking:
-                if not self._arriving:
-                    self._expect()
+                self._expect()
                 self._arriving.append(pending)
 
         tensors = _tensors(returned, set())
@@ -156,8 +156,10 @@ class Watch:
             self.seen.add(pending.pop())  # nothing to wait for in an object that hides its tensors
 
     def _expect(self) -> None:
-        """A backward pass has begun: when it is over, see whether it reached the parameters."""
-        self._marks = marks(self.ledger.held())
+        """A backward pass is under way: when it is over, see whether it reached the parameters."""
+        if self._pass == (current := torch._C._current_graph_task_id()):
+            return
+        self._pass, self._arriving, self._marks = current, [], marks(self.ledger.held())
         cleared = self._had_gradient and not self._some_gradient()
 
         def arrived() -> None:
