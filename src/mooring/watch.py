@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from mooring.errors import MooringError
 from mooring.importance import Importance
@@ -213,7 +214,7 @@ class _Hook:
     def __init__(self, watch: Watch | None = None) -> None:
         self.watch: Callable[[], Watch | None] = (lambda: None) if watch is None else weakref.ref(watch)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo  # torch.compiler.disable, without importing the compiler now
     def __call__(self, module: nn.Module, args: Any, returned: Any) -> None:
         watch = self.watch()
         if watch is not None:
