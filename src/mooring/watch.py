@@ -1,6 +1,7 @@
 """Sees the outputs of a model's forward pass, counts samples and takes one extra gradient of them."""
 
 import dataclasses
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Mapping
@@ -256,4 +257,5 @@ def _let_graphs_be_differentiated_twice() -> None:
         config.donated_buffer = False
         if hasattr(torch.compiler.config, "cache_key_tag"):  # nor take it from the cache on disk
             torch.compiler.config.cache_key_tag += "mooring"
-        torch.compiler.reset()
+        if "torch._dynamo" in sys.modules:  # where it is not, nothing was compiled
+            torch.compiler.reset()
