@@ -247,10 +247,12 @@ class TrainingStep:
             yield dict(zip(named, pieces, strict=True))
 
     def _update_importance(self, m: Moored, piece: State) -> None:
-        named = ("g", "theta", "anchor", "before", "probe")
-        wide = {key: piece[key].to(m.wide) for key in named if key in piece}
-        state = {slot: piece[slot].to(m.wide) if piece[slot].is_floating_point() else piece[slot] for slot in m.state}
-        self.importance.update(state, Iteration(**wide, samples=self._seen.samples, count=m.count))
+        seen = {key: piece[key] for key in ("g", "theta", "anchor", "before", "probe") if key in piece}
+        state = {slot: piece[slot] for slot in m.state}
+        if not m.parameter.dtype == m.anchor.dtype == m.wide:
+            seen = {key: tensor.to(m.wide) for key, tensor in seen.items()}
+            state = {slot: t.to(m.wide) if t.is_floating_point() else t for slot, t in state.items()}
+        self.importance.update(state, Iteration(**seen, samples=self._seen.samples, count=m.count))
         for slot, tensor in state.items():
             if tensor is not piece[slot]:  # kept in a narrower dtype
                 piece[slot].copy_(tensor)

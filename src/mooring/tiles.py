@@ -6,7 +6,7 @@ from torch import Tensor
 
 __all__ = ["tiles"]
 
-CPU_TILE = 1 << 18
+CPU_TILE = 5 << 16
 DEVICE_TILE = 1 << 26
 
 

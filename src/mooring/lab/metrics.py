@@ -1,0 +1,153 @@
+"""What a run is judged by: numbers from its accuracy matrix, and how sure they are over seeds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from mooring.errors import MooringError
+
+__all__ = [
+    "Interval",
+    "average_accuracy",
+    "average_forgetting",
+    "backward_transfer",
+    "forward_transfer",
+    "interval",
+    "learned",
+    "paired_difference",
+]
+
+
+def average_accuracy(matrix: Tensor) -> float:
+    """The final model's mean test accuracy over all tasks: mean_k a[last, k].
+
+    Args:
+        matrix: a[i, k] is the accuracy on task k after task i was trained, of shape (tasks, tasks).
+
+    Example:
+        >>> average_accuracy(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
+        75.0
+    """
+    return float(_checked(matrix)[-1].mean())
+
+
+def average_forgetting(matrix: Tensor) -> float:
+    """How much of the best was lost: mean_k (max_{i >= k} a[i, k] - a[last, k]).
+
+    The best counts from when a task was trained on; the last task cannot be forgotten and counts as 0.
+
+    Example:
+        >>> average_forgetting(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
+        10.0
+    """
+    matrix = _checked(matrix)
+    trained = torch.ones_like(matrix, dtype=torch.bool).tril()
+    best = matrix.masked_fill(~trained, -math.inf).max(0).values
+    return float((best - matrix[-1]).mean())
+
+
+def learned(matrix: Tensor) -> float:
+    """Accuracy on each task right after it was trained: mean_k a[k, k].
+
+    Example:
+        >>> learned(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
+        85.0
+    """
+    return float(_checked(matrix).diagonal().mean())
+
+
+def backward_transfer(matrix: Tensor) -> float:
+    """What later tasks did to earlier ones: mean_{k < last} (a[last, k] - a[k, k]); negative where they were forgotten.
+
+    0 for a single task.
+
+    Example:
+        >>> backward_transfer(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
+        -20.0
+    """
+    matrix = _checked(matrix)
+    if len(matrix) == 1:
+        return 0.0
+    return float((matrix[-1] - matrix.diagonal())[:-1].mean())
+
+
+def forward_transfer(matrix: Tensor, untrained: Tensor) -> float:
+    """What earlier tasks did for later ones: mean_{k > 0} (a[k - 1, k] - untrained[k]).
+
+    0 for a single task.
+
+    Args:
+        matrix: the accuracy matrix, its upper triangle filled.
+        untrained: the accuracy on each task before any training, of shape (tasks,).
+
+    Example:
+        >>> forward_transfer(torch.tensor([[90.0, 20.0], [70.0, 80.0]]), torch.tensor([10.0, 10.0]))
+        10.0
+    """
+    matrix = _checked(matrix)
+    if untrained.shape != matrix.shape[:1]:
+        raise MooringError(
+            f"untrained has shape {tuple(untrained.shape)}: give one accuracy for each of {len(matrix)} tasks"
+        )
+    if len(matrix) == 1:
+        return 0.0
+    return float((matrix.diagonal(1) - untrained[1:]).mean())
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds: standard deviation, and the 95 % interval of the mean (Student's t).
+
+    With one seed there is a mean and nothing else: std, low and high are not numbers.
+    """
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" if self.count < 2 else f"{self.mean:.2f} ± {self.std:.2f}"
+
+
+def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Mean, standard deviation (n - 1) and the interval of the mean: mean ± t * std / sqrt(n).
+
+    Example:
+        >>> found = interval([1.0, 2.0, 3.0])
+        >>> found.mean, found.std, round(found.low, 3), round(found.high, 3)
+        (2.0, 1.0, -0.484, 4.484)
+    """
+    if not values:
+        raise MooringError("no values: at least one run must have finished")
+    count, mean = len(values), math.fsum(values) / len(values)
+    if count == 1:
+        return Interval(mean, math.nan, math.nan, math.nan, 1)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    half = float(stats.t.ppf((1 + confidence) / 2, count - 1)) * std / math.sqrt(count)
+    return Interval(mean, std, mean - half, mean + half, count)
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> Interval:
+    """The interval of value - baseline over seeds that both have, seed by seed: what the seeds share cancels.
+
+    Example:
+        >>> paired_difference([11.0, 22.0, 33.0], [10.0, 20.0, 30.0]).mean
+        2.0
+    """
+    if len(values) != len(baseline):
+        raise MooringError(
+            f"a paired difference needs the same seeds on both sides, not {len(values)} and {len(baseline)}"
+        )
+    return interval([value - other for value, other in zip(values, baseline, strict=True)], confidence)
+
+
+def _checked(matrix: Tensor) -> Tensor:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
+        raise MooringError(f"an accuracy matrix has shape (tasks, tasks), not {tuple(matrix.shape)}")
+    return matrix

@@ -1,0 +1,56 @@
+"""Networks: a backbone by name or from your own module, with heads on top."""
+
+import importlib
+from collections.abc import Callable
+
+from torch import nn
+
+from mooring.errors import MooringError, unknown
+from mooring.lab.networks.cnn6 import cnn6
+from mooring.lab.networks.headed import Headed
+from mooring.lab.networks.mlp import mlp
+from mooring.lab.networks.resnet import resnet18_third
+from mooring.lab.streams.stream import Stream
+
+__all__ = ["BACKBONES", "Headed", "backbone", "build"]
+
+Shape = tuple[int, int, int]
+
+BACKBONES: dict[str, Callable[[Shape], nn.Module]] = {"mlp": mlp, "cnn6": cnn6, "resnet18-third": resnet18_third}
+
+
+def backbone(name: str) -> Callable[[Shape], nn.Module]:
+    """The factory of that name, or `package.module:function` of your own, from (channels, height, width) to a module.
+
+    Example:
+        >>> backbone("cnn6")((3, 32, 32)).__class__.__name__
+        'CNN6'
+    """
+    if ":" not in name:
+        if name not in BACKBONES:
+            raise unknown("network", name, [*BACKBONES, "package.module:function"])
+        return BACKBONES[name]
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise MooringError(f"network {name!r} cannot be imported: {str(error).splitlines()[0]}") from error
+    if not callable(found):
+        raise MooringError(f"network {name!r} is not a function from (channels, height, width) to a module")
+    made: Callable[[Shape], nn.Module] = found
+    return made
+
+
+def build(name: str, stream: Stream) -> Headed:
+    """The network of that name for a stream: its images' shape, a head for each task or one for all.
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> len(build("mlp", by_class(digits(), per_task=2)).heads)
+        5
+    """
+    made = backbone(name)(stream.shape)
+    if not isinstance(made, nn.Module):
+        raise MooringError(f"network {name!r} made a {type(made).__name__}, not a torch.nn.Module")
+    heads = len(stream.tasks) if stream.heads == "per task" else 1
+    return Headed(made, stream.outputs, heads, stream.shape)

@@ -1,0 +1,50 @@
+"""A backbone with a head for each task, or one for all."""
+
+import torch
+from torch import Tensor, nn
+
+from mooring.errors import MooringError
+
+__all__ = ["Headed"]
+
+
+class Headed(nn.Module):
+    """Logits of one head over the features of a shared backbone: heads[head](backbone(x)).
+
+    Args:
+        backbone: from images to features of shape (batch, width).
+        outputs: classes of each head.
+        heads: how many heads there are.
+        shape: channels, height and width of an image, to find the width of the features.
+
+    Example:
+        >>> network = Headed(nn.Flatten(), outputs=2, heads=3, shape=(1, 8, 8))
+        >>> network(torch.zeros(5, 1, 8, 8), head=1).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(self, backbone: nn.Module, outputs: int, heads: int, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        training = backbone.training
+        with torch.no_grad():
+            features = backbone.eval()(torch.zeros(1, *shape))
+        backbone.train(training)
+        if not isinstance(features, Tensor) or features.ndim != 2:
+            raise MooringError(f"a backbone gives features of shape (batch, width), not {_kind(features)}")
+        self.heads = nn.ModuleList(nn.Linear(features.shape[1], outputs) for _ in range(heads))
+
+    def forward(self, x: Tensor, head: int = 0) -> Tensor:
+        """Logits of shape (batch, outputs)."""
+        logits: Tensor = self.heads[head](self.backbone(x))
+        return logits
+
+    @torch.no_grad()
+    def inherit(self, head: int, ancestor: int) -> None:
+        """Start a head from another: the paper's heads begin where the one before ended."""
+        for mine, other in zip(self.heads[head].parameters(), self.heads[ancestor].parameters(), strict=True):
+            mine.copy_(other)
+
+
+def _kind(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

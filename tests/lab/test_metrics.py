@@ -1,0 +1,78 @@
+"""Metrics: against their definitions written out, and against scipy."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from mooring.errors import MooringError
+from mooring.lab import metrics
+
+matrices = st.integers(1, 5).flatmap(
+    lambda n: st.lists(st.lists(st.floats(0, 100, width=32), min_size=n, max_size=n), min_size=n, max_size=n)
+)
+
+
+@given(matrices)
+def test_metrics_equal_their_definitions(rows):
+    n, matrix = len(rows), torch.tensor(rows, dtype=torch.float64)
+    best = [max(rows[i][k] for i in range(k, n)) for k in range(n)]
+    assert metrics.average_accuracy(matrix) == pytest.approx(sum(rows[-1]) / n)
+    assert metrics.average_forgetting(matrix) == pytest.approx(sum(best[k] - rows[-1][k] for k in range(n)) / n)
+    assert metrics.learned(matrix) == pytest.approx(sum(rows[k][k] for k in range(n)) / n)
+    if n > 1:
+        expected = sum(rows[-1][k] - rows[k][k] for k in range(n - 1)) / (n - 1)
+        assert metrics.backward_transfer(matrix) == pytest.approx(expected)
+        expected = sum(rows[k - 1][k] - 10 * k for k in range(1, n)) / (n - 1)
+        untrained = torch.arange(n, dtype=torch.float64) * 10
+        assert metrics.forward_transfer(matrix, untrained) == pytest.approx(expected)
+    assert metrics.average_forgetting(matrix) >= 0
+
+
+def test_what_was_known_before_training_cannot_be_forgotten():
+    """Accuracy on a task that was not trained yet is no best to fall from."""
+    assert metrics.average_forgetting(torch.tensor([[50.0, 99.0], [50.0, 60.0]])) == 0
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=9))
+def test_the_interval_is_students(values):
+    found = metrics.interval(values)
+    assert found.mean == pytest.approx(sum(values) / len(values), abs=1e-9)
+    if found.std > 1e-6:
+        low, high = stats.t.interval(0.95, len(values) - 1, loc=found.mean, scale=stats.sem(values))
+        assert (found.low, found.high) == pytest.approx((low, high), rel=1e-9, abs=1e-9)
+
+
+def test_one_seed_has_a_mean_and_no_interval():
+    found = metrics.interval([3.0])
+    assert (found.mean, found.count) == (3.0, 1)
+    assert math.isnan(found.std)
+    assert math.isnan(found.low)
+    assert str(found) == "3.00"
+    assert str(metrics.interval([1.0, 3.0])) == "2.00 ± 1.41"
+
+
+def test_a_paired_difference_cancels_what_seeds_share():
+    shared = [10.0, 50.0, 90.0, 30.0]
+    found = metrics.paired_difference([s + 1.0 + 0.1 * i for i, s in enumerate(shared)], shared)
+    assert found.mean == pytest.approx(1.15)
+    assert found.low > 0.8
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: metrics.average_accuracy(torch.zeros(2, 3)),
+        lambda: metrics.average_forgetting(torch.zeros(0, 0)),
+        lambda: metrics.forward_transfer(torch.zeros(2, 2), torch.zeros(3)),
+        lambda: metrics.interval([]),
+        lambda: metrics.paired_difference([1.0], [1.0, 2.0]),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(call):
+    with pytest.raises(MooringError) as error:
+        call()
+    assert "\n" not in str(error.value)

@@ -1,0 +1,114 @@
+"""Streams: every image of a source in its task, whatever the cut."""
+
+import pytest
+import torch
+
+from mooring.errors import MooringError
+from mooring.lab.streams import Source, Split, by_class, digits, permuted, rotated
+from mooring.lab.streams.cuts import rotate
+
+
+def unbalanced(classes=6):
+    """A source whose classes have 3, 4, 5, ... training and 1, 2, 3, ... test images, out of order."""
+    splits = []
+    for least in (3, 1):
+        labels = torch.cat([torch.full((least + label,), label) for label in range(classes)])
+        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(least))]
+        images = torch.randint(256, (len(labels), 3, 4, 4), generator=torch.Generator().manual_seed(9)).to(torch.uint8)
+        splits.append(Split(images, labels))
+    return Source("unbalanced", *splits, tuple("abcdefghij"[:classes]))
+
+
+@pytest.mark.parametrize("shuffle", [None, 0, 7])
+@pytest.mark.parametrize("per_task", [1, 2, 3, 6])
+def test_every_image_is_in_the_task_of_its_class_under_its_own_label(per_task, shuffle):
+    source = unbalanced()
+    stream = by_class(source, per_task, shuffle=shuffle)
+    assert len(stream.tasks) == 6 // per_task
+    assert sorted(c for task in stream.tasks for c in task.classes) == list(range(6))
+    for original, memory, kind in ((source.train, stream.train, "train"), (source.test, stream.test, "test")):
+        seen = torch.cat([getattr(task, kind) for task in stream.tasks])
+        assert sorted(seen.tolist()) == list(range(len(original)))
+        assert torch.equal(memory.images, original.images)
+        for task in stream.tasks:
+            for index in getattr(task, kind).tolist():
+                assert task.classes[memory.labels[index]] == original.labels[index]
+    assert stream.outputs == per_task
+    assert [stream.head(t) for t in range(len(stream.tasks))] == list(range(len(stream.tasks)))
+
+
+def test_classes_come_in_order_or_shuffled_by_the_seed_alone():
+    def order(shuffle):
+        return [c for task in by_class(unbalanced(), 2, shuffle=shuffle).tasks for c in task.classes]
+
+    assert order(None) == [0, 1, 2, 3, 4, 5]
+    assert order(1) == order(1) != order(2)
+    torch.manual_seed(5)
+    assert order(1) == order(1)
+
+
+def test_permuted_tasks_hold_the_same_pixels_in_one_other_order():
+    """Where each pixel went is read off images that number their pixels."""
+    source = unbalanced()
+    numbered = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4).expand(len(source.train), 3, 4, 4).contiguous()
+    stream = permuted(source, 3, seed=4)
+    orders = permuted(Source("numbered", Split(numbered, source.train.labels), source.test, source.classes), 3, seed=4)
+    assert stream.heads == "one"
+    assert torch.equal(stream.train.images[stream.tasks[0].train], source.train.images)
+    for task in (1, 2):
+        order = orders.train.images[orders.tasks[task].train[0]][0].flatten().long()
+        assert sorted(order.tolist()) == list(range(16)) != order.tolist()
+        for original, memory, kind in ((source.train, stream.train, "train"), (source.test, stream.test, "test")):
+            where = getattr(stream.tasks[task], kind)
+            assert torch.equal(memory.images[where].flatten(2), original.images.flatten(2)[:, :, order])
+            assert torch.equal(memory.labels[where], original.labels)
+
+
+def test_rotation_by_a_quarter_is_exact_and_a_whole_turn_is_nothing():
+    images = unbalanced().train.images
+    assert torch.equal(rotate(images, 90.0), images.rot90(1, (2, 3)))
+    assert torch.equal(rotate(images, 180.0), images.rot90(2, (2, 3)))
+    assert torch.equal(rotate(images, 360.0), images)
+
+
+def test_rotated_tasks_turn_further_and_further():
+    source = digits()
+    stream = rotated(source, 4, degrees=360)
+    for number, task in enumerate(stream.tasks):
+        assert torch.equal(stream.train.images[task.train], source.train.images.rot90(number, (2, 3)))
+        assert torch.equal(stream.test.labels[task.test], source.test.labels)
+
+
+def test_the_embedded_digits_are_split_alike_in_every_class():
+    source = digits()
+    assert len(source.train) + len(source.test) == 1797
+    for label in range(10):
+        train, test = (int((split.labels == label).sum()) for split in (source.train, source.test))
+        assert test == -(-(train + test) // 5)
+    assert int(source.train.images.max()) == 255
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: by_class(unbalanced(), 4), "6 classes, which 4 does not divide: take 1, 2, 3, 6"),
+        (lambda: by_class(unbalanced(), 0), "0 does not divide"),
+        (lambda: permuted(unbalanced(), 0), "tasks=0"),
+        (lambda: rotated(unbalanced(), 0), "tasks=0"),
+        (lambda: Split(torch.zeros(2, 3, 4), torch.zeros(2)), "images must be uint8"),
+        (lambda: Split(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)), "2 images need"),
+        (lambda: Source("s", unbalanced().train, unbalanced().test, ("a", "b")), "labels outside its 2 classes"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_in_one_line(call, message):
+    with pytest.raises(MooringError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_a_task_without_images_is_refused():
+    source = unbalanced()
+    few = source.test.labels < 5
+    lacking = Source("lacking", source.train, Split(source.test.images[few], source.test.labels[few]), source.classes)
+    with pytest.raises(MooringError, match="task 'f' has no test images"):
+        by_class(lacking, 1)
