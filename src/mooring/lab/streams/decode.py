@@ -1,0 +1,97 @@
+"""From the bytes of an image file to uint8 pixels of one size and mode."""
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from mooring.errors import MooringError
+
+__all__ = ["Encoded", "Found", "Readable", "decode", "decode_all"]
+
+Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+MODES = {1: "L", 3: "RGB"}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An image as it lies in a data set.
+
+    Attributes:
+        data: the bytes of an image file.
+        where: the file and row it came from, for messages.
+        label: its class.
+    """
+
+    data: bytes
+    where: str
+    label: int
+
+
+class Readable(Protocol):
+    """One split of a data set on disk."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Every file that decides what is in it."""
+
+    def images(self) -> Iterator[Encoded]:
+        """Each image in a fixed order, read when asked for."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found in a folder, before any image is decoded."""
+
+    classes: tuple[str, ...]
+    train: Readable
+    test: Readable
+
+
+def decode(image: Encoded, size: tuple[int, int], channels: int = 3) -> Pixels:
+    """The pixels, of shape (channels, height, width): converted to the mode, resized bilinearly with antialiasing.
+
+    Args:
+        image: what to decode; any format and mode that Pillow reads. Transparency is put on black.
+        size: height and width.
+        channels: 3 for RGB, 1 for grey.
+    """
+    try:
+        with Image.open(io.BytesIO(image.data)) as opened:
+            picture = opened.convert("RGBA") if "transparency" in opened.info or opened.mode in ("LA", "PA") else opened
+            if picture.mode == "RGBA":
+                picture = Image.alpha_composite(Image.new("RGBA", picture.size, (0, 0, 0, 255)), picture)
+            picture = picture.convert(MODES[channels])
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise MooringError(
+            f"{image.where} is not an image that can be read ({reason}): repair it or skip broken images"
+        ) from error
+    height, width = size
+    if picture.size != (width, height):
+        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(picture, dtype=np.uint8)
+    return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def decode_all(
+    images: Iterable[Encoded], size: tuple[int, int], channels: int = 3, *, skip_broken: bool = False
+) -> Iterator[tuple[Pixels, int] | None]:
+    """Pixels and label of each image in turn; None for a broken one where those are skipped, else the error.
+
+    Example:
+        >>> broken = Encoded(b"no image", where="photo.jpg", label=0)
+        >>> list(decode_all([broken], (8, 8), skip_broken=True))
+        [None]
+    """
+    for image in images:
+        try:
+            yield decode(image, size, channels), image.label
+        except MooringError:
+            if not skip_broken:
+                raise
+            yield None

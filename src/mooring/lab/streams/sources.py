@@ -1,0 +1,124 @@
+"""Sources of images: folders on disk, decoded once, and map-style data sets from Python."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.errors import MooringError
+from mooring.lab.streams.cache import Arrays, cached, content_key
+from mooring.lab.streams.decode import Encoded, decode_all
+from mooring.lab.streams.folders import read_folder
+from mooring.lab.streams.parquet import read_parquet
+from mooring.lab.streams.stream import Source, Split
+
+__all__ = ["from_dataset", "from_folder"]
+
+
+class MapStyle(Protocol):
+    """A data set as torch.utils.data has them: a length, and (image, label) by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> tuple[Any, Any]: ...
+
+
+def from_folder(
+    folder: Path | str,
+    *,
+    size: tuple[int, int] = (32, 32),
+    channels: int = 3,
+    label: str | None = None,
+    leave_out: tuple[str, ...] = (),
+    skip_broken: bool = False,
+) -> Source:
+    """Images from a folder of Parquet files in the Hub's layout, or of class folders.
+
+    They are decoded once, to uint8 of one size, and kept beside the data.
+
+    Args:
+        folder: the folder.
+        size: height and width that the network wants.
+        channels: 3 for RGB, 1 for grey.
+        label: the label column of Parquet files; by default fine_label or label.
+        leave_out: class folders to ignore.
+        skip_broken: leave out images that cannot be read, and count them in the name, instead of stopping.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise MooringError(f"{folder} is not a folder")
+    if any(folder.glob("*.parquet")) or any((folder / "data").glob("*.parquet")):
+        found = read_parquet(folder, label=label)
+    else:
+        found = read_folder(folder, leave_out=leave_out)
+    key = content_key([*found.train.paths, *found.test.paths], size, channels, label, leave_out, skip_broken)
+
+    def build() -> Arrays:
+        arrays: Arrays = {}
+        for kind, split in (("train", found.train), ("test", found.test)):
+            arrays |= _decoded(kind, split.images(), size, channels, skip_broken)
+        return arrays
+
+    arrays = cached(folder, key, build)
+    splits = [_split(arrays[f"{kind}_images"], arrays[f"{kind}_labels"]) for kind in ("train", "test")]
+    skipped = int(arrays["train_skipped"][0] + arrays["test_skipped"][0])
+    name = folder.resolve().name + (f" ({skipped} broken images skipped)" if skipped else "")
+    return Source(name, splits[0], splits[1], found.classes)
+
+
+def from_dataset(name: str, train: MapStyle, test: MapStyle, classes: Sequence[str] | None = None) -> Source:
+    """Images from map-style data sets of (image, label): uint8 tensors or arrays, or Pillow images, of one size.
+
+    Args:
+        name: what to call it.
+        train: what is learned from.
+        test: what is scored on.
+        classes: the name of each label; by default its number.
+
+    Example:
+        >>> pixels = torch.zeros(3, 4, 4, dtype=torch.uint8)
+        >>> source = from_dataset("blank", [(pixels, 0), (pixels, 1)], [(pixels, 1)])
+        >>> len(source.train), source.classes
+        (2, ('0', '1'))
+    """
+    splits = [Split(*_collected(name, part)) for part in (train, test)]
+    largest = max((int(split.labels.max()) for split in splits if len(split)), default=-1)
+    return Source(name, splits[0], splits[1], tuple(classes or (str(label) for label in range(largest + 1))))
+
+
+def _collected(name: str, part: MapStyle) -> tuple[Tensor, Tensor]:
+    images: list[Tensor] = []
+    labels: list[int] = []
+    for index in range(len(part)):
+        image, label = part[index]
+        pixels = torch.as_tensor(np.array(image)) if not isinstance(image, Tensor) else image
+        if not isinstance(image, Tensor):  # arrays and Pillow images have their channels last
+            pixels = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+        if pixels.dtype != torch.uint8 or pixels.ndim != 3 or (images and pixels.shape != images[0].shape):
+            kind = f"{pixels.dtype} of shape {tuple(pixels.shape)}"
+            raise MooringError(
+                f"{name}, item {index}: images must be uint8, (channels, height, width), of one size, not {kind}"
+            )
+        images.append(pixels)
+        labels.append(int(label))
+    if not images:
+        raise MooringError(f"{name} has no images")
+    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+
+
+def _decoded(kind: str, images: Iterable[Encoded], size: tuple[int, int], channels: int, skip_broken: bool) -> Arrays:
+    results = list(decode_all(images, size, channels, skip_broken=skip_broken))
+    kept = [result for result in results if result is not None]
+    blank = np.zeros((0, channels, *size), dtype=np.uint8)
+    return {
+        f"{kind}_images": np.stack([pixels for pixels, _ in kept]) if kept else blank,
+        f"{kind}_labels": np.array([label for _, label in kept], dtype=np.int64),
+        f"{kind}_skipped": np.array([len(results) - len(kept)], dtype=np.int64),
+    }
+
+
+def _split(images: Any, labels: Any) -> Split:
+    return Split(torch.from_numpy(images), torch.from_numpy(labels))

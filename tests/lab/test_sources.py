@@ -1,0 +1,273 @@
+"""Sources: any image of any size from folders, decoded once and never wrongly."""
+
+import io
+import json
+import multiprocessing
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from mooring.errors import MooringError
+from mooring.lab.streams import cache
+from mooring.lab.streams.cache import cached, content_key
+from mooring.lab.streams.decode import Encoded, decode
+from mooring.lab.streams.sources import from_dataset, from_folder
+
+
+def encoded(pixels, form="PNG", mode=None):
+    image = Image.fromarray(pixels)
+    buffer = io.BytesIO()
+    (image.convert(mode) if mode else image).save(buffer, form)
+    return buffer.getvalue()
+
+
+def picture(seed, height=32, width=32):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def write_parquet(folder, kind, rows, names=("cat", "dog"), part="00000-of-00001"):
+    folder.mkdir(parents=True, exist_ok=True)
+    images = pa.array([{"bytes": data, "path": None} for data, _ in rows])
+    table = pa.table({"img": images, "fine_label": [label for _, label in rows]})
+    info = {"info": {"features": {"fine_label": {"names": list(names)}}}}
+    table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
+    pq.write_table(table, folder / f"{kind}-{part}.parquet")
+
+
+@pytest.fixture
+def hub(tmp_path):
+    folder = tmp_path / "set"
+    write_parquet(folder / "data", "train", [(encoded(picture(i)), i % 2) for i in range(6)], part="00000-of-00002")
+    write_parquet(folder / "data", "train", [(encoded(picture(i)), i % 2) for i in range(6, 8)], part="00001-of-00002")
+    write_parquet(folder / "data", "test", [(encoded(picture(i)), i % 2) for i in range(8, 11)])
+    return folder
+
+
+def test_the_hubs_parquet_layout_is_read_in_file_and_row_order(hub):
+    source = from_folder(hub)
+    assert source.name == "set"
+    assert source.classes == ("cat", "dog")
+    assert source.train.labels.tolist() == [0, 1] * 4
+    for index in range(8):
+        assert torch.equal(source.train.images[index], torch.from_numpy(picture(index)).permute(2, 0, 1))
+    assert len(source.test) == 3
+
+
+def test_class_folders_with_and_without_splits(tmp_path):
+    for split in ("train", "test"):
+        for label in ("b", "a"):
+            for number in range(3):
+                path = tmp_path / "split" / split / label / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(encoded(picture(number)))
+    source = from_folder(tmp_path / "split")
+    assert source.classes == ("a", "b")
+    assert source.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert len(source.test) == 6
+
+
+def test_caltech_256s_layout_is_cut_by_file_order_without_its_clutter(tmp_path):
+    """256_ObjectCategories/001.ak47/001_0001.jpg, 80/20 by file order, 257.clutter left out."""
+    root = tmp_path / "256_ObjectCategories"
+    for number, name, count in ((1, "ak47", 10), (2, "american-flag", 7), (257, "clutter", 5)):
+        for index in range(1, count + 1):
+            path = root / f"{number:03d}.{name}" / f"{number:03d}_{index:04d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encoded(np.full((50, 40, 3), 10 * index, np.uint8), "JPEG"))
+        (root / f"{number:03d}.{name}" / "RENAME2").write_text("not an image")
+    source = from_folder(root, leave_out=("257.clutter",))
+    assert source.classes == ("001.ak47", "002.american-flag")
+    assert [int((source.train.labels == k).sum()) for k in (0, 1)] == [8, 6]
+    assert [int((source.test.labels == k).sum()) for k in (0, 1)] == [2, 1]
+    assert source.test.images[:, 0, 0, 0].tolist() == [90, 100, 70]  # the last files of each class
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16", "RGB"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_any_mode_and_size_becomes_the_networks_input(mode, channels):
+    grey = np.full((45, 70), 128, np.uint8)
+    image = Image.fromarray(grey)
+    if mode == "I;16":
+        image = Image.fromarray(grey.astype(np.uint16))
+    elif mode != "L":
+        image = image.convert("RGB").convert(mode)
+    buffer = io.BytesIO()
+    image.save(buffer, "TIFF")
+    pixels = decode(Encoded(buffer.getvalue(), "file", 0), (32, 24), channels)
+    assert pixels.shape == (channels, 32, 24)
+    assert pixels.dtype == np.uint8
+
+
+def test_resizing_is_bilinear_and_antialiased():
+    stripes = np.zeros((64, 64, 3), np.uint8)
+    stripes[:, ::2] = 255
+    pixels = decode(Encoded(encoded(stripes), "file", 0), (16, 16))
+    assert abs(pixels.astype(int) - 128).max() < 40, "aliased stripes would be black or white"
+    expected = np.asarray(Image.fromarray(picture(3, 50, 40)).resize((32, 32), Image.Resampling.BILINEAR))
+    assert np.array_equal(
+        decode(Encoded(encoded(picture(3, 50, 40)), "file", 0), (32, 32)), expected.transpose(2, 0, 1)
+    )
+
+
+def test_a_broken_image_names_its_file_and_row_or_is_skipped_and_counted(tmp_path):
+    good = encoded(picture(0))
+    for name, bad in (("cut", good[: len(good) // 2]), ("text", b"hello"), ("empty", b"")):
+        folder = tmp_path / name
+        write_parquet(folder, "train", [(good, 0), (bad, 1), (good, 1)])
+        write_parquet(folder, "test", [(good, 0)])
+        with pytest.raises(MooringError, match=r"train-00000-of-00001\.parquet, row 1 is not an image") as error:
+            from_folder(folder)
+        assert "\n" not in str(error.value)
+        source = from_folder(folder, skip_broken=True)
+        assert source.name == f"{name} (1 broken images skipped)"
+        assert source.train.labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda f: None, "is not a folder"),
+        (lambda f: f.mkdir(), "holds no images"),
+        (lambda f: (f / "cat").mkdir(parents=True), "holds no images"),
+        (lambda f: write_parquet(f, "train", [(b"", 0)]), "has no test-\\*.parquet"),
+    ],
+)
+def test_a_folder_without_images_is_refused_in_one_line(make, message, tmp_path):
+    make(tmp_path / "set")
+    with pytest.raises(MooringError, match=message) as error:
+        from_folder(tmp_path / "set")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_parquet_is_named(hub):
+    (hub / "data" / "train-00000-of-00002.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(MooringError, match=r"train-00000-of-00002\.parquet is not a Parquet file"):
+        from_folder(hub)
+    write_parquet(hub / "data", "train", [(b"", 0)], part="00000-of-00002")
+    with pytest.raises(MooringError, match="no label column nothing; it has img, fine_label"):
+        from_folder(hub, label="nothing")
+
+
+# The cache
+
+
+def test_images_are_decoded_once_and_again_when_a_byte_changes(hub, monkeypatch):
+    calls = []
+    real = cache._write
+    monkeypatch.setattr(cache, "_write", lambda folder, arrays: (calls.append(1), real(folder, arrays)))
+    first = from_folder(hub)
+    again = from_folder(hub)
+    assert len(calls) == 1
+    assert torch.equal(first.train.images, again.train.images)
+    from_folder(hub, size=(16, 16))
+    assert len(calls) == 2
+    write_parquet(hub / "data", "test", [(encoded(picture(99)), 1)])
+    assert torch.equal(from_folder(hub).test.images[0], torch.from_numpy(picture(99)).permute(2, 0, 1))
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "lose", "index"])
+def test_a_damaged_cache_is_built_again(hub, damage):
+    expected = from_folder(hub).train.images.clone()
+    (kept,) = [path for path in (hub / ".mooring").iterdir() if path.is_dir()]
+    target = kept / ("index.json" if damage == "index" else "train_images.npy")
+    data = bytearray(target.read_bytes())
+    if damage == "flip":
+        data[-5] ^= 255
+        target.write_bytes(data)
+    elif damage == "lose":
+        target.unlink()
+    else:
+        target.write_bytes(data[: len(data) // 2])
+    assert torch.equal(from_folder(hub).train.images, expected)
+    assert sorted(p.name for p in (hub / ".mooring").iterdir()) == [kept.name], "nothing is left lying around"
+
+
+def test_writing_to_the_memory_does_not_spoil_the_cache(hub):
+    source = from_folder(hub)
+    source.train.images[0] = 0
+    assert torch.equal(from_folder(hub).train.images[0], torch.from_numpy(picture(0)).permute(2, 0, 1))
+
+
+def _build_at_once(arguments):
+    folder, number = arguments
+    arrays = cached(Path(folder), "key", lambda: {"a": np.full(200_000, number)})
+    return int(arrays["a"][0]), int(arrays["a"][-1])
+
+
+def test_two_processes_that_build_at_once_agree(tmp_path):
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        found = pool.map(_build_at_once, [(str(tmp_path), n) for n in range(1, 9)], chunksize=1)
+    assert len(set(found)) == 1, "the first to finish wins, for all"
+    assert [p.name for p in (tmp_path / ".mooring").iterdir()] == ["key"]
+
+
+def test_a_build_that_fails_leaves_nothing_behind(tmp_path):
+    def fail():
+        raise MooringError("photo.jpg is broken")
+
+    with pytest.raises(MooringError, match=r"photo\.jpg is broken"):
+        cached(tmp_path, "key", fail)
+    assert list((tmp_path / ".mooring").iterdir()) == []
+
+
+def test_a_full_disk_is_said_in_one_line_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(opened, array):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(MooringError, match="No space left on device") as error:
+        cached(tmp_path, "key", lambda: {"a": np.zeros(3)})
+    assert "\n" not in str(error.value)
+    assert list((tmp_path / ".mooring").iterdir()) == []
+
+
+def test_data_that_cannot_be_written_beside_is_kept_in_the_users_cache(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (hub / ".mooring").write_text("in the way")
+    assert len(from_folder(hub).train) == 8
+    assert len(list((tmp_path / "home" / "mooring").iterdir())) == 1
+
+
+def test_the_key_is_the_content_and_not_the_place_or_time(hub, tmp_path):
+    files = sorted((hub / "data").iterdir())
+    moved = shutil.copytree(hub, tmp_path / "elsewhere")
+    os.utime(moved / "data" / files[0].name, (0, 0))
+    assert content_key(files, 1) == content_key(sorted((moved / "data").iterdir()), 1)
+    assert content_key(files, 1) != content_key(files, 2)
+    assert content_key(files) != content_key(files[::-1])
+
+
+# Data sets from Python
+
+
+def test_a_map_style_data_set_of_tensors_arrays_or_pictures():
+    array = picture(1, 8, 8)
+    tensor = torch.from_numpy(array).permute(2, 0, 1)
+    for image in (array, tensor, Image.fromarray(array)):
+        source = from_dataset("mine", [(image, 0), (image, 2)], [(image, 1)])
+        assert torch.equal(source.train.images[0], tensor)
+        assert source.classes == ("0", "1", "2")
+    grey = from_dataset("grey", [(array[:, :, 0], 0)], [(array[:, :, 0], 0)], classes=["only"])
+    assert grey.train.images.shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "mine has no images"),
+        ([(torch.zeros(3, 4, 4), 0)], "item 0: images must be uint8"),
+        ([(torch.zeros(3, 4, 4, dtype=torch.uint8), 0), (torch.zeros(3, 5, 4, dtype=torch.uint8), 0)], "item 1"),
+    ],
+)
+def test_a_data_set_that_does_not_fit_is_refused_in_one_line(items, message):
+    with pytest.raises(MooringError, match=message) as error:
+        from_dataset("mine", items, [(torch.zeros(3, 4, 4, dtype=torch.uint8), 0)])
+    assert "\n" not in str(error.value)
