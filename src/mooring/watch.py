@@ -103,6 +103,7 @@ class Watch:
         self.seen = Seen()
         self._arriving: list[list[Seen]] = []
         self._marks: list[tuple[int, int]] = []
+        self._random: torch.Generator | None = None
         self._pass = -1
         self._looks = 0
         self._had_gradient = False
@@ -203,7 +204,9 @@ class Watch:
         """Random numbers of its own, fixed by the time alone: a resumed run draws the same."""
         self._looks += 1
         moment = (self.importance.seed, self.ledger.tasks, self.ledger.steps, self._looks)
-        return torch.Generator(device).manual_seed(zlib.crc32(repr(moment).encode()))
+        if self._random is None or self._random.device != device:
+            self._random = torch.Generator(device)
+        return self._random.manual_seed(zlib.crc32(repr(moment).encode()))
 
     def _some_gradient(self) -> bool:
         return any(p.grad is not None and bool(p.grad.any()) for p in self.ledger.trained())

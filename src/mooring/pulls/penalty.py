@@ -40,8 +40,11 @@ def penalty_force(previous: Tensor, d: Tensor, strength: Number, lr: Number, cla
     """
     strength, lr = per_run(strength, d), per_run(lr, d)
     if clamp:
-        cap = torch.as_tensor(lr * strength, dtype=d.dtype, device=d.device).reciprocal()
-        previous = torch.minimum(previous, cap)
+        p = lr * strength  # of importance 1; a plain number is not sent to the device, which would wait for it
+        if isinstance(p, Tensor):
+            previous = torch.minimum(previous, p.reciprocal().to(previous))
+        else:
+            previous = previous.clamp(max=1 / p if p else torch.inf)
     return (previous * d).mul_(strength)
 
 
