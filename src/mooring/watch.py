@@ -121,10 +121,10 @@ class Watch:
                 "with gradients enabled before optimizer.step()"
             )
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        if ranks > 1 and self.importance.watches == "outputs":
+        if ranks > 1:
             raise MooringError(
                 f"{self.importance.name} would see the outputs of one rank only: under torch.distributed use an "
-                "importance of the gradient, such as EWC(), SI() or RWalk()"
+                "importance of the gradient, such as EWC(), SI() or RWalk(), and give per_sample a batch_size"
             )
         return seen
 
