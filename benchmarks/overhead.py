@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 import mooring
+from mooring.lab.networks.cnn6 import CNN6
 
 IMPORTANCES: dict[str, Callable[[], Any]] = {
     "ewc": mooring.EWC,
@@ -50,15 +51,7 @@ KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str
 
 def cnn6() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """The paper's 6-layer network, 1.2 M parameters, on a batch of 10."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for width in (64, 64, 0, 128, 128, 0, 256, 256, 0):
-        if width:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-            channels = width
-        else:
-            layers.append(nn.MaxPool2d(2))
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4096, 10))
+    model = nn.Sequential(CNN6(), nn.Linear(4096, 10))
     return model, torch.randn(10, 3, 32, 32), torch.randint(10, (10,))
 
 

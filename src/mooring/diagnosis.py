@@ -19,6 +19,8 @@ __all__ = ["Diagnosis", "LayerDiagnosis", "diagnose"]
 HELD = 1 + 1e-6
 """What p = 1 may come to by rounding where importance is capped."""
 
+NOTHING = Verdicts(0, 0, 0, 0, 0)
+
 
 @dataclass(frozen=True)
 class LayerDiagnosis:
@@ -76,14 +78,17 @@ class Diagnosis:
     @property
     def stable(self) -> bool:
         """Whether every parameter interpolates or is free, as it is or through clamping."""
-        rounding = 1e-6 if self.clamp else 0.0
-        return not self.total.negative and (self.used_p < 1 or (self.used_p <= 1 + rounding and self.clamp))
+        return not self.total.negative and (self.used_p < 1 or self.held)
+
+    @property
+    def held(self) -> bool:
+        """Whether clamping keeps every p at 1 or below: what would extrapolate is held at its anchor instead."""
+        return self.clamp and self.used_p <= HELD
 
     @property
     def total(self) -> Verdicts:
         """The verdicts added up over the layers."""
-        rows = [asdict(layer.verdicts) for layer in self.layers]
-        return Verdicts(**{key: sum(row[key] for row in rows) for key in Verdicts.__dataclass_fields__})
+        return sum((layer.verdicts for layer in self.layers), NOTHING)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings and lists; None for what is infinite or undefined."""
@@ -187,7 +192,6 @@ def diagnose(
     parts = [part for layer in layers.values() for part in layer]
     everything = sum(_total(part.scores.abs()) for part in parts)
     rows = tuple(_layer(name, layer, everything) for name, layer in layers.items())
-    used_p = max((float(part.used_p.max()) for part in parts), default=0.0)
     found = Diagnosis(
         strength=strength,
         optimizer=type(optimizer).__name__,
@@ -195,12 +199,13 @@ def diagnose(
         clamp=clamp,
         layers=rows,
         safe_strength=min((row.safe_strength for row in rows), default=float("inf")),
-        used_p=used_p,
+        used_p=max((float(part.used_p.max()) for part in parts), default=0.0),
         disparity=rows[-1].mean / rows[0].mean if rows and rows[0].mean else float("nan"),
-        notes=tuple(_notes(optimizer, clamp, used_p, pull, extrapolates)),
+        notes=(),
         advice=(),
     )
-    return replace(found, advice=tuple(_advice(found, importance)))
+    notes = _notes(found, optimizer, "" if extrapolates else pull)
+    return replace(found, notes=tuple(notes), advice=tuple(_advice(found, importance)))
 
 
 def _part(
@@ -216,7 +221,6 @@ def _part(
 
 def _layer(name: str, parts: list[_Part], everything: float) -> LayerDiagnosis:
     size = sum(part.scores.numel() for part in parts)
-    counted = [asdict(stability.verdicts(part.p, part.limit)) for part in parts]
     return LayerDiagnosis(
         name=name,
         parameters=size,
@@ -224,7 +228,7 @@ def _layer(name: str, parts: list[_Part], everything: float) -> LayerDiagnosis:
         largest=max(float(part.scores.max()) for part in parts),
         share=sum(_total(part.scores.abs()) for part in parts) / everything if everything else 0.0,
         largest_p=max(float(part.p.max()) for part in parts),
-        verdicts=Verdicts(**{key: sum(c[key] for c in counted) for key in Verdicts.__dataclass_fields__}),
+        verdicts=sum((stability.verdicts(part.p, part.limit) for part in parts), NOTHING),
         safe_strength=min(stability.largest_safe_strength(part.rate, part.scores) for part in parts),
     )
 
@@ -242,10 +246,10 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _notes(optimizer: torch.optim.Optimizer, clamp: bool, used_p: float, pull: str, extrapolates: bool) -> list[str]:
-    """What to know when reading the numbers."""
+def _notes(found: Diagnosis, optimizer: torch.optim.Optimizer, harmless: str) -> list[str]:
+    """What to know when reading the numbers; `harmless` names the pull in use where it cannot extrapolate."""
     notes = []
-    kind = type(optimizer).__name__
+    kind = found.optimizer
     if stability.rescales(optimizer):
         notes.append(
             f"{kind} rescales the learning rate per parameter; p uses the momentary lr / (sqrt(v) + eps), "
@@ -257,12 +261,13 @@ def _notes(optimizer: torch.optim.Optimizer, clamp: bool, used_p: float, pull: s
         )
     elif not isinstance(optimizer, torch.optim.SGD):
         notes.append(f"the limits are those of gradient descent; {kind} may rescale its steps")
-    if clamp and used_p <= HELD:
+    if found.held:
         notes.append("clamp=True caps importance at 1 / (lr * strength): what reads beyond p = 1 is held at its anchor")
-    elif clamp:
-        notes.append(f"clamp=True caps importance by the plain learning rate, so {kind} still reaches p = {used_p:.3g}")
-    if not extrapolates:
-        notes.append(f"{pull} does not extrapolate; this is what a Penalty of that strength would do")
+    elif found.clamp:
+        reached = f"{found.used_p:.3g}"
+        notes.append(f"clamp=True caps importance by the plain learning rate, so {kind} still reaches p = {reached}")
+    if harmless:
+        notes.append(f"{harmless} does not extrapolate; this is what a Penalty of that strength would do")
     return notes
 
 
@@ -278,8 +283,7 @@ def _advice(found: Diagnosis, importance: str) -> list[str]:
             f"{total.negative:,} of {size:,} parameters have negative importance and are pushed away from their "
             "anchors: use SI(sign='rectified'), or Interpolation(), which ignores negative scores"
         )
-    held = found.clamp and found.used_p <= HELD
-    if beyond and not held:
+    if beyond and not found.held:
         clamped = "" if found.clamp else f"Penalty({strength:g}, clamp=True), "
         worst = max(found.layers, key=lambda layer: layer.largest_p)
         advice.append(

@@ -1,6 +1,6 @@
 """When a penalty interpolates, extrapolates or diverges: p = lr * strength * importance against its limits."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -145,6 +145,10 @@ class Verdicts:
     extrapolate: int
     diverge: int
     negative: int
+
+    def __add__(self, other: "Verdicts") -> "Verdicts":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Verdicts(*(mine + theirs for mine, theirs in pairs))
 
 
 def verdicts(p: Tensor, limit: float) -> Verdicts:

@@ -247,7 +247,7 @@ class TrainingStep:
             yield dict(zip(named, pieces, strict=True))
 
     def _update_importance(self, m: Moored, piece: State) -> None:
-        seen = {key: piece[key] for key in ("g", "theta", "anchor", "before", "probe") if key in piece}
+        seen = {key: piece[key] for key in Iteration.TENSORS if key in piece}
         state = {slot: piece[slot] for slot in m.state}
         if not m.parameter.dtype == m.anchor.dtype == m.wide:
             seen = {key: tensor.to(m.wide) for key, tensor in seen.items()}

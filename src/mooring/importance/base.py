@@ -32,6 +32,8 @@ class Iteration:
         count: how many iterations of this task the parameter has had a gradient in, this one included.
     """
 
+    TENSORS: ClassVar[tuple[str, ...]] = ("g", "theta", "anchor", "before", "probe")
+
     g: Tensor
     theta: Tensor
     anchor: Tensor

@@ -79,7 +79,13 @@ class Case:
             torch.manual_seed(0)
             self.model = NETWORKS[self.network][0]().to(DTYPES[self.dtype])
         self.optimizer = OPTIMIZERS[self.optimizer_name](self.model)
-        self.moor: mooring.Mooring | None = None
+        self._moor: mooring.Mooring | None = None
+
+    @property
+    def moor(self) -> mooring.Mooring:
+        """The mooring of a case that has one."""
+        assert self._moor is not None, "attach() gives a case with a mooring"
+        return self._moor
 
     def __str__(self) -> str:
         return f"{self.network}-{self.dtype}-{self.optimizer_name}"
@@ -91,7 +97,7 @@ class Case:
     def attach(self, importance: Importance | str, pull: Pull | None = None) -> "Case":
         """The same case, untrained, with a mooring."""
         case = self.new()
-        case.moor = mooring.attach(case.model, case.optimizer, importance=importance, pull=pull)
+        case._moor = mooring.attach(case.model, case.optimizer, importance=importance, pull=pull)
         return case
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:

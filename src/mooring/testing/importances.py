@@ -55,7 +55,6 @@ def check_scores(make: Make, case: Case) -> None:
         run = case.attach(make())
         torch.manual_seed(1)
         run.train(3)
-        assert run.moor is not None
         states.append({name: score.clone() for name, score in run.moor.current.items()})
     shapes = {name: p.shape for name, p in run.model.named_parameters()}
     for name, score in states[0].items():
@@ -66,7 +65,6 @@ def check_scores(make: Make, case: Case) -> None:
     if not any(bool(score.any()) for score in states[0].values()):
         raise AssertionError(f"{case}: every score is zero after three steps: the importance does nothing")
     check_equal(f"{case}: two equal runs", states[0], states[1])
-    assert run.moor is not None
     run.moor.consolidate()
     fresh = {n: make().start(a, name=n, task=1)["current"].expand_as(a) for n, a in run.moor.anchor.items()}
     if not make().balances:
@@ -80,8 +78,7 @@ def check_rule(make: Make) -> None:
     alone = [_updated(importance, importance.start(it.theta, name="w", task=0), it) for it in iterations]
     starts = [importance.start(it.theta, name="w", task=0) for it in iterations]
     stack = {slot: torch.stack([start[slot] for start in starts]) for slot in starts[0]}
-    tensors = ("g", "theta", "anchor", "before", "probe")
-    stacked = {name: torch.stack([getattr(it, name) for it in iterations]) for name in tensors}
+    stacked = {name: torch.stack([getattr(it, name) for it in iterations]) for name in Iteration.TENSORS}
     together = _updated(importance, stack, Iteration(**stacked, samples=8, count=1))
     expected = {slot: torch.stack([state[slot] for state in alone]) for slot in together}
     check_equal("two runs stacked and each alone", together, expected)
@@ -95,7 +92,7 @@ def check_rule(make: Make) -> None:
 
 
 def _updated(importance: Importance, state: State, it: Iteration, may_write: Set[str] = frozenset()) -> State:
-    names = {"g", "theta", "anchor", "before", "probe"} - may_write
+    names = set(Iteration.TENSORS) - may_write
     before = {name: getattr(it, name).clone() for name in names}
     importance.update(state, it)
     check_equal("update must not write to the iteration", {name: getattr(it, name) for name in names}, before)

@@ -91,7 +91,7 @@ def check_acts(make: Make, case: Case) -> None:
     for run in (plain, moored):
         torch.manual_seed(1)
         run.train(2)
-        if run.moor is not None:
+        if run is moored:
             run.moor.consolidate()
         run.train(40, first=2)
     pairs = zip(plain.model.parameters(), moored.model.parameters(), strict=True)

@@ -48,8 +48,6 @@ def from_folder(
         skip_broken: leave out images that cannot be read, and count them in the name, instead of stopping.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise MooringError(f"{folder} is not a folder")
     if any(folder.glob("*.parquet")) or any((folder / "data").glob("*.parquet")):
         found = read_parquet(folder, label=label)
     else:
