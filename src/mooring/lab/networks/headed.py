@@ -26,6 +26,7 @@ class Headed(nn.Module):
     def __init__(self, backbone: nn.Module, outputs: int, heads: int, shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.backbone = backbone
+        self.shape = shape
         training = backbone.training
         with torch.no_grad():
             features = backbone.eval()(torch.zeros(1, *shape))
@@ -34,10 +35,14 @@ class Headed(nn.Module):
             raise MooringError(f"a backbone gives features of shape (batch, width), not {_kind(features)}")
         self.heads = nn.ModuleList(nn.Linear(features.shape[1], outputs) for _ in range(heads))
 
-    def forward(self, x: Tensor, head: int = 0) -> Tensor:
-        """Logits of shape (batch, outputs)."""
-        logits: Tensor = self.heads[head](self.backbone(x))
-        return logits
+    def forward(self, x: Tensor, head: int | Tensor = 0) -> Tensor:
+        """Logits of shape (batch, outputs), of one head, or of a head for each sample as int64 of shape (batch,)."""
+        features = self.backbone(x)
+        if isinstance(head, int):
+            logits: Tensor = self.heads[head](features)
+            return logits
+        every = torch.stack([each(features) for each in self.heads], 1)
+        return every.take_along_dim(head[:, None, None], 1).squeeze(1)
 
     @torch.no_grad()
     def inherit(self, head: int, ancestor: int) -> None:

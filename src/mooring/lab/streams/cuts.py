@@ -10,7 +10,7 @@ from torch import Tensor
 from mooring.errors import MooringError
 from mooring.lab.streams.stream import Source, Split, Stream, Task
 
-__all__ = ["by_class", "permuted", "rotated"]
+__all__ = ["by_class", "check_per_task", "permuted", "rotated"]
 
 
 def by_class(source: Source, per_task: int, *, shuffle: int | None = None) -> Stream:
@@ -27,11 +27,7 @@ def by_class(source: Source, per_task: int, *, shuffle: int | None = None) -> St
         [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)]
     """
     count = len(source.classes)
-    if per_task < 1 or count % per_task:
-        divisors = [str(k) for k in range(1, count + 1) if count % k == 0]
-        raise MooringError(
-            f"{source.name} has {count} classes, which {per_task} does not divide: take {', '.join(divisors)}"
-        )
+    check_per_task(source.name, count, per_task)
     order = list(range(count))
     if shuffle is not None:
         order = torch.randperm(count, generator=torch.Generator().manual_seed(shuffle)).tolist()
@@ -45,6 +41,20 @@ def by_class(source: Source, per_task: int, *, shuffle: int | None = None) -> St
         tasks.append(Task(" ".join(source.classes[c] for c in classes), where[0], where[1], classes))
     how = f"{per_task} classes a task" + ("" if shuffle is None else f", shuffled by {shuffle}")
     return Stream(f"{source.name} ({how})", train, test, tuple(tasks), heads="per task")
+
+
+def check_per_task(name: str, count: int, per_task: int) -> None:
+    """Refuse a number of classes in a task that does not divide the number of classes.
+
+    Example:
+        >>> check_per_task("digits", 10, 3)
+        Traceback (most recent call last):
+        ...
+        mooring.errors.MooringError: digits has 10 classes, which 3 does not divide: take 1, 2, 5, 10
+    """
+    if per_task < 1 or count % per_task:
+        divisors = ", ".join(str(k) for k in range(1, count + 1) if count % k == 0)
+        raise MooringError(f"{name} has {count} classes, which {per_task} does not divide: take {divisors}")
 
 
 def permuted(source: Source, tasks: int, *, seed: int = 0) -> Stream:

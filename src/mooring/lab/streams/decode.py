@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 
 from mooring.errors import MooringError
 
-__all__ = ["Encoded", "Found", "Readable", "decode", "decode_all"]
+__all__ = ["Encoded", "Found", "Pixels", "Readable", "decode", "decode_all"]
 
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 MODES = {1: "L", 3: "RGB"}
@@ -38,6 +38,14 @@ class Readable(Protocol):
     @property
     def paths(self) -> tuple[Path, ...]:
         """Every file that decides what is in it."""
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """The labels, where they come from the place of the files and not from their bytes."""
+
+    @property
+    def count(self) -> int:
+        """How many images there are, known without reading them."""
 
     def images(self) -> Iterator[Encoded]:
         """Each image in a fixed order, read when asked for."""

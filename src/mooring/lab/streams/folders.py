@@ -24,6 +24,16 @@ class Listing:
         """The files."""
         return tuple(path for path, _ in self.files)
 
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """The label of each file: the number of the folder it is in."""
+        return tuple(label for _, label in self.files)
+
+    @property
+    def count(self) -> int:
+        """How many images there are."""
+        return len(self.files)
+
     def images(self) -> Iterator[Encoded]:
         """Each image's bytes, read when asked for."""
         for path, label in self.files:

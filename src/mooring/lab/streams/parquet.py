@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,38 @@ class ParquetSplit:
     image: str
     label: str
 
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """None: they are in the files."""
+        return ()
+
+    @property
+    def count(self) -> int:
+        """How many images there are, from the files' own tables of contents."""
+        total = 0
+        for path in self.paths:
+            with _refused(path), pq.ParquetFile(path) as opened:
+                total += opened.metadata.num_rows
+        return total
+
     def images(self) -> Iterator[Encoded]:
         """Each image's bytes in file and row order, a row group at a time."""
         for path in self.paths:
             row = 0
-            for batch in pq.ParquetFile(path).iter_batches(batch_size=1024, columns=[self.image, self.label]):
-                for image, label in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+            for images, labels in self._batches(path):
+                for image, label in zip(images, labels, strict=True):
                     data = image.get("bytes") if isinstance(image, dict) else image
-                    yield Encoded(data or b"", f"{path}, row {row}", int(label))
+                    if not isinstance(label, int):
+                        raise MooringError(f"{path}, row {row} has the label {label!r}: labels must be whole numbers")
+                    yield Encoded(data or b"", f"{path}, row {row}", label)
                     row += 1
+
+    def _batches(self, path: Path) -> Iterator[tuple[list[Any], list[Any]]]:
+        with _refused(path), pq.ParquetFile(path) as opened:
+            for name in (self.image, self.label):
+                _column(opened.schema_arrow, (name,), path, "image" if name == self.image else "label")
+            for batch in opened.iter_batches(batch_size=1024, columns=[self.image, self.label]):
+                yield batch.column(self.image).to_pylist(), batch.column(self.label).to_pylist()
 
 
 def read_parquet(folder: Path, *, label: str | None = None) -> Found:
@@ -56,15 +80,25 @@ def read_parquet(folder: Path, *, label: str | None = None) -> Found:
     schema = _schema(splits["train"][0])
     image = _column(schema, IMAGE_COLUMNS, splits["train"][0], "image")
     label = _column(schema, (label,) if label else LABEL_COLUMNS, splits["train"][0], "label")
+    held = schema.field(label).type
+    if not pa.types.is_integer(held):
+        raise MooringError(f"{splits['train'][0]} has a label column {label} of {held}: labels must be whole numbers")
     classes = _class_names(schema, label) or _count_classes(splits["train"] + splits["test"], label)
     made = {kind: ParquetSplit(tuple(files), image, label) for kind, files in splits.items()}
     return Found(classes, made["train"], made["test"])
 
 
 def _schema(path: Path) -> pa.Schema:
-    try:
+    with _refused(path):
         return pq.read_schema(path)
-    except (pa.ArrowInvalid, OSError) as error:
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """A damaged file is named, wherever the damage shows."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
         raise MooringError(f"{path} is not a Parquet file that can be read: fetch it again") from error
 
 
@@ -85,6 +119,13 @@ def _class_names(schema: pa.Schema, label: str) -> tuple[str, ...]:
 
 
 def _count_classes(files: list[Path], label: str) -> tuple[str, ...]:
-    columns = (pq.read_table(path, columns=[label]).column(0) for path in files)
-    largest = max((value for column in columns for value in column.to_pylist()), default=-1)
+    largest = -1
+    for path in files:
+        _column(_schema(path), (label,), path, "label")
+        with _refused(path):
+            values = pq.read_table(path, columns=[label]).column(0).to_pylist()
+        # what is not a whole number is named with its row when it is read
+        largest = max([largest, *(value for value in values if isinstance(value, int))])
+    if largest < 0:
+        raise MooringError(f"{files[0].parent} holds no images: its Parquet files have no rows with a label")
     return tuple(str(number) for number in range(largest + 1))

@@ -1,6 +1,6 @@
 """Sources of images: folders on disk, decoded once, and map-style data sets from Python."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,12 +10,13 @@ from torch import Tensor
 
 from mooring.errors import MooringError
 from mooring.lab.streams.cache import Arrays, cached, content_key
-from mooring.lab.streams.decode import Encoded, decode_all
+from mooring.lab.streams.decode import Found, Pixels, Readable, decode_all
 from mooring.lab.streams.folders import read_folder
 from mooring.lab.streams.parquet import read_parquet
+from mooring.lab.streams.progress import Progress, paced
 from mooring.lab.streams.stream import Source, Split
 
-__all__ = ["from_dataset", "from_folder"]
+__all__ = ["find_images", "from_dataset", "from_folder"]
 
 
 class MapStyle(Protocol):
@@ -26,14 +27,32 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int, /) -> tuple[Any, Any]: ...
 
 
+def find_images(folder: Path, *, label: str | None = None, leave_out: tuple[str, ...] = ()) -> Found:
+    """What is in a folder of Parquet files in the Hub's layout, or of class folders, before any image is decoded.
+
+    Args:
+        folder: the folder.
+        label: the label column of Parquet files; by default fine_label or label.
+        leave_out: class folders to ignore.
+    """
+    if any(folder.glob("*.parquet")) or any((folder / "data").glob("*.parquet")):
+        return read_parquet(folder, label=label)
+    found = read_folder(folder, leave_out=leave_out)
+    if label is not None:
+        raise MooringError(f"{folder} holds class folders, which have no label column {label!r}: leave the label out")
+    return found
+
+
 def from_folder(
     folder: Path | str,
     *,
+    name: str | None = None,
     size: tuple[int, int] = (32, 32),
     channels: int = 3,
     label: str | None = None,
     leave_out: tuple[str, ...] = (),
     skip_broken: bool = False,
+    progress: Progress | None = None,
 ) -> Source:
     """Images from a folder of Parquet files in the Hub's layout, or of class folders.
 
@@ -41,30 +60,31 @@ def from_folder(
 
     Args:
         folder: the folder.
+        name: what to call it; by default as the folder is called.
         size: height and width that the network wants.
         channels: 3 for RGB, 1 for grey.
         label: the label column of Parquet files; by default fine_label or label.
         leave_out: class folders to ignore.
         skip_broken: leave out images that cannot be read, and count them in the name, instead of stopping.
+        progress: told about every so often while images are decoded, with how many are done and how many there are.
     """
     folder = Path(folder)
-    if any(folder.glob("*.parquet")) or any((folder / "data").glob("*.parquet")):
-        found = read_parquet(folder, label=label)
-    else:
-        found = read_folder(folder, leave_out=leave_out)
-    key = content_key([*found.train.paths, *found.test.paths], size, channels, label, leave_out, skip_broken)
+    found = find_images(folder, label=label, leave_out=leave_out)
+    files = [*found.train.paths, *found.test.paths]
+    labels = (found.train.labels, found.test.labels)  # a file moved to another class has the same bytes
+    key = content_key(files, size, channels, label, leave_out, skip_broken, labels)
 
     def build() -> Arrays:
         arrays: Arrays = {}
         for kind, split in (("train", found.train), ("test", found.test)):
-            arrays |= _decoded(kind, split.images(), size, channels, skip_broken)
+            arrays |= _decoded(kind, split, size, channels, skip_broken, paced(progress))
         return arrays
 
     arrays = cached(folder, key, build)
     splits = [_split(arrays[f"{kind}_images"], arrays[f"{kind}_labels"]) for kind in ("train", "test")]
     skipped = int(arrays["train_skipped"][0] + arrays["test_skipped"][0])
-    name = folder.resolve().name + (f" ({skipped} broken images skipped)" if skipped else "")
-    return Source(name, splits[0], splits[1], found.classes)
+    called = (name or folder.resolve().name) + (f" ({skipped} broken images skipped)" if skipped else "")
+    return Source(called, splits[0], splits[1], found.classes)
 
 
 def from_dataset(name: str, train: MapStyle, test: MapStyle, classes: Sequence[str] | None = None) -> Source:
@@ -107,14 +127,23 @@ def _collected(name: str, part: MapStyle) -> tuple[Tensor, Tensor]:
     return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
 
 
-def _decoded(kind: str, images: Iterable[Encoded], size: tuple[int, int], channels: int, skip_broken: bool) -> Arrays:
-    results = list(decode_all(images, size, channels, skip_broken=skip_broken))
-    kept = [result for result in results if result is not None]
+def _decoded(
+    kind: str, split: Readable, size: tuple[int, int], channels: int, skip_broken: bool, report: Progress
+) -> Arrays:
+    kept: list[tuple[Pixels, int]] = []
+    skipped = 0
+    what, total = f"decoding {kind} images", split.count
+    for done, result in enumerate(decode_all(split.images(), size, channels, skip_broken=skip_broken), start=1):
+        if result is None:
+            skipped += 1
+        else:
+            kept.append(result)
+        report(what, done, total)
     blank = np.zeros((0, channels, *size), dtype=np.uint8)
     return {
         f"{kind}_images": np.stack([pixels for pixels, _ in kept]) if kept else blank,
         f"{kind}_labels": np.array([label for _, label in kept], dtype=np.int64),
-        f"{kind}_skipped": np.array([len(results) - len(kept)], dtype=np.int64),
+        f"{kind}_skipped": np.array([skipped], dtype=np.int64),
     }
 
 

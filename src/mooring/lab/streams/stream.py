@@ -1,6 +1,8 @@
 """A stream: tasks that come one after the other, as index lists into one memory of images."""
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -115,3 +117,24 @@ class Stream:
     def head(self, task: int) -> int:
         """The head that a task uses."""
         return task if self.heads == "per task" else 0
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A name for what is learned and scored: images, labels, tasks and heads, and not what they are called.
+
+        Example:
+            >>> from mooring.lab.streams import by_class, digits
+            >>> by_class(digits(), 2).fingerprint == by_class(digits(), 2).fingerprint
+            True
+            >>> by_class(digits(), 2).fingerprint == by_class(digits(), 5).fingerprint
+            False
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(repr((self.heads, [task.classes for task in self.tasks])).encode())
+        tensors = [tensor for split in (self.train, self.test) for tensor in (split.images, split.labels)]
+        tensors += [indices for task in self.tasks for indices in (task.train, task.test)]
+        for tensor in tensors:
+            digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+            # the buffer itself: memory-mapped images are read through, not copied
+            digest.update(tensor.detach().cpu().contiguous().numpy().data)
+        return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Engines: what runs a study's fleets, and where."""

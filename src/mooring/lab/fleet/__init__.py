@@ -1,0 +1,1 @@
+"""Fleets: many runs of one shape, trained together as one stacked computation."""

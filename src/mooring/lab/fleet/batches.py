@@ -1,0 +1,74 @@
+"""What a fleet sees: one memory of images, from which every run takes its own, in its own order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mooring.lab.networks.inputs import scaled
+from mooring.lab.order import joint_order, task_order
+from mooring.lab.spec import RunSpec
+from mooring.lab.streams.stream import Stream
+
+__all__ = ["Batch", "Batches"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of every run.
+
+    Attributes:
+        x: images, of shape (runs, batch, channels, height, width).
+        labels: int64 of shape (runs, batch).
+        head: the head of all samples, or of each, int64 of shape (runs, batch).
+    """
+
+    x: Tensor
+    labels: Tensor
+    head: int | Tensor
+
+
+class Batches:
+    """A stream's training images on a device, as bytes, and how to gather batches from them.
+
+    Args:
+        stream: whose images.
+        device: where they stay.
+        dtype: what they become when they are gathered.
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> batches = Batches(by_class(digits(), per_task=2))
+        >>> batches.take(torch.zeros(3, 7, dtype=torch.int64), task=0).x.shape
+        torch.Size([3, 7, 1, 8, 8])
+    """
+
+    def __init__(self, stream: Stream, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        self.stream, self.dtype = stream, dtype
+        self.images, self.labels = stream.train.images.to(device), stream.train.labels.to(device)
+        heads = torch.zeros(len(stream.train), dtype=torch.int64)
+        for number, task in enumerate(stream.tasks):
+            heads[task.train] = stream.head(number)
+        self.heads = heads.to(device)
+
+    def take(self, indices: Tensor, task: int | None) -> Batch:
+        """The images at these places, int64 of shape (runs, batch); with a task's head, or each image's own."""
+        flat = indices.flatten()
+        x = scaled(self.images.index_select(0, flat), self.dtype).view(*indices.shape, *self.stream.shape)
+        head = self.heads[flat].view_as(indices) if task is None else self.stream.head(task)
+        return Batch(x, self.labels[flat].view_as(indices), head)
+
+    def order(self, specs: Sequence[RunSpec], data: str, task: int, epoch: int) -> Tensor:
+        """Where each run finds the images of one epoch: int64 of shape (runs, images).
+
+        Args:
+            specs: the runs.
+            data: what they draw from; "joint" is all tasks.
+            task: the task's number.
+            epoch: the epoch's number within the task.
+        """
+        parts = [part.train for part in self.stream.tasks]
+        if data == "joint":
+            return torch.stack([joint_order(spec.seed, task, epoch, parts, spec.epochs) for spec in specs])
+        return torch.stack([task_order(spec.seed, task, epoch, parts[task]) for spec in specs])

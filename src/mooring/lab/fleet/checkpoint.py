@@ -1,0 +1,132 @@
+"""A fleet on disk: everything to continue it from, in one safetensors file."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from mooring.errors import MooringError
+from mooring.lab.files import write_whole
+from mooring.lab.fleet.fleet import Fleet, Position
+from mooring.lab.fleet.logbook import Logbook
+from mooring.lab.fleet.moorings import Held, Moorings
+from mooring.lab.results import Result
+
+__all__ = ["restore", "runs_in", "save"]
+
+VERSION = 1
+
+
+def save(fleet: Fleet, path: Path) -> None:
+    """Write everything that the fleet's future depends on; the file is replaced whole or not at all."""
+    tensors: dict[str, Tensor] = {"curve": fleet.curve}
+    for kind, told in _kinds(fleet).items():
+        tensors |= {f"{kind}/{name}": tensor for name, tensor in told.items()}
+    for number, (_, moorings) in enumerate(fleet.groups):
+        for name, held in moorings.held.items():
+            tensors |= {f"held/{number}/{name}/{slot}": tensor for slot, tensor in held.slots().items()}
+    header = {
+        "version": VERSION,
+        "runs": [spec.key for spec in fleet.specs],
+        "books": [book.to_json() for book in fleet.books],
+        "results": [result.to_json() for result in fleet.results],
+        "position": asdict(fleet.position),
+        "steps": fleet.steps,
+        "seconds": fleet.seconds,
+        "calls": fleet.stack.calls,
+        "memory": None if fleet.memory is None else [fleet.memory.offered, fleet.memory.drawn],
+        "groups": [_told(moorings) for _, moorings in fleet.groups],
+    }
+    whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    write_whole(path, to_bytes(whole, metadata={"mooring": json.dumps(header)}))
+
+
+def restore(fleet: Fleet, path: Path) -> None:
+    """Bring a fresh fleet of the same specs to where it was saved.
+
+    Raises:
+        MooringError: where the file is damaged, of a newer version, or of other runs.
+    """
+    with _opened(path) as (header, opened):
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    alive = set(header["runs"])
+    if not alive <= {spec.key for spec in fleet.specs}:
+        raise MooringError(f"the checkpoint {path} is of other runs: delete it to start again")
+    fleet.keep(torch.tensor([spec.key in alive for spec in fleet.specs]))
+    _restore_tensors(fleet, tensors)
+    for number, ((_, moorings), told) in enumerate(zip(fleet.groups, header["groups"], strict=True)):
+        _restore_moorings(moorings, told, _under(tensors, f"held/{number}/"), fleet.device)
+    fleet.books = [Logbook.from_json(told) for told in header["books"]]
+    fleet.results = [Result.from_json(told) for told in header["results"]]
+    fleet.position = Position(**header["position"])
+    fleet.steps, fleet.seconds, fleet.stack.calls = header["steps"], header["seconds"], header["calls"]
+    if fleet.memory is not None:
+        fleet.memory.offered, fleet.memory.drawn = header["memory"]
+
+
+def runs_in(path: Path) -> set[str]:
+    """The keys of the runs that a checkpoint continues, those among them that were lost on the way included."""
+    with _opened(path) as (header, _):
+        lost = [Result.from_json(told).spec.key for told in header["results"]]
+        return {*header["runs"], *lost}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The header of a checkpoint, and what its tensors are read from."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            header = json.loads((opened.metadata() or {})["mooring"])
+            if header["version"] > VERSION:
+                raise MooringError(f"the checkpoint {path} was made by a newer version: upgrade, or delete it")
+            yield header, opened
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        raise MooringError(f"the checkpoint {path} cannot be read: delete it to start its runs again") from error
+
+
+def _kinds(fleet: Fleet) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a fleet's parts, by what they are."""
+    memory = {} if fleet.memory is None else {"kept": fleet.memory.kept}
+    stack = fleet.stack
+    return {
+        "parameter": stack.parameters,
+        "buffer": stack.buffers,
+        "velocity": fleet.sgd.velocity,
+        "first": fleet.first,
+        "memory": memory,
+    }
+
+
+def _restore_tensors(fleet: Fleet, tensors: dict[str, Tensor]) -> None:
+    found = {kind: {n: t.to(fleet.device) for n, t in _under(tensors, f"{kind}/").items()} for kind in _kinds(fleet)}
+    fleet.stack.parameters, fleet.stack.buffers = found["parameter"], found["buffer"]
+    fleet.sgd.velocity, fleet.first = found["velocity"], found["first"]
+    fleet.curve = tensors["curve"].to(fleet.device)
+    if fleet.memory is not None:
+        fleet.memory.kept = found["memory"]["kept"].cpu()
+
+
+def _told(moorings: Moorings) -> dict[str, Any]:
+    counts = {name: held.count for name, held in moorings.held.items()}
+    return {"tasks": moorings.tasks, "steps": moorings.steps, "counts": counts}
+
+
+def _restore_moorings(
+    moorings: Moorings, told: dict[str, Any], tensors: dict[str, Tensor], device: torch.device
+) -> None:
+    moorings.tasks, moorings.steps = told["tasks"], told["steps"]
+    for name, count in told["counts"].items():
+        slots = {slot: tensor.to(device) for slot, tensor in _under(tensors, f"{name}/").items()}
+        anchor, previous = slots.pop("anchor"), slots.pop("previous", None)
+        moorings.held[name] = Held(anchor, slots, previous, count)
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,345 @@
+"""A fleet: runs of one shape that go through one stream together. Start with `Fleet._step`."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from mooring.errors import MooringError
+from mooring.lab.fleet.batches import Batches
+from mooring.lab.fleet.logbook import Logbook, versions
+from mooring.lab.fleet.measure import by_layer, finite_runs, score
+from mooring.lab.fleet.moorings import Moorings, Tensors
+from mooring.lab.fleet.replay import Reservoir, project
+from mooring.lab.fleet.sgd import SGD
+from mooring.lab.fleet.shape import shape
+from mooring.lab.fleet.stack import Stack
+from mooring.lab.methods import METHODS, find
+from mooring.lab.networks.headed import Headed
+from mooring.lab.networks.inputs import scaled
+from mooring.lab.networks.start import Weights, start
+from mooring.lab.order import batch_sizes, generator, task_order
+from mooring.lab.results import Result, Status
+from mooring.lab.spec import RunSpec
+from mooring.lab.streams.stream import Stream
+
+__all__ = ["Fleet", "Position", "Watcher"]
+
+POINTS = 20
+"""Into how many stretches the loss curve of a task is cut."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a fleet has come: the step that comes next, of an epoch, of a task."""
+
+    task: int = 0
+    epoch: int = 0
+    step: int = 0
+
+
+class Watcher(Protocol):
+    """Who follows a fleet from outside."""
+
+    def look(self, fleet: "Fleet") -> None:
+        """Called between any two steps; may save the fleet, or raise to stop it."""
+
+    def harbour(self, fleet: "Fleet") -> None:
+        """Called after each task."""
+
+
+class Fleet:
+    """Several runs, each with its own seed, start, data order, learning rate and strength, as one computation.
+
+    What becomes of a run depends on its own spec alone. A run whose gradient is not finite is stopped before the step,
+    marked unstable and taken out; the others go on.
+
+    Args:
+        specs: the runs; of one shape.
+        stream: what they go through.
+        device: where to compute.
+        weights: what backbones start from, by fingerprint.
+        reject: take runs out after the first task whose penalty does not interpolate everywhere.
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> stream = by_class(digits(), per_task=5)
+        >>> specs = [RunSpec("digits", stream.fingerprint, "explicit-ewc", seed, epochs=1) for seed in (0, 1)]
+        >>> [result.status for result in Fleet(specs, stream).sail()]
+        ['finished', 'finished']
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[RunSpec],
+        stream: Stream,
+        *,
+        device: torch.device | str = "cpu",
+        weights: Mapping[str, Weights] | None = None,
+        reject: bool = False,
+    ) -> None:
+        if not specs or len({shape(spec) for spec in specs}) > 1:
+            raise MooringError(
+                "a fleet takes runs of one shape, and at least one: they differ in more than their seeds"
+            )
+        ranks = {name: rank for rank, name in enumerate(METHODS)}
+        self.specs = sorted(specs, key=lambda spec: ranks[spec.method])  # runs of a method are neighbours
+        self.common, self.method = self.specs[0], find(self.specs[0].method)
+        self.stream, self.reject = stream, reject
+        self.device = torch.device(device)
+        self.dtype = getattr(torch, self.common.dtype)
+        networks = [self._network(spec, weights or {}) for spec in self.specs]
+        seeds = [spec.seed for spec in self.specs]
+        self.stack = Stack(networks, self.device, seeds)
+        self.sgd = SGD(self._vector([spec.lr for spec in self.specs]), self.common.momentum, self.common.weight_decay)
+        self.batches = Batches(stream, self.device, self.dtype)
+        self.memory = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
+        self.groups = self._moor()
+        self.books = [Logbook(spec) for spec in self.specs]
+        self.results: list[Result] = []
+        self.first: Tensors = {}
+        self.position = Position()
+        self.curve = torch.zeros(len(specs), POINTS, dtype=torch.float64, device=self.device)
+        self.order = torch.zeros(len(specs), 0, dtype=torch.int64)
+        self.steps, self.seconds = 0, 0.0
+
+    # Through the stream
+
+    def sail(self, watcher: Watcher | None = None) -> list[Result]:
+        """Go on from where the fleet is to the end of the stream; a result for each run."""
+        for task in range(self.position.task, len(self.stream.tasks)):
+            if self.position == Position(task):
+                self._begin(task)
+            self._train_what(task)
+            for epoch in range(self.position.epoch, self.common.epochs):
+                self.order = self.batches.order(self.specs, self.method.data, task, epoch)
+                sizes = batch_sizes(self.order.shape[1], self.common.batch)
+                for step in range(self.position.step, len(sizes)):
+                    began = time.perf_counter()
+                    chosen = slice(step * self.common.batch, step * self.common.batch + sizes[step])
+                    self._step(task, chosen, (epoch * len(sizes) + step) / (len(sizes) * self.common.epochs))
+                    if not self.specs:
+                        return self.results
+                    self.seconds += (time.perf_counter() - began) / len(self.specs)
+                    self.steps += 1
+                    self.position = Position(task, epoch, step + 1)
+                    if watcher:
+                        watcher.look(self)
+                self.position = Position(task, epoch + 1)
+            self._end(task)
+            self.position = Position(task + 1)
+            if not self.specs:
+                return self.results
+            if watcher:
+                watcher.harbour(self)
+        self._finish()
+        return self.results
+
+    def _begin(self, task: int) -> None:
+        """A task starts: its head from the one before, no velocity, an empty curve."""
+        if task == 0:
+            for book, accuracy in zip(self.books, self._score(0).tolist(), strict=True):
+                book.untrained = accuracy
+        elif self.stream.heads == "per task" and self.common.heads == "inherit" and self.method.data != "joint":
+            self.stack.inherit(task, task - 1)
+        self.sgd.reset()
+        self.curve.zero_()
+
+    def _train_what(self, task: int) -> None:
+        """Ask for gradients where this task has any to give."""
+        self.still = self.method.frozen == "always" or (self.method.frozen == "after first" and task > 0)
+        for name, p in self.stack.parameters.items():
+            p.requires_grad_(not (self.still and name.startswith("backbone.")))
+
+    def _step(self, task: int, chosen: slice, progress: float) -> None:
+        """One iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
+        indices = self.order[:, chosen].to(self.device)
+        fresh = indices
+        if self.memory is not None and self.method.data == "er" and len(self.memory):
+            indices = torch.cat([indices, self.memory.sample(indices.shape[1]).to(self.device)], 1)
+        logits, loss = self._forward(indices, None if self.method.data in ("joint", "er") else task)
+        probes = self._probes(logits)
+        gradients = self._gradients(loss.sum())
+        if self.memory is not None and self.method.data == "a-gem" and len(self.memory):
+            remembered = self.memory.sample(indices.shape[1]).to(self.device)
+            gradients = project(gradients, self._gradients(self._forward(remembered, None)[1].sum()))
+        loaded = self._penalized(gradients)
+        fine = finite_runs([*loaded.values(), *probes.values()])
+        if not bool(fine.all()):
+            self._lose(~fine, "unstable", f"its gradient was not finite in step {self.steps + 1}, in task {task + 1}")
+            if not self.specs:
+                return
+            gradients, loaded, probes = (
+                {name: t[fine] for name, t in told.items()} for told in (gradients, loaded, probes)
+            )
+            loss, fresh = loss[fine], fresh[fine]
+        before = [moorings.before(self._of(rows)) for rows, moorings in self.groups]
+        self.sgd.step(self.stack.parameters, loaded)
+        for (rows, moorings), kept in zip(self.groups, before, strict=True):
+            own, seen = ({name: g[rows] for name, g in told.items()} for told in (gradients, probes))
+            moorings.after(self._of(rows), own, kept, seen, indices.shape[1])
+        if self.memory is not None and self.method.data == "er" and self.position.epoch == 0:
+            self.memory.offer(fresh.cpu())
+        self.curve[:, int(progress * POINTS)] += loss.detach().double()
+
+    def _end(self, task: int) -> None:
+        """A task is over: consolidate, judge, and score every task."""
+        for rows, moorings in self.groups:
+            moorings.consolidate(self._of(rows))
+        self._judge(task)
+        if not self.specs:
+            return
+        if self.memory is not None and self.method.data == "a-gem":
+            mine = [task_order(spec.seed, task, 0, self.stream.tasks[task].train) for spec in self.specs]
+            self.memory.offer(torch.stack(mine))
+        if task == 0:
+            self.first = {name: p.detach().clone() for name, p in self.stack.parameters.items()}
+        steps = len(batch_sizes(len(self.stream.tasks[task].train), self.common.batch)) * self.common.epochs
+        counts = torch.bincount(torch.arange(steps) * POINTS // steps, minlength=POINTS).to(self.curve)
+        for book, row, losses in zip(
+            self.books, self._score(task).tolist(), (self.curve / counts).tolist(), strict=True
+        ):
+            book.matrix.append(row)
+            book.losses.append([value for value, count in zip(losses, counts.tolist(), strict=True) if count])
+
+    def _judge(self, task: int) -> None:
+        """Write down what each penalty will do, and reject those that do not interpolate."""
+        too_strong = torch.zeros(len(self.specs), dtype=torch.bool)
+        for rows, moorings in self.groups:
+            for run in range(len(moorings)):
+                verdict = moorings.stability(run, self.common.momentum)
+                if verdict:
+                    self.books[rows.start + run].stability.append(verdict)
+                    too_strong[rows.start + run] = bool(verdict.trouble) and moorings.method.can_extrapolate
+        if self.reject and task == 0 and bool(too_strong.any()):
+            self._lose(too_strong, "rejected", "")
+
+    def _finish(self) -> None:
+        """The stream is over: measure what is left of the first task's model, run by run."""
+        inputs = scaled(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
+        for run, book in enumerate(self.books):
+            drift, cka = by_layer(self.stack, self.first, run, inputs)
+            importance = {}
+            for rows, moorings in self.groups:
+                if rows.start <= run < rows.stop:
+                    importance = moorings.importance_by_layer(run - rows.start)
+            self.results.append(self._result(book, "finished", "", importance=importance, drift=drift, cka=cka))
+        self.specs, self.books = [], []
+
+    # Pieces of a step
+
+    def _forward(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensor]:
+        """Logits (runs, batch, outputs) and the mean loss of each run; of one task's head, or of each sample's own."""
+        batch = self.batches.take(indices, task)
+        logits = self.stack(batch.x, batch.head, train=not self.still)
+        losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
+        return logits, losses.view_as(indices).mean(1)
+
+    def _gradients(self, loss: Tensor, keep: bool = False) -> Tensors:
+        """The gradient of each parameter that the loss depends on."""
+        wanted = {name: p for name, p in self.stack.parameters.items() if p.requires_grad}
+        found = torch.autograd.grad(loss, list(wanted.values()), retain_graph=keep, allow_unused=True)
+        return {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
+
+    def _probes(self, logits: Tensor) -> Tensors:
+        """The gradients of what the importances ask of the outputs, where they do."""
+        if not self.method.watches_outputs:
+            return {}
+        asked = logits.new_zeros(())
+        for rows, moorings in self.groups:
+            for outputs, seed, importance in zip(
+                logits[rows], self.stack.seeds[rows], moorings.importances, strict=True
+            ):
+                random = torch.Generator(self.device).manual_seed(generator(seed, "probe", self.steps).initial_seed())
+                asked = asked + importance.probe(outputs, random)
+        return self._gradients(asked, keep=True)
+
+    def _penalized(self, gradients: Tensors) -> Tensors:
+        """The gradients that the optimizer gets: the task's, with penalties on the rows that have one."""
+        loaded = dict(gradients)
+        for rows, moorings in self.groups:
+            moorings.adopt(self._of(rows), gradients)
+            for name, force in moorings.forces(self._of(rows), gradients).items():
+                if loaded[name] is gradients[name]:
+                    loaded[name] = gradients[name].clone()
+                loaded[name][rows].add_(force)
+        return loaded
+
+    def _of(self, rows: slice) -> Tensors:
+        """The parameters of some runs, as views."""
+        return {name: p.detach()[rows] for name, p in self.stack.parameters.items()}
+
+    def _score(self, trained: int) -> Tensor:
+        """Accuracy on each task in percent, (runs, tasks). A task to come is scored by the head it would start from."""
+        last = trained if self.common.heads == "inherit" and self.method.data != "joint" else len(self.stream.tasks)
+        heads = [self.stream.head(min(task, last)) for task in range(len(self.stream.tasks))]
+        return score(self.stack, self.stream, heads, self.dtype)
+
+    # Runs come and go
+
+    def _network(self, spec: RunSpec, weights: Mapping[str, Weights]) -> Headed:
+        given = weights.get(spec.init)
+        if spec.init and given is None:
+            raise MooringError(
+                f"the weights {spec.init[:8]} that a run starts from are not here: give --init with their file"
+            )
+        return start(spec.network, self.stream, spec.seed, dtype=self.dtype, weights=given)
+
+    def _moor(self) -> list[tuple[slice, Moorings]]:
+        """The runs of each method that moors, with the rows of the stack that are theirs."""
+        names = [n for n in self.stack.parameters if self.stream.heads == "one" or not n.startswith("heads.")]
+        groups, begin = [], 0
+        for name, runs in groupby(self.specs, key=lambda spec: spec.method):
+            mine = list(runs)
+            rows = slice(begin, begin + len(mine))
+            begin = rows.stop
+            if find(name).importance is not None:
+                strength = self._vector([spec.strength or 0.0 for spec in mine])
+                groups.append((rows, Moorings(find(name), [s.seed for s in mine], self.sgd.lr[rows], strength, names)))
+        return groups
+
+    def _lose(self, lost: Tensor, status: Status, reason: str) -> None:
+        """Take runs out, with a result that says why."""
+        for row in lost.nonzero().flatten().tolist():
+            self.results.append(self._result(self.books[row], status, reason or self.books[row].stability[-1].trouble))
+        self.keep(~lost)
+        self._train_what(self.position.task)
+
+    def keep(self, kept: Tensor) -> None:
+        """Go on with some of the runs only.
+
+        Args:
+            kept: bool of shape (runs,).
+        """
+        self.groups = list(_fewer(self.groups, kept.cpu()))
+        rows = kept.nonzero().flatten()
+        self.stack.keep(rows)
+        self.sgd.keep(rows)
+        if self.memory is not None:
+            self.memory.keep(rows)
+        self.first = {name: p[rows] for name, p in self.first.items()}
+        self.curve, self.order = self.curve[rows], self.order[rows.cpu()]
+        self.specs = [self.specs[row] for row in rows.tolist()]
+        self.books = [self.books[row] for row in rows.tolist()]
+
+    def _result(self, book: Logbook, status: Status, reason: str, **rest: dict[str, float]) -> Result:
+        told = versions(str(self.device))
+        return book.result(status, reason, steps=self.steps, seconds=self.seconds, versions=told, **rest)
+
+    def _vector(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=self.dtype, device=self.device)
+
+
+def _fewer(groups: list[tuple[slice, Moorings]], kept: Tensor) -> Iterator[tuple[slice, Moorings]]:
+    """The groups with only the runs that are kept, moved up; without those that have none left."""
+    for rows, moorings in groups:
+        mine = kept[rows].nonzero().flatten()
+        if len(mine):
+            moorings.keep(mine)
+            begin = int(kept[: rows.start].sum())
+            yield slice(begin, begin + len(mine)), moorings

@@ -1,0 +1,75 @@
+"""What is measured of a stack of runs: finite or not, accuracy, and how far it went from the first task's model."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mooring.drift import cka, parameter_drift
+from mooring.lab.fleet.stack import Stack
+from mooring.lab.networks.inputs import scaled
+from mooring.lab.streams.stream import Stream
+
+__all__ = ["by_layer", "finite_runs", "score"]
+
+PIXELS = 1 << 22
+"""How many pixels to score at a time."""
+
+
+def finite_runs(tensors: Sequence[Tensor]) -> Tensor:
+    """For each run, whether every value of every tensor is finite; bool of shape (runs,).
+
+    Example:
+        >>> finite_runs([torch.tensor([[1.0, 2.0], [1.0, float("nan")]])])
+        tensor([ True, False])
+    """
+    fine = torch.stack([tensor.flatten(1).sum(1) for tensor in tensors]).isfinite().all(0)
+    if bool(fine.all()):
+        return fine
+    return torch.stack([tensor.flatten(1).isfinite().all(1) for tensor in tensors]).all(0)  # a sum may overflow
+
+
+@torch.no_grad()
+def score(stack: Stack, stream: Stream, heads: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Test accuracy of every run on every task, in percent: float64 of shape (runs, tasks).
+
+    Args:
+        stack: the runs.
+        stream: the tasks.
+        heads: the head that is asked on each task.
+        dtype: of the arithmetic.
+    """
+    runs, found = len(stack), []
+    at_once = max(1, PIXELS // (runs * stream.train.images[0].numel()))
+    for task, head in zip(stream.tasks, heads, strict=True):
+        right = torch.zeros(runs, dtype=torch.float64, device=stack.device)
+        for indices in torch.split(task.test, at_once):
+            x = scaled(stream.test.images[indices].to(stack.device), dtype)
+            labels = stream.test.labels[indices].to(stack.device)
+            logits = stack(x.expand(runs, *x.shape), head)
+            right += (logits[..., : len(task.classes)].argmax(-1) == labels).sum(1)
+        found.append(100 * right / len(task.test))
+    return torch.stack(found, 1)
+
+
+def by_layer(
+    stack: Stack, first: dict[str, Tensor], run: int, inputs: Tensor
+) -> tuple[dict[str, float], dict[str, float]]:
+    """How far a run's backbone is from what it was after the first task: drift and CKA by layer.
+
+    Args:
+        stack: the runs.
+        first: the stack's parameters after the first task.
+        run: which of them.
+        inputs: what to compare representations on; CKA is left out for fewer than 4.
+    """
+    mine = [
+        (name, p.detach()[run], first[name][run])
+        for name, p in stack.parameters.items()
+        if name.startswith("backbone.")
+    ]
+    drift = parameter_drift(mine)
+    layers = list(drift)
+    if len(inputs) < 4 or not layers:
+        return drift, {}
+    return drift, cka(stack.alone(run, first), stack.alone(run), inputs, layers=layers)

@@ -1,0 +1,219 @@
+"""The moorings of those runs of a fleet that share a method: the core's importance and pull over a run axis."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mooring.importance import Iteration, State
+from mooring.lab.methods import Method
+from mooring.lab.results import Stability
+from mooring.pulls import GradientPull, ParameterPull
+from mooring.selection import layer_of
+from mooring.stability import divergence_limit, interpolation_weight, largest_safe_strength, verdicts
+
+__all__ = ["Moorings"]
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass
+class Held:
+    """What is kept for one parameter of every run, each tensor with a leading run axis.
+
+    Attributes:
+        anchor: its values at the end of the last task.
+        state: the importance's tensors on this task.
+        previous: the importance over past tasks; None before the first consolidation.
+        count: the iterations of this task in which it had a gradient.
+    """
+
+    anchor: Tensor
+    state: State
+    previous: Tensor | None = None
+    count: int = 0
+
+    def slots(self) -> Tensors:
+        """Every tensor by what it is."""
+        kept = {"anchor": self.anchor, **self.state}
+        return kept if self.previous is None else {**kept, "previous": self.previous}
+
+
+class Moorings:
+    """Importance and pull of some neighbouring runs of a stack.
+
+    The order within an iteration is that of `mooring.step.TrainingStep`; the rules are the core's own.
+
+    Args:
+        method: what the runs have in common.
+        seeds: of each run.
+        lr: of each run, of shape (runs,).
+        strength: of each run, of shape (runs,); ignored where the method has none.
+        names: the parameters to moor.
+    """
+
+    def __init__(self, method: Method, seeds: Sequence[int], lr: Tensor, strength: Tensor, names: list[str]) -> None:
+        assert method.importance is not None
+        self.method = method
+        self.importances = [method.importance(seed) for seed in seeds]
+        self.importance = self.importances[0]
+        self.lr, self.strength, self.names = lr, strength, names
+        self.pull = method.pull(strength)
+        self.held: dict[str, Held] = {}
+        self.tasks = 0
+        self.steps = 0
+
+    def __len__(self) -> int:
+        return len(self.importances)
+
+    @torch.no_grad()
+    def adopt(self, parameters: Tensors, gradients: Tensors) -> None:
+        """Anchor parameters that get their first gradient where they are."""
+        for name in gradients:
+            if name in self.names and name not in self.held:
+                self.held[name] = self._fresh(name, parameters[name], self.tasks)
+
+    @torch.no_grad()
+    def forces(self, parameters: Tensors, gradients: Tensors) -> Tensors:
+        """What a penalty adds to the gradients of the parameters that have one and a past."""
+        if not isinstance(self.pull, GradientPull):
+            return {}
+        return {
+            name: self.pull.force(held.previous, parameters[name] - held.anchor, self.lr)
+            for name, held in self.held.items()
+            if name in gradients and held.previous is not None
+        }
+
+    def before(self, parameters: Tensors) -> Tensors:
+        """The parameters before the optimizer's step, where the importance needs it."""
+        return {name: parameters[name].clone() for name in self.held} if self.importance.needs_step else {}
+
+    @torch.no_grad()
+    def after(self, parameters: Tensors, gradients: Tensors, before: Tensors, probes: Tensors, samples: int) -> None:
+        """Update the importance, then pull.
+
+        Args:
+            parameters: after the optimizer's step; changed in place by a pull.
+            gradients: of the task's loss alone.
+            before: what `before` gave.
+            probes: the gradients of the importance's own function of the outputs, where it has one.
+            samples: in the batch.
+        """
+        self.steps += 1
+        due = [name for name in self.held if name in gradients]
+        for name in due:
+            held = self.held[name]
+            if self.importance.watches == "outputs" and name not in probes:
+                continue  # the outputs do not depend on it
+            held.count += 1
+            seen = Iteration(
+                g=gradients[name],
+                theta=parameters[name],
+                anchor=held.anchor,
+                before=before.get(name),
+                probe=probes.get(name),
+                samples=samples,
+                count=held.count,
+            )
+            self.importance.update(held.state, seen)
+        if isinstance(self.pull, ParameterPull) and self.tasks and self.steps % self.pull.every == 0:
+            factors = self._factors()
+            for name in due:
+                self._pull_back(self.pull, parameters[name], self.held[name], factors.get(layer_of(name)))
+
+    def _pull_back(self, pull: ParameterPull, theta: Tensor, held: Held, factor: Tensor | None) -> None:
+        """theta <- theta + rate * (anchor - theta)."""
+        if held.previous is not None:
+            current = _scaled(held.state["current"], factor)
+            theta.lerp_(held.anchor, pull.rate(held.previous, current, self.lr))
+
+    @torch.no_grad()
+    def consolidate(self, parameters: Tensors) -> None:
+        """anchor <- parameter; previous <- merge(previous, current); a new task begins."""
+        for name in self.names:
+            if name not in self.held:
+                self.held[name] = self._fresh(name, parameters[name], self.tasks)
+        factors = self._factors()
+        self.tasks += 1
+        self.steps = 0
+        for name, held in list(self.held.items()):
+            previous = self._merged(held, factors.get(layer_of(name)))
+            self.held[name] = replace(self._fresh(name, parameters[name], self.tasks), previous=previous)
+
+    def _merged(self, held: Held, factor: Tensor | None) -> Tensor | None:
+        if not held.count and self.importance.merges:
+            return held.previous  # it had no gradient: what was known of it stands
+        current = _scaled(held.state["current"], factor)
+        if not self.importance.merges:
+            return current
+        return self.method.merge(torch.zeros_like(current) if held.previous is None else held.previous, current)
+
+    def _fresh(self, name: str, theta: Tensor, task: int) -> Held:
+        """Anchored here. What an importance draws at random, each run draws by its own seed."""
+        anchor = theta.detach().clone()
+        each = [i.start(anchor[run], name=name, task=task) for run, i in enumerate(self.importances)]
+        state = {slot: torch.stack([told[slot] for told in each]) for slot in each[0]}
+        ones = (1,) * (theta.ndim - 1)  # a score that is one number for a whole parameter goes on doing so
+        return Held(anchor, {slot: t.reshape(-1, *ones) if t.ndim == 1 else t for slot, t in state.items()})
+
+    def _factors(self) -> Tensors:
+        """A factor for the scores of each layer and run, where the importance is balanced."""
+        if not self.importance.balances or not self.held:
+            return {}
+        sums: Tensors = {}
+        sizes: dict[str, int] = {}
+        for name, held in self.held.items():
+            layer, score = layer_of(name), held.state["current"].expand_as(held.anchor).abs().flatten(1).sum(1)
+            sums[layer] = sums[layer] + score if layer in sums else score
+            sizes[layer] = sizes.get(layer, 0) + held.anchor[0].numel()
+        return dict(zip(sums, self.importance.factors(list(sums.values()), list(sizes.values())), strict=True))
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these runs only."""
+        self.importances = [self.importances[row] for row in rows.tolist()]
+        self.lr, self.strength = self.lr[rows], self.strength[rows]
+        self.pull = self.method.pull(self.strength)
+        for held in self.held.values():
+            held.anchor = held.anchor[rows].contiguous()
+            held.state = {slot: tensor[rows].contiguous() for slot, tensor in held.state.items()}
+            held.previous = None if held.previous is None else held.previous[rows].contiguous()
+
+    # What the results tell
+
+    def importance_by_layer(self, run: int) -> dict[str, float]:
+        """The mean importance over past tasks of each layer of one run."""
+        sums: dict[str, float] = {}
+        sizes: dict[str, int] = {}
+        for name, held in self.held.items():
+            if held.previous is not None:
+                layer, score = layer_of(name), held.previous[run].expand_as(held.anchor[run])
+                sums[layer] = sums.get(layer, 0.0) + float(score.double().sum())
+                sizes[layer] = sizes.get(layer, 0) + score.numel()
+        return {layer: total / sizes[layer] for layer, total in sums.items()}
+
+    def stability(self, run: int, momentum: float) -> Stability | None:
+        """What the penalty of one run will do from here on; None where there is no penalty."""
+        if not isinstance(self.pull, GradientPull):
+            return None
+        known = [(held.previous, held.anchor) for held in self.held.values() if held.previous is not None]
+        scores = torch.cat([previous[run].expand_as(anchor[run]).flatten() for previous, anchor in known])
+        lr = float(self.lr[run])
+        p = interpolation_weight(lr, float(self.strength[run]), scores)
+        sgd = torch.optim.SGD([torch.zeros(1)], lr=lr, momentum=momentum)
+        counts = verdicts(p, divergence_limit(sgd, sgd.param_groups[0]))
+        return Stability(
+            task=self.tasks,
+            largest=float(p.max()),
+            safe_strength=largest_safe_strength(lr, scores),
+            free=counts.free,
+            interpolate=counts.interpolate,
+            extrapolate=counts.extrapolate,
+            diverge=counts.diverge,
+            negative=counts.negative,
+        )
+
+
+def _scaled(score: Tensor, factor: Tensor | None) -> Tensor:
+    """A score times its layer's factor of each run."""
+    return score if factor is None else score * factor.reshape(-1, *(1,) * (score.ndim - 1))

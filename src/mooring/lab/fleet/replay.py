@@ -1,0 +1,93 @@
+"""Memory of old samples: a reservoir of indices for each run, and what A-GEM does with gradients from it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mooring.lab.order import generator
+
+__all__ = ["Reservoir", "project"]
+
+
+class Reservoir:
+    """A uniform sample without replacement of every index offered so far, for each run (Vitter's algorithm R).
+
+    The n-th index offered takes a random place among n; it is kept where that place is within the capacity. Random
+    numbers are fixed by (seed, how many were offered), so that nothing but the content has to be saved.
+
+    Args:
+        seeds: of each run.
+        capacity: how many indices are kept.
+
+    Attributes:
+        kept: int64 of shape (runs, capacity); the first min(offered, capacity) columns count.
+        offered: how many indices each run was offered.
+
+    Example:
+        >>> memory = Reservoir(seeds=[0, 1], capacity=3)
+        >>> memory.offer(torch.arange(10).expand(2, 10))
+        >>> memory.kept.shape, memory.offered, memory.sample(2).shape
+        (torch.Size([2, 3]), 10, torch.Size([2, 2]))
+    """
+
+    def __init__(self, seeds: Sequence[int], capacity: int) -> None:
+        self.seeds = list(seeds)
+        self.kept = torch.zeros(len(self.seeds), capacity, dtype=torch.int64)
+        self.offered = 0
+        self.drawn = 0
+
+    def __len__(self) -> int:
+        """How many indices each run keeps."""
+        return min(self.offered, self.kept.shape[1])
+
+    def offer(self, indices: Tensor) -> None:
+        """Offer each run new indices, of shape (runs, n)."""
+        count, capacity = indices.shape[1], self.kept.shape[1]
+        order = torch.arange(self.offered, self.offered + count)
+        for run, seed in enumerate(self.seeds):
+            drawn = torch.rand(count, generator=generator(seed, "reservoir", self.offered), dtype=torch.float64)
+            places = torch.where(order < capacity, order, (drawn * (order + 1)).long())
+            for place, index in zip(places.tolist(), indices[run].tolist(), strict=True):
+                if place < capacity:
+                    self.kept[run, place] = index
+        self.offered += count
+
+    def sample(self, count: int) -> Tensor:
+        """Draw from each run's memory without replacement: int64 of shape (runs, min(count, kept))."""
+        self.drawn += 1
+        size = len(self)
+        chosen = []
+        for run, seed in enumerate(self.seeds):
+            places = torch.randperm(size, generator=generator(seed, "replay", self.drawn))[:count]
+            chosen.append(self.kept[run, places])
+        return torch.stack(chosen)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these runs only."""
+        self.seeds = [self.seeds[row] for row in rows.tolist()]
+        self.kept = self.kept[rows.cpu()]
+
+
+def project(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A-GEM: g <- g - (g . r / r . r) * r where g . r < 0, the products taken over all parameters of a run.
+
+    Args:
+        gradients: of the task's loss, by parameter name, each of shape (runs, ...).
+        reference: r, of the loss on old samples; parameters that one of the two lacks count as 0 there.
+
+    Example:
+        >>> g, r = torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[0.0, 2.0], [0.0, 2.0]])
+        >>> project({"theta": g}, {"theta": r})["theta"]
+        tensor([[1., 0.],
+                [1., 1.]])
+    """
+    both = [name for name in gradients if name in reference]
+    dot = sum(((gradients[name] * reference[name]).flatten(1).sum(1) for name in both), torch.zeros(()))
+    norm = sum((r.square().flatten(1).sum(1) for r in reference.values()), torch.zeros(()))
+    scale = torch.where(dot < 0, -dot / norm, 0.0)
+    projected = dict(gradients)
+    for name, r in reference.items():
+        back = r * scale.reshape(-1, *(1,) * (r.ndim - 1))
+        projected[name] = gradients[name] + back if name in gradients else back
+    return projected

@@ -1,0 +1,19 @@
+"""What makes runs alike enough to be stacked."""
+
+from mooring.lab.methods import find
+from mooring.lab.spec import RunSpec
+
+__all__ = ["shape"]
+
+
+def shape(spec: RunSpec) -> tuple[object, ...]:
+    """What two runs must agree in to sail in one fleet: all but method, seed, learning rate, strength and start.
+
+    Example:
+        >>> one = RunSpec("digits", "0", "ewc", seed=0, strength=1.0)
+        >>> shape(one) == shape(RunSpec("digits", "0", "explicit-si", seed=3, lr=0.5))
+        True
+    """
+    method = find(spec.method)
+    steps = (spec.data, spec.network, spec.epochs, spec.batch, spec.momentum, spec.weight_decay, spec.memory)
+    return (*steps, spec.heads, spec.dtype, method.data, method.frozen, method.watches_outputs)

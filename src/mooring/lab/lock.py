@@ -1,0 +1,54 @@
+"""One process at a time on a study; a lock that dies with its process."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mooring.errors import MooringError
+
+__all__ = ["locked"]
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a study while something runs.
+
+    Args:
+        path: the study's file; the lock is a file beside it.
+        wait: wait for another process to finish instead of refusing.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder) / "study.sqlite"):
+        ...     print("alone")
+        alone
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise MooringError(f"cannot write in {path.parent} ({error.strerror}): choose another place") from error
+    try:
+        while not _taken(handle):
+            if not wait:
+                owner = os.pread(handle, 64, 0).decode(errors="replace").strip() or "unknown"
+                raise MooringError(
+                    f"the study {path} is being run by process {owner}: let it finish, or say --wait to go on after it"
+                )
+            time.sleep(0.2)
+        os.truncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(handle)  # which gives the lock back; the file stays, so that nobody locks a file already gone
+
+
+def _taken(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,61 @@
+"""What a method is: an importance and a pull of the core, or what it does with data and gradients instead."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from mooring.importance import Importance
+from mooring.merges import Merge, average
+from mooring.pulls import GradientPull, Interpolation, Pull
+from mooring.runs import Number
+
+__all__ = ["Method"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to go through a stream, by name.
+
+    Attributes:
+        name: what it is called.
+        line: what it does, in one line.
+        importance: makes the importance from a run's seed; None where nothing is moored.
+        pull: makes the pull from a strength, one number or one per run; by default the explicit step.
+        strength: the strength where none is given; None where there is none to give.
+        merge: how the importance of a finished task joins the past.
+        frozen: when the backbone stands still: "never", "always" or "after first".
+        data: what a batch is drawn from: "task", "joint" (all tasks), "er" (the task and a memory), or "a-gem" (the
+            task, with a gradient from a memory beside it).
+        memory: how many samples are kept where none is given; None where none are.
+
+    Example:
+        >>> from mooring.importance import Uniform
+        >>> Method("l2", "pull everything back", importance=lambda seed: Uniform()).has_strength
+        False
+    """
+
+    name: str
+    line: str
+    importance: Callable[[int], Importance] | None = None
+    pull: Callable[[Number], Pull] = lambda strength: Interpolation()
+    strength: float | None = None
+    merge: Merge = average
+    frozen: Literal["never", "always", "after first"] = "never"
+    data: Literal["task", "joint", "er", "a-gem"] = "task"
+    memory: int | None = None
+
+    @property
+    def has_strength(self) -> bool:
+        """Whether it has a strength to give."""
+        return self.strength is not None
+
+    @property
+    def watches_outputs(self) -> bool:
+        """Whether it needs a second backward pass, from the outputs."""
+        return self.importance is not None and self.importance(0).watches == "outputs"
+
+    @property
+    def can_extrapolate(self) -> bool:
+        """Whether its pull leaves the interval between parameter and anchor when it is too strong."""
+        pull = self.pull(self.strength or 0.0)
+        return self.importance is not None and isinstance(pull, GradientPull) and not getattr(pull, "clamp", False)

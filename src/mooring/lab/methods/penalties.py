@@ -1,0 +1,68 @@
+"""Quadratic regularizers: a penalty on leaving the anchor, with each importance, balanced, clamped, and SI's signs.
+
+The default strengths are the best that `mooring tune` found on the permuted digits (docs/tuning.md). They are a place
+to start from and no more: a good strength depends on the network, the data and the learning rate.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from mooring.importance import EWC, MAS, SI, Balanced, Importance, Random, RWalk, Uniform
+from mooring.lab.methods.method import Method
+from mooring.pulls import Penalty
+from mooring.runs import Number
+
+__all__ = ["IMPORTANCES", "METHODS"]
+
+IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
+    "ewc": (lambda seed: EWC(), "the squared gradient"),
+    "mas": (lambda seed: MAS(), "the sensitivity of the outputs"),
+    "si": (lambda seed: SI(), "the contribution to the fall of the loss"),
+    "rwalk": (lambda seed: RWalk(), "Fisher and path together"),
+    "uniform": (lambda seed: Uniform(), "1 everywhere (the paper's Vanilla)"),
+    "random": (lambda seed: Random(seed=seed), "a random number"),
+}
+"""Each importance from a run's seed, and what it is in a few words."""
+
+STRENGTHS = {"ewc": 1e3, "mas": 1.0, "si": 1.0, "rwalk": 1.0, "uniform": 1.0, "random": 1.0}
+SIGNS: dict[str, tuple[str | float, str]] = {
+    "si-absolute": ("absolute", "scores without their sign"),
+    "si-signed": ("signed", "scores with their sign, which destabilise"),
+    "si-negative": (0.001, "absolute scores but for one in a thousand that keeps its sign"),
+}
+
+
+def clamped(strength: Number) -> Penalty:
+    """A penalty that caps importance where it would extrapolate.
+
+    Example:
+        >>> clamped(10.0)
+        Penalty(strength=10.0, clamp=True)
+    """
+    return Penalty(strength, clamp=True)
+
+
+def _balanced(make: Callable[[int], Importance], seed: int) -> Importance:
+    return Balanced(make(seed))
+
+
+def _signed(sign: str | float, seed: int) -> Importance:
+    return SI(sign=sign, seed=seed)  # type: ignore[arg-type]
+
+
+def _family() -> list[Method]:
+    methods = []
+    for name, (make, what) in IMPORTANCES.items():
+        methods.append(Method(name, f"penalty weighted by {what}", make, Penalty, STRENGTHS[name]))
+    for name, (sign, what) in SIGNS.items():
+        methods.append(Method(name, f"SI's penalty, {what}", partial(_signed, sign), Penalty, STRENGTHS["si"]))
+    for name, (make, what) in IMPORTANCES.items():
+        line = f"penalty weighted by {what}, every layer with the same mean"
+        methods.append(Method(f"balanced-{name}", line, partial(_balanced, make), Penalty, STRENGTHS[name]))
+    for name, (make, what) in IMPORTANCES.items():
+        line = f"penalty weighted by {what}, capped where it would extrapolate"
+        methods.append(Method(f"clamped-{name}", line, make, clamped, STRENGTHS[name]))
+    return methods
+
+
+METHODS = _family()

@@ -1,0 +1,41 @@
+"""Every method by name."""
+
+from mooring.errors import unknown
+from mooring.lab.methods import controls, explicit, penalties, proximal, replay
+from mooring.lab.methods.method import Method
+
+__all__ = ["ALIASES", "METHODS", "find", "resolve"]
+
+METHODS: dict[str, Method] = {
+    method.name: method for family in (controls, penalties, explicit, proximal, replay) for method in family.METHODS
+}
+
+ALIASES = {"vanilla": "uniform", "clamped-vanilla": "clamped-uniform", "explicit-vanilla": "explicit-uniform"}
+"""The paper's names."""
+
+
+def find(name: str) -> Method:
+    """The method of that name.
+
+    Example:
+        >>> find("explicit-mas").has_strength
+        False
+    """
+    name = ALIASES.get(name, name)
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def resolve(names: str | list[str] | tuple[str, ...]) -> list[str]:
+    """Names of methods from a list of them; "all" stands for every one. Each is named once, in the order given.
+
+    Example:
+        >>> resolve("plain,vanilla, plain")
+        ['plain', 'uniform']
+    """
+    given = names.split(",") if isinstance(names, str) else list(names)
+    found: list[str] = []
+    for name in (part.strip() for part in given):
+        found += list(METHODS) if name == "all" else [find(name).name]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,150 @@
+"""The paper's protocol: search a grid on the first tasks, then train on the rest with what was best there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mooring.errors import MooringError
+from mooring.lab.comparison import Comparison, comparison
+from mooring.lab.methods import find
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
+from mooring.lab.streams.slices import sliced
+from mooring.lab.streams.stream import Stream
+from mooring.lab.study import Study, read_start
+from mooring.lab.summary import Row, summarize
+
+__all__ = ["LRS", "STRENGTHS", "Choice", "Tuned", "tune"]
+
+LRS = (0.1, 0.03, 0.01, 0.003, 0.001)
+STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
+"""The paper's grids."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the grid search chose for a method on a stream.
+
+    Attributes:
+        stream: what was searched.
+        method: which method.
+        best: the row of the grid with the highest mean accuracy; None where none finished.
+        grid: every row.
+    """
+
+    stream: str
+    method: str
+    best: Row | None
+    grid: tuple[Row, ...]
+
+    @property
+    def dropped(self) -> tuple[Row, ...]:
+        """The rows of the grid that were rejected or unstable with some seed, which is why they were not chosen."""
+        return tuple(row for row in self.grid if row.unfinished)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        best = None if self.best is None else self.best.to_json()
+        dropped = [
+            {"lr": row.setting.lr, "strength": row.setting.strength, "status": bad.status, "reason": bad.reason}
+            for row in self.dropped
+            for bad in row.unfinished[:1]
+        ]
+        size = len(self.grid)
+        return {"stream": self.stream, "method": self.method, "best": best, "dropped": dropped, "grid": size}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of a search and of the training after it.
+
+    Attributes:
+        choices: one for each stream and method.
+        rows: the training on the tasks that were not searched, at the chosen settings.
+    """
+
+    choices: tuple[Choice, ...]
+    rows: tuple[Row, ...]
+
+
+def tune(
+    study: Study,
+    *,
+    tasks: int = 3,
+    lrs: Sequence[float] = LRS,
+    strengths: Sequence[float] = STRENGTHS,
+    search_seeds: int | Sequence[int] = 1,
+    baseline: str | None = None,
+    **told: Any,
+) -> Tuned:
+    """Search learning rates and strengths on the first tasks, then train on the rest.
+
+    The best is the one with the highest average accuracy over the searched tasks. Settings whose penalty does not
+    interpolate everywhere after the first task (0 < lr * strength * importance < 1) are rejected there and then.
+
+    Args:
+        study: where results are kept.
+        tasks: how many tasks are searched; the others are trained and scored.
+        lrs: the learning rates to try.
+        strengths: the strengths to try, for methods that have one.
+        search_seeds: of the search; how many, or which.
+        baseline: a method to compare accuracy with, seed by seed.
+        told: the arguments of `mooring.lab.comparison.comparison` but for lr and strength.
+
+    Example:
+        >>> import tempfile
+        >>> told = {"stream": "digits", "methods": "plain,ewc", "seeds": 1, "epochs": 1}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tuned = tune(Study(f"{folder}/digits.sqlite"), lrs=[0.02], strengths=[1.0, 1e9], **told)
+        >>> [choice.best.label for choice in tuned.choices], [row.label for row in tuned.choices[1].dropped]
+        (['plain', 'ewc 1'], ['ewc 1e+09'])
+    """
+    if tasks < 1:
+        raise MooringError(f"tasks={tasks!r} is not allowed: give a whole number from 1")
+    asked = comparison(**told)
+    grid = _grid(asked, lrs, strengths, search_seeds)
+    study.store.check_writable()
+    choices: list[Choice] = []
+    chosen: list[RunSpec] = []
+    streams: dict[str, Stream] = {}
+    weights: dict[str, Any] = {}
+    for number, (source, training) in enumerate(asked.streams):
+        stream = study.open(source)
+        if len(stream.tasks) <= tasks:
+            raise MooringError(f"{stream.name} has {len(stream.tasks)} tasks: search fewer than that, not {tasks}")
+        first, rest = sliced(stream, 0, tasks), sliced(stream, tasks)
+        init = read_start(training, weights)
+        searched = grid.specs(grid.streams[number][1], first.name, first.fingerprint, init)
+        results = study.run(searched, {first.fingerprint: first}, weights, reject=True)
+        found = _choices(first.name, results, asked.methods)
+        choices += found
+        streams[rest.fingerprint] = rest
+        for spec in asked.specs(training, rest.name, rest.fingerprint, init):
+            best = next(choice.best for choice in found if choice.method == spec.method)
+            if best is not None:
+                chosen.append(replace(spec, lr=best.setting.lr, strength=best.setting.strength))
+    rows = summarize(study.run(chosen, streams, weights), baseline) if chosen else []
+    return Tuned(tuple(choices), tuple(rows))
+
+
+def _grid(
+    asked: Comparison, lrs: Sequence[float], strengths: Sequence[float], seeds: int | Sequence[int]
+) -> Comparison:
+    """The same comparison at every point of the grid."""
+    strong = [name for name in asked.methods if find(name).has_strength]
+    return replace(
+        asked,
+        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
+        lr=dict.fromkeys(asked.methods, tuple(lrs)),
+        strength=dict.fromkeys(strong, tuple(strengths)),
+    )
+
+
+def _choices(stream: str, results: Sequence[Result], methods: Sequence[str]) -> list[Choice]:
+    found = []
+    for method in methods:
+        grid = summarize([result for result in results if result.spec.method == method])
+        steady = [row for row in grid if not row.unfinished]
+        best = max(steady, key=lambda row: row.metrics["accuracy"].mean, default=None)
+        found.append(Choice(stream, method, best, tuple(grid)))
+    return found

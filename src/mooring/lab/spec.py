@@ -1,0 +1,101 @@
+"""What makes a run: everything its result depends on, and a name made of just that."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from mooring.errors import MooringError, check_number, unknown
+
+__all__ = ["DTYPES", "HEADS", "RunSpec"]
+
+DTYPES = ("float32", "float64")
+HEADS = ("inherit", "fresh")
+VERSION = 1
+"""Of what a key stands for: raised when the same spec would give another result."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One model trained through one stream by one method with one seed.
+
+    Attributes:
+        stream: what the stream is called, for people.
+        data: the fingerprint of the stream's images, labels and tasks.
+        method: a name from the registry.
+        seed: of the initialisation, the data order and whatever else is drawn.
+        network: a name, or `package.module:function`.
+        lr: the learning rate.
+        strength: the factor of a penalty; None for methods without one.
+        epochs: passes over each task.
+        batch: samples in a batch.
+        momentum: of SGD, whose state starts anew with each task.
+        weight_decay: of SGD.
+        memory: how many samples a replay method keeps; None for the others.
+        heads: how a task's head starts: "inherit" from the task before, or "fresh".
+        init: the fingerprint of the weights that the backbone starts from; empty for a random start.
+        dtype: of parameters and arithmetic.
+
+    Example:
+        >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
+        >>> spec.key == RunSpec(stream="another name for it", data="0", method="plain", seed=0).key
+        True
+    """
+
+    stream: str
+    data: str
+    method: str
+    seed: int
+    network: str = "mlp"
+    lr: float = 0.02
+    strength: float | None = None
+    epochs: int = 5
+    batch: int = 20
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    memory: int | None = None
+    heads: str = "inherit"
+    init: str = ""
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers outside their range, before any work."""
+        check_number("lr", self.lr, 0, above=True)
+        check_number("momentum", self.momentum, 0, 1)
+        check_number("weight_decay", self.weight_decay, 0)
+        if self.strength is not None:
+            check_number("strength", self.strength, 0)
+        counts = {"epochs": self.epochs, "batch": self.batch, "memory": 1 if self.memory is None else self.memory}
+        for name, value in counts.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise MooringError(f"{name}={value!r} is not allowed: give a whole number from 1")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise MooringError(f"seed={self.seed!r} is not allowed: give a whole number from 0")
+        for name, given, allowed in (("dtype", self.dtype, DTYPES), ("heads", self.heads, HEADS)):
+            if given not in allowed:
+                raise unknown(name, given, allowed)
+
+    @property
+    def key(self) -> str:
+        """The content address: the same for the same run, whatever its stream is called."""
+        told = {name: value for name, value in asdict(self).items() if name != "stream"}
+        written = json.dumps({"version": VERSION, **told}, sort_keys=True)
+        return hashlib.blake2b(written.encode(), digest_size=16).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> "RunSpec":
+        """From plain values; what a newer version added is refused.
+
+        Example:
+            >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
+            >>> RunSpec.from_json(spec.to_json()) == spec
+            True
+        """
+        known = {field.name for field in fields(cls)}
+        if extra := sorted(set(told) - known):
+            raise MooringError(f"a run's spec has {', '.join(map(repr, extra))}: it was made by a newer version")
+        return cls(**told)

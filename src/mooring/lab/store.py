@@ -1,0 +1,175 @@
+"""The results of a study: one SQLite file, one row for each run, found by the run's content address."""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+from mooring.errors import MooringError
+from mooring.lab.files import check_writable
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
+
+__all__ = ["Store"]
+
+VERSION = 1
+"""Of the file's layout. Older files are read; newer ones are refused."""
+
+TABLES = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE runs (
+    key TEXT PRIMARY KEY,
+    stream TEXT NOT NULL,
+    method TEXT NOT NULL,
+    seed INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    accuracy REAL,
+    forgetting REAL,
+    learned REAL,
+    finished TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    result TEXT NOT NULL
+);
+CREATE TABLE commands (number INTEGER PRIMARY KEY, at TEXT NOT NULL, command TEXT NOT NULL);
+"""
+
+
+class Store:
+    """A study's file. It is made with the first write; a write is there whole or not at all, even after a kill.
+
+    Columns are for people with a SQLite shell; `spec` and `result` hold everything, as JSON.
+
+    Args:
+        path: the file.
+
+    Example:
+        >>> import tempfile
+        >>> result = Result(RunSpec("digits", "0", "plain", 0), "finished", "", [10.0], [[90.0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = Store(Path(folder) / "study.sqlite")
+        ...     store.add([result])
+        ...     store.get([result.spec]) == {result.spec.key: result}
+        True
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if self.path.is_dir():
+            raise MooringError(
+                f"{self.path} is a folder: give a file for the study, such as {self.path / 'study.sqlite'}"
+            )
+        if self.path.exists():
+            with self._open() as connection:
+                self._check_version(connection)
+
+    def check_writable(self) -> None:
+        """Refuse a place that cannot be written to, before any work."""
+        check_writable(self.path.parent)
+        if self.path.exists():
+            with self._open() as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.rollback()
+
+    def add(self, results: Iterable[Result]) -> None:
+        """Keep results, all of them or none; one that is there already is replaced."""
+        with self._written() as connection:
+            connection.executemany("REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_row, results))
+
+    def get(self, specs: Iterable[RunSpec]) -> dict[str, Result]:
+        """Those of the runs that have a result, by key."""
+        wanted = {spec.key: spec for spec in specs}
+        return {result.spec.key: result for result in self.results() if result.spec.key in wanted}
+
+    def results(self) -> Iterator[Result]:
+        """Every result, in the order they were finished."""
+        if not self.path.exists():
+            return
+        with self._open() as connection:
+            for (told,) in connection.execute("SELECT result FROM runs ORDER BY rowid"):
+                yield Result.from_json(json.loads(told))
+
+    def log(self, command: str) -> None:
+        """Write down a command that worked on this study."""
+        with self._written() as connection:
+            connection.execute("INSERT INTO commands (at, command) VALUES (?, ?)", (_now(), command))
+
+    def commands(self) -> list[str]:
+        """Every command written down, oldest first."""
+        if not self.path.exists():
+            return []
+        with self._open() as connection:
+            return [command for (command,) in connection.execute("SELECT command FROM commands ORDER BY number")]
+
+    @contextmanager
+    def _written(self) -> Iterator[sqlite3.Connection]:
+        """A transaction, on a file that is made first where it is missing."""
+        if not self.path.exists():
+            check_writable(self.path.parent)
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if not self._check_version(connection):
+                for statement in TABLES.split(";"):
+                    connection.execute(statement)
+                about = [("version", str(VERSION)), ("made", _now())]
+                connection.executemany("INSERT INTO about VALUES (?, ?)", about)
+            yield connection
+            connection.commit()
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose troubles are told in one line."""
+        connection = None
+        try:
+            connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
+            yield connection
+        except sqlite3.Error as error:
+            raise MooringError(f"the study {self.path} {_trouble(error)}") from error
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _check_version(self, connection: sqlite3.Connection) -> int:
+        """The file's version; 0 for an empty file."""
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables:
+            return 0
+        found = (
+            connection.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
+            if "about" in tables
+            else None
+        )
+        if found is None:
+            raise MooringError(f"{self.path} is a database, but not a study: give another file")
+        if int(found[0]) > VERSION:
+            raise MooringError(
+                f"{self.path} was made by a newer version of Mooring (its layout is {found[0]}, this one knows "
+                f"{VERSION}): upgrade, or give another file"
+            )
+        return int(found[0])
+
+
+def _row(result: Result) -> tuple[object, ...]:
+    spec, told = result.spec, result.metrics()
+    shown = [None if told[name] != told[name] else told[name] for name in ("accuracy", "forgetting", "learned")]
+    columns = (spec.key, spec.stream, spec.method, spec.seed, result.status, *shown, _now())
+    return (*columns, json.dumps(spec.to_json()), json.dumps(result.to_json()))
+
+
+def _trouble(error: sqlite3.Error) -> str:
+    """What SQLite says, and what to do about it."""
+    told = str(error)
+    if "full" in told:
+        return "cannot grow: the disk is full; make room and run the same command again, which continues"
+    if "readonly" in told or "unable to open" in told:
+        return "cannot be written: choose another place with --study"
+    if "not a database" in told or "malformed" in told:
+        return "is not a SQLite file, or damaged: give another file, or restore this one"
+    if "locked" in told:
+        return "is locked by another program: close it and try again"
+    return f"cannot be used: {told}"
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

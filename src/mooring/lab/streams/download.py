@@ -1,0 +1,139 @@
+"""One file over HTTP: resumed where it stopped, tried again a bounded number of times, checked at the end.
+
+huggingface_hub can download too, but it throws away what an interrupted download had, so the bytes are fetched here.
+"""
+
+import hashlib
+import http.client
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mooring.errors import MooringError, check_number
+
+__all__ = ["Retry", "download"]
+
+BLOCK = 1 << 18
+ENOUGH = 1 << 20
+"""So many new bytes show that the connection works, if not for long: attempts are counted anew."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often to try again, and how long to wait.
+
+    Attributes:
+        attempts: how often in a row, the first included.
+        wait: seconds before the second attempt; twice as long before each further one, up to 30.
+        timeout: seconds without an answer after which an attempt has failed.
+
+    Example:
+        >>> Retry(attempts=3).worth_it(503), Retry().worth_it(404)
+        (True, False)
+    """
+
+    attempts: int = 5
+    wait: float = 1.0
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse to wait for ever."""
+        check_number("attempts", self.attempts, 1)
+        check_number("wait", self.wait, 0)
+        check_number("timeout", self.timeout, 0, above=True)
+
+    def worth_it(self, status: int | None) -> bool:
+        """Whether trying again may help: after no answer at all, too many requests, or the server's own fault."""
+        return status is None or status in (408, 429) or status >= 500
+
+    def pause(self, failures: int) -> None:
+        """Wait, longer after each failure."""
+        time.sleep(min(self.wait * 2.0 ** (failures - 1), 30.0))
+
+
+def download(
+    url: str,
+    path: Path,
+    *,
+    size: int,
+    sha256: str,
+    retry: Retry,
+    report: Callable[[int], Any] = lambda done: None,
+) -> None:
+    """Get a file that is known by its size and SHA-256; what is there of it already is kept if it fits.
+
+    Args:
+        url: where it is; redirects are followed.
+        path: where it goes.
+        size: in bytes.
+        sha256: in hexadecimal.
+        retry: how often to try again.
+        report: told the bytes that are there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(2):  # bytes can be damaged by bad luck once
+        _get(url, path, size, retry, report)
+        if path.stat().st_size == size and _sha256(path) == sha256:
+            return
+        path.unlink()
+    raise MooringError(f"{path.name} from {url} arrived damaged twice (its SHA-256 is not {sha256[:12]}…): try later")
+
+
+def _get(url: str, path: Path, size: int, retry: Retry, report: Callable[[int], Any]) -> None:
+    failures = 0
+    path.touch()
+    while (start := path.stat().st_size) < size:
+        status, problem = None, "the connection was dropped"
+        try:
+            _append(url, path, start, size, retry.timeout, report)
+        except urllib.error.HTTPError as error:
+            status, problem = error.code, f"HTTP {error.code}"
+            error.close()
+        except (OSError, http.client.HTTPException) as error:
+            problem = str(getattr(error, "reason", "") or error or type(error).__name__)
+        arrived = path.stat().st_size - start
+        if arrived == size - start:
+            break
+        failures = 1 if arrived >= ENOUGH else failures + 1
+        if failures >= retry.attempts or not retry.worth_it(status):
+            raise MooringError(f"cannot fetch {url} ({problem}): run it again later, it goes on where it stopped")
+        retry.pause(failures)
+    report(min(size, path.stat().st_size))
+
+
+def _append(url: str, path: Path, start: int, size: int, timeout: float, report: Callable[[int], Any]) -> None:
+    """Ask for the rest and write it behind what is there; once more from the start where the server sends all."""
+    headers = {"User-Agent": "mooring", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
+        done = start if response.status == 206 else 0
+        with path.open("r+b") as opened:
+            opened.seek(done)
+            opened.truncate()
+            while done <= size and (block := response.read(BLOCK)):
+                _write(opened, block, path)
+                done += len(block)
+                report(min(done, size))
+
+
+def _write(opened: Any, block: bytes, path: Path) -> None:
+    try:
+        opened.write(block)
+        opened.flush()  # so that a kill loses no more than this block
+    except OSError as error:
+        free = shutil.disk_usage(path.parent).free / 1e6
+        raise MooringError(f"cannot write {path} ({error.strerror}, {free:,.0f} MB free): make room") from error
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as opened:
+        while block := opened.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,193 @@
+"""The image sets that a word can name: what they hold, how the paper cuts them, and where they come from."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mooring.errors import unknown
+
+__all__ = ["NAMED", "Named", "data_home", "find_named", "on_this_machine"]
+
+
+@dataclass(frozen=True)
+class Named:
+    """An image set with a name.
+
+    Attributes:
+        name: the word for it.
+        description: one line.
+        classes: how many it has.
+        per_task: how many of them the paper puts in a task.
+        train: how many images are learned from.
+        test: how many are scored on.
+        bytes: what fetching it takes, about.
+        layout: "parquet" files in the Hub's layout, or class "folders".
+        homepage: where its authors describe it.
+        repository: the data set on the Hub that it is fetched from; empty where it is not fetched from there.
+        revision: the commit, so that everybody gets the same bytes.
+        files: (pattern in the repository, the split its files are for here), in order.
+        by_hand: how to get it where it is not on the Hub.
+        inside: the folder that a clone of the repository, or the unpacked archive, keeps the images in.
+        label: the label column of Parquet files.
+        leave_out: class folders that are not classes.
+        size: height and width that the paper's networks want.
+        licence: what the authors say about using it.
+        note: what a user should know before comparing figures.
+    """
+
+    name: str
+    description: str
+    classes: int
+    per_task: int
+    train: int
+    test: int
+    bytes: int
+    layout: str
+    homepage: str
+    repository: str = ""
+    revision: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    by_hand: str = ""
+    inside: str = ""
+    label: str | None = None
+    leave_out: tuple[str, ...] = ()
+    size: tuple[int, int] = (32, 32)
+    licence: str = "none stated by the authors"
+    note: str = ""
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the paper makes of it.
+
+        Example:
+            >>> NAMED["flowers102"].tasks
+            17
+        """
+        return self.classes // self.per_task
+
+    @property
+    def missing(self) -> str:
+        """One line for somebody who has not got it: what to do.
+
+        Example:
+            >>> NAMED["cifar10"].missing
+            'cifar10 is not on this machine: run `mooring data fetch cifar10`, or give its folder with --data'
+        """
+        if self.by_hand:
+            return f"{self.name} is not on this machine: {self.by_hand}"
+        fetch = f"run `mooring data fetch {self.name}`, or give its folder with --data"
+        return f"{self.name} is not on this machine: {fetch}"
+
+
+NAMED: dict[str, Named] = {
+    "cifar100": Named(
+        name="cifar100",
+        description="CIFAR-100: small photographs of 100 things, 32 by 32 pixels",
+        classes=100,
+        per_task=10,
+        train=50_000,
+        test=10_000,
+        bytes=142_000_000,
+        layout="parquet",
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        repository="uoft-cs/cifar100",
+        revision="aadb3af77e9048adbea6b47c21a81e47dd092ae5",
+        files=(("cifar100/train-*.parquet", "train"), ("cifar100/test-*.parquet", "test")),
+        inside="cifar100",
+        label="fine_label",
+        note="the official splits and order; classes are the 100 fine labels, in alphabetical order",
+    ),
+    "cifar10": Named(
+        name="cifar10",
+        description="CIFAR-10: small photographs of 10 things, 32 by 32 pixels",
+        classes=10,
+        per_task=2,
+        train=50_000,
+        test=10_000,
+        bytes=144_000_000,
+        layout="parquet",
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        repository="uoft-cs/cifar10",
+        revision="0b2714987fa478483af9968de7c934580d0bb9a2",
+        files=(("plain_text/train-*.parquet", "train"), ("plain_text/test-*.parquet", "test")),
+        inside="plain_text",
+        label="label",
+        note="the official splits and order; five tasks of two classes are usual, the paper does not cut it",
+    ),
+    "flowers102": Named(
+        name="flowers102",
+        description="Oxford Flowers-102: photographs of 102 kinds of flowers, resized to 32 by 32",
+        classes=102,
+        per_task=6,
+        train=7_169,
+        test=1_020,
+        bytes=347_000_000,
+        layout="parquet",
+        homepage="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
+        repository="Donghyun99/Oxford-Flower-102",
+        revision="7e43fe37eeb9278138ab0bd2d0abb10d0f703d09",
+        # the paper learns from about 72 images a class, which are the official test and validation images
+        files=(
+            ("data/test-*.parquet", "train"),
+            ("data/validation-*.parquet", "train"),
+            ("data/train-*.parquet", "test"),
+        ),
+        label="label",
+        note=(
+            "splits are swapped as in the paper: the official test and validation images are learned from "
+            "(about 72 a class), the official training images (10 a class) are scored on; "
+            "a folder given with --data is taken as it lies"
+        ),
+    ),
+    "caltech256": Named(
+        name="caltech256",
+        description="Caltech-256: photographs of 256 kinds of objects, resized to 32 by 32",
+        classes=256,
+        per_task=8,
+        train=23_824,
+        test=5_956,
+        bytes=1_200_000_000,
+        layout="folders",
+        homepage="https://data.caltech.edu/records/nyy15-4j048",
+        by_hand=(
+            "get 256_ObjectCategories.tar (1.2 GB) from https://data.caltech.edu/records/nyy15-4j048, unpack it, and "
+            "give the folder that holds 256_ObjectCategories/001.ak47/001_0001.jpg with --data"
+        ),
+        inside="256_ObjectCategories",
+        leave_out=("257.clutter",),
+        licence="see https://data.caltech.edu/records/nyy15-4j048",
+        note="257.clutter is left out; the last fifth of each class's files, in the order of their names, is scored on",
+    ),
+}
+
+
+def find_named(name: str) -> Named:
+    """The set of that name.
+
+    Example:
+        >>> find_named("cifar10").per_task
+        2
+        >>> find_named("cifar")
+        Traceback (most recent call last):
+        ...
+        mooring.errors.MooringError: unknown data set 'cifar' (did you mean 'cifar10'?); allowed: cifar100, cifar10, \
+flowers102, caltech256
+    """
+    if name not in NAMED:
+        raise unknown("data set", name, NAMED)
+    return NAMED[name]
+
+
+def data_home(name: str) -> Path:
+    """Where a set is put by default: $MOORING_DATA/NAME, or mooring/data/NAME in the user's cache."""
+    home = os.environ.get("MOORING_DATA")
+    if home:
+        return Path(home).expanduser() / name
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "mooring" / "data" / name
+
+
+def on_this_machine(named: Named) -> Path | None:
+    """The folder the set was fetched to by default, or None. Fetching puts it there whole or not at all."""
+    folder = data_home(named.name)
+    return folder if folder.is_dir() else None

@@ -1,0 +1,201 @@
+"""A study: runs, their results in one file, and whatever is still missing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mooring.errors import MooringError
+from mooring.lab.comparison import Comparison, comparison
+from mooring.lab.engines.local import CHECKPOINT_SECONDS, Local, Reporter, Silent, steps_of
+from mooring.lab.fleet import checkpoint
+from mooring.lab.lock import locked
+from mooring.lab.methods import find
+from mooring.lab.networks import backbone
+from mooring.lab.networks.start import Weights, read_weights
+from mooring.lab.plan import fleets
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
+from mooring.lab.store import Store
+from mooring.lab.streams.options import StreamOptions, open_stream
+from mooring.lab.streams.progress import Progress
+from mooring.lab.streams.stream import Stream
+from mooring.lab.summary import Row, summarize
+from mooring.lab.training import Training
+
+__all__ = ["Study", "read_start"]
+
+AT_ONCE = {"cpu": 128, "cuda": 512}
+"""The most runs in a fleet, by kind of device."""
+
+
+class Study:
+    """A set of runs and their results, kept in one SQLite file.
+
+    A run that has a result is never trained again: asking twice costs nothing, and adding a seed runs that seed. What
+    is interrupted, by Ctrl-C or by a kill, continues where it was when it is asked for again.
+
+    Args:
+        path: the file; it is made when there is something to keep. Checkpoints go into a folder beside it.
+        device: where to compute.
+        fleet: the most runs to train together; None decides by the size of the network.
+        every: seconds between checkpoints within a task.
+        wait: wait for another process that runs this study, instead of refusing.
+        reporter: who is told how it gets on.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     study = Study(Path(folder) / "digits.sqlite")
+        ...     rows = study.compare(stream="digits", methods=["plain", "explicit-mas"], seeds=2, epochs=1)
+        >>> [row.label for row in rows]
+        ['plain', 'explicit-mas']
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        device: str = "cpu",
+        fleet: int | None = None,
+        every: float = CHECKPOINT_SECONDS,
+        wait: bool = False,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self.store = Store(path)
+        self.device, self.fleet, self.every, self.wait = _checked_device(device), fleet, every, wait
+        self.reporter = reporter or Silent()
+        if fleet is not None and fleet < 1:
+            raise MooringError(f"fleet={fleet!r} is not allowed: give a whole number from 1")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of unfinished fleets."""
+        return self.store.path.with_name(f"{self.store.path.name}.fleets")
+
+    def compare(self, asked: Comparison | None = None, *, baseline: str | None = None, **told: Any) -> list[Row]:
+        """Run what is missing of a comparison; one row for each method at each setting.
+
+        Args:
+            asked: the comparison; or give the arguments of `mooring.lab.comparison.comparison`.
+            baseline: a method to compare accuracy with, seed by seed.
+            told: those arguments.
+        """
+        asked = asked or comparison(**told)
+        _check_baseline(baseline, asked.methods)
+        self.store.check_writable()
+        specs: list[RunSpec] = []
+        streams: dict[str, Stream] = {}
+        weights: dict[str, Weights] = {}
+        for source, training in asked.streams:
+            stream = self.open(source)
+            start = read_start(training, weights)
+            streams[stream.fingerprint] = stream
+            specs += asked.specs(training, stream.name, stream.fingerprint, start)
+        return summarize(self.run(specs, streams, weights), baseline)
+
+    def open(self, source: StreamOptions | Stream, progress: Progress | None = None) -> Stream:
+        """The stream that options ask for; a stream made in Python is one already."""
+        return source if isinstance(source, Stream) else open_stream(source, progress)
+
+    def run(
+        self,
+        specs: Sequence[RunSpec],
+        streams: Mapping[str, Stream],
+        weights: Mapping[str, Weights] | None = None,
+        *,
+        reject: bool = False,
+    ) -> list[Result]:
+        """The results of these runs, in their order; those that are missing are trained first.
+
+        Args:
+            specs: the runs.
+            streams: by fingerprint.
+            weights: what backbones start from, by fingerprint.
+            reject: take out runs whose penalty does not interpolate after the first task.
+        """
+        self.store.check_writable()
+        with locked(self.store.path, wait=self.wait):
+            found = self._done(specs, reject)
+            missing = [spec for spec in dict.fromkeys(specs) if spec.key not in found]
+            if missing:
+                engine = Local(streams, weights or {}, self.checkpoints, self.device, self.every, self.reporter)
+                planned = self._planned(missing, streams, engine, reject)
+                work = [len(fleet) * steps_of(fleet[0], streams[fleet[0].data]) for fleet in planned]
+                self.reporter.begin(planned, work, len(found))
+                engine.run(planned, self.store.add, reject=reject)
+                found = self._done(specs, reject)
+        return [found[spec.key] for spec in dict.fromkeys(specs)]
+
+    def results(self) -> list[Result]:
+        """Every result there is."""
+        return list(self.store.results())
+
+    def _done(self, specs: Sequence[RunSpec], reject: bool) -> dict[str, Result]:
+        """What need not be trained. A rejected run is trained where nothing is to be rejected."""
+        found = self.store.get(specs)
+        if reject:
+            return {key: _rejected(result) for key, result in found.items()}
+        return {key: result for key, result in found.items() if result.status != "rejected"}
+
+    def _planned(
+        self, missing: Sequence[RunSpec], streams: Mapping[str, Stream], engine: Local, reject: bool
+    ) -> list[list[RunSpec]]:
+        """Fleets that were interrupted go on as they were; the rest is put together anew."""
+        waiting = {spec.key: spec for spec in missing}
+        planned = []
+        for path in sorted(self.checkpoints.glob("*.safetensors")):
+            try:
+                keys = checkpoint.runs_in(path)
+            except MooringError as error:
+                self.reporter.note(f"{error}; its runs start again")
+                continue
+            fleet = [spec for key, spec in waiting.items() if key in keys]
+            if len(fleet) == len(keys) and engine.checkpoint(fleet, reject) == path:
+                planned.append(fleet)
+                waiting = {key: spec for key, spec in waiting.items() if key not in keys}
+        return planned + fleets(list(waiting.values()), lambda spec: self._fits(spec, streams[spec.data]))
+
+    def _fits(self, spec: RunSpec, stream: Stream) -> int:
+        """How many runs train together: as many as were asked for, or as fit into memory by a rough count."""
+        if self.fleet is not None:
+            return self.fleet
+        kind = self.device.partition(":")[0]
+        free = torch.cuda.mem_get_info(self.device)[0] // 2 if kind == "cuda" else 2 << 30
+        weights = sum(p.numel() for p in backbone(spec.network)(stream.shape).parameters())
+        pixels = stream.train.images[0].numel() * spec.batch
+        each = 8 if spec.dtype == "float64" else 4
+        return max(1, min(AT_ONCE.get(kind, 128), free // (each * (12 * weights + 200 * pixels))))
+
+
+def _rejected(result: Result) -> Result:
+    """The result as it would be had its penalty been judged after the first task."""
+    if not result.stability or not result.stability[0].trouble or not find(result.spec.method).can_extrapolate:
+        return result
+    return replace(result, status="rejected", reason=result.stability[0].trouble)
+
+
+def read_start(training: Training, known: dict[str, Weights]) -> str:
+    """The fingerprint of the weights to start from, read and remembered; nothing for a random start."""
+    if training.init is None:
+        return ""
+    found = read_weights(training.init)
+    known[found.fingerprint] = found
+    return found.fingerprint
+
+
+def _check_baseline(baseline: str | None, methods: Sequence[str]) -> None:
+    if baseline is not None and baseline not in methods:
+        raise MooringError(f"the baseline {baseline!r} is not among the methods: they are {', '.join(methods)}")
+
+
+def _checked_device(device: str) -> str:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise MooringError(f"unknown device {device!r}: give cpu, cuda or cuda:N") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise MooringError("cuda is not available here: give --device cpu")
+    return device

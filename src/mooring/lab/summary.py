@@ -1,0 +1,113 @@
+"""A study in a table: one row for each method at each setting, over its seeds."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mooring.errors import MooringError
+from mooring.lab.metrics import Interval, interval, paired_difference
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
+
+__all__ = ["METRICS", "Row", "summarize"]
+
+METRICS = ("accuracy", "forgetting", "learned", "backward", "forward")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in nothing but their seed.
+
+    Attributes:
+        setting: what they share; its seed means nothing.
+        results: one for each seed, in order.
+        metrics: an interval for each metric over the seeds that finished; empty where none did.
+        difference: accuracy minus the baseline's, seed by seed; None without a baseline or common seeds.
+    """
+
+    setting: RunSpec
+    results: tuple[Result, ...]
+    metrics: dict[str, Interval]
+    difference: Interval | None
+
+    @property
+    def label(self) -> str:
+        """The method, with its strength where it has one."""
+        strength = self.setting.strength
+        return self.setting.method if strength is None else f"{self.setting.method} {strength:g}"
+
+    @property
+    def unfinished(self) -> tuple[Result, ...]:
+        """The runs that were unstable or rejected."""
+        return tuple(result for result in self.results if result.status != "finished")
+
+    @property
+    def verdict(self) -> str:
+        """How stable it was: "" where there is nothing to say, else such as "unstable in 2 of 5"."""
+        told = []
+        for status in ("unstable", "rejected"):
+            count = sum(result.status == status for result in self.results)
+            if count:
+                told.append(f"{status} in {count} of {len(self.results)}")
+        return ", ".join(told)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        shown = self.setting.to_json()
+        del shown["seed"]
+        return {
+            **shown,
+            "seeds": [result.spec.seed for result in self.results],
+            "verdict": self.verdict,
+            "metrics": {name: _told(value) for name, value in self.metrics.items()},
+            "difference": None if self.difference is None else _told(self.difference),
+        }
+
+
+def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Row]:
+    """One row for each setting, in the order of their first run.
+
+    Args:
+        results: runs, in any order.
+        baseline: a method to compare accuracy with, seed by seed, within the same stream.
+
+    Example:
+        >>> specs = [RunSpec("digits", "0", "plain", seed) for seed in (0, 1)]
+        >>> made = [Result(spec, "finished", "", [10.0], [[90.0 + spec.seed]]) for spec in specs]
+        >>> summarize(made)[0].metrics["accuracy"].mean
+        90.5
+    """
+    groups: dict[RunSpec, list[Result]] = {}
+    for result in results:
+        groups.setdefault(replace(result.spec, seed=0), []).append(result)
+    for group in groups.values():
+        group.sort(key=lambda result: result.spec.seed)
+    bases = {setting.data: group for setting, group in groups.items() if setting.method == baseline}
+    if baseline is not None and not bases:
+        methods = ", ".join(dict.fromkeys(setting.method for setting in groups))
+        raise MooringError(f"the baseline {baseline!r} is not among the runs: they are of {methods}")
+    return [_row(setting, group, bases.get(setting.data)) for setting, group in groups.items()]
+
+
+def _row(setting: RunSpec, group: Sequence[Result], base: Sequence[Result] | None) -> Row:
+    finished = [result for result in group if result.status == "finished"]
+    found = [result.metrics() for result in finished]
+    intervals = {name: interval([values[name] for values in found]) for name in METRICS} if found else {}
+    return Row(setting, tuple(group), intervals, None if base is None else _difference(finished, base))
+
+
+def _difference(finished: Sequence[Result], base: Sequence[Result]) -> Interval | None:
+    theirs = {result.spec.seed: result for result in base if result.status == "finished"}
+    common = [result for result in finished if result.spec.seed in theirs]
+    if not common:
+        return None
+    return paired_difference(
+        [result.metrics()["accuracy"] for result in common],
+        [theirs[result.spec.seed].metrics()["accuracy"] for result in common],
+    )
+
+
+def _told(value: Interval) -> dict[str, float | int | None]:
+    """Without what is not a number, which JSON has no word for."""
+    shown = {"mean": value.mean, "std": value.std, "low": value.low, "high": value.high}
+    return {**{name: None if number != number else number for name, number in shown.items()}, "count": value.count}

@@ -1,0 +1,80 @@
+"""Small streams for the laboratory's tests, and a training loop written out by hand."""
+
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import mooring
+from mooring.lab.methods import find
+from mooring.lab.networks.inputs import scaled
+from mooring.lab.networks.start import start
+from mooring.lab.order import batch_sizes, joint_order, task_order
+from mooring.lab.spec import RunSpec
+from mooring.lab.streams import Stream, by_class, digits, permuted
+
+
+def short(stream: Stream, tasks: int, images: int) -> Stream:
+    """The first images of the first tasks."""
+    kept = tuple(replace(t, train=t.train[:images], test=t.test[:images]) for t in stream.tasks[:tasks])
+    return replace(stream, tasks=kept)
+
+
+def class_stream(tasks: int = 3, images: int = 36) -> Stream:
+    return short(by_class(digits(), per_task=2), tasks, images)
+
+
+def domain_stream(tasks: int = 3, images: int = 36) -> Stream:
+    return short(permuted(digits(), tasks), tasks, images)
+
+
+def spec_for(method: str, stream: Stream, seed: int = 0, **rest) -> RunSpec:
+    """A run of a method at its default strength and memory, in float64."""
+    found = find(method)
+    told = {
+        "strength": found.strength,
+        "memory": 20 if found.memory else None,
+        "dtype": "float64",
+        "epochs": 2,
+        "batch": 10,
+    }
+    return RunSpec(stream.name, stream.fingerprint, found.name, seed, **{**told, **rest})
+
+
+def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
+    """The network that a plain PyTorch loop with `mooring.attach` gives; for methods without a memory."""
+    method, dtype = find(spec.method), getattr(torch, spec.dtype)
+    model = start(spec.network, stream, spec.seed, dtype=dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    moor = None
+    if method.importance is not None:
+        exclude = "heads" if stream.heads == "per task" else ()
+        pull = method.pull(spec.strength or 0.0)
+        moor = mooring.attach(
+            model, optimizer, importance=method.importance(spec.seed), pull=pull, merge=method.merge, exclude=exclude
+        )
+    heads = torch.zeros(len(stream.train), dtype=torch.int64)
+    for number, task in enumerate(stream.tasks):
+        heads[task.train] = stream.head(number)
+    for number, task in enumerate(stream.tasks):
+        if number and stream.heads == "per task" and spec.heads == "inherit" and method.data != "joint":
+            model.inherit(number, number - 1)
+        optimizer.state.clear()
+        still = method.frozen == "always" or (method.frozen == "after first" and number > 0)
+        model.backbone.requires_grad_(not still)
+        model.train(not still)
+        for epoch in range(spec.epochs):
+            if method.data == "joint":
+                order = joint_order(spec.seed, number, epoch, [t.train for t in stream.tasks], spec.epochs)
+            else:
+                order = task_order(spec.seed, number, epoch, task.train)
+            for batch in order.split(spec.batch):
+                optimizer.zero_grad()
+                x = scaled(stream.train.images[batch], dtype)
+                head = heads[batch] if method.data == "joint" else stream.head(number)
+                cross_entropy(model(x, head), stream.train.labels[batch]).backward()
+                optimizer.step()
+        if moor is not None:
+            moor.consolidate()
+    assert sum(batch_sizes(len(order), spec.batch)) == len(order)
+    return model

@@ -1,0 +1,63 @@
+"""A run in a fleet equals the run alone, and both equal a hand-written loop with `mooring.attach`."""
+
+import pytest
+import torch
+
+from lab.small import class_stream, domain_stream, spec_for, trained_by_hand
+from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.fleet.shape import shape
+from mooring.lab.methods import METHODS
+
+BY_HAND = [name for name, method in METHODS.items() if method.memory is None]
+STREAMS = {"classes": class_stream(), "domains": domain_stream()}
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def final(fleet: Fleet) -> dict[str, dict[str, torch.Tensor]]:
+    """The final weights of each run, by its key."""
+    specs = list(fleet.specs)
+    fleet.sail()
+    return {spec.key: fleet.stack.alone(row).state_dict() for row, spec in enumerate(specs)}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("method", BY_HAND)
+def test_a_fleet_of_one_gives_what_a_hand_written_loop_with_attach_gives(method: str, kind: str) -> None:
+    stream = STREAMS[kind]
+    spec = spec_for(method, stream, seed=3)
+    if method in ("mas", "balanced-mas"):
+        spec = spec_for(method, stream, seed=3, strength=1e-3)  # at its default it explodes on so little data
+    torch.testing.assert_close(
+        final(Fleet([spec], stream))[spec.key], trained_by_hand(spec, stream).state_dict(), **EXACT
+    )
+
+
+@pytest.mark.parametrize("network", ["mlp", "lab.test_fleet_equals:normalised", "lab.test_fleet_equals:dropping"])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network: str) -> None:
+    stream = STREAMS[kind]
+    specs = [
+        spec_for(name, stream, seed, lr=0.01 * (seed + 1), network=network, epochs=1)
+        for name in METHODS
+        for seed in (0, 1)
+        if "mas" not in name or name.startswith("explicit")
+    ]
+    fleets: dict[tuple[object, ...], list] = {}
+    for spec in specs:
+        fleets.setdefault(shape(spec), []).append(spec)
+    assert len(fleets) == 7  # plain, frozen, frozen after first, joint, outputs, er, a-gem
+    for fleet in fleets.values():
+        together = final(Fleet(fleet, stream))
+        for spec in fleet[:: max(1, len(fleet) // 4)]:
+            torch.testing.assert_close(final(Fleet([spec], stream))[spec.key], together[spec.key], **EXACT)
+
+
+def normalised(shape: tuple[int, int, int]) -> torch.nn.Module:
+    nn = torch.nn
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 12), nn.ReLU()
+    )
+
+
+def dropping(shape: tuple[int, int, int]) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 20), torch.nn.ReLU(), torch.nn.Dropout(0.2))

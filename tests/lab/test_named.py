@@ -1,0 +1,104 @@
+"""Named sets: each is what its entry says, and the paper's cut is the default."""
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mooring.errors import MooringError
+from mooring.lab.streams.named import NAMED, data_home, find_named, on_this_machine
+from mooring.lab.streams.options import StreamOptions, open_stream
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks", "classes"), [("cifar100", 10, 10), ("flowers102", 17, 6), ("caltech256", 32, 8)]
+)
+def test_the_papers_cut_is_the_default(name, tasks, classes):
+    assert NAMED[name].tasks == tasks
+    assert NAMED[name].per_task == classes
+    assert NAMED[name].classes == tasks * classes
+    assert StreamOptions(name).in_a_task == classes
+
+
+@pytest.mark.parametrize("named", NAMED.values(), ids=lambda named: named.name)
+def test_an_entry_can_be_fetched_from_one_commit_or_says_how_to_get_it(named):
+    assert NAMED[named.name] is named
+    assert named.classes % named.per_task == 0
+    assert "\n" not in named.description + named.note + named.missing
+    if named.repository:
+        assert re.fullmatch(r"[0-9a-f]{40}", named.revision), "a branch would give others other bytes"
+        assert {kind for _, kind in named.files} == {"train", "test"}
+        assert f"mooring data fetch {named.name}" in named.missing
+    else:
+        assert "--data" in named.missing
+        assert "https://" in named.missing
+
+
+def test_an_unknown_set_is_refused_with_the_nearest():
+    with pytest.raises(MooringError, match=r"unknown data set 'flowers' .did you mean 'flowers102'"):
+        find_named("flowers")
+
+
+def test_the_default_place_follows_the_environment(monkeypatch, tmp_path):
+    for name in ("MOORING_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_home("cifar10") == tmp_path / ".cache" / "mooring" / "data" / "cifar10"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert data_home("cifar10") == tmp_path / "xdg" / "mooring" / "data" / "cifar10"
+    monkeypatch.setenv("MOORING_DATA", str(tmp_path / "mine"))
+    assert data_home("cifar10") == tmp_path / "mine" / "cifar10"
+    assert on_this_machine(NAMED["cifar10"]) is None
+    data_home("cifar10").mkdir(parents=True)
+    assert on_this_machine(NAMED["cifar10"]) == tmp_path / "mine" / "cifar10"
+
+
+# Caltech-256, on a small tree in its public layout
+
+
+@pytest.fixture
+def caltech(tmp_path):
+    """Four classes and the clutter; each image is grey, as bright as its number in its class, times five."""
+    root = tmp_path / "unpacked" / "256_ObjectCategories"
+    counts = {"001.ak47": 10, "002.american-flag": 7, "003.backpack": 5, "004.baseball-bat": 12, "257.clutter": 9}
+    for folder, count in counts.items():
+        (root / folder).mkdir(parents=True)
+        for number in range(1, count + 1):
+            picture = Image.fromarray(np.full((48, 40 + number, 3), 5 * number, np.uint8))
+            picture.save(root / folder / f"{folder[:3]}_{number:04d}.jpg", quality=100)
+    (root / "004.baseball-bat" / "RENAME2").write_text("the public archive has such a file")
+    return root
+
+
+def test_caltech_is_split_by_file_order_without_its_clutter(caltech):
+    stream = open_stream(StreamOptions(name="caltech256", data=str(caltech), per_task=2))
+    assert [task.name for task in stream.tasks] == ["001.ak47 002.american-flag", "003.backpack 004.baseball-bat"]
+    assert stream.name == "caltech256 (2 classes a task)"
+    assert stream.shape == (3, 32, 32)
+    expected = {  # of each class, in the order of the tasks: the first four fifths, then the rest
+        "train": [[*range(1, 9)], [*range(1, 7)], [*range(1, 5)], [*range(1, 11)]],
+        "test": [[9, 10], [7], [5], [11, 12]],
+    }
+    for kind, split in (("train", stream.train), ("test", stream.test)):
+        found = []
+        for task in stream.tasks:
+            where = getattr(task, kind)
+            for label in (0, 1):
+                chosen = where[split.labels[where] == label]
+                found.append((split.images[chosen][:, 0, 0, 0].float() / 5).round().int().tolist())
+        assert found == expected[kind]
+
+
+def test_the_folder_that_the_archive_was_unpacked_in_will_do_as_well(caltech):
+    inside = open_stream(StreamOptions(name="caltech256", data=str(caltech), per_task=2))
+    above = open_stream(StreamOptions(name="caltech256", data=str(caltech.parent), per_task=2))
+    assert above.fingerprint == inside.fingerprint
+
+
+def test_a_folder_that_is_not_the_set_is_not_taken_for_it(caltech):
+    with pytest.raises(
+        MooringError, match="has 4 classes and caltech256 has 256: give its own folder, or say per_task"
+    ):
+        open_stream(StreamOptions(name="caltech256", data=str(caltech)))
+    assert not (caltech / ".mooring").exists(), "nothing was decoded"
