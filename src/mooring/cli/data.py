@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mooring.cli.bar import progress_bar
+from mooring.cli.options import AsJson
 from mooring.errors import MooringError
 from mooring.lab.streams.inspection import Inspection, inspect_folder
 from mooring.lab.streams.named import NAMED, Named, data_home, find_named, on_this_machine
@@ -25,8 +26,6 @@ app = typer.Typer(
     help="Image sets: which have a name, fetch one, check a folder of your own.",
     no_args_is_help=True,
 )
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 @app.command("list")

@@ -45,6 +45,9 @@ class Reporter(Protocol):
     def note(self, line: str) -> None:
         """Something a user should know."""
 
+    def close(self) -> None:
+        """It is over, one way or another."""
+
 
 class Silent:
     """Tells nobody."""
@@ -59,6 +62,9 @@ class Silent:
         """Nothing."""
 
     def note(self, line: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
         """Nothing."""
 
 

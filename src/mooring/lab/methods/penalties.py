@@ -24,7 +24,7 @@ IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
 }
 """Each importance from a run's seed, and what it is in a few words."""
 
-STRENGTHS = {"ewc": 1e3, "mas": 1.0, "si": 1.0, "rwalk": 1.0, "uniform": 1.0, "random": 1.0}
+STRENGTHS = {"ewc": 1e3, "mas": 0.1, "si": 1.0, "rwalk": 1.0, "uniform": 0.1, "random": 0.3}
 SIGNS: dict[str, tuple[str | float, str]] = {
     "si-absolute": ("absolute", "scores without their sign"),
     "si-signed": ("signed", "scores with their sign, which destabilise"),

@@ -13,7 +13,7 @@ METHODS = [
         "EWC's penalty as a step of its own, with the mean Fisher of each task, summed",
         lambda seed: EWC(decay=None, per_sample=True),
         Proximal,
-        strength=1e3,
+        strength=300.0,
         merge=total,
     )
 ]

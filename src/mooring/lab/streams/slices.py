@@ -9,7 +9,7 @@ from torch import Tensor
 from mooring.errors import MooringError
 from mooring.lab.streams.stream import Source, Split, Stream, Task
 
-__all__ = ["check_slice", "limited", "limited_source", "sliced"]
+__all__ = ["check_slice", "limited", "limited_source", "sliced", "whole"]
 
 
 def sliced(stream: Stream, skip: int = 0, tasks: int | None = None) -> Stream:
@@ -43,6 +43,27 @@ def check_slice(name: str, count: int, skip: int = 0, tasks: int | None = None) 
     if tasks is not None and skip + tasks > count:
         left = f"{count} tasks" + (f", {count - skip} after skipping {skip}" if skip else "")
         raise MooringError(f"tasks={tasks} is not allowed: {name} has {left}")
+
+
+def whole(stream: Stream) -> Stream:
+    """All tasks as one: every class of a cut by class, or all classes in every guise.
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> stream = whole(by_class(digits(), 2))
+        >>> len(stream.tasks), stream.outputs, len(stream.tasks[0].train)
+        (1, 10, 1433)
+    """
+    splits = []
+    for kind, split in (("train", stream.train), ("test", stream.test)):
+        labels = split.labels.clone()
+        for number, task in enumerate(stream.tasks):
+            labels[getattr(task, kind)] += stream.head(number) * stream.outputs
+        splits.append(Split(split.images, labels))
+    heads = max(stream.head(number) for number in range(len(stream.tasks))) + 1
+    train, test = (torch.cat([getattr(task, kind) for task in stream.tasks]) for kind in ("train", "test"))
+    task = Task("all", train, test, tuple(range(heads * stream.outputs)))
+    return Stream(f"{stream.name}, all at once", splits[0], splits[1], (task,), heads="one")
 
 
 def limited(stream: Stream, limit: int) -> Stream:

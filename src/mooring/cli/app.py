@@ -1,0 +1,68 @@
+"""Every command in one place, and what becomes of errors."""
+
+import os
+import sys
+
+import typer
+from click.exceptions import ClickException, Exit
+
+import mooring
+from mooring.cli import compare, data, file, methods, pretrain, show, tune
+from mooring.errors import MooringError
+from mooring.lab.engines.local import InterruptedStudyError
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="mooring",
+    help="Study forgetting: compare methods on a stream of tasks, tune them, show and report what came out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("compare")(compare.compare)
+app.command("tune")(tune.tune)
+app.command("run")(file.run)
+app.command("show")(show.show)
+app.command("report")(show.report)
+app.command("methods")(methods.methods)
+app.command("pretrain")(pretrain.pretrain)
+app.add_typer(data.app)
+
+
+@app.callback(invoke_without_command=True)
+def about(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+    """Study forgetting: compare methods on a stream of tasks, tune them, show and report what came out."""
+    if version:
+        typer.echo(mooring.__version__)
+        raise typer.Exit
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command and turn what it raises into an exit status."""
+    try:
+        status = app(arguments, prog_name="mooring", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except InterruptedStudyError as error:
+        return _failed(str(error), 130)
+    except MooringError as error:
+        return _failed(f"error: {error}", 2)
+    except Exit as stopped:
+        return stopped.exit_code
+    except ClickException as error:
+        return _failed(f"error: {_one_line(error)}", 2)
+    except (KeyboardInterrupt, EOFError, typer.Abort):
+        return _failed("interrupted", 130)
+    except BrokenPipeError:  # such as `mooring show | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _one_line(error: ClickException) -> str:
+    told = " ".join(error.format_message().split())
+    return told if told.endswith(("?", ")")) else f"{told.rstrip('.')}; see --help"
+
+
+def _failed(line: str, status: int) -> int:
+    print(line, file=sys.stderr)
+    return status

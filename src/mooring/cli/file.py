@@ -1,0 +1,39 @@
+"""`mooring run`: a study from a TOML file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mooring.cli.options import AsJson, OutputFlags, StudyFlags
+from mooring.cli.output import command_line, opened, tell
+from mooring.cli.tables import print_choices
+from mooring.lab import protocol
+from mooring.lab.comparison import comparison
+from mooring.lab.study_file import read_study_file
+
+__all__ = ["run"]
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="The study, as TOML.", metavar="STUDY.toml")],
+    device: Annotated[str | None, typer.Option("--device", help="Instead of the file's.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait while another process runs this study.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Run the study that a TOML file describes; what is done already is not done again."""
+    told = read_study_file(file)
+    asked = comparison(**told.comparison)
+    study = opened(StudyFlags(told.study, device or told.device, told.fleet, wait, quiet))
+    output = OutputFlags(told.baseline, told.report, json)
+    if told.search is None:
+        rows = study.compare(asked, baseline=told.baseline)
+        study.store.log(command_line())
+        tell(study, rows, output)
+        return
+    tuned = protocol.tune(study, baseline=told.baseline, **told.search, **told.comparison)
+    study.store.log(command_line())
+    if not json:
+        print_choices(tuned.choices)
+    tell(study, tuned.rows, output, choices=[choice.to_json() for choice in tuned.choices])

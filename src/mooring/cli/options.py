@@ -1,0 +1,133 @@
+"""The options that several commands share, in groups, and how a command asks for a group."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from mooring.lab.streams.options import StreamOptions
+
+__all__ = ["OutputFlags", "StreamFlags", "StudyFlags", "TrainingFlags", "spread"]
+
+METHODS = "plain,joint,ewc,explicit-ewc,explicit-mas"
+
+
+def _option(name: str, line: str, panel: str, **rest: Any) -> Any:
+    return typer.Option(name, help=line, rich_help_panel=panel, **rest)
+
+
+@dataclass(frozen=True)
+class StreamFlags:
+    """Which streams."""
+
+    stream: Annotated[
+        str,
+        _option(
+            "--stream",
+            "With commas: digits, cifar100, cifar10, flowers102, caltech256, folder; each also with -permuted or "
+            "-rotated.",
+            "Stream",
+        ),
+    ] = "digits"
+    data: Annotated[str | None, _option("--data", "The folder of images.", "Stream", metavar="DIR")] = None
+    per_task: Annotated[int | None, _option("--per-task", "Classes in a task.", "Stream")] = None
+    tasks: Annotated[int | None, _option("--tasks", "How many tasks.", "Stream")] = None
+    skip: Annotated[int, _option("--skip", "Leave out that many tasks at the start.", "Stream")] = 0
+    shuffle: Annotated[int | None, _option("--shuffle", "Seed for the order of classes.", "Stream")] = None
+    limit: Annotated[int | None, _option("--limit", "At most that many images in a task.", "Stream")] = None
+    size: Annotated[int | None, _option("--size", "Height and width of images.", "Stream")] = None
+    label: Annotated[str | None, _option("--label", "Label column of Parquet files.", "Stream")] = None
+    skip_broken: Annotated[bool, _option("--skip-broken", "Leave out images that cannot be read.", "Stream")] = False
+
+    def options(self) -> list[StreamOptions]:
+        """The options of each stream named.
+
+        Example:
+            >>> [options.name for options in StreamFlags(stream="digits, digits-permuted").options()]
+            ['digits', 'digits-permuted']
+        """
+        rest = asdict(self)
+        return [StreamOptions(name.strip(), **rest) for name in rest.pop("stream").split(",")]
+
+
+@dataclass(frozen=True)
+class TrainingFlags:
+    """How runs are trained; what is not given is the stream's default."""
+
+    network: Annotated[
+        str | None, _option("--network", "mlp, cnn6, resnet18-third, or package.module:function.", "Training")
+    ] = None
+    epochs: Annotated[int | None, _option("--epochs", "Passes over each task.", "Training")] = None
+    batch: Annotated[int | None, _option("--batch", "Samples in a batch.", "Training")] = None
+    momentum: Annotated[float | None, _option("--momentum", "Of SGD; 0.9.", "Training")] = None
+    weight_decay: Annotated[float | None, _option("--weight-decay", "Of SGD; 0.", "Training")] = None
+    memory: Annotated[int | None, _option("--memory", "Samples that replay methods keep; 500.", "Training")] = None
+    heads: Annotated[
+        str | None, _option("--heads", "A task's head starts by inherit (from the last) or fresh.", "Training")
+    ] = None
+    init: Annotated[
+        str | None, _option("--init", "Weights of the backbone, safetensors.", "Training", metavar="FILE")
+    ] = None
+    dtype: Annotated[str | None, _option("--dtype", "float32 or float64.", "Training")] = None
+
+
+@dataclass(frozen=True)
+class StudyFlags:
+    """Where results are kept, and where runs are trained."""
+
+    study: Annotated[
+        Path, _option("--study", "Where results are kept; asking again costs nothing.", "Running", metavar="FILE")
+    ] = Path("mooring.sqlite")
+    device: Annotated[str, _option("--device", "cpu, cuda or cuda:N.", "Running")] = "cpu"
+    fleet: Annotated[int | None, _option("--fleet", "The most runs at once.", "Running")] = None
+    wait: Annotated[bool, _option("--wait", "Wait while another process runs this study.", "Running")] = False
+    quiet: Annotated[bool, _option("--quiet", "No progress.", "Running")] = False
+
+
+@dataclass(frozen=True)
+class OutputFlags:
+    """What becomes of the results."""
+
+    baseline: Annotated[str | None, _option("--baseline", "Compare accuracy with this method.", "Output")] = None
+    report: Annotated[Path | None, _option("--report", "Write the page here.", "Output", metavar="DIR")] = None
+    json: Annotated[bool, _option("--json", "Print JSON instead of a table.", "Output")] = False
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Methods = Annotated[str, typer.Option("--methods", help="Names with commas, or all; `mooring methods` lists them.")]
+Seeds = Annotated[str, typer.Option("--seeds", help="How many, or which: 5, or 0,3,7, or 0-4.")]
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command ask for groups of options: a parameter that is a dataclass becomes an option for each field.
+
+    Example:
+        >>> @spread
+        ... def command(count: int = 1, flags: OutputFlags = OutputFlags()) -> None:
+        ...     print(count, flags.json)
+        >>> command(count=2, baseline=None, report=None, json=True)
+        2 True
+    """
+    own = inspect.signature(command).parameters
+    groups = {name: each.annotation for name, each in own.items() if is_dataclass(each.annotation)}
+    parameters = [each for name, each in own.items() if name not in groups]
+    for group in groups.values():
+        hints = get_type_hints(group, include_extras=True)
+        for each in fields(group):
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]))
+
+    @wraps(command)
+    def flat(**given: Any) -> None:
+        made = {}
+        for name, group in groups.items():
+            made[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})  # type: ignore[operator]
+        command(**given, **made)
+
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {each.name: each.annotation for each in parameters}
+    return flat

@@ -1,0 +1,66 @@
+"""A study behind a command: its progress shown, its results told."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from mooring.cli.bar import progress_bar
+from mooring.cli.options import OutputFlags, StudyFlags
+from mooring.cli.progress import reporter
+from mooring.cli.tables import as_json, print_rows
+from mooring.lab.study import Study
+from mooring.lab.summary import Row
+
+__all__ = ["command_line", "opened", "tell"]
+
+
+class _Shown(Study):
+    """A study that shows a bar while images are decoded, and takes its bars away whatever happens."""
+
+    def open(self, source: Any, progress: Any = None) -> Any:
+        with progress_bar() as shown:
+            return super().open(source, progress or shown)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().run(*args, **kwargs)
+        finally:
+            self.reporter.close()
+
+
+def opened(flags: StudyFlags) -> Study:
+    """The study that the options name, with its progress on stderr."""
+    told = reporter(flags.quiet)
+    return _Shown(flags.study, device=flags.device, fleet=flags.fleet, wait=flags.wait, reporter=told)
+
+
+def tell(study: Study, rows: Sequence[Row], output: OutputFlags, **rest: Any) -> None:
+    """Print rows as a table or as JSON, and write the page where it was asked for.
+
+    Args:
+        study: where they come from.
+        rows: what to tell.
+        output: how.
+        rest: what else the JSON has.
+    """
+    page = None
+    if output.report is not None:
+        from mooring.report import write_report  # matplotlib is slow to import
+
+        results = [result for row in rows for result in row.results]
+        title, command = study.store.path.stem, command_line()
+        page = write_report(results, output.report, title=title, command=command, baseline=output.baseline)
+    if output.json:
+        told = {"study": str(study.store.path), "rows": [row.to_json() for row in rows], **rest}
+        typer.echo(as_json({**told, "report": None if page is None else str(page)}))
+        return
+    print_rows(rows, output.baseline)
+    typer.echo(f"results: {study.store.path}" + (f"\npage:    {page}" if page else ""))
+
+
+def command_line() -> str:
+    """The command as it was typed."""
+    return shlex.join(["mooring", *sys.argv[1:]])

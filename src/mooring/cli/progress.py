@@ -1,0 +1,120 @@
+"""How a study gets on, on stderr: bars on a terminal, a line for each task elsewhere, nothing when quiet."""
+
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from mooring.lab.engines.local import Reporter, Silent
+from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
+
+__all__ = ["Bars", "Lines", "reporter"]
+
+
+def reporter(quiet: bool, console: Console | None = None) -> Reporter:
+    """What suits where stderr goes.
+
+    Example:
+        >>> type(reporter(quiet=True)).__name__
+        'Silent'
+    """
+    if quiet:
+        return Silent()
+    console = console or Console(stderr=True)
+    return Bars(console) if console.is_terminal else Lines(sys.stderr)
+
+
+class Bars:
+    """Two bars: the whole study with the time left, and the fleet that sails now."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        told = TextColumn("{task.fields[told]}", style="dim")
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+        self.bars = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), told, console=console, transient=True
+        )
+
+    def begin(self, fleets: Sequence[Sequence[RunSpec]], work: Sequence[int], done: int) -> None:
+        """Show the bars."""
+        self.work, self.before = list(work), 0
+        runs = sum(len(fleet) for fleet in fleets)
+        known = f", {done} known already" if done else ""
+        self.study = self.bars.add_task("study", total=sum(work), told=f"{runs} runs in {len(fleets)} fleets{known}")
+        self.fleet = self.bars.add_task("fleet 1", total=work[0], told="")
+        self.bars.start()
+
+    def sailing(self, number: int, fleet: Fleet) -> None:
+        """Move them on."""
+        done = min(self.work[number], fleet.steps * max(1, len(fleet.specs)))
+        label = f"fleet {number + 1}"
+        self.bars.update(self.fleet, description=label, total=self.work[number], completed=done, told=describe(fleet))
+        self.bars.update(self.study, completed=self.before + done)
+
+    def finished(self, number: int, results: Sequence[Result]) -> None:
+        """A fleet is done; with the last one the bars go."""
+        self.before += self.work[number]
+        self.bars.update(self.study, completed=self.before)
+        if number + 1 == len(self.work):
+            self.close()
+
+    def note(self, line: str) -> None:
+        """Print above the bars."""
+        self.console.print(f"note: {line}", markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Take the bars away."""
+        self.bars.stop()
+
+
+class Lines:
+    """A line for each task of each fleet."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.told = ""
+
+    def begin(self, fleets: Sequence[Sequence[RunSpec]], work: Sequence[int], done: int) -> None:
+        """Say what there is to do."""
+        known = f" ({done} known already)" if done else ""
+        self.count = len(fleets)
+        self._say(f"{sum(len(fleet) for fleet in fleets)} runs in {len(fleets)} fleets{known}")
+
+    def sailing(self, number: int, fleet: Fleet) -> None:
+        """Say that a task is done."""
+        if fleet.position.epoch == fleet.position.step == 0 and fleet.position.task:
+            told = f"fleet {number + 1} of {self.count}: {describe(fleet)}"
+            if told != self.told:
+                self._say(told)
+            self.told = told
+
+    def finished(self, number: int, results: Sequence[Result]) -> None:
+        """Say that a fleet is done."""
+        lost = sum(result.status != "finished" for result in results)
+        self._say(f"fleet {number + 1} of {self.count}: done" + (f", {lost} runs unstable or rejected" if lost else ""))
+
+    def note(self, line: str) -> None:
+        """Say it."""
+        self._say(f"note: {line}")
+
+    def close(self) -> None:
+        """Nothing to take away."""
+
+    def _say(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
+
+
+def describe(fleet: Fleet) -> str:
+    """Where a fleet is, and how accurate its runs are on the tasks behind them."""
+    tasks = len(fleet.stream.tasks)
+    place = f"{len(fleet.specs)} runs, task {min(fleet.position.task + 1, tasks)} of {tasks}"
+    if fleet.position.epoch == fleet.position.step == 0 and fleet.position.task:
+        place = f"{len(fleet.specs)} runs, {fleet.position.task} of {tasks} tasks done"
+    rows = [book.matrix[-1][: len(book.matrix)] for book in fleet.books if book.matrix]
+    if not rows:
+        return place
+    return f"{place}, accuracy {sum(sum(row) / len(row) for row in rows) / len(rows):.1f} %"

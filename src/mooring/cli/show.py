@@ -1,0 +1,62 @@
+"""`mooring show` and `mooring report`: what a study holds, in the terminal and as a page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mooring.cli.options import AsJson
+from mooring.cli.tables import as_json, print_rows
+from mooring.errors import MooringError
+from mooring.lab.results import Result
+from mooring.lab.store import Store
+from mooring.lab.summary import summarize
+
+__all__ = ["report", "show"]
+
+StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="[FILE]")]
+Baseline = Annotated[str | None, typer.Option("--baseline", help="Compare accuracy with this method.")]
+
+
+def show(
+    study: StudyFile = Path("mooring.sqlite"),
+    baseline: Baseline = None,
+    runs: Annotated[bool, typer.Option("--runs", help="With --json, every run with all that is known of it.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Show every result of a study as tables, one for each stream."""
+    store, results = _read(study)
+    rows = summarize(results, baseline)
+    if json:
+        told = {"study": str(study), "commands": store.commands(), "rows": [row.to_json() for row in rows]}
+        every = {"runs": [{"key": result.spec.key, **result.to_json()} for result in results]} if runs else {}
+        typer.echo(as_json({**told, **every}))
+        return
+    print_rows(rows, baseline)
+
+
+def report(
+    study: StudyFile = Path("mooring.sqlite"),
+    to: Annotated[Path | None, typer.Option("--to", help="The folder to write.", metavar="DIR")] = None,
+    baseline: Baseline = None,
+    title: Annotated[str | None, typer.Option("--title", help="Of the page.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Write a study as one page with its figures, which needs no network to be read."""
+    from mooring.report import write_report  # matplotlib is slow to import
+
+    store, results = _read(study)
+    folder = to or study.with_name(f"{study.stem}-report")
+    commands = "\n".join(dict.fromkeys(store.commands()))
+    page = write_report(results, folder, title=title or study.stem, command=commands, baseline=baseline)
+    typer.echo(as_json({"page": str(page), "runs": len(results)}) if json else f"page: {page}")
+
+
+def _read(path: Path) -> tuple[Store, list[Result]]:
+    if not path.exists():
+        raise MooringError(f"there is no study {path}: `mooring compare --study {path}` makes one")
+    store = Store(path)
+    results = list(store.results())
+    if not results:
+        raise MooringError(f"the study {path} has no finished runs yet: run the command that made it again")
+    return store, results

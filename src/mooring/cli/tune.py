@@ -1,0 +1,51 @@
+"""`mooring tune`: the paper's protocol, search first, then train on the rest."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from mooring.cli import text
+from mooring.cli.options import METHODS, Methods, OutputFlags, Seeds, StreamFlags, StudyFlags, TrainingFlags, spread
+from mooring.cli.output import command_line, opened, tell
+from mooring.cli.tables import print_choices
+from mooring.lab import protocol
+
+__all__ = ["tune"]
+
+
+def _told(values: tuple[float, ...]) -> str:
+    return ",".join(f"{value:g}" for value in values)
+
+
+@spread
+def tune(
+    streams: StreamFlags,
+    training: TrainingFlags,
+    kept: StudyFlags,
+    output: OutputFlags,
+    methods: Methods = METHODS,
+    seeds: Seeds = "5",
+    search_tasks: Annotated[int, typer.Option("--search-tasks", help="Tasks to search on; the rest is trained.")] = 3,
+    search_seeds: Annotated[str, typer.Option("--search-seeds", help="Seeds of the search.")] = "1",
+    lrs: Annotated[str, typer.Option("--lrs", help="Learning rates to try.")] = _told(protocol.LRS),
+    strengths: Annotated[str, typer.Option("--strengths", help="Strengths to try.")] = _told(protocol.STRENGTHS),
+) -> None:
+    """Search learning rate and strength on the first tasks, then train every method on the rest with the best."""
+    study = opened(kept)
+    tuned = protocol.tune(
+        study,
+        tasks=search_tasks,
+        lrs=text.numbers("--lrs", lrs),
+        strengths=text.numbers("--strengths", strengths),
+        search_seeds=text.seeds(search_seeds),
+        baseline=output.baseline,
+        stream=streams.options(),
+        methods=methods,
+        seeds=text.seeds(seeds),
+        **asdict(training),
+    )
+    study.store.log(command_line())
+    if not output.json:
+        print_choices(tuned.choices)
+    tell(study, tuned.rows, output, choices=[choice.to_json() for choice in tuned.choices])
