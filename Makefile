@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types browser bench clean
 
 demo: $(READY)
-	$(BIN)/python examples/digits.py
+	$(BIN)/mooring compare --stream digits-permuted --methods all --seeds 5 --epochs 3 --baseline plain \
+		--study demo/digits.sqlite --report demo/report
 
-test: lint types
+test: lint types browser
 	$(BIN)/python -m pytest -n 2
 
 lint: $(READY)
@@ -19,8 +20,14 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null \
+		|| { echo "installing chromium, which a test opens the report in"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }
+
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/fleet.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
@@ -28,4 +35,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

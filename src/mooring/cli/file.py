@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.options import AsJson, OutputFlags, StudyFlags
-from mooring.cli.output import command_line, opened, tell
-from mooring.cli.tables import print_choices
+from mooring.cli.output import command_line, opened, tell, tell_tuned
 from mooring.lab import protocol
 from mooring.lab.comparison import comparison
 from mooring.lab.study_file import read_study_file
@@ -34,6 +33,4 @@ def run(
         return
     tuned = protocol.tune(study, baseline=told.baseline, **told.search, **told.comparison)
     study.store.log(command_line())
-    if not json:
-        print_choices(tuned.choices)
-    tell(study, tuned.rows, output, choices=[choice.to_json() for choice in tuned.choices])
+    tell_tuned(study, tuned, output)

@@ -10,11 +10,13 @@ import typer
 from mooring.cli.bar import progress_bar
 from mooring.cli.options import OutputFlags, StudyFlags
 from mooring.cli.progress import reporter
-from mooring.cli.tables import as_json, print_rows
+from mooring.cli.tables import as_json, print_choices, print_rows
+from mooring.lab.protocol import Tuned
+from mooring.lab.results import Result
 from mooring.lab.study import Study
 from mooring.lab.summary import Row
 
-__all__ = ["command_line", "opened", "tell"]
+__all__ = ["command_line", "opened", "tell", "tell_tuned"]
 
 
 class _Shown(Study):
@@ -37,20 +39,21 @@ def opened(flags: StudyFlags) -> Study:
     return _Shown(flags.study, device=flags.device, fleet=flags.fleet, wait=flags.wait, reporter=told)
 
 
-def tell(study: Study, rows: Sequence[Row], output: OutputFlags, **rest: Any) -> None:
+def tell(study: Study, rows: Sequence[Row], output: OutputFlags, searched: Sequence[Result] = (), **rest: Any) -> None:
     """Print rows as a table or as JSON, and write the page where it was asked for.
 
     Args:
         study: where they come from.
         rows: what to tell.
         output: how.
+        searched: runs that the page has beside those of the rows.
         rest: what else the JSON has.
     """
     page = None
     if output.report is not None:
         from mooring.report import write_report  # matplotlib is slow to import
 
-        results = [result for row in rows for result in row.results]
+        results = [result for row in rows for result in row.results] + list(searched)
         title, command = study.store.path.stem, command_line()
         page = write_report(results, output.report, title=title, command=command, baseline=output.baseline)
     if output.json:
@@ -59,6 +62,15 @@ def tell(study: Study, rows: Sequence[Row], output: OutputFlags, **rest: Any) ->
         return
     print_rows(rows, output.baseline)
     typer.echo(f"results: {study.store.path}" + (f"\npage:    {page}" if page else ""))
+
+
+def tell_tuned(study: Study, tuned: Tuned, output: OutputFlags) -> None:
+    """Print what a search chose and what came of it, and write the page with both."""
+    if not output.json:
+        print_choices(tuned.choices)
+    told = [choice.to_json() for choice in tuned.choices]
+    searched = [result for choice in tuned.choices for row in choice.grid for result in row.results]
+    tell(study, tuned.rows, output, searched, choices=told)
 
 
 def command_line() -> str:

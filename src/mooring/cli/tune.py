@@ -7,8 +7,7 @@ import typer
 
 from mooring.cli import text
 from mooring.cli.options import METHODS, Methods, OutputFlags, Seeds, StreamFlags, StudyFlags, TrainingFlags, spread
-from mooring.cli.output import command_line, opened, tell
-from mooring.cli.tables import print_choices
+from mooring.cli.output import command_line, opened, tell_tuned
 from mooring.lab import protocol
 
 __all__ = ["tune"]
@@ -46,6 +45,4 @@ def tune(
         **asdict(training),
     )
     study.store.log(command_line())
-    if not output.json:
-        print_choices(tuned.choices)
-    tell(study, tuned.rows, output, choices=[choice.to_json() for choice in tuned.choices])
+    tell_tuned(study, tuned, output)

@@ -7,6 +7,7 @@ from typing import Any
 from mooring.errors import MooringError
 from mooring.lab.comparison import Comparison, comparison
 from mooring.lab.methods import find
+from mooring.lab.networks.start import Weights, start
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams.slices import sliced
@@ -107,13 +108,14 @@ def tune(
     choices: list[Choice] = []
     chosen: list[RunSpec] = []
     streams: dict[str, Stream] = {}
-    weights: dict[str, Any] = {}
+    weights: dict[str, Weights] = {}
     for number, (source, training) in enumerate(asked.streams):
+        init = read_start(training, weights)
         stream = study.open(source)
         if len(stream.tasks) <= tasks:
             raise MooringError(f"{stream.name} has {len(stream.tasks)} tasks: search fewer than that, not {tasks}")
         first, rest = sliced(stream, 0, tasks), sliced(stream, tasks)
-        init = read_start(training, weights)
+        start(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be
         searched = grid.specs(grid.streams[number][1], first.name, first.fingerprint, init)
         results = study.run(searched, {first.fingerprint: first}, weights, reject=True)
         found = _choices(first.name, results, asked.methods)

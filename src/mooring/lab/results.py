@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -99,12 +100,13 @@ class Result:
         """The accuracy matrix as a tensor of shape (tasks, tasks)."""
         return torch.tensor(self.matrix, dtype=torch.float64)
 
+    @cached_property
     def metrics(self) -> dict[str, float]:
         """Every metric by name; not a number where the run did not finish.
 
         Example:
             >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
-            >>> found = Result(spec, "finished", "", [10.0, 10.0], [[90.0, 20.0], [70.0, 80.0]]).metrics()
+            >>> found = Result(spec, "finished", "", [10.0, 10.0], [[90.0, 20.0], [70.0, 80.0]]).metrics
             >>> found["accuracy"], found["forgetting"], found["learned"]
             (75.0, 10.0, 85.0)
         """

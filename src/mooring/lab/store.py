@@ -151,7 +151,7 @@ class Store:
 
 
 def _row(result: Result) -> tuple[object, ...]:
-    spec, told = result.spec, result.metrics()
+    spec, told = result.spec, result.metrics
     shown = [None if told[name] != told[name] else told[name] for name in ("accuracy", "forgetting", "learned")]
     columns = (spec.key, spec.stream, spec.method, spec.seed, result.status, *shown, _now())
     return (*columns, json.dumps(spec.to_json()), json.dumps(result.to_json()))

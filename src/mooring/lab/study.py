@@ -14,7 +14,7 @@ from mooring.lab.fleet import checkpoint
 from mooring.lab.lock import locked
 from mooring.lab.methods import find
 from mooring.lab.networks import backbone
-from mooring.lab.networks.start import Weights, read_weights
+from mooring.lab.networks.start import Weights, read_weights, start
 from mooring.lab.plan import fleets
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
@@ -90,10 +90,11 @@ class Study:
         streams: dict[str, Stream] = {}
         weights: dict[str, Weights] = {}
         for source, training in asked.streams:
+            init = read_start(training, weights)
             stream = self.open(source)
-            start = read_start(training, weights)
+            start(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be
             streams[stream.fingerprint] = stream
-            specs += asked.specs(training, stream.name, stream.fingerprint, start)
+            specs += asked.specs(training, stream.name, stream.fingerprint, init)
         return summarize(self.run(specs, streams, weights), baseline)
 
     def open(self, source: StreamOptions | Stream, progress: Progress | None = None) -> Stream:

@@ -69,7 +69,7 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
 
     Args:
         results: runs, in any order.
-        baseline: a method to compare accuracy with, seed by seed, within the same stream.
+        baseline: a method to compare accuracy with, seed by seed, within the same stream; at its best setting there.
 
     Example:
         >>> specs = [RunSpec("digits", "0", "plain", seed) for seed in (0, 1)]
@@ -82,28 +82,35 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
         groups.setdefault(replace(result.spec, seed=0), []).append(result)
     for group in groups.values():
         group.sort(key=lambda result: result.spec.seed)
-    bases = {setting.data: group for setting, group in groups.items() if setting.method == baseline}
-    if baseline is not None and not bases:
+    rows = [_row(setting, group) for setting, group in groups.items()]
+    if baseline is None:
+        return rows
+    if not any(row.setting.method == baseline for row in rows):
         methods = ", ".join(dict.fromkeys(setting.method for setting in groups))
         raise MooringError(f"the baseline {baseline!r} is not among the runs: they are of {methods}")
-    return [_row(setting, group, bases.get(setting.data)) for setting, group in groups.items()]
+    best: dict[str, Row] = {}
+    for row in rows:
+        if row.setting.method == baseline and row.metrics:
+            known = best.get(row.setting.data)
+            if known is None or row.metrics["accuracy"].mean > known.metrics["accuracy"].mean:
+                best[row.setting.data] = row
+    return [replace(row, difference=_difference(row, best.get(row.setting.data))) for row in rows]
 
 
-def _row(setting: RunSpec, group: Sequence[Result], base: Sequence[Result] | None) -> Row:
-    finished = [result for result in group if result.status == "finished"]
-    found = [result.metrics() for result in finished]
+def _row(setting: RunSpec, group: Sequence[Result]) -> Row:
+    found = [result.metrics for result in group if result.status == "finished"]
     intervals = {name: interval([values[name] for values in found]) for name in METRICS} if found else {}
-    return Row(setting, tuple(group), intervals, None if base is None else _difference(finished, base))
+    return Row(setting, tuple(group), intervals, None)
 
 
-def _difference(finished: Sequence[Result], base: Sequence[Result]) -> Interval | None:
-    theirs = {result.spec.seed: result for result in base if result.status == "finished"}
-    common = [result for result in finished if result.spec.seed in theirs]
+def _difference(row: Row, base: Row | None) -> Interval | None:
+    theirs = {result.spec.seed: result for result in base.results if result.status == "finished"} if base else {}
+    common = [result for result in row.results if result.status == "finished" and result.spec.seed in theirs]
     if not common:
         return None
     return paired_difference(
-        [result.metrics()["accuracy"] for result in common],
-        [theirs[result.spec.seed].metrics()["accuracy"] for result in common],
+        [result.metrics["accuracy"] for result in common],
+        [theirs[result.spec.seed].metrics["accuracy"] for result in common],
     )
 
 

@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from mooring.lab.networks.headed import Headed
@@ -14,13 +14,15 @@ from mooring.lab.order import generator
 __all__ = ["Stack"]
 
 Tensors = dict[str, Tensor]
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Stack:
     """The weights of several networks of one shape, each parameter and buffer with a leading run axis.
 
-    Networks are stacked with `torch.func.vmap`; what it cannot stack (a forward pass that branches on values, or that
-    draws random numbers) runs one network after the other, each with random numbers of its own.
+    Networks are stacked with `torch.func.vmap`. Convolutions on a CPU, which are faster alone than grouped, and what
+    cannot be stacked (a forward pass that branches on values, or that draws random numbers) run one network after the
+    other, each with random numbers of its own.
 
     Args:
         networks: one for each run.
@@ -30,6 +32,7 @@ class Stack:
     Attributes:
         parameters: by name, each of shape (runs, ...).
         buffers: by name, each of shape (runs, ...).
+        stackable: whether vmap takes the network.
         together: whether the networks are stacked; False where they run one after the other.
 
     Example:
@@ -48,7 +51,9 @@ class Stack:
         self.buffers = self._stacked([dict(network.named_buffers()) for network in networks])
         self.seeds = list(seeds) or [0] * len(networks)
         self.calls = 0
-        self.together = self._can_stack(networks[0])
+        self.stackable = self._can_stack(networks[0])
+        convolves = any(isinstance(module, CONVOLUTIONS) for module in self.network.modules())
+        self.together = self.stackable and not (convolves and self.device.type == "cpu")
 
     def __len__(self) -> int:
         return len(next(iter(self.parameters.values())))
@@ -75,12 +80,14 @@ class Stack:
 
     def _in_turn(self, x: Tensor, head: int | Tensor) -> Tensor:
         self.calls += self.network.training
+        parameters = {name: p.unbind() for name, p in self.parameters.items()}  # one gradient for the whole stack
         logits = []
         for run, seed in enumerate(self.seeds):
-            mine = head if isinstance(head, int) else head[run]
+            mine = {name: each[run] for name, each in parameters.items()}
             with torch.random.fork_rng():
                 torch.manual_seed(generator(seed, "forward", self.calls).initial_seed())
-                logits.append(self._one(self._of(self.parameters, run), self._of(self.buffers, run), x[run], mine))
+                own = head if isinstance(head, int) else head[run]
+                logits.append(self._one(mine, self._of(self.buffers, run), x[run], own))
         return torch.stack(logits)
 
     def alone(self, run: int, parameters: Tensors | None = None) -> Headed:

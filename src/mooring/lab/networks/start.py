@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from mooring.errors import MooringError
 from mooring.lab.networks import build
@@ -70,9 +70,16 @@ def start(
         torch.manual_seed(generator(seed, "start").initial_seed())
         made = build(network, stream)
     if weights is not None:
-        try:
-            made.backbone.load_state_dict(weights.tensors)
-        except RuntimeError as error:
-            detail = str(error).splitlines()[-1].strip()
-            raise MooringError(f"{weights.path} does not fit network {network!r}: {detail}") from error
+        _load(made.backbone, weights, network)
     return made.to(dtype)
+
+
+def _load(backbone: nn.Module, weights: Weights, network: str) -> None:
+    """Every tensor of the backbone from the file; what else the file has, such as an old classifier, is not needed."""
+    wanted = backbone.state_dict()
+    for name, tensor in wanted.items():
+        found = weights.tensors.get(name)
+        if found is None or found.shape != tensor.shape:
+            has = "is missing" if found is None else f"has shape {tuple(found.shape)}, not {tuple(tensor.shape)}"
+            raise MooringError(f"{weights.path} does not fit network {network!r}: {name!r} {has}")
+    backbone.load_state_dict({name: weights.tensors[name] for name in wanted})

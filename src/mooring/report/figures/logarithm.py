@@ -1,0 +1,38 @@
+"""A logarithmic axis made by hand: matplotlib's own is the slowest part of a figure with many panels."""
+
+import math
+
+import numpy as np
+
+from mooring.report.numbers import general, given
+from mooring.report.section import Array
+
+__all__ = ["logarithm", "ticks"]
+
+
+def logarithm(values: Array) -> Array:
+    """log10, and not a number where a value has none: 0, below 0, or not finite.
+
+    Example:
+        >>> logarithm(np.array([100.0, 0.0, -1.0])).tolist()
+        [2.0, nan, nan]
+    """
+    there = np.isfinite(values) & (values > 0)
+    return np.where(there, np.log10(np.where(there, values, 1.0)), np.nan)
+
+
+def ticks(low: float, high: float, most: int = 6) -> dict[float, str]:
+    """Where to put ticks between two logarithms, and what to write there.
+
+    Example:
+        >>> list(ticks(-1.1, 0.4).values()), list(ticks(-9.0, -0.5).values())
+        (['0.1', '0.2', '0.5', '1', '2'], ['1e−9', '1e−7', '1e−5', '0.001', '0.1'])
+    """
+    first, last = math.ceil(low), math.floor(high)
+    decades = range(first, last + 1)
+    if len(decades) >= 3:
+        step = -(-len(decades) // most)
+        return {float(power): given(10.0**power) for power in decades[::step]}
+    fine = [digit * 10.0**power for power in range(first - 1, last + 1) for digit in (1, 2, 5)]
+    found = {math.log10(value): given(value) for value in fine if low <= math.log10(value) <= high}
+    return found or {low: general(10**low), high: general(10**high)}

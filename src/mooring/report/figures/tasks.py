@@ -1,0 +1,92 @@
+"""The accuracy of each task as training goes on."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from mooring.report.figures.grid import grid, head
+from mooring.report.picture import Drawing
+from mooring.report.section import Array, Section, mean_over_seeds
+from mooring.report.style import INK, RULE, task_colours
+
+__all__ = ["draw", "every", "floor"]
+
+
+def draw(section: Section) -> Drawing | None:
+    """A panel for each method; a line for each task from when it was trained, and one for the mean so far."""
+    tasks = section.tasks
+    shown = [entry for entry in section.shown if any(run.matrix for run in entry.row.results)]
+    if not shown:
+        return None
+    colours = task_colours(tasks)
+    stacks = [entry.matrices(tasks) for entry in shown]
+    trained = np.tril(np.ones((tasks, tasks), dtype=bool))
+    low = floor(np.concatenate([stack[:, trained].ravel() for stack in stacks]))
+    made = grid(len(shown), 0.72)
+    for panel, entry, stack in zip(made.panels, shown, stacks, strict=True):
+        head(panel, entry)
+        panel.set(xlim=(0.7, tasks + 0.3), ylim=(low, 101))
+        panel.hlines([(low + 100) / 2, 100], 0.7, tasks + 0.3, color=RULE, lw=0.6, zorder=0)
+        _lines(panel, np.where(trained, stack, np.nan), colours)
+    middle = (low + 100) / 2
+    made.ticks(
+        {float(number): str(number) for number in every(tasks)},
+        {low: f"{low:g}", middle: f"{middle:g}", 100: "100"},
+        "tasks trained",
+        "accuracy, %",
+    )
+    _legend(made.figure, colours)
+    return Drawing(
+        "tasks",
+        "Accuracy of each task as training goes on",
+        f"One panel for each method; mean over seeds{section.at_best}. A thin line follows one task from when it was "
+        "trained (dot); its band is one standard deviation over seeds. The thick line is the mean over the "
+        "tasks trained so far; it ends in a cross where no seed went on.",
+        f"Line charts for {len(shown)} methods: test accuracy on each of {tasks} tasks after each task was trained.",
+        made.figure,
+    )
+
+
+def floor(values: Array) -> float:
+    """Where an axis of accuracies begins: the ten below the smallest, so that differences at the top show."""
+    finite = values[np.isfinite(values)]
+    return float(min(np.floor(finite.min() / 10) * 10, 90)) if finite.size else 0.0
+
+
+def every(tasks: int) -> list[int]:
+    """The tasks to label: all of a few, else the first, the last and some between."""
+    return sorted({1, tasks, *range(1, tasks + 1, -(-tasks // 6))} - ({tasks - 1} if tasks > 6 else set()))
+
+
+def _lines(panel: Axes, stack: Array, colours: Sequence[str]) -> None:
+    """Of one method: `stack` has shape (seeds, tasks, tasks) and no numbers before a task was trained."""
+    tasks = len(colours)
+    steps = np.arange(1, tasks + 1)
+    mean, std = mean_over_seeds(stack)
+    paths, bands, inks = [], [], []
+    for task, colour in enumerate(colours):
+        there = np.isfinite(mean[:, task])
+        if there.any():
+            x, y, half = steps[there], mean[there, task], std[there, task]
+            paths.append(np.column_stack([x, y]))
+            bands.append(np.column_stack([np.append(x, x[::-1]), np.append(y + half, (y - half)[::-1])]))
+            inks.append(colour)
+    panel.add_collection(PolyCollection(bands, facecolors=inks, alpha=0.16, lw=0))
+    panel.add_collection(LineCollection(paths, colors=inks, lw=0.9))
+    panel.scatter([path[0, 0] for path in paths], [path[0, 1] for path in paths], s=5, c=inks, lw=0, zorder=3)
+    so_far = np.array([row[:number].mean() for number, row in enumerate(mean, start=1)])
+    panel.plot(steps, so_far, color=INK, lw=1.5, zorder=2)
+    reached = int(np.isfinite(so_far).sum())
+    if 0 < reached < tasks:
+        panel.plot(reached, so_far[reached - 1], "x", color=INK, ms=5, mew=1.4, zorder=4)
+
+
+def _legend(figure: Figure, colours: Sequence[str]) -> None:
+    ends = [0, *range(1, len(colours) - 1), len(colours) - 1] if 2 < len(colours) <= 10 else [0, len(colours) - 1]
+    marks = [(Line2D([], [], color=colours[task], lw=1.4), f"task {task + 1}") for task in dict.fromkeys(ends)]
+    marks.append((Line2D([], [], color=INK, lw=1.8), "mean so far"))
+    figure.legend(*zip(*marks, strict=True), loc="upper left", ncols=len(marks), bbox_to_anchor=(0.045, 1.0))

@@ -1,0 +1,98 @@
+"""Accuracy against forgetting: every method in one picture."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from mooring.report.figures.labels import place
+from mooring.report.numbers import shortened
+from mooring.report.picture import Drawing
+from mooring.report.section import Entry, Section
+from mooring.report.style import FAINT, INK, WIDTH
+
+__all__ = ["draw"]
+
+LEFT, RIGHT, TOP, BOTTOM = 0.55, 0.1, 0.35, 0.45
+SIZE = 7.0
+
+
+def draw(section: Section) -> Drawing | None:
+    """The best setting of each method, labelled; its other settings small, on the path of their strengths."""
+    shown = [entry for entry in section.shown if _point(entry) is not None]
+    if not shown:
+        return None
+    height = min(4.0 + 0.08 * len(shown), 6.5)
+    figure = Figure(figsize=(WIDTH, height))
+    inner = (WIDTH - LEFT - RIGHT, height - TOP - BOTTOM)
+    panel = figure.add_axes((LEFT / WIDTH, BOTTOM / height, inner[0] / WIDTH, inner[1] / height))
+    panel.grid()
+    _paths(panel, section, shown)
+    for entry in shown:
+        x, y = entry.row.metrics["forgetting"], entry.row.metrics["accuracy"]
+        if y.count > 1:
+            panel.errorbar(
+                x.mean, y.mean, y.std, x.std, fmt="none", ecolor=entry.family.colour, elinewidth=0.8, alpha=0.55
+            )
+        panel.plot(x.mean, y.mean, entry.family.marker, color=entry.family.colour, ms=5.5, mew=0, zorder=4)
+    panel.set_xlabel("average forgetting, percentage points (less is better)")
+    panel.set_ylabel("average accuracy, % (more is better)")
+    _labels(panel, section, shown, (inner[0] * 72, inner[1] * 72))
+    _legend(figure, section)
+    several = len(section.shown) < len(section.entries)
+    return Drawing(
+        "tradeoff",
+        "Accuracy against forgetting",
+        "Up and to the left is better. Bars are one standard deviation over seeds."
+        + (" Each method is labelled at its best setting; faint points are its other settings." if several else "")
+        + " Settings of which no seed finished are not shown.",
+        f"Scatter plot of average accuracy against average forgetting for {len(shown)} methods.",
+        figure,
+    )
+
+
+def _point(entry: Entry) -> tuple[float, float] | None:
+    """Forgetting and accuracy, where both are numbers."""
+    found = [entry.row.metrics[name].mean for name in ("forgetting", "accuracy") if name in entry.row.metrics]
+    return (found[0], found[1]) if len(found) == 2 and np.isfinite(found).all() else None
+
+
+def _paths(panel: Axes, section: Section, shown: list[Entry]) -> None:
+    """A method's settings, joined in the order of strength, then learning rate."""
+    for best in shown:
+        rivals = [entry for entry in section.entries if entry.contender == best.contender and _point(entry) is not None]
+        if len(rivals) > 1:
+            rivals.sort(key=lambda entry: (entry.row.setting.strength or 0.0, entry.row.setting.lr))
+            x, y = zip(*map(_point, rivals), strict=True)
+            style = f"{best.family.marker}-"
+            panel.plot(x, y, style, color=best.family.colour, ms=2.5, mew=0, lw=0.7, alpha=0.35, zorder=2)
+
+
+def _labels(panel: Axes, section: Section, shown: list[Entry], size: tuple[float, float]) -> None:
+    """Beside each point, with a line to it where it had to move away."""
+    (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
+    panel.set(xlim=(left, right), ylim=(low, high))
+    corner, scale = np.array([left, low]), np.array([right - left, high - low]) / np.array(size)
+    points = (np.array([_point(entry) for entry in shown], dtype=np.float64) - corner) / scale
+    names = [shortened(section.name(entry), 32) for entry in shown]
+    widths = [0.6 * SIZE * len(name) for name in names]
+    middles = place(points, widths, 1.25 * SIZE, size)
+    for name, point, middle, width in zip(names, points, middles, widths, strict=True):
+        half = np.array([width, SIZE]) / 2
+        near = np.clip(point, middle - half, middle + half)
+        # Set from the side of its point: the widths are estimates, and fonts differ.
+        side = int(np.sign(point[0] - middle[0])) if abs(point[0] - middle[0]) >= width / 2 else 0
+        x, y = corner + (middle + half * (side, 0)) * scale
+        align = {-1: "left", 0: "center", 1: "right"}[side]
+        panel.text(x, y, name, size=SIZE, ha=align, va="center_baseline", color=INK, zorder=5)
+        if np.hypot(*(near - point)) > 8:
+            ends = corner + np.array([point, near]) * scale
+            panel.plot(ends[:, 0], ends[:, 1], color=FAINT, lw=0.5, alpha=0.7, zorder=1)
+
+
+def _legend(figure: Figure, section: Section) -> None:
+    marks = [
+        (Line2D([], [], ls="", marker=family.marker, color=family.colour, ms=5.5, mew=0), family.name)
+        for family in section.families
+    ]
+    figure.legend(*zip(*marks, strict=True), loc="upper left", ncols=len(marks), bbox_to_anchor=(0.045, 1.0))

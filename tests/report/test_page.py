@@ -1,0 +1,280 @@
+"""One page that needs nothing else, tells the truth, and is replaced as a whole."""
+
+import errno
+import math
+import os
+import re
+import statistics
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from mooring.errors import MooringError
+from mooring.report import write_report
+from report import made
+
+TOLD = {"title": "Digits", "command": "mooring run digits --seeds 3"}
+FIGURES = {"tradeoff", "tasks", "matrices", "losses", "importance", "cka", "drift"}
+
+
+class Reader(HTMLParser):
+    """Every element with its attributes, the cells of every row, and whether what opens also closes."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.elements, self.rows, self.scripts, self.cell = [], [], 0, None
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self.scripts += tag == "script"
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th") and self.rows:
+            self.rows[-1].append({"sort": dict(attributes).get("data-sort"), "text": ""})
+            self.cell = self.rows[-1][-1]
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.cell = None
+
+    def handle_data(self, data):
+        if self.cell is not None:
+            self.cell["text"] += data
+
+
+@pytest.fixture(scope="module")
+def results():
+    return made.study()
+
+
+@pytest.fixture(scope="module")
+def page(results, tmp_path_factory):
+    return write_report(results, tmp_path_factory.mktemp("reports") / "new" / "report", **TOLD, baseline="plain")
+
+
+def test_the_page_needs_nothing_from_outside(page):
+    written = page.read_text(encoding="utf-8")
+    assert "://" not in written
+    assert "@import" not in written
+    assert set(re.findall(r"url\((.)", written)) <= {"#"}
+    for tag, attributes in Reader(page).elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed")
+        for name in ("src", "href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,")), (tag, attributes)
+
+
+def test_every_figure_is_there_as_svg_as_png_and_in_the_page(page):
+    names = {f"{stream}-{name}" for stream in ("split-digits", "permuted-digits") for name in FIGURES}
+    assert {path.name for path in (page.parent / "figures").iterdir()} == {
+        f"{name}{ending}" for name in names for ending in (".svg", ".png")
+    }
+    assert {path.name for path in page.parent.iterdir()} == {"index.html", "figures"}
+    elements = Reader(page).elements
+    assert {attributes["id"] for tag, attributes in elements if tag == "figure"} == {f"figure-{name}" for name in names}
+    assert sum(tag == "svg" for tag, _ in elements) == len(names)
+    for path in (page.parent / "figures").iterdir():
+        start = path.read_bytes()[:8]
+        assert start == b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else start.startswith(b"<?xml")
+
+
+def test_no_id_is_used_twice_and_every_reference_leads_somewhere(page):
+    elements = Reader(page).elements
+    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    written = page.read_text(encoding="utf-8")
+    used = set(re.findall(r'href="#([^"]+)"', written)) | set(re.findall(r"url\(#([^)]+)\)", written))
+    assert len(used) > 10
+    assert used <= set(ids)
+
+
+def test_the_same_results_make_the_same_bytes(page, results, tmp_path):
+    again = write_report(results, tmp_path, **TOLD, baseline="plain")
+    assert again.read_bytes() == page.read_bytes()
+    for path in (page.parent / "figures").iterdir():
+        assert (tmp_path / "figures" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_numbers_in_the_table_are_the_metrics_computed_by_hand(page, results):
+    runs = [run for run in results if run.spec.method == "mas"]
+    plain = [run for run in results if run.spec.method == "plain" and run.spec.stream == "split digits"]
+    accuracy = [sum(run.matrix[-1]) / 5 for run in runs]
+    forgetting = [
+        sum(max(run.matrix[i][k] for i in range(k, 5)) - run.matrix[-1][k] for k in range(5)) / 5 for run in runs
+    ]
+    learned = [sum(run.matrix[k][k] for k in range(5)) / 5 for run in runs]
+    backward = [sum(run.matrix[-1][k] - run.matrix[k][k] for k in range(4)) / 4 for run in runs]
+    forward = [sum(run.matrix[k - 1][k] - run.untrained[k] for k in range(1, 5)) / 4 for run in runs]
+    apart = [mine - sum(other.matrix[-1]) / 5 for mine, other in zip(accuracy, plain, strict=True)]
+    half = 4.302652729911275 / math.sqrt(3)  # Student's t for two degrees of freedom, 0.975
+
+    rows = Reader(page).rows
+    head, row = rows[0], next(row for row in rows if row[0]["sort"] == "mas")
+    titles = [cell["text"].strip() for cell in head]
+    found = dict(zip(titles, row, strict=True))
+    assert found["strength"]["text"] == "100"
+    assert found["lr"]["text"] == "0.02"
+    expected = {"accuracy": accuracy, "forgetting": forgetting, "learned": learned}
+    for title, values in {**expected, "backward": backward, "forward": forward}.items():
+        mean, std = statistics.mean(values), statistics.stdev(values)
+        assert float(found[title]["sort"]) == pytest.approx(mean)
+        assert found[title]["text"].replace("\u2212", "-") == f"{mean:.2f} ± {std:.2f}"
+    mean, std = statistics.mean(accuracy), statistics.stdev(accuracy)
+    assert found["95 % interval"]["text"].strip() == f"{mean - half * std:.2f} to {mean + half * std:.2f}"
+    mean, std = statistics.mean(apart), statistics.stdev(apart)
+    assert found["vs plain"]["text"] == f"+{mean:.2f} {mean - half * std:.2f} to {mean + half * std:.2f}"
+    assert found["seeds"]["text"] == "3"
+    assert found["verdict"]["text"] == "finished"
+
+
+def test_the_headline_says_what_was_compared_and_what_came_out(page):
+    written = page.read_text(encoding="utf-8")
+    assert (
+        "8 methods at 10 settings on 5 tasks, 3 seeds (0\u20132), network mlp, 5 epochs a task, batches of 20"
+        in written
+    )
+    assert "The best method was er: " in written
+    assert re.search(
+        r"Plain fine-tuning ended \d+\.\d\d points below joint training, the upper bound; er made", written
+    )
+    assert "Of 30 runs, 1 was unstable and 3 were rejected." in written
+    assert "All 6 runs finished." in written
+    assert "<nav" in written
+
+
+def test_stability_and_the_runs_that_did_not_finish_are_told(page):
+    rows = [[cell["text"] for cell in row] for row in Reader(page).rows]
+    reason = "the loss of task 3 is not finite in layer fc1: lower the strength"
+    assert ["ewc 10000", "1", "unstable", "2", reason] in rows
+    assert sum(row[0] == "si 1e6" and row[2] == "rejected" for row in rows) == 3
+    verdict = [row for row in rows if row[:2] == ["mas", "100"] and len(row) == 10]
+    runs = [run for run in made.study() if run.spec.method == "mas"]
+    assert verdict[0][2] == f"{max(run.stability[0].largest for run in runs):.3g}"
+    assert verdict[0][3] == f"{max(run.stability[-1].largest for run in runs):.3g}"
+
+
+def test_how_it_was_made_is_told(page):
+    written = page.read_text(encoding="utf-8")
+    assert "<pre><code>mooring run digits --seeds 3</code></pre>" in written
+    assert "mooring 0.1.0, torch 2.13.0, python 3.11.7, device NVIDIA H200" in written
+    assert "2 min 6 s" in written
+    assert "36, of " in written
+
+
+def test_names_are_text_whatever_they_hold(tmp_path):
+    evil = "</script></svg><script>alert(1)</script>"
+    told = [made.run("plain", seed, stream=evil) for seed in (0, 1)]
+    told += [replace(run, spec=replace(run.spec, method='<b onclick="x">$\\frac{$ \0\ud800 字')) for run in told]
+    told += [made.run("ewc", 0, stream=evil, status="unstable", reached=1)]
+    told[-1] = replace(told[-1], reason=evil, versions={evil: evil}, drift={evil: 1.0})
+    page = write_report(
+        told, tmp_path, title=evil, command=f"mooring {evil}\n  --more \0", baseline=told[2].spec.method
+    )
+    reader = Reader(page)
+    assert reader.scripts == 1
+    assert not any("onclick" in attributes or (tag == "b" and attributes) for tag, attributes in reader.elements)
+    for path in (tmp_path / "figures").glob("*.svg"):
+        assert b"<script" not in path.read_bytes()
+    assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"script-svg-script-alert-1-script-tasks.svg"}
+
+
+def test_only_the_pages_own_script_may_run(page):
+    policy = next(attributes["content"] for tag, attributes in Reader(page).elements if "http-equiv" in attributes)
+    assert "default-src 'none'" in policy
+    assert "script-src 'sha256-" in policy
+
+
+def test_one_seed_has_means_and_no_deviations(tmp_path):
+    page = write_report([made.run("plain", 0), made.run("ewc", 0)], tmp_path, **TOLD, baseline="plain")
+    row = next(row for row in Reader(page).rows if row[0]["sort"] == "ewc")
+    assert [bool(re.fullmatch("[\u2212+]?\\d+\\.\\d\\d", cell["text"])) for cell in row[3:10]] == [
+        True,
+        False,
+        *[True] * 5,
+    ]
+    assert row[4] == {"sort": None, "text": "\u2013"}
+    assert not re.search(r"\bnan\b", page.read_text(encoding="utf-8"))
+
+
+def test_what_was_not_kept_is_left_out(tmp_path):
+    bare = [replace(made.run("ewc", 0), losses=[], importance={}, drift={}, cka={}, stability=[], versions={})]
+    page = write_report(bare, tmp_path, **TOLD)
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
+        f"split-digits-{name}" for name in ("tradeoff", "tasks", "matrices")
+    }
+    written = page.read_text(encoding="utf-8")
+    assert "<h3>Stability</h3>" not in written
+    assert "<nav" not in written
+    assert " vs " not in written
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 20])
+def test_any_number_of_tasks_can_be_shown(tmp_path, tasks):
+    assert write_report([made.run("plain", 0, tasks=tasks)], tmp_path, **TOLD).is_file()
+
+
+def test_runs_that_all_failed_or_hold_no_numbers_are_shown(tmp_path):
+    nothing = {"conv1": math.nan, "fc1": -1.0, "fc2": math.inf}
+    lost = [made.run("ewc", 0, status="unstable", reached=0), made.run("mas", 0, status="rejected", reached=1)]
+    lost += [replace(made.run("si", 0), importance=nothing, drift=nothing, cka=nothing, losses=[[math.nan, 0.0]] * 5)]
+    lost += [replace(made.run("plain", 0), matrix=[[math.nan] * 5] * 5)]
+    page = write_report(lost, tmp_path, **TOLD, baseline="plain")
+    assert "did not finish" in page.read_text(encoding="utf-8")
+
+
+def test_several_networks_are_told_apart(tmp_path):
+    told = [made.run("ewc", 0, network=network) for network in ("mlp", "cnn6")]
+    written = write_report(told, tmp_path, **TOLD).read_text(encoding="utf-8")
+    assert "ewc 100, network cnn6" in written
+    assert "network cnn6, mlp" in written
+
+
+def test_no_results_or_no_baseline_is_refused_in_one_line(results, tmp_path):
+    with pytest.raises(MooringError, match="no results to report") as refused:
+        write_report([], tmp_path / "report", **TOLD)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(MooringError, match="baseline 'gem' is not among the runs"):
+        write_report(results, tmp_path / "report", **TOLD, baseline="gem")
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(MooringError, match=r"cannot write the report to '.*file'") as refused:
+        write_report([made.run("plain", 0)], tmp_path / "file", **TOLD)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_an_interrupted_report_leaves_the_old_one(tmp_path, monkeypatch, failure):
+    folder = tmp_path / "report"
+    write_report([made.run("plain", 0)], folder, **TOLD)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    write = Path.write_bytes
+
+    def full(path, data):
+        if path.name == "index.html":
+            raise failure
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    expected = MooringError if isinstance(failure, OSError) else KeyboardInterrupt
+    for target in (folder, tmp_path / "fresh"):
+        with pytest.raises(expected, match="No space left" if expected is MooringError else None):
+            write_report([made.run("ewc", 0)], target, **TOLD)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert os.listdir(tmp_path) == ["report"]
+
+
+def test_a_new_report_takes_its_old_figures_away_and_nothing_else(tmp_path):
+    write_report([made.run("plain", 0, stream="old")], tmp_path, **TOLD)
+    (tmp_path / "figures" / "mine.svg").write_text("mine")
+    (tmp_path / "notes.txt").write_text("mine")
+    write_report([made.run("plain", 0, stream="new")], tmp_path, **TOLD)
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert "mine.svg" in names
+    assert (tmp_path / "notes.txt").exists()
+    assert "new-tasks.svg" in names
+    assert not any(name.startswith("old-") for name in names)

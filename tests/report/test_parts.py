@@ -1,0 +1,62 @@
+"""Families, labels that stand apart, and what is said in words."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mooring.report.families import FAMILIES, family_of
+from mooring.report.figures.labels import apart, place
+from mooring.report.section import sections
+from mooring.report.text import outcome
+from report import made
+
+
+def test_every_method_has_a_family_that_looks_like_no_other():
+    assert {family_of(method).name for method in made.EVERY_METHOD} == {family.name for family in FAMILIES} - {
+        "unknown"
+    }
+    assert family_of("balanced").name == family_of("explicit-").name == family_of("my-own").name == "unknown"
+    assert len({family.colour for family in FAMILIES}) == len({family.marker for family in FAMILIES}) == len(FAMILIES)
+
+
+@pytest.mark.parametrize("crowd", [1, 5, 30])
+def test_labels_at_the_ends_of_lines_never_touch(crowd):
+    chance = np.random.default_rng(0)
+    wanted = (chance.random(crowd) * 0.5).tolist()
+    found = apart(wanted, 0.125, 4.0)
+    assert min(found) >= -1e-9
+    assert max(found) <= 4.0 + 1e-9
+    assert all(abs(one - other) >= 0.125 - 1e-9 for one, other in itertools.combinations(found, 2))
+    assert np.argsort(found).tolist() == np.argsort(wanted).tolist()
+
+
+def test_labels_of_a_crowd_do_not_cover_each_other():
+    chance = np.random.default_rng(1)
+    points = np.column_stack([np.linspace(150, 450, 35), np.linspace(300, 150, 35)]) + chance.normal(0, 4, (35, 2))
+    widths = chance.uniform(20, 80, 35)
+    middles = place(points, widths, 9.0, (640.0, 420.0))
+    for one, other in itertools.combinations(range(35), 2):
+        across, upward = abs(middles[one] - middles[other])
+        assert across >= (widths[one] + widths[other]) / 2 - 1e-9 or upward >= 9.0 - 1e-9
+
+
+def test_a_setting_that_lost_seeds_is_not_called_the_best():
+    runs = [made.run("ewc", seed) for seed in (0, 1)]
+    runs += [made.run("er", 0), made.run("er", 1, status="unstable", reached=2)]
+    section = sections(runs, None)[0]
+    assert "The best method was ewc (strength 100)" in outcome(section)[0]
+    assert outcome(section)[-1] == "Of 4 runs, 1 was unstable."
+
+
+def test_nothing_is_claimed_that_no_run_tells():
+    assert outcome(sections([made.run("joint", 0)], None)[0]) == ["The run finished."]
+    lost = sections([made.run("ewc", 0, status="unstable", reached=1)], None)[0]
+    assert outcome(lost) == ["No method finished in every seed.", "Of 1 run, 1 was unstable."]
+
+
+def test_the_best_of_several_settings_is_said_to_be_chosen():
+    runs = [made.run("ewc", seed, strength=strength) for seed in (0, 1) for strength in (1.0, 100.0)]
+    section = sections(runs, None)[0]
+    assert len(section.shown) == 1
+    assert "Its setting is the best of 2, chosen by the accuracy shown here." in outcome(section)[0]
