@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint types browser bench clean
 
 demo: $(READY)
-	$(BIN)/mooring compare --stream digits-permuted --methods all --seeds 5 --epochs 3 --baseline plain \
+	$(BIN)/mooring compare --stream digits --methods all --seeds 5 --baseline plain \
 		--study demo/digits.sqlite --report demo/report
 
 test: lint types browser

@@ -6,6 +6,7 @@ from typing import Any
 
 from mooring.errors import MooringError, unknown
 from mooring.lab.methods import find, resolve
+from mooring.lab.methods.strengths import paper_strength
 from mooring.lab.networks import backbone
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams.options import StreamOptions
@@ -61,7 +62,8 @@ class Comparison:
         made = []
         for name in self.methods:
             method = find(name)
-            strengths: tuple[float | None, ...] = self.strength.get(name, (method.strength,))
+            usual = paper_strength(name) if training.paper else method.strength
+            strengths: tuple[float | None, ...] = self.strength.get(name, (usual,))
             memory = (training.memory or method.memory) if method.memory else None
             for lr in self.lr.get(name, (training.lr,)):
                 for strength in strengths:
@@ -113,7 +115,7 @@ def comparison(
 
 
 def _check_training(given: Mapping[str, Any]) -> None:
-    known = [name for name in Training.__dataclass_fields__ if name != "lr"]
+    known = [name for name in Training.__dataclass_fields__ if name not in ("lr", "paper")]
     for name in given:
         if name not in known:
             raise unknown("setting", name, known)

@@ -47,7 +47,7 @@ class RunSpec:
     method: str
     seed: int
     network: str = "mlp"
-    lr: float = 0.02
+    lr: float = 0.03
     strength: float | None = None
     epochs: int = 5
     batch: int = 20

@@ -83,7 +83,7 @@ class _Reader:
         self.check(told, TOP, "", {"study": str, "report": str, "baseline": str, "device": str, "fleet": int})
         streams = told.get("stream", {"name": "digits"})
         train = self.table(told, "train")
-        self.check(train, [each.name for each in fields(Training)], "train")
+        self.check(train, [each.name for each in fields(Training) if each.name != "paper"], "train")
         search = None
         if "tune" in told:
             search = {TUNE[key]: value for key, value in self.table(told, "tune").items() if self.known(key)}

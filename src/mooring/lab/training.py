@@ -21,6 +21,7 @@ class Training:
         heads: "inherit" or "fresh".
         init: a safetensors file that backbones start from.
         dtype: of parameters and arithmetic.
+        paper: whether methods without a strength of their own start from the paper's, not from the digits'.
     """
 
     network: str = "cnn6"
@@ -33,10 +34,11 @@ class Training:
     heads: str = "inherit"
     init: str | None = None
     dtype: str = "float32"
+    paper: bool = True
 
     def told(self) -> dict[str, Any]:
         """What goes into a spec as it is."""
-        return {name: value for name, value in asdict(self).items() if name not in ("lr", "memory", "init")}
+        return {name: value for name, value in asdict(self).items() if name not in ("lr", "memory", "init", "paper")}
 
 
 def defaults(stream: str, **given: Any) -> Training:
@@ -44,8 +46,12 @@ def defaults(stream: str, **given: Any) -> Training:
 
     Example:
         >>> defaults("digits-permuted", epochs=2)
-        Training(network='mlp', lr=0.02, epochs=2, batch=20, momentum=0.9, weight_decay=0.0, memory=None, \
-heads='inherit', init=None, dtype='float32')
+        Training(network='mlp', lr=0.03, epochs=2, batch=20, momentum=0.9, weight_decay=0.0, memory=None, \
+heads='inherit', init=None, dtype='float32', paper=False)
     """
-    start = Training(network="mlp", lr=0.02, epochs=5, batch=20) if stream.startswith("digits") else Training()
+    start = (
+        Training(network="mlp", lr=0.03, epochs=10, batch=20, paper=False)
+        if stream.startswith("digits")
+        else Training()
+    )
     return replace(start, **{name: value for name, value in given.items() if value is not None})

@@ -32,7 +32,7 @@ def compared(section: Section) -> str:
 
 def outcome(section: Section) -> list[str]:
     """What came out, in a few sentences; each stands only where the runs for it are there."""
-    return [told for told in (_best(section), _loss(section), _stability(section)) if told]
+    return [told for told in (_best(section), _best_without_memory(section), _loss(section), _stability(section)) if told]
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -90,6 +90,17 @@ def _best(section: Section) -> str:
     if tried > 1:
         told += f" Its setting is the best of {tried}, chosen by the accuracy shown here."
     return told
+
+
+def _best_without_memory(section: Section) -> str:
+    """The best of the methods that keep no old samples, where the best of all does."""
+    ranked = _ranked(section)
+    memoryless = [entry for entry in ranked if entry.row.setting.memory is None]
+    if not memoryless or memoryless[0] is ranked[0]:
+        return ""
+    best = memoryless[0]
+    told = f"Of the methods that keep no old samples, {_named(best)} was best: {fixed(best.accuracy)} %, "
+    return told + f"{fixed(best.row.metrics['forgetting'].mean)} points forgotten."
 
 
 def _loss(section: Section) -> str:

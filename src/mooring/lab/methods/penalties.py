@@ -1,7 +1,6 @@
 """Quadratic regularizers: a penalty on leaving the anchor, with each importance, balanced, clamped, and SI's signs.
 
-The default strengths are the best that `mooring tune` found on the permuted digits (docs/tuning.md). They are a place
-to start from and no more: a good strength depends on the network, the data and the learning rate.
+Default strengths are in `mooring.lab.methods.strengths`.
 """
 
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from functools import partial
 
 from mooring.importance import EWC, MAS, SI, Balanced, Importance, Random, RWalk, Uniform
 from mooring.lab.methods.method import Method
+from mooring.lab.methods.strengths import DIGITS as STRENGTHS
 from mooring.pulls import Penalty
 from mooring.runs import Number
 
@@ -24,7 +24,6 @@ IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
 }
 """Each importance from a run's seed, and what it is in a few words."""
 
-STRENGTHS = {"ewc": 1e3, "mas": 0.1, "si": 1.0, "rwalk": 1.0, "uniform": 0.1, "random": 0.3}
 SIGNS: dict[str, tuple[str | float, str]] = {
     "si-absolute": ("absolute", "scores without their sign"),
     "si-signed": ("signed", "scores with their sign, which destabilise"),

@@ -2,6 +2,7 @@
 
 from mooring.importance import EWC
 from mooring.lab.methods.method import Method
+from mooring.lab.methods.strengths import DIGITS
 from mooring.merges import total
 from mooring.pulls import Proximal
 
@@ -13,7 +14,7 @@ METHODS = [
         "EWC's penalty as a step of its own, with the mean Fisher of each task, summed",
         lambda seed: EWC(decay=None, per_sample=True),
         Proximal,
-        strength=300.0,
+        strength=DIGITS["proximal-ewc"],
         merge=total,
     )
 ]

@@ -1,0 +1,25 @@
+"""The strengths that methods have when none is given: a place to start from and no more.
+
+A good strength depends on the network, the data and the learning rate; `mooring tune` searches for it.
+"""
+
+__all__ = ["DIGITS", "PAPER", "paper_strength"]
+
+DIGITS = {"ewc": 1e7, "mas": 0.03, "si": 3.0, "rwalk": 3.0, "uniform": 0.3, "random": 3.0, "proximal-ewc": 1e4}
+"""Found by `mooring tune` on the digits, two at a time (docs/tuning.md)."""
+
+PAPER = {"ewc": 1e3, "mas": 0.01, "si": 0.01, "rwalk": 1e-4, "uniform": 100.0, "random": 100.0, "proximal-ewc": 1e5}
+"""The paper's own for CIFAR-100 in one epoch at learning rate 0.001; the proximal step is not in the paper."""
+
+
+def paper_strength(method: str) -> float | None:
+    """The paper's strength of a method, of which the balanced, clamped and signed forms have their plain form's.
+
+    Example:
+        >>> paper_strength("clamped-ewc"), paper_strength("si-signed"), paper_strength("plain")
+        (1000.0, 0.01, None)
+    """
+    for name in (method, method.removeprefix("balanced-").removeprefix("clamped-"), method.partition("-")[0]):
+        if name in PAPER:
+            return PAPER[name]
+    return None
