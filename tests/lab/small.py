@@ -29,10 +29,12 @@ def domain_stream(tasks: int = 3, images: int = 36) -> Stream:
 
 
 def spec_for(method: str, stream: Stream, seed: int = 0, **rest) -> RunSpec:
-    """A run of a method at its default strength and memory, in float64."""
+    """A run of a method at a strength that is safe on so little data, in float64."""
     found = find(method)
+    mild = {"ewc": 1e3, "mas": 1e-3, "proximal": 300.0}
+    strength = next((value for name, value in mild.items() if name in method), found.strength)
     told = {
-        "strength": found.strength,
+        "strength": strength if found.has_strength else None,
         "memory": 20 if found.memory else None,
         "dtype": "float64",
         "epochs": 2,

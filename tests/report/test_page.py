@@ -115,7 +115,7 @@ def test_numbers_in_the_table_are_the_metrics_computed_by_hand(page, results):
     titles = [cell["text"].strip() for cell in head]
     found = dict(zip(titles, row, strict=True))
     assert found["strength"]["text"] == "100"
-    assert found["lr"]["text"] == "0.02"
+    assert found["lr"]["text"] == "0.03"
     expected = {"accuracy": accuracy, "forgetting": forgetting, "learned": learned}
     for title, values in {**expected, "backward": backward, "forward": forward}.items():
         mean, std = statistics.mean(values), statistics.stdev(values)

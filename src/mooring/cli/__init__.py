@@ -18,6 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
         >>> main(["compare", "--stream", "digit"])
         2
     """
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a network of one's own lies where one is
     try:
         from mooring.cli.app import run
     except ModuleNotFoundError as error:

@@ -4,7 +4,6 @@ import os
 import sys
 
 import typer
-from click.exceptions import ClickException, Exit
 
 import mooring
 from mooring.cli import compare, data, file, methods, pretrain, show, tune
@@ -12,6 +11,11 @@ from mooring.errors import MooringError
 from mooring.lab.engines.local import InterruptedStudyError
 
 __all__ = ["app", "run"]
+
+CLICK_ERRORS: tuple[type[Exception], ...] = tuple(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException" and issubclass(kind, Exception)
+)
+"""Newer versions of Typer bring a Click of their own, older ones take the one installed: its errors know which."""
 
 app = typer.Typer(
     name="mooring",
@@ -47,9 +51,11 @@ def run(arguments: list[str]) -> int:
         return _failed(str(error), 130)
     except MooringError as error:
         return _failed(f"error: {error}", 2)
-    except Exit as stopped:
+    except typer.Exit as stopped:
         return stopped.exit_code
-    except ClickException as error:
+    except CLICK_ERRORS as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return 2  # help was printed
         return _failed(f"error: {_one_line(error)}", 2)
     except (KeyboardInterrupt, EOFError, typer.Abort):
         return _failed("interrupted", 130)
@@ -58,8 +64,8 @@ def run(arguments: list[str]) -> int:
         return 0
 
 
-def _one_line(error: ClickException) -> str:
-    told = " ".join(error.format_message().split())
+def _one_line(error: Exception) -> str:
+    told = " ".join(getattr(error, "format_message", error.__str__)().split())
     return told if told.endswith(("?", ")")) else f"{told.rstrip('.')}; see --help"
 
 

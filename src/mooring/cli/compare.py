@@ -38,7 +38,7 @@ def compare(
         lr=text.numbers_by_method("--lr", lr or []),
         **asdict(training),
     )
-    study = opened(kept)
+    study = opened(kept, output.report)
     rows = study.compare(asked, baseline=output.baseline)
     study.store.log(command_line())
     tell(study, rows, output)

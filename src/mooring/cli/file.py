@@ -24,7 +24,7 @@ def run(
     """Run the study that a TOML file describes; what is done already is not done again."""
     told = read_study_file(file)
     asked = comparison(**told.comparison)
-    study = opened(StudyFlags(told.study, device or told.device, told.fleet, wait, quiet))
+    study = opened(StudyFlags(told.study, device or told.device, told.fleet, wait, quiet), told.report)
     output = OutputFlags(told.baseline, told.report, json)
     if told.search is None:
         rows = study.compare(asked, baseline=told.baseline)

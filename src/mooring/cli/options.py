@@ -9,11 +9,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from mooring.lab.comparison import METHODS
 from mooring.lab.streams.options import StreamOptions
 
-__all__ = ["OutputFlags", "StreamFlags", "StudyFlags", "TrainingFlags", "spread"]
-
-METHODS = "plain,joint,ewc,explicit-ewc,explicit-mas"
+__all__ = ["METHODS", "OutputFlags", "StreamFlags", "StudyFlags", "TrainingFlags", "spread"]
 
 
 def _option(name: str, line: str, panel: str, **rest: Any) -> Any:
@@ -38,8 +37,11 @@ class StreamFlags:
     tasks: Annotated[int | None, _option("--tasks", "How many tasks.", "Stream")] = None
     skip: Annotated[int, _option("--skip", "Leave out that many tasks at the start.", "Stream")] = 0
     shuffle: Annotated[int | None, _option("--shuffle", "Seed for the order of classes.", "Stream")] = None
+    permutation_seed: Annotated[int, _option("--permutation-seed", "Of permuted streams.", "Stream")] = 0
+    degrees: Annotated[float, _option("--degrees", "Range of rotated streams.", "Stream")] = 180.0
     limit: Annotated[int | None, _option("--limit", "At most that many images in a task.", "Stream")] = None
     size: Annotated[int | None, _option("--size", "Height and width of images.", "Stream")] = None
+    channels: Annotated[int | None, _option("--channels", "3 for RGB, 1 for grey.", "Stream")] = None
     label: Annotated[str | None, _option("--label", "Label column of Parquet files.", "Stream")] = None
     skip_broken: Annotated[bool, _option("--skip-broken", "Leave out images that cannot be read.", "Stream")] = False
 
@@ -51,6 +53,7 @@ class StreamFlags:
             ['digits', 'digits-permuted']
         """
         rest = asdict(self)
+        rest["seed"] = rest.pop("permutation_seed")
         return [StreamOptions(name.strip(), **rest) for name in rest.pop("stream").split(",")]
 
 

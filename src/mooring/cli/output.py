@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -11,6 +12,8 @@ from mooring.cli.bar import progress_bar
 from mooring.cli.options import OutputFlags, StudyFlags
 from mooring.cli.progress import reporter
 from mooring.cli.tables import as_json, print_choices, print_rows
+from mooring.lab.engines.local import Silent
+from mooring.lab.files import check_writable
 from mooring.lab.protocol import Tuned
 from mooring.lab.results import Result
 from mooring.lab.study import Study
@@ -23,18 +26,16 @@ class _Shown(Study):
     """A study that shows a bar while images are decoded, and takes its bars away whatever happens."""
 
     def open(self, source: Any, progress: Any = None) -> Any:
+        if isinstance(self.reporter, Silent):
+            return super().open(source, progress)
         with progress_bar() as shown:
             return super().open(source, progress or shown)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().run(*args, **kwargs)
-        finally:
-            self.reporter.close()
 
-
-def opened(flags: StudyFlags) -> Study:
-    """The study that the options name, with its progress on stderr."""
+def opened(flags: StudyFlags, report: Path | None = None) -> Study:
+    """The study that the options name, with its progress on stderr; a page that cannot be written is refused."""
+    if report is not None:
+        check_writable(report, make=False)
     told = reporter(flags.quiet)
     return _Shown(flags.study, device=flags.device, fleet=flags.fleet, wait=flags.wait, reporter=told)
 

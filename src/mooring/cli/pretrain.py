@@ -14,6 +14,7 @@ from mooring.lab.networks import backbone
 from mooring.lab.pretraining import Pretraining
 from mooring.lab.pretraining import pretrain as teach
 from mooring.lab.streams.options import open_stream
+from mooring.lab.study import checked_device
 
 __all__ = ["pretrain"]
 
@@ -41,8 +42,13 @@ def pretrain(
     asked = streams.options()
     if len(asked) > 1:
         raise MooringError(f"a backbone is taught on one stream, not on {len(asked)}")
-    check_writable(out.parent)
+    if out.is_dir():
+        raise MooringError(f"{out} is a folder: give a file for the backbone, such as {out / 'backbone.safetensors'}")
+    checked_device(device)
+    check_writable(out.parent, make=False)
     with progress_bar() as shown:
-        accuracy = teach(open_stream(asked[0], shown), settings, out, device=device, report=shown)
+        stream = open_stream(asked[0], shown)
+        check_writable(out.parent)
+        accuracy = teach(stream, settings, out, device=device, report=shown)
     told = {"backbone": str(out), "accuracy": accuracy}
     typer.echo(as_json(told) if json else f"{out}: {accuracy:.2f} % on the test images")

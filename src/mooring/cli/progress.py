@@ -7,6 +7,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from mooring.cli.text import counted
 from mooring.lab.engines.local import Reporter, Silent
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.results import Result
@@ -33,18 +34,14 @@ class Bars:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        told = TextColumn("{task.fields[told]}", style="dim")
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-        self.bars = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), told, console=console, transient=True
-        )
 
     def begin(self, fleets: Sequence[Sequence[RunSpec]], work: Sequence[int], done: int) -> None:
         """Show the bars."""
+        told = TextColumn("{task.fields[told]}", style="dim")
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self.bars = Progress(*columns, TimeRemainingColumn(), told, console=self.console, transient=True)
         self.work, self.before = list(work), 0
-        runs = sum(len(fleet) for fleet in fleets)
-        known = f", {done} known already" if done else ""
-        self.study = self.bars.add_task("study", total=sum(work), told=f"{runs} runs in {len(fleets)} fleets{known}")
+        self.study = self.bars.add_task("study", total=sum(work), told=planned(fleets, done))
         self.fleet = self.bars.add_task("fleet 1", total=work[0], told="")
         self.bars.start()
 
@@ -56,19 +53,18 @@ class Bars:
         self.bars.update(self.study, completed=self.before + done)
 
     def finished(self, number: int, results: Sequence[Result]) -> None:
-        """A fleet is done; with the last one the bars go."""
+        """A fleet is done."""
         self.before += self.work[number]
         self.bars.update(self.study, completed=self.before)
-        if number + 1 == len(self.work):
-            self.close()
 
     def note(self, line: str) -> None:
         """Print above the bars."""
         self.console.print(f"note: {line}", markup=False, highlight=False)
 
     def close(self) -> None:
-        """Take the bars away."""
-        self.bars.stop()
+        """Take the bars away, where there are any."""
+        if hasattr(self, "bars"):
+            self.bars.stop()
 
 
 class Lines:
@@ -80,9 +76,8 @@ class Lines:
 
     def begin(self, fleets: Sequence[Sequence[RunSpec]], work: Sequence[int], done: int) -> None:
         """Say what there is to do."""
-        known = f" ({done} known already)" if done else ""
         self.count = len(fleets)
-        self._say(f"{sum(len(fleet) for fleet in fleets)} runs in {len(fleets)} fleets{known}")
+        self._say(planned(fleets, done))
 
     def sailing(self, number: int, fleet: Fleet) -> None:
         """Say that a task is done."""
@@ -95,7 +90,8 @@ class Lines:
     def finished(self, number: int, results: Sequence[Result]) -> None:
         """Say that a fleet is done."""
         lost = sum(result.status != "finished" for result in results)
-        self._say(f"fleet {number + 1} of {self.count}: done" + (f", {lost} runs unstable or rejected" if lost else ""))
+        what = f", {counted(lost, 'run')} unstable or rejected" if lost else ""
+        self._say(f"fleet {number + 1} of {self.count}: done{what}")
 
     def note(self, line: str) -> None:
         """Say it."""
@@ -108,12 +104,18 @@ class Lines:
         print(line, file=self.stream, flush=True)
 
 
+def planned(fleets: Sequence[Sequence[RunSpec]], done: int) -> str:
+    """What there is to do: runs that train together are a fleet."""
+    known = f", {done} known already" if done else ""
+    return f"{counted(sum(map(len, fleets)), 'run')} to train in {counted(len(fleets), 'fleet')}{known}"
+
+
 def describe(fleet: Fleet) -> str:
     """Where a fleet is, and how accurate its runs are on the tasks behind them."""
-    tasks = len(fleet.stream.tasks)
-    place = f"{len(fleet.specs)} runs, task {min(fleet.position.task + 1, tasks)} of {tasks}"
+    tasks, runs = len(fleet.stream.tasks), counted(len(fleet.specs), "run")
+    place = f"{runs}, task {min(fleet.position.task + 1, tasks)} of {tasks}"
     if fleet.position.epoch == fleet.position.step == 0 and fleet.position.task:
-        place = f"{len(fleet.specs)} runs, {fleet.position.task} of {tasks} tasks done"
+        place = f"{runs}, {fleet.position.task} of {tasks} tasks done"
     rows = [book.matrix[-1][: len(book.matrix)] for book in fleet.books if book.matrix]
     if not rows:
         return place

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from mooring.cli.text import counted
 from mooring.lab.metrics import Interval
 from mooring.lab.protocol import Choice
 from mooring.lab.summary import Row
@@ -57,11 +58,11 @@ def print_rows(rows: Sequence[Row], baseline: str | None) -> None:
             lr = [f"{row.setting.lr:g}"] if several else []
             cells.append([row.label, *lr, *told, *([_difference(row.difference)] if baseline else []), row.verdict])
         seeds = sorted({len(row.results) for row in mine})
-        count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        count = counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
         setting = mine[0].setting
-        trained = f"{setting.network}, {setting.epochs} epochs, batch {setting.batch}"
+        trained = f"{setting.network}, {counted(setting.epochs, 'epoch')}, batch {setting.batch}"
         rate = "" if several else f", lr {setting.lr:g}"
-        print_table(header, cells, f"{stream}: {trained}{rate}; mean ± std over {count} seeds")
+        print_table(header, cells, f"{stream}: {trained}{rate}; mean ± std over {count}")
 
 
 def print_choices(choices: Sequence[Choice]) -> None:

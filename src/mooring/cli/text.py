@@ -4,10 +4,20 @@ from collections.abc import Sequence
 
 from mooring.errors import MooringError
 
-__all__ = ["numbers", "numbers_by_method", "seeds"]
+__all__ = ["counted", "numbers", "numbers_by_method", "seeds"]
 
 
-def seeds(text: str) -> int | list[int]:
+def counted(number: int, thing: str) -> str:
+    """So many things, in words.
+
+    Example:
+        >>> counted(1, "run"), counted(3, "run")
+        ('1 run', '3 runs')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def seeds(text: str, option: str = "--seeds") -> int | list[int]:
     """How many seeds, or which.
 
     Example:
@@ -25,7 +35,7 @@ def seeds(text: str) -> int | list[int]:
             raise ValueError
         return list(dict.fromkeys(found))
     except ValueError:
-        raise MooringError(f"--seeds {text} is not allowed: say how many (5) or which (0,3,7 or 0-4)") from None
+        raise MooringError(f"{option} {text} is not allowed: say how many (5) or which (0,3,7 or 0-4)") from None
 
 
 def numbers(option: str, text: str) -> list[float]:
@@ -53,9 +63,11 @@ def numbers_by_method(option: str, given: Sequence[str]) -> list[float] | float 
     if not given:
         return None
     if all("=" in part for part in given):
-        pairs = [part.partition("=") for part in given]
-        return {name.strip(): numbers(option, values) for name, _, values in pairs}
+        found: dict[str, list[float]] = {}
+        for name, _, values in (part.partition("=") for part in given):
+            found.setdefault(name.strip(), []).extend(numbers(option, values))
+        return found
     if len(given) > 1:
         raise MooringError(f"{option} was given {len(given)} times: say METHOD=NUMBER in each, or give it once")
-    found = numbers(option, given[0])
-    return found[0] if len(found) == 1 else found
+    common = numbers(option, given[0])
+    return common[0] if len(common) == 1 else common

@@ -31,13 +31,13 @@ def tune(
     strengths: Annotated[str, typer.Option("--strengths", help="Strengths to try.")] = _told(protocol.STRENGTHS),
 ) -> None:
     """Search learning rate and strength on the first tasks, then train every method on the rest with the best."""
-    study = opened(kept)
+    study = opened(kept, output.report)
     tuned = protocol.tune(
         study,
         tasks=search_tasks,
         lrs=text.numbers("--lrs", lrs),
         strengths=text.numbers("--strengths", strengths),
-        search_seeds=text.seeds(search_seeds),
+        search_seeds=text.seeds(search_seeds, "--search-seeds"),
         baseline=output.baseline,
         stream=streams.options(),
         methods=methods,

@@ -17,6 +17,9 @@ __all__ = ["Comparison", "comparison"]
 
 Numbers = float | Sequence[float]
 
+METHODS = "plain,joint,ewc,explicit-ewc,explicit-mas"
+"""What is compared where nothing is said."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -45,7 +48,11 @@ class Comparison:
             for name in given:
                 if name not in self.methods:
                     raise unknown(f"method to give a {kind}", name, self.methods)
-        for _, training in self.streams:
+        if not self.streams:
+            raise MooringError("no stream to run: give at least one")
+        for source, training in self.streams:
+            if not isinstance(source, StreamOptions | Stream):
+                raise MooringError(f"stream={source!r} is not allowed: give a name, StreamOptions or a Stream")
             backbone(training.network)
             if not self.specs(training, "", "", ""):
                 raise MooringError("nothing to run: give at least one method and one seed")
@@ -64,7 +71,7 @@ class Comparison:
             method = find(name)
             usual = paper_strength(name) if training.paper else method.strength
             strengths: tuple[float | None, ...] = self.strength.get(name, (usual,))
-            memory = (training.memory or method.memory) if method.memory else None
+            memory = (method.memory if training.memory is None else training.memory) if method.memory else None
             for lr in self.lr.get(name, (training.lr,)):
                 for strength in strengths:
                     for seed in self.seeds:
@@ -75,7 +82,7 @@ class Comparison:
 
 def comparison(
     stream: str | StreamOptions | Stream | Sequence[str | StreamOptions | Stream] = "digits",
-    methods: str | Sequence[str] = "plain,ewc,explicit-mas",
+    methods: str | Sequence[str] = METHODS,
     seeds: int | Sequence[int] = 5,
     *,
     lr: Numbers | Mapping[str, Numbers] | None = None,
@@ -97,21 +104,35 @@ def comparison(
         >>> len(made.specs(made.streams[0][1], "", "", ""))
         6
     """
+    if not isinstance(methods, str | list | tuple):
+        raise MooringError(f"methods={methods!r} is not allowed: give names")
     names = tuple(resolve(methods if isinstance(methods, str) else list(methods)))
     strong = [name for name in names if find(name).has_strength]
     streams: list[Any] = list(stream) if isinstance(stream, list | tuple) else [stream]
     one_lr = lr if isinstance(lr, int | float) else None
     opened = [StreamOptions(each) if isinstance(each, str) else each for each in streams]
     _check_training(training)
+    memory = training.get("memory")
+    if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
+        raise MooringError(f"memory={memory!r} is not allowed: give a whole number from 1")
     if strength is not None and not isinstance(strength, Mapping) and not strong:
         raise MooringError(f"none of {', '.join(names)} has a strength to give: leave it out")
     return Comparison(
-        streams=tuple((each, defaults(each.name, lr=one_lr, **training)) for each in opened),
+        streams=tuple((each, defaults(getattr(each, "name", ""), lr=one_lr, **training)) for each in opened),
         methods=names,
-        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
-        lr={} if lr is None or one_lr is not None else _by_method(lr, names),
-        strength={} if strength is None else _by_method(strength, strong),
+        seeds=seeds_of(seeds),
+        lr={} if lr is None or one_lr is not None else _by_method("lr", lr, names),
+        strength={} if strength is None else _by_method("strength", strength, strong),
     )
+
+
+def seeds_of(given: int | Sequence[int]) -> tuple[int, ...]:
+    """Which seeds, from how many or which."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return tuple(range(given))
+    if not isinstance(given, list | tuple | range):
+        raise MooringError(f"seeds={given!r} is not allowed: say how many, or which in a list")
+    return tuple(given)
 
 
 def _check_training(given: Mapping[str, Any]) -> None:
@@ -121,12 +142,14 @@ def _check_training(given: Mapping[str, Any]) -> None:
             raise unknown("setting", name, known)
 
 
-def _by_method(given: Numbers | Mapping[str, Numbers], names: Sequence[str]) -> dict[str, tuple[float, ...]]:
+def _by_method(kind: str, given: Numbers | Mapping[str, Numbers], names: Sequence[str]) -> dict[str, tuple[float, ...]]:
     """A tuple of numbers for each method: from a mapping as it is, from anything else the same for all."""
     if isinstance(given, Mapping):
-        return {find(name).name: _numbers(value) for name, value in given.items()}
-    return {name: _numbers(given) for name in names}
+        return {find(name).name: _numbers(kind, value) for name, value in given.items()}
+    return {name: _numbers(kind, given) for name in names}
 
 
-def _numbers(value: Numbers) -> tuple[float, ...]:
+def _numbers(kind: str, value: Numbers) -> tuple[float, ...]:
+    if isinstance(value, list | tuple) and not value:
+        raise MooringError(f"{kind}=[] is not allowed: give at least one number")
     return tuple(value) if isinstance(value, list | tuple) else (value,)  # type: ignore[return-value]

@@ -33,10 +33,18 @@ def write_whole(path: Path, data: bytes) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def check_writable(folder: Path) -> None:
-    """Make the folder where it is missing; refuse one that cannot be written to."""
+def check_writable(folder: Path, *, make: bool = True) -> None:
+    """Refuse a folder that cannot be written to; make it where it is missing, or try the nearest that is there.
+
+    Args:
+        folder: the folder.
+        make: whether to make it where it is missing.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            folder = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         probe = folder / f".mooring-{uuid.uuid4().hex[:8]}"
         probe.touch(exist_ok=False)
         probe.unlink()

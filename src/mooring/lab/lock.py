@@ -39,8 +39,11 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
                     f"the study {path} is being run by process {owner}: let it finish, or say --wait to go on after it"
                 )
             time.sleep(0.2)
-        os.truncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        try:
+            os.truncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            raise MooringError(f"cannot write {lock} ({error.strerror}): make room, or choose another place") from error
         yield
     finally:
         os.close(handle)  # which gives the lock back; the file stays, so that nobody locks a file already gone

@@ -104,11 +104,11 @@ def pretrain(
         if report:
             report("pre-training", epoch + 1, settings.epochs)
         state = {f"{kind}/{name}": t for kind, told in _parts(stack, sgd).items() for name, t in told.items()}
-        header = {"settings": asdict(settings), "data": stream.fingerprint, "epochs": epoch + 1}
+        header = {"settings": asdict(settings), "data": stream.fingerprint, "epochs": epoch + 1, "calls": stack.calls}
         _write(partial, state, {"mooring": json.dumps(header)})
     accuracy = float(score(stack, stream, [0], torch.float32))
     told = {**asdict(settings), "stream": stream.name, "accuracy": round(accuracy, 2), **versions(device)}
-    _write(path, stack.alone(0).backbone.state_dict(), {name: str(value) for name, value in told.items()})
+    _write(path, stack.alone(0).backbone.state_dict(), {"mooring": json.dumps(told)})
     partial.unlink(missing_ok=True)
     return accuracy
 
@@ -146,6 +146,7 @@ def _resumed(path: Path, settings: Pretraining, stream: Stream, stack: Stack, sg
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
         _parts(stack, sgd)[kind][rest] = tensor
+    stack.calls = header["calls"]
     return int(header["epochs"])
 
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mooring.errors import MooringError
-from mooring.lab.comparison import Comparison, comparison
+from mooring.lab.comparison import Comparison, comparison, seeds_of
 from mooring.lab.methods import find
 from mooring.lab.networks.start import Weights, start
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams.slices import sliced
 from mooring.lab.streams.stream import Stream
-from mooring.lab.study import Study, read_start
+from mooring.lab.study import Study, checked_baseline, read_start
 from mooring.lab.summary import Row, summarize
 
 __all__ = ["LRS", "STRENGTHS", "Choice", "Tuned", "tune"]
@@ -100,9 +100,13 @@ def tune(
         >>> [choice.best.label for choice in tuned.choices], [row.label for row in tuned.choices[1].dropped]
         (['plain', 'ewc 1'], ['ewc 1e+09'])
     """
-    if tasks < 1:
+    if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:
         raise MooringError(f"tasks={tasks!r} is not allowed: give a whole number from 1")
+    for name, given in (("lrs", lrs), ("strengths", strengths)):
+        if not isinstance(given, list | tuple):
+            raise MooringError(f"{name}={given!r} is not allowed: give numbers in a list")
     asked = comparison(**told)
+    baseline = checked_baseline(baseline, asked.methods)
     grid = _grid(asked, lrs, strengths, search_seeds)
     study.store.check_writable()
     choices: list[Choice] = []
@@ -115,6 +119,8 @@ def tune(
         if len(stream.tasks) <= tasks:
             raise MooringError(f"{stream.name} has {len(stream.tasks)} tasks: search fewer than that, not {tasks}")
         first, rest = sliced(stream, 0, tasks), sliced(stream, tasks)
+        first = replace(first, name=f"{stream.name}: first {tasks}, searched")
+        rest = replace(rest, name=f"{stream.name}: other {len(rest.tasks)}, trained")
         start(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be
         searched = grid.specs(grid.streams[number][1], first.name, first.fingerprint, init)
         results = study.run(searched, {first.fingerprint: first}, weights, reject=True)
@@ -125,7 +131,8 @@ def tune(
             best = next(choice.best for choice in found if choice.method == spec.method)
             if best is not None:
                 chosen.append(replace(spec, lr=best.setting.lr, strength=best.setting.strength))
-    rows = summarize(study.run(chosen, streams, weights), baseline) if chosen else []
+    known = baseline if any(spec.method == baseline for spec in chosen) else None  # all of its settings may be dropped
+    rows = summarize(study.run(chosen, streams, weights), known) if chosen else []
     return Tuned(tuple(choices), tuple(rows))
 
 
@@ -136,7 +143,7 @@ def _grid(
     strong = [name for name in asked.methods if find(name).has_strength]
     return replace(
         asked,
-        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
+        seeds=seeds_of(seeds),
         lr=dict.fromkeys(asked.methods, tuple(lrs)),
         strength=dict.fromkeys(strong, tuple(strengths)),
     )

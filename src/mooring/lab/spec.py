@@ -71,6 +71,9 @@ class RunSpec:
                 raise MooringError(f"{name}={value!r} is not allowed: give a whole number from 1")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise MooringError(f"seed={self.seed!r} is not allowed: give a whole number from 0")
+        for name in ("lr", "strength", "momentum", "weight_decay"):  # 10 and 10.0 are the same run
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else float(value))
         for name, given, allowed in (("dtype", self.dtype, DTYPES), ("heads", self.heads, HEADS)):
             if given not in allowed:
                 raise unknown(name, given, allowed)

@@ -61,15 +61,18 @@ class Store:
                 f"{self.path} is a folder: give a file for the study, such as {self.path / 'study.sqlite'}"
             )
         if self.path.exists():
+            if not self.path.is_file():
+                raise MooringError(f"{self.path} is not a file: give another for the study")
             with self._open() as connection:
                 self._check_version(connection)
 
     def check_writable(self) -> None:
         """Refuse a place that cannot be written to, before any work."""
-        check_writable(self.path.parent)
+        check_writable(self.path.parent, make=False)
         if self.path.exists():
             with self._open() as connection:
                 connection.execute("BEGIN IMMEDIATE")
+                connection.execute("PRAGMA user_version = 0")  # BEGIN alone does not mind a file that is read-only
                 connection.rollback()
 
     def add(self, results: Iterable[Result]) -> None:
@@ -87,8 +90,10 @@ class Store:
         if not self.path.exists():
             return
         with self._open() as connection:
-            for (told,) in connection.execute("SELECT result FROM runs ORDER BY rowid"):
-                yield Result.from_json(json.loads(told))
+            if not self._check_version(connection):
+                return
+            for key, told in connection.execute("SELECT key, result FROM runs ORDER BY rowid"):
+                yield self._read(key, told)
 
     def log(self, command: str) -> None:
         """Write down a command that worked on this study."""
@@ -100,7 +105,19 @@ class Store:
         if not self.path.exists():
             return []
         with self._open() as connection:
+            if not self._check_version(connection):
+                return []
             return [command for (command,) in connection.execute("SELECT command FROM commands ORDER BY number")]
+
+    def _read(self, key: str, told: str) -> Result:
+        try:
+            return Result.from_json(json.loads(told))
+        except MooringError:
+            raise
+        except (ValueError, TypeError, KeyError) as error:
+            raise MooringError(
+                f"the study {self.path} is damaged in run {key}: restore it, or delete that row"
+            ) from error
 
     @contextmanager
     def _written(self) -> Iterator[sqlite3.Connection]:
@@ -141,6 +158,8 @@ class Store:
             else None
         )
         if found is None:
+            raise MooringError(f"{self.path} is a database, but not a study: give another file")
+        if not str(found[0]).isdecimal():
             raise MooringError(f"{self.path} is a database, but not a study: give another file")
         if int(found[0]) > VERSION:
             raise MooringError(

@@ -1,6 +1,7 @@
 """A study: runs, their results in one file, and whatever is still missing."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import torch
 from mooring.errors import MooringError
 from mooring.lab.comparison import Comparison, comparison
 from mooring.lab.engines.local import CHECKPOINT_SECONDS, Local, Reporter, Silent, steps_of
+from mooring.lab.files import check_writable
 from mooring.lab.fleet import checkpoint
 from mooring.lab.lock import locked
 from mooring.lab.methods import find
-from mooring.lab.networks import backbone
+from mooring.lab.methods.registry import ALIASES
 from mooring.lab.networks.start import Weights, read_weights, start
 from mooring.lab.plan import fleets
 from mooring.lab.results import Result
@@ -65,7 +67,7 @@ class Study:
         reporter: Reporter | None = None,
     ) -> None:
         self.store = Store(path)
-        self.device, self.fleet, self.every, self.wait = _checked_device(device), fleet, every, wait
+        self.device, self.fleet, self.every, self.wait = checked_device(device), fleet, every, wait
         self.reporter = reporter or Silent()
         if fleet is not None and fleet < 1:
             raise MooringError(f"fleet={fleet!r} is not allowed: give a whole number from 1")
@@ -84,7 +86,7 @@ class Study:
             told: those arguments.
         """
         asked = asked or comparison(**told)
-        _check_baseline(baseline, asked.methods)
+        baseline = checked_baseline(baseline, asked.methods)
         self.store.check_writable()
         specs: list[RunSpec] = []
         streams: dict[str, Stream] = {}
@@ -118,16 +120,28 @@ class Study:
             reject: take out runs whose penalty does not interpolate after the first task.
         """
         self.store.check_writable()
+        try:
+            return self._run(specs, streams, weights or {}, reject)
+        finally:
+            self.reporter.close()
+
+    def _run(
+        self, specs: Sequence[RunSpec], streams: Mapping[str, Stream], weights: Mapping[str, Weights], reject: bool
+    ) -> list[Result]:
+        check_writable(self.store.path.parent)
         with locked(self.store.path, wait=self.wait):
+            self._tidy()
             found = self._done(specs, reject)
             missing = [spec for spec in dict.fromkeys(specs) if spec.key not in found]
             if missing:
-                engine = Local(streams, weights or {}, self.checkpoints, self.device, self.every, self.reporter)
+                engine = Local(streams, weights, self.checkpoints, self.device, self.every, self.reporter)
                 planned = self._planned(missing, streams, engine, reject)
                 work = [len(fleet) * steps_of(fleet[0], streams[fleet[0].data]) for fleet in planned]
                 self.reporter.begin(planned, work, len(found))
                 engine.run(planned, self.store.add, reject=reject)
                 found = self._done(specs, reject)
+            with suppress(OSError):
+                self.checkpoints.rmdir()  # where nothing is unfinished
         return [found[spec.key] for spec in dict.fromkeys(specs)]
 
     def results(self) -> list[Result]:
@@ -159,13 +173,24 @@ class Study:
                 waiting = {key: spec for key, spec in waiting.items() if key not in keys}
         return planned + fleets(list(waiting.values()), lambda spec: self._fits(spec, streams[spec.data]))
 
+    def _tidy(self) -> None:
+        """Delete what a kill left: files half written, and checkpoints of runs that have their results."""
+        for scratch in self.checkpoints.glob(".*.safetensors.*"):
+            scratch.unlink(missing_ok=True)
+        left = sorted(self.checkpoints.glob("*.safetensors"))
+        kept = {result.spec.key for result in self.store.results() if result.status != "rejected"} if left else set()
+        for path in left:
+            with suppress(MooringError):
+                if checkpoint.runs_in(path) <= kept:
+                    path.unlink(missing_ok=True)
+
     def _fits(self, spec: RunSpec, stream: Stream) -> int:
         """How many runs train together: as many as were asked for, or as fit into memory by a rough count."""
         if self.fleet is not None:
             return self.fleet
         kind = self.device.partition(":")[0]
         free = torch.cuda.mem_get_info(self.device)[0] // 2 if kind == "cuda" else 2 << 30
-        weights = sum(p.numel() for p in backbone(spec.network)(stream.shape).parameters())
+        weights = sum(p.numel() for p in start(spec.network, stream, 0).parameters())
         pixels = stream.train.images[0].numel() * spec.batch
         each = 8 if spec.dtype == "float64" else 4
         return max(1, min(AT_ONCE.get(kind, 128), free // (each * (12 * weights + 200 * pixels))))
@@ -187,16 +212,22 @@ def read_start(training: Training, known: dict[str, Weights]) -> str:
     return found.fingerprint
 
 
-def _check_baseline(baseline: str | None, methods: Sequence[str]) -> None:
+def checked_baseline(baseline: str | None, methods: Sequence[str]) -> str | None:
+    """The baseline by its own name; refused where it is not compared."""
+    baseline = ALIASES.get(baseline, baseline) if baseline else None
     if baseline is not None and baseline not in methods:
         raise MooringError(f"the baseline {baseline!r} is not among the methods: they are {', '.join(methods)}")
+    return baseline
 
 
-def _checked_device(device: str) -> str:
+def checked_device(device: str) -> str:
+    """The device, refused where there is none."""
     try:
         kind = torch.device(device).type
-    except RuntimeError as error:
-        raise MooringError(f"unknown device {device!r}: give cpu, cuda or cuda:N") from error
+    except RuntimeError:
+        kind = ""
+    if kind not in AT_ONCE:
+        raise MooringError(f"unknown device {device!r}: give cpu, cuda or cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
         raise MooringError("cuda is not available here: give --device cpu")
     return device

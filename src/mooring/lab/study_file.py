@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mooring.errors import MooringError, unknown
+from mooring.lab.comparison import METHODS
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.training import Training
 
@@ -89,10 +90,10 @@ class _Reader:
             search = {TUNE[key]: value for key, value in self.table(told, "tune").items() if self.known(key)}
         comparison = {
             "stream": [self.stream(each) for each in (streams if isinstance(streams, list) else [streams])],
-            "methods": self.methods(told.get("methods", ["plain", "ewc", "explicit-mas"])),
+            "methods": self.methods(told.get("methods", METHODS.split(","))),
             "seeds": self.seeds(told.get("seeds", 5)),
             **{key: value for key, value in train.items() if key not in ("lr", "init")},
-            **({"init": str(self.near(train["init"]))} if "init" in train else {}),
+            **({"init": str(self.near(train["init"], "init", "train"))} if "init" in train else {}),
             **self.by_method(self.table(told, "method"), train.get("lr")),
         }
         return StudyFile(
@@ -107,7 +108,7 @@ class _Reader:
         if not isinstance(told, dict):
             raise MooringError(f"{self.path}: stream is a table: write [stream] and its keys below it")
         self.check(told, [each.name for each in fields(StreamOptions)], "stream")
-        rest = {**told, "data": str(self.near(told["data"]))} if "data" in told else told
+        rest = {**told, "data": str(self.near(told["data"], "data", "stream"))} if "data" in told else told
         return StreamOptions(**rest)
 
     def by_method(self, told: Mapping[str, Any], lr: float | None) -> dict[str, Any]:
@@ -127,9 +128,9 @@ class _Reader:
             raise MooringError(f"{self.path}: give lr in [train] or in [method...], not in both")
         return {**found, **({"lr": rates} if rates else {}), **({"strength": strengths} if strengths else {})}
 
-    def methods(self, told: Any) -> list[str]:
+    def methods(self, told: Any) -> str | list[str]:
         if isinstance(told, str):
-            return [told]
+            return told
         if not isinstance(told, list) or not all(isinstance(name, str) for name in told):
             raise MooringError(f"{self.path}{self.line('methods')}: methods is a list of names")
         return told
@@ -163,10 +164,10 @@ class _Reader:
                 what = {str: "text in quotes", int: "a whole number"}[kind]
                 raise MooringError(f"{self.path}{self.line(key, table)}: {key} must be {what}, not {value!r}")
 
-    def near(self, path: Any) -> Path:
+    def near(self, path: Any, key: str = "", table: str = "") -> Path:
         """A path from the file's own folder."""
         if not isinstance(path, str):
-            raise MooringError(f"{self.path}: {path!r} is not a path: write it in quotes")
+            raise MooringError(f"{self.path}{self.line(key, table)}: {key} must be a path in quotes, not {path!r}")
         return self.path.parent / Path(path).expanduser()
 
     def line(self, key: str, table: str = "") -> str:
@@ -179,4 +180,6 @@ class _Reader:
                     return f", line {number}"
             elif inside == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
                 return f", line {number}"
+        if table:  # written with dots or in braces: where its table stands
+            return self.line(table.partition(".")[0])
         return ""

@@ -69,7 +69,7 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
 
     Args:
         results: runs, in any order.
-        baseline: a method to compare accuracy with, seed by seed, within the same stream; at its best setting there.
+        baseline: a method to compare accuracy with, seed by seed, where all else is the same; at its best setting.
 
     Example:
         >>> specs = [RunSpec("digits", "0", "plain", seed) for seed in (0, 1)]
@@ -88,13 +88,18 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
     if not any(row.setting.method == baseline for row in rows):
         methods = ", ".join(dict.fromkeys(setting.method for setting in groups))
         raise MooringError(f"the baseline {baseline!r} is not among the runs: they are of {methods}")
-    best: dict[str, Row] = {}
+    best: dict[RunSpec, Row] = {}
     for row in rows:
         if row.setting.method == baseline and row.metrics:
-            known = best.get(row.setting.data)
+            known = best.get(_circumstances(row.setting))
             if known is None or row.metrics["accuracy"].mean > known.metrics["accuracy"].mean:
-                best[row.setting.data] = row
-    return [replace(row, difference=_difference(row, best.get(row.setting.data))) for row in rows]
+                best[_circumstances(row.setting)] = row
+    return [replace(row, difference=_difference(row, best.get(_circumstances(row.setting)))) for row in rows]
+
+
+def _circumstances(setting: RunSpec) -> RunSpec:
+    """What two rows share that can be compared: all but the method and its own dials."""
+    return replace(setting, method="", lr=1.0, strength=None, memory=None)
 
 
 def _row(setting: RunSpec, group: Sequence[Result]) -> Row:

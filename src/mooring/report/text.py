@@ -32,7 +32,9 @@ def compared(section: Section) -> str:
 
 def outcome(section: Section) -> list[str]:
     """What came out, in a few sentences; each stands only where the runs for it are there."""
-    return [told for told in (_best(section), _best_without_memory(section), _loss(section), _stability(section)) if told]
+    return [
+        told for told in (_best(section), _best_without_memory(section), _loss(section), _stability(section)) if told
+    ]
 
 
 def ranges(numbers: Iterable[int]) -> str:

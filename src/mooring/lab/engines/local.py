@@ -159,7 +159,10 @@ class _Watch:
         self.tell(fleet)
 
     def save(self, fleet: Fleet) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MooringError(f"cannot write in {self.path.parent} ({error.strerror}): it is in the way") from error
         checkpoint.save(fleet, self.path)
         self.saved = time.monotonic()
 

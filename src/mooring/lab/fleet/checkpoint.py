@@ -1,5 +1,6 @@
 """A fleet on disk: everything to continue it from, in one safetensors file."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,8 +33,10 @@ def save(fleet: Fleet, path: Path) -> None:
     for number, (_, moorings) in enumerate(fleet.groups):
         for name, held in moorings.held.items():
             tensors |= {f"held/{number}/{name}/{slot}": tensor for slot, tensor in held.slots().items()}
+    whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     header = {
         "version": VERSION,
+        "digest": _digest(whole),
         "runs": [spec.key for spec in fleet.specs],
         "books": [book.to_json() for book in fleet.books],
         "results": [result.to_json() for result in fleet.results],
@@ -44,7 +47,6 @@ def save(fleet: Fleet, path: Path) -> None:
         "memory": None if fleet.memory is None else [fleet.memory.offered, fleet.memory.drawn],
         "groups": [_told(moorings) for _, moorings in fleet.groups],
     }
-    whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     write_whole(path, to_bytes(whole, metadata={"mooring": json.dumps(header)}))
 
 
@@ -55,11 +57,17 @@ def restore(fleet: Fleet, path: Path) -> None:
         MooringError: where the file is damaged, of a newer version, or of other runs.
     """
     with _opened(path) as (header, opened):
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    alive = set(header["runs"])
-    if not alive <= {spec.key for spec in fleet.specs}:
-        raise MooringError(f"the checkpoint {path} is of other runs: delete it to start again")
-    fleet.keep(torch.tensor([spec.key in alive for spec in fleet.specs]))
+        # copied, because a file's bytes begin anywhere, and sums over memory that is not aligned differ in the last bit
+        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+        if _runs(header) != {spec.key for spec in fleet.specs}:
+            raise MooringError(f"the checkpoint {path} is of other runs: delete it to start again")
+        if _digest(tensors) != header["digest"]:
+            raise MooringError(f"the checkpoint {path} is damaged: delete it to start its runs again")
+        _bring(fleet, header, tensors)
+
+
+def _bring(fleet: Fleet, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    fleet.keep(torch.tensor([spec.key in header["runs"] for spec in fleet.specs]))
     _restore_tensors(fleet, tensors)
     for number, ((_, moorings), told) in enumerate(zip(fleet.groups, header["groups"], strict=True)):
         _restore_moorings(moorings, told, _under(tensors, f"held/{number}/"), fleet.device)
@@ -74,8 +82,20 @@ def restore(fleet: Fleet, path: Path) -> None:
 def runs_in(path: Path) -> set[str]:
     """The keys of the runs that a checkpoint continues, those among them that were lost on the way included."""
     with _opened(path) as (header, _):
-        lost = [Result.from_json(told).spec.key for told in header["results"]]
-        return {*header["runs"], *lost}
+        return _runs(header)
+
+
+def _runs(header: dict[str, Any]) -> set[str]:
+    return {*header["runs"], *(Result.from_json(told).spec.key for told in header["results"])}
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    """Of names and bytes: a bit that flipped on the disk is noticed."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -87,7 +107,9 @@ def _opened(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:
             if header["version"] > VERSION:
                 raise MooringError(f"the checkpoint {path} was made by a newer version: upgrade, or delete it")
             yield header, opened
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
+    except MooringError:
+        raise
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise MooringError(f"the checkpoint {path} cannot be read: delete it to start its runs again") from error
 
 
@@ -106,8 +128,16 @@ def _kinds(fleet: Fleet) -> dict[str, dict[str, Tensor]]:
 
 def _restore_tensors(fleet: Fleet, tensors: dict[str, Tensor]) -> None:
     found = {kind: {n: t.to(fleet.device) for n, t in _under(tensors, f"{kind}/").items()} for kind in _kinds(fleet)}
-    fleet.stack.parameters, fleet.stack.buffers = found["parameter"], found["buffer"]
-    fleet.sgd.velocity, fleet.first = found["velocity"], found["first"]
+    for kind, told in (("parameter", fleet.stack.parameters), ("buffer", fleet.stack.buffers)):
+        if {n: t.shape for n, t in found[kind].items()} != {n: t.shape for n, t in told.items()}:
+            raise KeyError(kind)
+    # in the network's order, not the file's: sums over parameters depend on it in the last bit
+    every = [*fleet.stack.parameters, *fleet.stack.buffers]
+    fleet.stack.parameters = {name: found["parameter"][name] for name in fleet.stack.parameters}
+    fleet.stack.buffers = {name: found["buffer"][name] for name in fleet.stack.buffers}
+    fleet.sgd.velocity, fleet.first = (
+        {name: found[kind][name] for name in every if name in found[kind]} for kind in ("velocity", "first")
+    )
     fleet.curve = tensors["curve"].to(fleet.device)
     if fleet.memory is not None:
         fleet.memory.kept = found["memory"]["kept"].cpu()

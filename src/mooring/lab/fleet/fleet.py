@@ -87,8 +87,11 @@ class Fleet:
             raise MooringError(
                 "a fleet takes runs of one shape, and at least one: they differ in more than their seeds"
             )
+        if find(specs[0].method).memory and specs[0].memory is None:
+            raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
         ranks = {name: rank for rank, name in enumerate(METHODS)}
-        self.specs = sorted(specs, key=lambda spec: ranks[spec.method])  # runs of a method are neighbours
+        # runs of a method are neighbours, and the order given does not matter
+        self.specs = sorted(specs, key=lambda spec: (ranks[find(spec.method).name], spec.seed, spec.key))
         self.common, self.method = self.specs[0], find(self.specs[0].method)
         self.stream, self.reject = stream, reject
         self.device = torch.device(device)
@@ -198,7 +201,8 @@ class Fleet:
             mine = [task_order(spec.seed, task, 0, self.stream.tasks[task].train) for spec in self.specs]
             self.memory.offer(torch.stack(mine))
         if task == 0:
-            self.first = {name: p.detach().clone() for name, p in self.stack.parameters.items()}
+            now = {**self.stack.parameters, **self.stack.buffers}
+            self.first = {name: tensor.detach().clone() for name, tensor in now.items()}
         steps = len(batch_sizes(len(self.stream.tasks[task].train), self.common.batch)) * self.common.epochs
         counts = torch.bincount(torch.arange(steps) * POINTS // steps, minlength=POINTS).to(self.curve)
         for book, row, losses in zip(
@@ -294,7 +298,7 @@ class Fleet:
         """The runs of each method that moors, with the rows of the stack that are theirs."""
         names = [n for n in self.stack.parameters if self.stream.heads == "one" or not n.startswith("heads.")]
         groups, begin = [], 0
-        for name, runs in groupby(self.specs, key=lambda spec: spec.method):
+        for name, runs in groupby(self.specs, key=lambda spec: find(spec.method).name):
             mine = list(runs)
             rows = slice(begin, begin + len(mine))
             begin = rows.stop

@@ -23,10 +23,11 @@ def finite_runs(tensors: Sequence[Tensor]) -> Tensor:
         >>> finite_runs([torch.tensor([[1.0, 2.0], [1.0, float("nan")]])])
         tensor([ True, False])
     """
-    fine = torch.stack([tensor.flatten(1).sum(1) for tensor in tensors]).isfinite().all(0)
+    flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]
+    fine = torch.stack([each.sum(1) for each in flat]).isfinite().all(0)
     if bool(fine.all()):
         return fine
-    return torch.stack([tensor.flatten(1).isfinite().all(1) for tensor in tensors]).all(0)  # a sum may overflow
+    return torch.stack([each.isfinite().all(1) for each in flat]).all(0)  # a sum may overflow
 
 
 @torch.no_grad()
@@ -59,7 +60,7 @@ def by_layer(
 
     Args:
         stack: the runs.
-        first: the stack's parameters after the first task.
+        first: the stack's parameters and buffers after the first task.
         run: which of them.
         inputs: what to compare representations on; CKA is left out for fewer than 4.
     """
@@ -69,7 +70,7 @@ def by_layer(
         if name.startswith("backbone.")
     ]
     drift = parameter_drift(mine)
-    layers = list(drift)
-    if len(inputs) < 4 or not layers:
+    if len(inputs) < 4 or not drift:
         return drift, {}
-    return drift, cka(stack.alone(run, first), stack.alone(run), inputs, layers=layers)
+    likeness = cka(stack.alone(run, first), stack.alone(run), inputs)
+    return drift, {layer: likeness[layer] for layer in drift if layer in likeness}  # some never run as modules

@@ -164,7 +164,8 @@ class Moorings:
         sums: Tensors = {}
         sizes: dict[str, int] = {}
         for name, held in self.held.items():
-            layer, score = layer_of(name), held.state["current"].expand_as(held.anchor).abs().flatten(1).sum(1)
+            layer, score = layer_of(name), held.state["current"].expand_as(held.anchor).abs()
+            score = score.reshape(len(self), -1).sum(1)
             sums[layer] = sums[layer] + score if layer in sums else score
             sizes[layer] = sizes.get(layer, 0) + held.anchor[0].numel()
         return dict(zip(sums, self.importance.factors(list(sums.values()), list(sizes.values())), strict=True))
@@ -193,10 +194,10 @@ class Moorings:
         return {layer: total / sizes[layer] for layer, total in sums.items()}
 
     def stability(self, run: int, momentum: float) -> Stability | None:
-        """What the penalty of one run will do from here on; None where there is no penalty."""
-        if not isinstance(self.pull, GradientPull):
-            return None
+        """What the penalty of one run will do from here on; None where there is no penalty, or nothing to moor."""
         known = [(held.previous, held.anchor) for held in self.held.values() if held.previous is not None]
+        if not isinstance(self.pull, GradientPull) or not known:
+            return None
         scores = torch.cat([previous[run].expand_as(anchor[run]).flatten() for previous, anchor in known])
         lr = float(self.lr[run])
         p = interpolation_weight(lr, float(self.strength[run]), scores)

@@ -83,11 +83,16 @@ def project(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[
                 [1., 1.]])
     """
     both = [name for name in gradients if name in reference]
-    dot = sum(((gradients[name] * reference[name]).flatten(1).sum(1) for name in both), torch.zeros(()))
-    norm = sum((r.square().flatten(1).sum(1) for r in reference.values()), torch.zeros(()))
+    dot = sum((_per_run(gradients[name] * reference[name]) for name in both), torch.zeros(()))
+    norm = sum((_per_run(r.square()) for r in reference.values()), torch.zeros(()))
     scale = torch.where(dot < 0, -dot / norm, 0.0)
     projected = dict(gradients)
     for name, r in reference.items():
         back = r * scale.reshape(-1, *(1,) * (r.ndim - 1))
         projected[name] = gradients[name] + back if name in gradients else back
     return projected
+
+
+def _per_run(values: Tensor) -> Tensor:
+    """Summed over everything but the run axis."""
+    return values.reshape(len(values), -1).sum(1)

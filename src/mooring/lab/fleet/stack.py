@@ -90,15 +90,15 @@ class Stack:
                 logits.append(self._one(mine, self._of(self.buffers, run), x[run], own))
         return torch.stack(logits)
 
-    def alone(self, run: int, parameters: Tensors | None = None) -> Headed:
+    def alone(self, run: int, others: Tensors | None = None) -> Headed:
         """A network of its own with the weights of one run.
 
         Args:
             run: its place in the stack.
-            parameters: other weights than the present ones, stacked the same way.
+            others: other parameters and buffers than the present ones, stacked the same way.
         """
         network = deepcopy(self.network)
-        told = self._of(parameters or self.parameters, run) | self._of(self.buffers, run)
+        told = self._of(self.parameters | self.buffers | (others or {}), run)
         network.load_state_dict({name: tensor.detach() for name, tensor in told.items()}, strict=False)
         return network
 

@@ -10,7 +10,7 @@ METHODS: dict[str, Method] = {
     method.name: method for family in (controls, penalties, explicit, proximal, replay) for method in family.METHODS
 }
 
-ALIASES = {"vanilla": "uniform", "clamped-vanilla": "clamped-uniform", "explicit-vanilla": "explicit-uniform"}
+ALIASES = {f"{form}vanilla": f"{form}uniform" for form in ("", "balanced-", "clamped-", "explicit-")}
 """The paper's names."""
 
 

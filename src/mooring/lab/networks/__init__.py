@@ -26,6 +26,8 @@ def backbone(name: str) -> Callable[[Shape], nn.Module]:
         >>> backbone("cnn6")((3, 32, 32)).__class__.__name__
         'CNN6'
     """
+    if not isinstance(name, str):
+        raise MooringError(f"network={name!r} is not allowed: give a name, or package.module:function")
     if ":" not in name:
         if name not in BACKBONES:
             raise unknown("network", name, [*BACKBONES, "package.module:function"])
@@ -33,7 +35,7 @@ def backbone(name: str) -> Callable[[Shape], nn.Module]:
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise MooringError(f"network {name!r} cannot be imported: {str(error).splitlines()[0]}") from error
     if not callable(found):
         raise MooringError(f"network {name!r} is not a function from (channels, height, width) to a module")
@@ -49,7 +51,13 @@ def build(name: str, stream: Stream) -> Headed:
         >>> len(build("mlp", by_class(digits(), per_task=2)).heads)
         5
     """
-    made = backbone(name)(stream.shape)
+    try:
+        made = backbone(name)(stream.shape)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, MooringError):
+            raise
+        reason = str(error).splitlines()[0]
+        raise MooringError(f"network {name!r} does not take (channels, height, width): {reason}") from error
     if not isinstance(made, nn.Module):
         raise MooringError(f"network {name!r} made a {type(made).__name__}, not a torch.nn.Module")
     heads = len(stream.tasks) if stream.heads == "per task" else 1

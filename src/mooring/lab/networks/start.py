@@ -24,7 +24,7 @@ class Weights:
 
     Attributes:
         path: where they came from.
-        fingerprint: of the file's bytes.
+        fingerprint: of the tensors; what else is written in the file does not matter.
         tensors: by parameter and buffer name.
     """
 
@@ -40,11 +40,18 @@ def read_weights(path: Path | str) -> Weights:
         path: such as `mooring pretrain` writes.
     """
     try:
-        digest = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
-        return Weights(str(path), digest, load_file(path))
+        return Weights(str(path), _fingerprint(tensors := load_file(path)), tensors)
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MooringError(f"{path} is not a safetensors file that can be read: {reason}") from error
+
+
+def _fingerprint(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def start(
@@ -68,10 +75,20 @@ def start(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(seed, "start").initial_seed())
-        made = build(network, stream)
+        made = _in_float32(network, stream)
     if weights is not None:
         _load(made.backbone, weights, network)
     return made.to(dtype)
+
+
+def _in_float32(network: str, stream: Stream) -> Headed:
+    """Drawn in float32 whatever the default is: a run does not depend on what happens around it."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        return build(network, stream)
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def _load(backbone: nn.Module, weights: Weights, network: str) -> None:

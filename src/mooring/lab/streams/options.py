@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from mooring.errors import MooringError, check_number, unknown
 from mooring.lab.streams.cuts import by_class, check_per_task, permuted, rotated
 from mooring.lab.streams.digits import digits
@@ -10,7 +12,7 @@ from mooring.lab.streams.named import NAMED, Named, on_this_machine
 from mooring.lab.streams.progress import Progress
 from mooring.lab.streams.slices import check_slice, limited, limited_source, sliced
 from mooring.lab.streams.sources import find_images, from_folder
-from mooring.lab.streams.stream import Source, Stream
+from mooring.lab.streams.stream import Source, Split, Stream
 
 __all__ = ["StreamOptions", "open_stream", "stream_names"]
 
@@ -64,6 +66,12 @@ task: leave it out
 
     def __post_init__(self) -> None:
         """Refuse what does not go together, before any data is read."""
+        for name, kind in (("name", str), ("data", str), ("label", str), ("skip_broken", bool)):
+            value = getattr(self, name)
+            if not (isinstance(value, kind) or (value is None and name in ("data", "label"))):
+                raise MooringError(
+                    f"{name}={value!r} is not allowed: give {'text' if kind is str else 'true or false'}"
+                )
         if self.base not in stream_names():
             raise unknown(
                 "stream",
@@ -198,8 +206,11 @@ def _source(options: StreamOptions, progress: Progress | None) -> Source:
     folder = _folder(options, named)
     label = options.label or (named.label if named else None)
     leave_out = named.leave_out if named else ()
-    classes = len(find_images(folder, label=label, leave_out=leave_out).classes)
-    _check_classes(options, folder, classes)  # before anything is decoded, which can take minutes
+    found = find_images(folder, label=label, leave_out=leave_out)
+    _check_classes(options, folder, len(found.classes))  # before anything is decoded, which can take minutes
+    if options.cut == "class" and found.train.labels:
+        train, test = (_blank(split.labels) for split in (found.train, found.test))
+        by_class(Source(folder.name, train, test, found.classes), options.in_a_task, shuffle=options.shuffle)
     return from_folder(
         folder,
         name=named.name if named else None,
@@ -210,6 +221,11 @@ def _source(options: StreamOptions, progress: Progress | None) -> Source:
         skip_broken=options.skip_broken,
         progress=progress,
     )
+
+
+def _blank(labels: tuple[int, ...]) -> Split:
+    """Labels without their images, to try a cut on."""
+    return Split(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), torch.tensor(labels, dtype=torch.int64))
 
 
 def _check_classes(options: StreamOptions, folder: Path, count: int) -> None:

@@ -1,0 +1,331 @@
+"""Every command in miniature; a file, the command line and Python ask for the same runs."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mooring.cli import main
+from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.networks.start import read_weights
+from mooring.lab.store import Store
+from mooring.lab.streams.options import StreamOptions
+from mooring.lab.study import Study
+
+DIGITS = ["--limit", "20", "--tasks", "2", "--epochs", "1", "--seeds", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def asked(capsys, monkeypatch):
+    """What a command that works says on stdout."""
+
+    def ask(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["mooring", *arguments])
+        status = main()
+        told = capsys.readouterr()
+        assert status == 0, told.err
+        return told.out
+
+    return ask
+
+
+def keys(path: str = "mooring.sqlite") -> set[str]:
+    return {result.spec.key for result in Store(path).results()}
+
+
+def never_trained(monkeypatch) -> None:
+    monkeypatch.setattr(Fleet, "sail", lambda *args: pytest.fail("it trained"))
+
+
+# compare
+
+
+def test_compare_tells_every_method_and_where_the_results_are(asked):
+    told = asked("compare", *DIGITS, "--methods", "plain,ewc", "--baseline", "plain").splitlines()
+    assert told[0].startswith("digits (2 classes a task), tasks 1 to 2, at most 20 images a task: mlp, 1 epoch")
+    assert told[0].endswith("over 2 seeds")
+    header = ["method", "accuracy", "%", "forgetting", "learned", "vs", "plain", "[95", "%]", "verdict"]
+    assert told[1].split() == header
+    assert [line.split()[0] for line in told[2:4]] == ["plain", "ewc"]
+    assert told[-1] == "results: mooring.sqlite"
+
+
+def test_compare_tells_the_numbers_that_are_kept(asked):
+    told = json.loads(asked("compare", *DIGITS, "--methods", "plain", "--json"))
+    found = [result.metrics["accuracy"] for result in Store("mooring.sqlite").results()]
+    assert told["rows"][0]["metrics"]["accuracy"]["mean"] == pytest.approx(sum(found) / len(found))
+    assert told["rows"][0]["seeds"] == [0, 1]
+    assert told["study"] == "mooring.sqlite"
+    assert told["report"] is None
+
+
+def test_asking_twice_is_instant_and_says_the_same(asked, monkeypatch):
+    command = ["compare", *DIGITS, "--methods", "plain,ewc,explicit-mas", "--baseline", "ewc"]
+    first = asked(*command)
+    never_trained(monkeypatch)
+    began = time.monotonic()
+    assert asked(*command) == first
+    assert time.monotonic() - began < 1
+    assert Store("mooring.sqlite").commands() == [" ".join(["mooring", *command])] * 2
+
+
+def test_a_line_for_each_setting(asked):
+    told = json.loads(
+        asked("compare", *DIGITS, "--methods", "plain,ewc", "--lr", "ewc=0.1,0.2", "--strength", "ewc=1,10", "--json")
+    )
+    settings = [(row["method"], row["lr"], row["strength"]) for row in told["rows"]]
+    assert settings[1:] == [("ewc", lr, strength) for lr in (0.1, 0.2) for strength in (1.0, 10.0)]
+    assert settings[0][0] == "plain"
+
+
+def test_several_streams_have_a_table_each(asked):
+    told = asked("compare", "--stream", "digits,digits-permuted,digits-rotated", *DIGITS, "--methods", "plain")
+    assert told.count("mean ± std over 2 seeds") == 3
+
+
+def test_a_page_is_written_where_it_was_asked_for(asked, monkeypatch, tmp_path):
+    written = []
+
+    def write_report(results, folder, **rest):
+        written.append((results, folder, rest))
+        return folder / "index.html"
+
+    monkeypatch.setattr("mooring.report.write_report", write_report)
+    command = ["compare", *DIGITS, "--methods", "plain,ewc", "--baseline", "plain", "--report", "page"]
+    assert asked(*command).splitlines()[-1] == "page:    page/index.html"
+    ((results, folder, rest),) = written
+    assert {result.spec.key for result in results} == keys()
+    assert str(folder) == "page"
+    assert rest == {"title": "mooring", "command": " ".join(["mooring", *command]), "baseline": "plain"}
+    assert asked("report", "--to", "other", "--title", "Mine", "--baseline", "ewc") == "page: other/index.html\n"
+    assert str(written[1][1]) == "other"
+    assert written[1][2] == {"title": "Mine", "command": " ".join(["mooring", *command]), "baseline": "ewc"}
+
+
+def test_a_network_in_the_folder_where_one_is_can_be_named(asked, tmp_path, monkeypatch):
+    (tmp_path / "my_own.py").write_text(
+        "from torch import nn\n\n\ndef narrow(shape):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))\n"
+    )
+    # as the installed command is started: its own folder comes first, and not the one that one is in
+    scripts = str(Path(sys.executable).parent)
+    monkeypatch.setattr(sys, "path", [scripts, *(each for each in sys.path if each not in ("", str(tmp_path)))])
+    asked("compare", *DIGITS, "--methods", "plain", "--network", "my_own:narrow")
+    assert {result.spec.network for result in Store("mooring.sqlite").results()} == {"my_own:narrow"}
+
+
+# tune
+
+
+def test_tune_tells_what_it_chose_what_it_dropped_and_what_came_of_it(asked):
+    command = ["tune", "--limit", "20", "--tasks", "3", "--epochs", "1", "--seeds", "1", "--methods", "plain,ewc"]
+    grid = ["--search-tasks", "1", "--lrs", "0.05,0.1", "--strengths", "1,1e9"]
+    told = asked(*command, *grid)
+    assert told.startswith("searched digits (2 classes a task), ")
+    assert "ewc 1e+09: after 1 task lr * strength * importance leaves (0, 1)" in told
+    assert "other 2, trained" in told
+    found = json.loads(asked(*command, *grid, "--json"))
+    assert [(choice["method"], choice["grid"], len(choice["dropped"])) for choice in found["choices"]] == [
+        ("plain", 2, 0),
+        ("ewc", 4, 2),
+    ]
+    for choice, row in zip(found["choices"], found["rows"], strict=True):
+        assert (row["lr"], row["strength"]) == (choice["best"]["lr"], choice["best"]["strength"])
+
+
+# run
+
+
+WRITTEN = """
+methods = ["plain", "ewc", "er"]
+seeds = [0, 2]
+[stream]
+name = "digits"
+per_task = 5
+limit = 20
+[train]
+epochs = 1
+batch = 10
+momentum = 0
+weight_decay = 0.001
+memory = 10
+heads = "fresh"
+dtype = "float64"
+[method.ewc]
+lr = 1
+strength = [10, 100]
+"""
+TYPED = (
+    "compare --methods plain,ewc,er --seeds 0,2 --stream digits --per-task 5 --limit 20 --epochs 1 --batch 10 "
+    "--momentum 0 --weight-decay 0.001 --memory 10 --heads fresh --dtype float64 --lr ewc=1 --strength ewc=10,100 "
+    "--study typed.sqlite"
+)
+
+
+def test_a_file_the_command_line_and_python_ask_for_the_same_runs(asked, tmp_path):
+    (tmp_path / "written.toml").write_text(WRITTEN)
+    asked("run", "written.toml")
+    asked(*TYPED.split())
+    Study("called.sqlite").compare(
+        stream=StreamOptions("digits", per_task=5, limit=20),
+        methods=["plain", "ewc", "er"],
+        seeds=[0, 2],
+        epochs=1,
+        batch=10,
+        momentum=0.0,
+        weight_decay=0.001,
+        memory=10,
+        heads="fresh",
+        dtype="float64",
+        lr={"ewc": 1.0},
+        strength={"ewc": [10.0, 100.0]},
+    )
+    assert len(keys("written.sqlite")) == 2 + 4 + 2
+    assert keys("typed.sqlite") == keys("called.sqlite")
+    assert keys("written.sqlite") == keys("typed.sqlite")
+
+
+def test_all_three_start_from_the_same_defaults(asked, tmp_path, monkeypatch):
+    (tmp_path / "written.toml").write_text('methods = ["plain", "ewc"]\nseeds = 1\n[stream]\nlimit = 20\ntasks = 2\n')
+    asked("run", "written.toml")
+    asked(
+        "compare", "--methods", "plain,ewc", "--seeds", "1", "--limit", "20", "--tasks", "2", "--study", "typed.sqlite"
+    )
+    study = Study("called.sqlite")
+    study.compare(stream=StreamOptions("digits", limit=20, tasks=2), methods="plain,ewc", seeds=1)
+    assert keys("written.sqlite") == keys("typed.sqlite") == keys("called.sqlite")
+
+
+def test_the_command_line_and_a_file_compare_the_same_methods_where_none_are_named(tmp_path):
+    from mooring.cli.options import METHODS
+    from mooring.lab.comparison import comparison
+    from mooring.lab.study_file import read_study_file
+
+    (tmp_path / "empty.toml").write_text("")
+    assert comparison(**read_study_file(tmp_path / "empty.toml").comparison).methods == tuple(METHODS.split(","))
+    assert comparison().methods == tuple(METHODS.split(","))
+
+
+def test_run_twice_is_instant_and_searches_where_the_file_says_so(asked, tmp_path, monkeypatch):
+    text = 'methods = ["plain"]\nseeds = 1\nbaseline = "plain"\n[stream]\nlimit = 20\ntasks = 3\n[train]\nepochs = 1\n'
+    (tmp_path / "mine.toml").write_text(text + "[tune]\ntasks = 1\nlrs = [0.1, 0.01]\n")
+    first = asked("run", "mine.toml")
+    assert first.startswith("searched digits")
+    never_trained(monkeypatch)
+    assert asked("run", "mine.toml") == first
+
+
+def test_run_takes_paths_from_where_the_file_lies(asked, tmp_path, monkeypatch):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "mine.toml").write_text(
+        'study = "kept/mine.sqlite"\nmethods = ["plain"]\nseeds = 1\n'
+        "[stream]\nlimit = 20\ntasks = 2\n[train]\nepochs = 1\n"
+    )
+    asked("run", "deep/mine.toml")
+    assert len(keys("deep/kept/mine.sqlite")) == 1
+
+
+# show
+
+
+def test_show_tells_what_compare_told_without_training(asked, monkeypatch):
+    told = asked("compare", *DIGITS, "--methods", "plain,ewc")
+    never_trained(monkeypatch)
+    assert asked("show") == told.removesuffix("results: mooring.sqlite\n")
+    found = json.loads(asked("show", "mooring.sqlite", "--json", "--runs"))
+    assert {run["key"] for run in found["runs"]} == keys()
+    assert found["commands"] == [" ".join(["mooring", "compare", *DIGITS, "--methods", "plain,ewc"])]
+    assert "runs" not in json.loads(asked("show", "--json"))
+
+
+def test_show_leaves_a_study_as_it_is(asked, tmp_path):
+    asked("compare", *DIGITS, "--methods", "plain")
+    before = (tmp_path / "mooring.sqlite").read_bytes()
+    asked("show", "--baseline", "plain")
+    assert (tmp_path / "mooring.sqlite").read_bytes() == before
+
+
+# methods
+
+
+def test_methods_lists_every_method_with_a_line_and_its_strength(asked):
+    from mooring.lab.methods import METHODS
+
+    told = asked("methods").splitlines()
+    assert told[0].split() == ["method", "what", "it", "does", "strength"]
+    assert [line.split()[0] for line in told[1:]] == list(METHODS)
+    found = json.loads(asked("methods", "--json"))
+    assert [(each["name"], each["strength"], each["memory"]) for each in found] == [
+        (method.name, method.strength, method.memory) for method in METHODS.values()
+    ]
+
+
+# pretrain
+
+
+def test_pretrain_writes_a_backbone_that_runs_start_from(asked):
+    told = json.loads(
+        asked(
+            "pretrain",
+            "--network",
+            "mlp",
+            "--limit",
+            "40",
+            "--epochs",
+            "3",
+            "--lr",
+            "0.05",
+            "--out",
+            "b.safetensors",
+            "--json",
+        )
+    )
+    assert told["backbone"] == "b.safetensors"
+    assert 0 <= told["accuracy"] <= 100
+    weights = load_file("b.safetensors")
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
+    asked("compare", *DIGITS, "--methods", "frozen", "--init", "b.safetensors")
+    asked("compare", *DIGITS, "--methods", "frozen")
+    starts = {result.spec.init for result in Store("mooring.sqlite").results()}
+    assert len(starts) == 2
+    assert "" in starts
+
+
+def test_a_backbone_taught_twice_is_the_same_start(asked):
+    for name in ("b.safetensors", "c.safetensors"):
+        asked("pretrain", "--network", "mlp", "--limit", "20", "--epochs", "1", "--out", name)
+    assert read_weights("b.safetensors").fingerprint == read_weights("c.safetensors").fingerprint
+
+
+def test_a_backbone_under_another_name_is_the_same_start(asked, monkeypatch):
+    asked("pretrain", "--network", "mlp", "--limit", "20", "--epochs", "1", "--out", "b.safetensors")
+    asked("compare", *DIGITS, "--methods", "plain", "--init", "b.safetensors")
+    with open("b.safetensors", "rb") as one, open("c.safetensors", "wb") as other:
+        other.write(one.read())
+    never_trained(monkeypatch)
+    asked("compare", *DIGITS, "--methods", "plain", "--init", "c.safetensors")
+
+
+# data
+
+
+def test_a_folder_of_images_is_compared(asked, tmp_path):
+    import numpy as np
+    from PIL import Image
+
+    for number, name in enumerate(("cat", "dog", "eel", "fox")):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for seed in range(6):
+            pixels = np.random.default_rng(10 * number + seed).integers(0, 256, (8, 8, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{seed}.png")
+    folder = ["--stream", "folder", "--data", "images", "--per-task", "2", "--size", "8", "--network", "mlp"]
+    told = asked("compare", *folder, "--methods", "plain", "--seeds", "1")
+    assert told.startswith("images (2 classes a task): mlp, 1 epoch, batch 10, lr 0.001")

@@ -1,0 +1,309 @@
+"""Killed anywhere and resumed equals never interrupted, bit for bit; two processes at once lose nothing."""
+
+import itertools
+import json
+import os
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from processes import Child, Ended, command, wait_for
+
+METHODS = "plain,ewc,si,er,a-gem,explicit-mas"
+DIGITS = [
+    "--limit",
+    "30",
+    "--tasks",
+    "3",
+    "--epochs",
+    "4",
+    "--batch",
+    "10",
+    "--seeds",
+    "2",
+    "--memory",
+    "15",
+    "--dtype",
+    "float64",
+]
+ASKED = ["compare", "--methods", METHODS, *DIGITS, "--study", "study.sqlite"]
+RUNS = 12
+
+
+def rows(folder: Path) -> list[tuple]:
+    """Everything that a study holds but how long it took and when."""
+    connection = sqlite3.connect(folder / "study.sqlite")
+    names = "key, stream, method, seed, status, accuracy, forgetting, learned, spec, result"
+    found = connection.execute(f"SELECT {names} FROM runs ORDER BY key").fetchall()
+    connection.close()
+    told = []
+    for *columns, text in found:
+        result = json.loads(text)
+        del result["seconds"], result["versions"]
+        told.append((*columns, json.dumps(result)))  # text, in which no two floats look alike
+    return told
+
+
+def saved(folder: Path) -> list[Path]:
+    return list((folder / "study.sqlite.fleets").glob("*.safetensors"))
+
+
+def begun(folder: Path, **how) -> Child:
+    return Child(folder, command, *ASKED, **how)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The study that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    Child(folder, command, "methods").ended()  # the first of all takes as long as importing torch
+    began = time.monotonic()
+    told = begun(folder).ended()
+    assert told.status == 0, told.err
+    found = rows(folder)
+    assert len(found) == RUNS
+    assert saved(folder) == []
+    return found, time.monotonic() - began
+
+
+def finished(folder: Path, whole) -> Ended:
+    """Ask once more, undisturbed; what came out is what would have come out anyway."""
+    told = begun(folder).ended()
+    assert told.status == 0, told.err
+    assert rows(folder) == whole[0]
+    assert saved(folder) == []
+    return told
+
+
+# Kills
+
+
+def test_killed_at_random_moments_and_continued_gives_the_same_bit_for_bit(tmp_path, whole):
+    moments, kills = random.Random(0), 0
+    for _ in range(5):
+        child = begun(tmp_path)
+        time.sleep(moments.uniform(0.1, 0.9) * whole[1])
+        child.kill()
+        kills += child.ended().status == -signal.SIGKILL
+    assert kills, "it was never killed"
+    finished(tmp_path, whole)
+
+
+def often(every: float) -> int:
+    """The same study, saved within tasks too."""
+    from mooring.lab.study import Study
+
+    Study.__init__.__kwdefaults__["every"] = every
+    return command(*ASKED)
+
+
+def test_killed_within_tasks_and_continued_from_there_gives_the_same_bit_for_bit(tmp_path, whole):
+    from lab.test_kill import often as target
+
+    moments, within = random.Random(2), 0
+    for _ in range(5):
+        child = Child(tmp_path, target, 0.005)
+        begin = {path: path.stat().st_mtime_ns for path in saved(tmp_path)}
+        wait_for(lambda begin=begin: {p: p.stat().st_mtime_ns for p in saved(tmp_path) if p.exists()} != begin, child)
+        time.sleep(moments.uniform(0, 0.1) * whole[1])
+        child.kill()
+        child.ended()
+        within += any(position(path)["step"] for path in saved(tmp_path))
+    assert within, "it was never within a task"
+    told = finished(tmp_path, whole)
+    assert "note:" not in told.err
+
+
+def position(path: Path) -> dict[str, int]:
+    with safe_open(path, framework="pt") as opened:
+        return json.loads(opened.metadata()["mooring"])["position"]
+
+
+def killed_at(moment: int, *arguments: str) -> int:
+    """Killed before or after the so-manieth time that something reaches the disk."""
+    from mooring.lab import files, store
+
+    count = itertools.count()
+
+    def watched(act):
+        def acted(*args, **kwargs):
+            if next(count) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done = act(*args, **kwargs)
+            if next(count) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        return acted
+
+    files.os.replace, files.os.fsync = watched(os.replace), watched(os.fsync)
+    Path.unlink = watched(Path.unlink)
+    store._row = watched(store._row)
+    return command(*arguments)
+
+
+def test_killed_at_every_write_one_after_the_other_gives_the_same_bit_for_bit(tmp_path, whole):
+    """Each process is killed one write later than the one before, from where that one left off."""
+    from lab.test_kill import killed_at as target
+
+    kills = 0
+    for moment in range(0, 60, 5):
+        told = Child(tmp_path, target, moment, *ASKED).ended()
+        if told.status == 0:
+            break
+        assert told.status == -signal.SIGKILL, told.err
+        kills += 1
+    assert kills >= 8
+    finished(tmp_path, whole)
+
+
+def test_a_kill_while_results_are_put_away_loses_nothing(tmp_path, whole):
+    from lab.test_kill import killed_while_keeping as target
+
+    for number in (1, 3):  # within the first fleet's results, and within a later one's
+        assert Child(tmp_path, target, number).ended().status == -signal.SIGKILL
+    finished(tmp_path, whole)
+
+
+def killed_while_keeping(number: int) -> int:
+    from mooring.lab import store
+
+    row, count = store._row, itertools.count(1)
+
+    def killed(result):
+        if next(count) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return row(result)
+
+    store._row = killed
+    return command(*ASKED)
+
+
+def test_a_kill_leaves_no_scratch_files_behind_for_good(tmp_path, whole):
+    from lab.test_kill import killed_at as target
+
+    for moment in (1, 2, 3, 4):
+        Child(tmp_path, target, moment, *ASKED).ended()
+    finished(tmp_path, whole)
+    assert not (tmp_path / "study.sqlite.fleets").exists()
+
+
+def test_a_backbone_whose_teaching_was_killed_is_the_same_bit_for_bit(tmp_path):
+    from lab.test_kill import killed_at as target
+
+    asked = ["pretrain", "--network", "mlp", "--limit", "40", "--epochs", "4", "--lr", "0.02", "--out", "b.safetensors"]
+    for moment in (6, 12, None):
+        told = Child(tmp_path / "killed", target, -1 if moment is None else moment, *asked).ended()
+        assert told.status == (0 if moment is None else -signal.SIGKILL), told.err
+    assert Child(tmp_path / "whole", command, *asked).ended().status == 0
+    one, other = (load_file(tmp_path / name / "b.safetensors") for name in ("killed", "whole"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, whole, number):
+    for _ in range(2):
+        child, before = begun(tmp_path), saved(tmp_path)
+        assert wait_for(lambda before=before: set(saved(tmp_path)) - set(before), child)
+        child.kill(number)
+        told = child.ended()
+        assert told.status == 130
+        assert told.out == ""
+        assert told.err.splitlines()[-1] == (
+            "interrupted; everything so far is saved, and the same command continues from here"
+        )
+        assert "Traceback" not in told.err
+        assert saved(tmp_path)
+    finished(tmp_path, whole)
+
+
+def test_the_command_in_an_interpreter_of_its_own_is_interrupted_and_continued(tmp_path, whole):
+    arguments = [sys.executable, "-c", "from mooring.cli import main; import sys; sys.exit(main())", *ASKED]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    while process.poll() is None and not saved(tmp_path):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b""), err
+    assert b"Traceback" not in err
+    finished(tmp_path, whole)
+
+
+# Two at once
+
+
+def test_a_second_process_is_refused_in_one_line_and_nothing_is_lost(tmp_path, whole):
+    first = begun(tmp_path)
+    assert wait_for(lambda: saved(tmp_path), first)
+    second = Child(tmp_path / "second", command, *ASKED[:-1], "../study.sqlite").ended()
+    assert first.running()
+    assert second.status == 2
+    assert second.out == ""
+    assert second.err == (
+        f"error: the study ../study.sqlite is being run by process {first.process.pid}: let it finish, or say --wait "
+        "to go on after it\n"
+    )
+    assert first.ended().status == 0
+    assert rows(tmp_path) == whole[0]
+
+
+def test_a_second_process_that_waits_trains_nothing_again(tmp_path, whole):
+    first = begun(tmp_path)
+    assert wait_for(lambda: saved(tmp_path), first)
+    second = Child(tmp_path / "second", command, *ASKED[:-1], "../study.sqlite", "--wait")
+    assert first.ended().status == 0
+    told = second.ended()
+    assert (told.status, told.err) == (0, "")
+    assert told.out.replace("../study", "study") == first.out.read_text()
+    assert rows(tmp_path) == whole[0]
+
+
+def test_processes_that_wait_for_each_other_add_up_to_the_whole(tmp_path, whole):
+    both = [
+        Child(
+            tmp_path / str(n), command, "compare", "--methods", methods, *DIGITS, "--study", "../study.sqlite", "--wait"
+        )
+        for n, methods in enumerate(("plain,ewc,si,er", "a-gem,explicit-mas,plain"))
+    ]
+    for child in both:
+        told = child.ended()
+        assert told.status == 0, told.err
+    assert [row[0] for row in rows(tmp_path)] == [row[0] for row in whole[0]]
+
+
+# Full disks
+
+
+def on_a_small_disk(size: int) -> int:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    return command(*ASKED)
+
+
+def test_a_full_disk_is_told_in_one_line_and_continued_once_there_is_room(tmp_path, whole):
+    from lab.test_kill import on_a_small_disk as target
+
+    told = Child(tmp_path, target, 100_000).ended()
+    assert told.status == 2
+    assert told.out == ""
+    assert "Traceback" not in told.err
+    last = told.err.splitlines()[-1]
+    assert last.startswith("error: cannot write study.sqlite.fleets/")
+    assert "make room" in last
+    assert saved(tmp_path) == []
+    finished(tmp_path, whole)

@@ -1,0 +1,145 @@
+"""Methods: every one that is promised, each told in one line and made of the core's own rules."""
+
+import pytest
+import torch
+
+import mooring
+from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
+from mooring.errors import MooringError
+from mooring.lab.methods import METHODS, find, resolve
+from mooring.merges import average, total
+
+SIX = {"ewc": EWC, "mas": MAS, "si": SI, "rwalk": RWalk, "uniform": Uniform, "random": Random}
+SIGNS = {"si-absolute": "absolute", "si-signed": "signed", "si-negative": 0.001}
+CONTROLS = ["plain", "frozen", "frozen-after-first", "joint"]
+PROMISED = [
+    *CONTROLS,
+    *SIX,
+    *SIGNS,
+    *(f"{kind}-{name}" for kind in ("balanced", "clamped", "explicit") for name in SIX),
+    "proximal-ewc",
+    "a-gem",
+    "er",
+]
+
+
+def test_every_promised_method_is_there_and_no_other():
+    assert len(PROMISED) == 34
+    assert set(METHODS) == set(PROMISED)
+    assert all(method.name == name for name, method in METHODS.items())
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_method_says_what_it_does_in_one_line(name):
+    line = find(name).line
+    assert line == line.strip()
+    assert "\n" not in line
+    assert 10 < len(line) <= 100
+    assert not line.endswith(".")
+
+
+def test_no_two_methods_say_the_same():
+    assert len({method.line for method in METHODS.values()}) == len(METHODS)
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_the_regularized_methods_are_an_importance_and_a_pull_of_the_core(name):
+    plain, balanced, clamped, explicit = (find(f"{kind}{name}") for kind in ("", "balanced-", "clamped-", "explicit-"))
+    for method in (plain, clamped, explicit):
+        assert type(method.importance(3)) is SIX[name]
+    assert type(balanced.importance(3)) is Balanced
+    assert type(balanced.importance(3).importance) is SIX[name]
+    assert plain.pull(2.0) == balanced.pull(2.0) == Penalty(2.0)
+    assert clamped.pull(2.0) == Penalty(2.0, clamp=True)
+    assert explicit.pull(2.0) == Interpolation()
+    assert plain.strength == balanced.strength == clamped.strength > 0
+    assert explicit.strength is None
+    assert all(method.merge is average for method in (plain, balanced, clamped, explicit))
+    assert all(method.watches_outputs == (name == "mas") for method in (plain, balanced, clamped, explicit))
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_importances_have_the_options_of_the_core_and_the_papers_decay(name):
+    made = find(name).importance(0)
+    assert made == mooring.importance.registry.resolve(name) == find(f"explicit-{name}").importance(0)
+    if name in ("ewc", "mas", "rwalk"):
+        assert made.decay == 0.2
+
+
+@pytest.mark.parametrize(("name", "sign"), SIGNS.items())
+def test_the_signs_of_si(name, sign):
+    assert find(name).importance(4).sign == sign
+    assert find(name).pull(1.0) == Penalty(1.0)
+    assert find("si").importance(4).sign == "rectified"
+
+
+def test_what_is_drawn_at_random_is_drawn_by_the_runs_own_seed():
+    for name in ("random", "balanced-random", "clamped-random", "explicit-random", "si-negative"):
+        assert find(name).importance(7).seed == 7
+        assert find(name).importance(8).seed == 8
+    like = torch.zeros(50)
+    one, other = (find("random").importance(s).start(like, name="w", task=0)["current"] for s in (1, 2))
+    assert not torch.equal(one, other)
+
+
+def test_the_proximal_step_has_the_mean_fisher_of_each_task_summed():
+    method = find("proximal-ewc")
+    assert method.importance(0) == EWC(decay=None, per_sample=True)
+    assert method.pull(5.0) == Proximal(5.0)
+    assert method.merge is total
+    assert method.strength > 0
+
+
+def test_a_pull_takes_a_strength_for_each_run():
+    strengths = torch.tensor([1.0, 2.0])
+    for name, method in METHODS.items():
+        if method.has_strength:
+            assert method.pull(strengths).strength is strengths, name
+
+
+def test_controls_and_replay_moor_nothing():
+    for name in (*CONTROLS, "er", "a-gem"):
+        method = find(name)
+        assert (method.importance, method.strength, method.watches_outputs) == (None, None, False)
+    assert [find(name).frozen for name in CONTROLS] == ["never", "always", "after first", "never"]
+    assert [find(name).data for name in (*CONTROLS, "er", "a-gem")] == ["task"] * 3 + ["joint", "er", "a-gem"]
+    assert {name for name, method in METHODS.items() if method.memory} == {"er", "a-gem"}
+    assert find("er").memory == find("a-gem").memory == 500
+
+
+def test_only_a_penalty_that_is_not_clamped_can_extrapolate():
+    expected = {*SIX, *SIGNS, *(f"balanced-{name}" for name in SIX)}
+    assert {name for name, method in METHODS.items() if method.can_extrapolate} == expected
+
+
+def test_the_papers_names_stand_for_ours():
+    assert find("vanilla") is find("uniform")
+    assert find("clamped-vanilla") is find("clamped-uniform")
+    assert find("explicit-vanilla") is find("explicit-uniform")
+
+
+def test_a_list_of_methods_names_each_once_in_the_order_given():
+    assert resolve("er, ewc ,vanilla,ewc,uniform") == ["er", "ewc", "uniform"]
+    assert resolve(["joint", "plain"]) == ["joint", "plain"]
+    assert resolve("all") == list(METHODS)
+    assert resolve("joint,all") == ["joint", *(name for name in METHODS if name != "joint")]
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [("ewk", "ewc"), ("explicit_mas", "explicit-mas"), ("agem", "a-gem"), ("zzz", None), ("frozen-first", "frozen")],
+)
+def test_an_unknown_method_is_refused_in_one_line_with_the_nearest(given, near):
+    for ask in (find, resolve):
+        with pytest.raises(MooringError, match=f"unknown method '{given}'") as error:
+            ask(given)
+        told = str(error.value)
+        assert "\n" not in told
+        assert all(name in told for name in PROMISED)
+        assert (f"did you mean '{near}" in told) == (near is not None)
+
+
+def test_an_empty_name_is_refused_in_one_line():
+    for given in ("", "ewc,", ","):
+        with pytest.raises(MooringError, match="unknown method ''"):
+            resolve(given)

@@ -1,0 +1,206 @@
+"""The paper's protocol: the best on the first tasks is trained on the rest, and what cannot work costs one task."""
+
+import itertools
+
+import pytest
+
+from mooring.errors import MooringError
+from mooring.lab.engines import local
+from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.protocol import LRS, STRENGTHS, Tuned, tune
+from mooring.lab.streams.options import StreamOptions, open_stream
+from mooring.lab.streams.slices import sliced
+from mooring.lab.study import Study
+
+OPTIONS = StreamOptions("digits", tasks=4, limit=30)
+STREAM = open_stream(OPTIONS)
+TOLD = {"network": "mlp", "batch": 10, "epochs": 1, "momentum": 0.0, "dtype": "float64"}
+LR, STRENGTH = [0.003, 0.1, 0.03], [0.1, 100.0, 1e9]
+STEPS = 3
+"""In a task."""
+
+
+class Counted(Fleet):
+    """A fleet that writes down how many steps each run took, and in which task."""
+
+    taken: dict[tuple[str, str], list[int]]
+
+    def _step(self, task, *args):
+        for spec in self.specs:
+            Counted.taken.setdefault((spec.data, spec.key), []).append(task)
+        super()._step(task, *args)
+
+
+@pytest.fixture(autouse=True)
+def _counted(monkeypatch):
+    Counted.taken = {}
+    monkeypatch.setattr(local, "Fleet", Counted)
+
+
+@pytest.fixture
+def study(tmp_path):
+    return Study(tmp_path / "study.sqlite")
+
+
+def tuned(study: Study, **rest) -> Tuned:
+    told = {"stream": STREAM, "methods": "plain,ewc", "seeds": 2, "lrs": LR, "strengths": STRENGTH, "tasks": 2}
+    return tune(study, **{**TOLD, **told, **rest})
+
+
+def test_the_best_is_that_of_all_combinations_by_average_accuracy_on_the_first_tasks(study, tmp_path):
+    found = {choice.method: choice for choice in tuned(study).choices}
+    first = sliced(STREAM, 0, 2)
+    brute = Study(tmp_path / "brute.sqlite")
+    for method, strengths in (("plain", [None]), ("ewc", STRENGTH)):
+        scores = {}
+        for lr, strength in itertools.product(LR, strengths):
+            given = {} if strength is None else {"strength": strength}
+            (row,) = brute.compare(stream=first, methods=method, seeds=1, lr=lr, **given, **TOLD)
+            steady = row.results[0].status == "finished" and not any(
+                verdict.trouble for verdict in row.results[0].stability[:1]
+            )
+            scores[lr, strength] = sum(row.results[0].matrix[-1]) / 2 if steady else None
+        best = found[method].best
+        assert len(found[method].grid) == len(scores)
+        assert best.metrics["accuracy"].mean == pytest.approx(max(s for s in scores.values() if s is not None))
+        chosen = scores[best.setting.lr, best.setting.strength]
+        assert chosen == pytest.approx(best.metrics["accuracy"].mean)
+        dropped = {(row.setting.lr, row.setting.strength) for row in found[method].dropped}
+        assert dropped == {point for point, score in scores.items() if score is None}
+    assert len({row.metrics["accuracy"].mean for row in found["plain"].grid}) > 1, "there was nothing to choose"
+    assert found["ewc"].dropped, "nothing was dropped"
+
+
+def test_the_rest_is_trained_at_the_chosen_setting_with_every_seed(study):
+    made = tuned(study)
+    chosen = {choice.method: choice.best.setting for choice in made.choices}
+    assert [row.setting.method for row in made.rows] == ["plain", "ewc"]
+    for row in made.rows:
+        best = chosen[row.setting.method]
+        assert (row.setting.lr, row.setting.strength) == (best.lr, best.strength)
+        assert [result.spec.seed for result in row.results] == [0, 1]
+        assert len(row.results[0].matrix) == 2
+
+
+def test_what_is_searched_and_what_is_trained_have_no_task_in_common(study):
+    made = tuned(study)
+    first, rest = sliced(STREAM, 0, 2), sliced(STREAM, 2)
+    assert {task.classes for task in first.tasks} & {task.classes for task in rest.tasks} == set()
+    assert {row.setting.data for choice in made.choices for row in choice.grid} == {first.fingerprint}
+    assert {row.setting.data for row in made.rows} == {rest.fingerprint}
+    assert len(first.tasks) + len(rest.tasks) == len(STREAM.tasks)
+    assert {data for data, _ in Counted.taken} == {first.fingerprint, rest.fingerprint}
+
+
+def test_settings_that_do_not_interpolate_are_rejected_with_the_reason_at_the_cost_of_one_task(study):
+    made = tuned(study, methods="ewc,clamped-ewc,proximal-ewc", lrs=[0.03], seeds=1)
+    choices = {choice.method: choice for choice in made.choices}
+    dropped = choices["ewc"].dropped
+    assert [row.setting.strength for row in dropped] == [1e9]
+    (result,) = dropped[0].results
+    assert result.status == "rejected"
+    assert result.reason.startswith("after 1 task lr * strength * importance leaves (0, 1) in ")
+    (verdict,) = result.stability
+    assert verdict.largest >= 1
+    assert verdict.extrapolate + verdict.diverge > 0
+    assert verdict.safe_strength * verdict.largest / 1e9 == pytest.approx(1)
+    assert result.steps == STEPS
+    first = sliced(STREAM, 0, 2)
+    assert Counted.taken[first.fingerprint, result.spec.key] == [0] * STEPS
+    for row in choices["ewc"].grid:
+        if row.setting.strength != 1e9:
+            assert all(0 < verdict.largest < 1 for verdict in row.results[0].stability)
+            assert Counted.taken[first.fingerprint, row.results[0].spec.key] == [0] * STEPS + [1] * STEPS
+    for method in ("clamped-ewc", "proximal-ewc"):  # which interpolate at any strength
+        assert choices[method].dropped == ()
+        assert len(choices[method].grid) == 3
+
+
+def test_a_method_without_strength_has_only_learning_rates_to_try(study):
+    made = tuned(study, methods="plain,explicit-mas,joint", seeds=1)
+    for choice in made.choices:
+        assert [(row.setting.lr, row.setting.strength) for row in choice.grid] == [(lr, None) for lr in LR]
+
+
+def test_the_grids_are_the_papers_where_none_are_given(study):
+    made = tune(study, stream=STREAM, methods="uniform", seeds=1, tasks=1, **TOLD)
+    grid = {(row.setting.lr, row.setting.strength) for row in made.choices[0].grid}
+    assert grid == set(itertools.product(LRS, STRENGTHS))
+
+
+def test_a_method_whose_every_setting_is_rejected_is_told_of_and_not_trained(study):
+    made = tuned(study, strengths=[1e9, 1e10], lrs=[0.03], seeds=1)
+    assert [choice.best is None for choice in made.choices] == [False, True]
+    assert len(made.choices[1].dropped) == len(made.choices[1].grid) == 2
+    assert [row.setting.method for row in made.rows] == ["plain"]
+    told = made.choices[1].to_json()
+    assert told["best"] is None
+    assert [entry["status"] for entry in told["dropped"]] == ["rejected", "rejected"]
+
+
+def test_where_every_setting_of_every_method_is_rejected_there_are_no_rows(study):
+    made = tuned(study, methods="ewc", strengths=[1e9], lrs=[0.03], seeds=1)
+    assert made.choices[0].best is None
+    assert made.rows == ()
+
+
+def test_a_baseline_whose_every_setting_is_rejected_does_not_lose_the_others(study):
+    made = tuned(study, baseline="ewc", strengths=[1e9], lrs=[0.03], seeds=1)
+    assert [(row.setting.method, row.difference) for row in made.rows] == [("plain", None)]
+
+
+def test_searching_with_several_seeds_takes_their_mean(study):
+    made = tuned(study, methods="plain", search_seeds=[3, 4])
+    for row in made.choices[0].grid:
+        assert [result.spec.seed for result in row.results] == [3, 4]
+        scores = [result.metrics["accuracy"] for result in row.results]
+        assert row.metrics["accuracy"].mean == pytest.approx(sum(scores) / 2)
+    best = max(made.choices[0].grid, key=lambda row: row.metrics["accuracy"].mean)
+    assert made.choices[0].best == best
+
+
+def test_asking_again_trains_nothing_and_tells_the_same(study):
+    first = tuned(study)
+    Counted.taken = {}
+    again = tuned(Study(study.store.path))
+    assert Counted.taken == {}
+    assert [choice.to_json() for choice in again.choices] == [choice.to_json() for choice in first.choices]
+    assert again.rows == first.rows
+
+
+def test_every_stream_is_searched_for_itself(study):
+    made = tuned(study, stream=[STREAM, StreamOptions("digits-permuted", tasks=3, limit=20)], methods="plain", seeds=1)
+    assert len({choice.stream for choice in made.choices}) == 2
+    assert len({row.setting.data for row in made.rows}) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"tasks": 4}, "has 4 tasks: search fewer than that, not 4"),
+        ({"tasks": 9}, "search fewer"),
+        ({"tasks": 0}, "tasks=0"),
+        ({"tasks": -1}, "tasks=-1"),
+        ({"tasks": "2"}, "tasks='2'"),
+        ({"tasks": 1.5}, "tasks=1.5"),
+        ({"lrs": []}, "nothing to run"),
+        ({"lrs": [-0.1]}, "lr=-0.1"),
+        ({"lrs": 0.1}, "lrs"),
+        ({"lrs": "0.1"}, "lr"),
+        ({"strengths": []}, "nothing to run"),
+        ({"strengths": [-1.0]}, "strength=-1.0"),
+        ({"strengths": 3.0}, "strengths"),
+        ({"search_seeds": 0}, "nothing to run"),
+        ({"search_seeds": 1.5}, "seeds"),
+        ({"baseline": "er"}, "the baseline 'er' is not among the methods"),
+        ({"methods": "plian"}, "did you mean 'plain'?"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_searched_is_refused_in_one_line_before_any_training(tmp_path, wrong, said):
+    with pytest.raises(MooringError) as caught:
+        tuned(Study(tmp_path / "study.sqlite"), **{"methods": "ewc", **wrong})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert Counted.taken == {}
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,147 @@
+"""A run's spec: its content address is the same everywhere, and changes with all that the result depends on."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.errors import MooringError
+from mooring.lab.spec import RunSpec
+
+SPEC = RunSpec(
+    stream="digits",
+    data="0123456789abcdef",
+    method="ewc",
+    seed=3,
+    network="mlp",
+    lr=0.02,
+    strength=10.0,
+    epochs=5,
+    batch=20,
+    momentum=0.9,
+    weight_decay=1e-4,
+    memory=None,
+    heads="inherit",
+    init="",
+    dtype="float32",
+)
+PINNED = "6a0a25bb3edec3c86e6eeea33b96f502"
+"""The address of that spec. Studies on disk find their results by it: if this changes, every result there is lost, so
+it may change only together with `mooring.lab.spec.VERSION`, when the same spec gives another result."""
+
+OTHER = {
+    "data": "another",
+    "method": "mas",
+    "seed": 4,
+    "network": "cnn6",
+    "lr": 0.03,
+    "strength": None,
+    "epochs": 6,
+    "batch": 21,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "memory": 500,
+    "heads": "fresh",
+    "init": "weights",
+    "dtype": "float64",
+}
+
+
+def test_the_address_of_a_run_is_the_one_that_studies_on_disk_know():
+    assert SPEC.key == PINNED
+
+
+def test_the_address_is_the_same_in_another_process():
+    code = "import json, sys; from mooring.lab.spec import RunSpec; print(RunSpec.from_json(json.load(sys.stdin)).key)"
+    told = json.dumps(SPEC.to_json(), sort_keys=True)
+    ran = subprocess.run([sys.executable, "-c", code], input=told, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == PINNED
+
+
+def test_every_field_but_the_streams_name_is_part_of_the_address():
+    assert {field.name for field in fields(RunSpec)} == {"stream", *OTHER}  # a new field needs a decision
+    keys = [SPEC.key, *(replace(SPEC, **{name: value}).key for name, value in OTHER.items())]
+    assert len(set(keys)) == len(keys)
+    assert replace(SPEC, stream="whatever people call it").key == SPEC.key
+
+
+def test_the_smallest_difference_in_a_number_is_another_run():
+    assert replace(SPEC, lr=0.020000000000000004).key != SPEC.key
+    assert replace(SPEC, strength=10.000000000000002).key != SPEC.key
+
+
+@pytest.mark.parametrize(("name", "whole"), [("strength", 10), ("lr", 1), ("momentum", 0), ("weight_decay", 0)])
+def test_a_whole_number_is_the_same_run_written_with_or_without_a_point(name, whole):
+    """A study file says `strength = 10`, the command line 10.0: equal specs must have equal addresses."""
+    one, other = replace(SPEC, **{name: whole}), replace(SPEC, **{name: float(whole)})
+    assert one == other
+    assert one.key == other.key
+
+
+numbers = st.floats(1e-12, 1e12)
+specs = st.builds(
+    RunSpec,
+    stream=st.text(max_size=9),
+    data=st.text("0123456789abcdef", max_size=9),
+    method=st.sampled_from(["plain", "ewc", "er"]),
+    seed=st.integers(0, 2**62),
+    lr=numbers,
+    strength=st.none() | numbers,
+    epochs=st.integers(1, 99),
+    batch=st.integers(1, 999),
+    momentum=st.floats(0, 1),
+    weight_decay=st.floats(0, 1),
+    memory=st.none() | st.integers(1, 9999),
+    heads=st.sampled_from(["inherit", "fresh"]),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+
+
+@given(specs)
+def test_a_spec_goes_through_json_and_back(spec):
+    again = RunSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert again == spec
+    assert again.key == spec.key
+    assert hash(again) == hash(spec)
+
+
+def test_a_spec_of_a_newer_version_is_refused_in_one_line_that_names_what_is_new():
+    with pytest.raises(MooringError, match="'optimizer', 'warmup': it was made by a newer version") as error:
+        RunSpec.from_json({**SPEC.to_json(), "warmup": 3, "optimizer": "adam"})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lr", 0.0),
+        ("lr", -1.0),
+        ("lr", float("nan")),
+        ("lr", float("inf")),
+        ("lr", "0.1"),
+        ("strength", -1.0),
+        ("strength", float("inf")),
+        ("momentum", 1.5),
+        ("momentum", -0.1),
+        ("weight_decay", -1e-9),
+        ("epochs", 0),
+        ("epochs", 1.5),
+        ("epochs", True),
+        ("batch", -1),
+        ("memory", 0),
+        ("seed", -1),
+        ("seed", 0.5),
+        ("seed", True),
+        ("dtype", "float16"),
+        ("heads", "new"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line_that_names_it(name, value):
+    with pytest.raises(MooringError, match=name) as error:
+        replace(SPEC, **{name: value})
+    assert "\n" not in str(error.value)
+    assert repr(value) in str(error.value)

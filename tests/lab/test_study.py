@@ -1,0 +1,486 @@
+"""A study trains what is missing and nothing else, whatever it is asked in which order."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from lab.small import class_stream
+from mooring.errors import MooringError
+from mooring.lab.engines import local
+from mooring.lab.engines.local import InterruptedStudyError, Silent
+from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.results import Result
+from mooring.lab.streams import Split, Stream, Task
+from mooring.lab.streams.options import StreamOptions, open_stream
+from mooring.lab.study import Study
+
+STREAM = open_stream(StreamOptions("digits", tasks=2, limit=20))
+TOLD = {"stream": STREAM, "network": "mlp", "batch": 10, "epochs": 1, "dtype": "float64", "lr": 0.05}
+
+
+class Counted(Fleet):
+    """A fleet that writes down whom it trained."""
+
+    sailed: list[list[tuple[str, int]]]
+    steps_taken: int
+
+    def sail(self, watcher=None):
+        Counted.sailed.append([(spec.method, spec.seed) for spec in self.specs])
+        return super().sail(watcher)
+
+    def _step(self, *args):
+        Counted.steps_taken += len(self.specs)
+        super()._step(*args)
+
+
+@pytest.fixture(autouse=True)
+def _counted(monkeypatch):
+    Counted.sailed, Counted.steps_taken = [], 0
+    monkeypatch.setattr(local, "Fleet", Counted)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "study.sqlite"
+
+
+def sailed() -> list[tuple[str, int]]:
+    """Who was trained since the last call."""
+    found = sorted(run for fleet in Counted.sailed for run in fleet)
+    Counted.sailed = []
+    return found
+
+
+def told(results) -> dict[str, str]:
+    """All there is to know of each run but how long it took."""
+    return {result.spec.key: repr(replace(result, seconds=0.0)) for result in results}
+
+
+class Interrupting(Silent):
+    """Stops at a fleet's first task, as a kill would: after the checkpoint."""
+
+    def __init__(self, fleet: int = 0) -> None:
+        self.fleet = fleet
+
+    def sailing(self, number, fleet):
+        if number == self.fleet and fleet.position.task == 1:
+            raise InterruptedStudyError("stopped")
+
+
+def interrupted(path, *, at: int = 0, **asked) -> Study:
+    """A study whose fleet was stopped after its first task."""
+    study = Study(path, reporter=Interrupting(at))
+    with pytest.raises(InterruptedStudyError):
+        study.compare(**{**TOLD, **asked})
+    assert len(list(study.checkpoints.glob("*.safetensors"))) == 1
+    sailed()
+    return study
+
+
+# Nothing is trained twice
+
+
+def test_asking_again_trains_nothing_and_tells_the_same(path):
+    first = Study(path).compare(methods="plain,ewc", seeds=2, **TOLD)
+    assert sailed() == [("ewc", 0), ("ewc", 1), ("plain", 0), ("plain", 1)]
+    assert Study(path).compare(methods="plain,ewc", seeds=2, **TOLD) == first
+    assert sailed() == []
+
+
+def test_adding_a_seed_trains_that_seed(path):
+    Study(path).compare(methods="plain,explicit-mas", seeds=[0, 1], **TOLD)
+    sailed()
+    rows = Study(path).compare(methods="plain,explicit-mas", seeds=3, **TOLD)
+    assert sailed() == [("explicit-mas", 2), ("plain", 2)]
+    assert [len(row.results) for row in rows] == [3, 3]
+
+
+def test_adding_a_method_trains_that_method(path):
+    Study(path).compare(methods="plain", seeds=2, **TOLD)
+    sailed()
+    Study(path).compare(methods="plain,er", seeds=2, memory=10, **TOLD)
+    assert sailed() == [("er", 0), ("er", 1)]
+
+
+def test_adding_a_strength_trains_that_strength(path):
+    Study(path).compare(methods="ewc", seeds=1, strength=[1.0], **TOLD)
+    sailed()
+    rows = Study(path).compare(methods="ewc", seeds=1, strength=[1.0, 10.0], **TOLD)
+    assert sailed() == [("ewc", 0)]
+    assert [row.label for row in rows] == ["ewc 1", "ewc 10"]
+
+
+def test_a_run_asked_for_twice_at_once_is_trained_once(path):
+    Study(path).compare(methods=["plain", "plain"], seeds=[0, 0], **{**TOLD, "lr": [0.1, 0.1]})
+    assert sailed() == [("plain", 0)]
+
+
+def test_a_setting_that_changes_the_result_is_another_run(path):
+    Study(path).compare(methods="plain", seeds=1, **TOLD)
+    sailed()
+    for changed in (
+        {"lr": 0.04},
+        {"batch": 5},
+        {"epochs": 2},
+        {"momentum": 0.5},
+        {"weight_decay": 0.1},
+        {"heads": "fresh"},
+        {"dtype": "float32"},
+        {"stream": class_stream(2, 20)},
+    ):
+        Study(path).compare(methods="plain", seeds=1, **{**TOLD, **changed})
+        assert sailed() == [("plain", 0)], changed
+
+
+def test_a_stream_of_another_name_with_the_same_images_is_the_same_stream(path):
+    Study(path).compare(methods="plain", seeds=1, **TOLD)
+    sailed()
+    Study(path).compare(methods="plain", seeds=1, **{**TOLD, "stream": replace(STREAM, name="my own")})
+    assert sailed() == []
+
+
+def test_whole_numbers_and_decimal_ones_are_the_same_run(path):
+    Study(path).compare(methods="ewc", seeds=1, strength=10, **{**TOLD, "lr": 1, "momentum": 0, "weight_decay": 0})
+    sailed()
+    Study(path).compare(
+        methods="ewc", seeds=1, strength=10.0, **{**TOLD, "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
+    )
+    assert sailed() == []
+
+
+def test_results_are_equal_whichever_order_they_are_asked_in(tmp_path):
+    one, other = Study(tmp_path / "one.sqlite"), Study(tmp_path / "other.sqlite")
+    one.compare(methods="plain,ewc,explicit-si", seeds=3, **TOLD)
+    for methods, seeds in (("explicit-si", [2]), ("plain,explicit-si", [1, 0]), ("ewc,explicit-si,plain", [0, 1, 2])):
+        other.compare(methods=methods, seeds=seeds, **TOLD)
+    first, second = ({result.spec.key: result for result in study.results()} for study in (one, other))
+    assert first.keys() == second.keys()
+    for key, result in first.items():
+        close(result, second[key])
+
+
+def close(one: Result, other: Result) -> None:
+    assert (one.spec, one.status, one.reason, one.steps) == (other.spec, other.status, other.reason, other.steps)
+    assert (one.matrix, one.untrained) == (other.matrix, other.untrained)
+    for mine, theirs in ((one.losses, other.losses), (one.drift, other.drift), (one.importance, other.importance)):
+        numbers = [
+            torch.tensor(list(t.values()) if isinstance(t, dict) else t, dtype=torch.float64) for t in (mine, theirs)
+        ]
+        torch.testing.assert_close(*numbers, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_fleets_are_no_larger_than_asked_for_and_give_the_same(tmp_path, size):
+    told_ = {**TOLD, "methods": "plain,ewc,si", "seeds": 1}
+    Study(tmp_path / "all.sqlite").compare(**told_)
+    assert [len(fleet) for fleet in Counted.sailed] == [3]
+    Counted.sailed = []
+    Study(tmp_path / "few.sqlite", fleet=size).compare(**told_)
+    assert [len(fleet) for fleet in Counted.sailed] == ([1, 1, 1] if size == 1 else [2, 1])
+    together, apart = (
+        {result.spec.key: result for result in Study(tmp_path / name).results()}
+        for name in ("all.sqlite", "few.sqlite")
+    )
+    assert together.keys() == apart.keys()
+    for key, result in together.items():
+        close(result, apart[key])
+
+
+# Rejection
+
+
+def too_strong(study: Study, reject: bool) -> Result:
+    from mooring.lab.comparison import comparison
+
+    asked = comparison(methods="ewc", seeds=1, strength=1e7, **{**TOLD, "momentum": 0.0, "lr": 0.01})
+    specs = asked.specs(asked.streams[0][1], STREAM.name, STREAM.fingerprint, "")
+    (result,) = study.run(specs, {STREAM.fingerprint: STREAM}, reject=reject)
+    return result
+
+
+def test_a_rejected_run_is_trained_when_asked_for_without_rejection(path):
+    rejected = too_strong(Study(path), reject=True)
+    assert rejected.status == "rejected"
+    assert rejected.reason.startswith("after 1 task lr * strength * importance leaves (0, 1) in ")
+    assert Counted.steps_taken == rejected.steps == 2
+    sailed()
+    assert too_strong(Study(path), reject=True) == rejected
+    assert sailed() == []
+    trained = too_strong(Study(path), reject=False)
+    assert trained.status in ("finished", "unstable")
+    assert trained.steps > rejected.steps
+    assert sailed() == [("ewc", 0)]
+
+
+def test_a_run_trained_without_rejection_need_not_be_trained_to_be_rejected(path, tmp_path):
+    trained = too_strong(Study(path), reject=False)
+    sailed()
+    again = too_strong(Study(path), reject=True)
+    assert sailed() == []
+    assert (again.status, again.reason) == ("rejected", too_strong(Study(tmp_path / "new"), reject=True).reason)
+    assert too_strong(Study(path), reject=False) == trained
+
+
+# Interrupted
+
+
+@pytest.mark.parametrize(
+    "methods", ["plain,ewc", "frozen-after-first", "joint", "explicit-mas,mas", "si,rwalk,random", "er", "a-gem"]
+)
+def test_an_interrupted_fleet_continues_where_it_was_and_gives_the_same_bit_for_bit(path, tmp_path, methods):
+    asked = {**TOLD, "methods": methods, "seeds": 2, "memory": 10, "epochs": 6}
+    study = interrupted(path, **asked)
+    runs, before = 2 * len(methods.split(",")), Counted.steps_taken
+    Study(path).compare(**asked)
+    assert before == runs * 2 * 6
+    assert Counted.steps_taken == 2 * before
+    assert list(study.checkpoints.glob("*")) == []
+    whole = Study(tmp_path / "whole.sqlite")
+    whole.compare(**asked)
+    assert told(Study(path).results()) == told(whole.results())
+
+
+def test_an_interrupted_fleet_continues_as_it_was_when_more_is_asked_for(path):
+    interrupted(path, methods="plain,ewc", seeds=2)
+    Counted.steps_taken = 0
+    Study(path).compare(methods="plain,explicit-mas,ewc,si", seeds=3, **TOLD)
+    fleets = [sorted(fleet) for fleet in Counted.sailed]
+    assert fleets[0] == [("ewc", 0), ("ewc", 1), ("plain", 0), ("plain", 1)]
+    assert sorted(run for fleet in fleets for run in fleet) == sorted(
+        (method, seed) for method in ("plain", "explicit-mas", "ewc", "si") for seed in range(3)
+    )
+    assert Counted.steps_taken == 4 * 2 + 8 * 4
+
+
+def test_an_interrupted_fleet_continues_as_it_was_with_another_fleet_size(path):
+    interrupted(path, methods="plain,ewc", seeds=2)
+    Study(path, fleet=1).compare(methods="plain,ewc", seeds=2, **TOLD)
+    assert [len(fleet) for fleet in Counted.sailed] == [4]
+
+
+def test_what_was_finished_before_an_interruption_is_kept(path):
+    study = interrupted(path, at=1, methods="plain,joint", seeds=2)
+    assert [result.spec.method for result in study.results()] == ["plain", "plain"]
+    Study(path).compare(methods="plain,joint", seeds=2, **TOLD)
+    assert sailed() == [("joint", 0), ("joint", 1)]
+
+
+# Damage
+
+
+def rewritten(path, change) -> None:
+    """The same checkpoint with another header."""
+    with safe_open(path, framework="pt") as opened:
+        header = json.loads(opened.metadata()["mooring"])
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    told_ = change(header, tensors)
+    save_file(tensors, path, metadata={"mooring": told_ if isinstance(told_, str) else json.dumps(header)})
+
+
+def without(name: str):
+    return lambda path: rewritten(path, lambda header, tensors: header.pop(name) and None)
+
+
+DAMAGES = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "garbage": lambda path: path.write_bytes(b"\xff" * 5000),
+    "no header": lambda path: save_file({"curve": torch.zeros(1)}, path),
+    "a header that is not JSON": lambda path: rewritten(path, lambda header, tensors: "{"),
+    "a newer version": lambda path: rewritten(path, lambda header, tensors: header.update(version=99)),
+    "a header without books": without("books"),
+    "a header without groups": without("groups"),
+    "a header without runs": without("runs"),
+    "of other runs": lambda path: rewritten(path, lambda header, tensors: header.update(runs=["0" * 32])),
+    "a missing tensor": lambda path: rewritten(path, lambda header, tensors: tensors.__delitem__("curve")),
+    "missing parameters": lambda path: rewritten(
+        path,
+        lambda header, tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("parameter/")] and None,
+    ),
+}
+
+
+class Noting(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_noted_and_its_runs_start_again(path, tmp_path, damage):
+    asked = {**TOLD, "methods": "ewc", "seeds": 1}
+    study = interrupted(path, **asked)
+    (checkpoint,) = study.checkpoints.glob("*.safetensors")
+    DAMAGES[damage](checkpoint)
+    noting = Noting()
+    Study(path, reporter=noting).compare(**asked)
+    assert noting.notes, "nothing was said"
+    assert all(str(checkpoint) in note and "start again" in note and "\n" not in note for note in noting.notes)
+    assert not checkpoint.exists()
+    whole = Study(tmp_path / "whole.sqlite")
+    whole.compare(**asked)
+    assert told(Study(path).results()) == told(whole.results())
+
+
+def test_a_checkpoint_of_nobody_is_noted_and_does_not_stop_the_study(path):
+    study = Study(path, reporter=Noting())
+    study.checkpoints.mkdir()
+    (study.checkpoints / "orphan.safetensors").write_bytes(b"who am I")
+    (study.checkpoints / "notes.txt").write_text("not ours")
+    study.compare(methods="plain", seeds=1, **TOLD)
+    assert len(study.results()) == 1
+    assert any("orphan.safetensors" in note for note in study.reporter.notes)
+    assert (study.checkpoints / "notes.txt").exists()
+
+
+def test_a_checkpoint_left_by_a_kill_after_its_results_were_kept_is_cleared_away(path):
+    study = interrupted(path, methods="plain", seeds=1)
+    (checkpoint,) = study.checkpoints.glob("*.safetensors")
+    left = checkpoint.read_bytes()
+    study.reporter = Silent()
+    study.compare(methods="plain", seeds=1, **TOLD)
+    study.checkpoints.mkdir()
+    checkpoint.write_bytes(left)  # as if killed between keeping and deleting
+    study.compare(methods="plain,ewc", seeds=1, **TOLD)
+    assert not study.checkpoints.exists()
+
+
+def test_a_file_where_the_checkpoints_go_is_told_in_one_line(path):
+    study = Study(path)
+    study.checkpoints.write_text("in the way")
+    with pytest.raises(MooringError) as caught:
+        study.compare(methods="plain", seeds=1, **TOLD)
+    assert "\n" not in str(caught.value)
+
+
+# From Python
+
+
+def narrow(shape: tuple[int, int, int]) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[1] * shape[2], 7), torch.nn.Tanh())
+
+
+def halves() -> Stream:
+    """Bright to the left or to the right, then bright above or below."""
+    images = torch.zeros(16, 1, 6, 6, dtype=torch.uint8)
+    images[0:8:2, :, :, :3], images[1:8:2, :, :, 3:] = 255, 255
+    images[8::2, :, :3, :], images[9::2, :, 3:, :] = 255, 255
+    split = Split(images, torch.arange(16) % 2)
+    tasks = tuple(Task(name, torch.arange(8) + 8 * n, torch.arange(8) + 8 * n, (0, 1)) for n, name in enumerate("ab"))
+    return Stream("halves", split, split, tasks, heads="one")
+
+
+def test_a_stream_and_a_network_of_ones_own_are_taken(path):
+    told_ = {"stream": halves(), "network": "lab.test_study:narrow", "lr": 0.1, "batch": 4, "epochs": 9, "seeds": 1}
+    (row,) = Study(path).compare(methods="joint", **told_)
+    assert (row.setting.stream, row.setting.network) == ("halves", "lab.test_study:narrow")
+    assert row.metrics["accuracy"].mean == 100.0
+    assert "backbone.1" in row.results[0].drift
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"network": narrow},
+        {"network": 5},
+        {"stream": 5},
+        {"stream": []},
+        {"methods": 5},
+        {"methods": []},
+        {"seeds": 0},
+        {"seeds": -1},
+        {"seeds": "3"},
+        {"seeds": [0.5]},
+        {"epochs": "1"},
+        {"lr": "0.1"},
+        {"colour": "blue"},
+        {"baseline": "ewc"},
+    ],
+    ids=lambda given: ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in given.items()),
+)
+def test_what_cannot_be_run_is_refused_in_one_line_before_anything_is_written(tmp_path, wrong):
+    with pytest.raises(MooringError) as caught:
+        Study(tmp_path / "study.sqlite").compare(**{"methods": "plain", "seeds": 1, **TOLD, **wrong})
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    assert sailed() == []
+
+
+@pytest.mark.parametrize("wrong", [{"fleet": 0}, {"device": "gpu"}, {"device": "meta"}], ids=str)
+def test_a_study_that_cannot_be_is_refused_in_one_line(path, wrong):
+    with pytest.raises(MooringError) as caught:
+        Study(path, **wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_vanilla_baseline_is_found_by_the_papers_name(path):
+    rows = Study(path).compare(methods="plain,vanilla", baseline="vanilla", seeds=1, **TOLD)
+    assert [row.difference is not None for row in rows] == [True, True]
+
+
+# Told as it goes
+
+
+class Listening:
+    """Writes down every call, and when."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.work: list[int] = []
+        self.done: list[int] = []
+
+    def begin(self, fleets, work, done) -> None:
+        self.calls.append(("begin", len(fleets)))
+        self.work = list(work)
+
+    def sailing(self, number, fleet) -> None:
+        self.calls.append(("sailing", number))
+        self.done.append(fleet.steps * len(fleet.specs))
+        assert self.done[-1] <= self.work[number]
+
+    def finished(self, number, results) -> None:
+        self.calls.append(("finished", number))
+        self.done = []
+
+    def note(self, line) -> None:
+        self.calls.append(("note", 0))
+
+    def close(self) -> None:
+        self.calls.append(("close", 0))
+
+
+def test_a_reporter_is_told_in_order_and_at_a_bounded_rate(path):
+    listening = Listening()
+    began = time.monotonic()
+    Study(path, reporter=listening).compare(methods="plain,joint,er", seeds=2, memory=10, **{**TOLD, "epochs": 10})
+    took = time.monotonic() - began
+    assert listening.calls[0] == ("begin", 3)
+    rest = [call for call in listening.calls[1:] if call[0] != "close"]
+    assert [number for _, number in rest] == sorted(number for _, number in rest)
+    for number in range(3):
+        mine = [kind for kind, which in rest if which == number]
+        assert mine[-1] == "finished"
+        assert mine.count("finished") == 1
+        assert mine.count("sailing") >= len(STREAM.tasks)  # one after each task
+    assert len(rest) <= 3 * (len(STREAM.tasks) + 1) + took / local.LOOK_SECONDS + 1
+    assert listening.work == [2 * 2 * 2 * 10] * 3
+
+
+def test_a_reporter_is_closed_when_it_is_over(path):
+    listening = Listening()
+    Study(path, reporter=listening).compare(methods="plain", seeds=1, **TOLD)
+    assert listening.calls[-1] == ("close", 0)
+
+
+def test_a_reporter_is_not_troubled_where_nothing_is_missing(path):
+    Study(path).compare(methods="plain", seeds=1, **TOLD)
+    listening = Listening()
+    Study(path, reporter=listening).compare(methods="plain", seeds=1, **TOLD)
+    assert [call for call in listening.calls if call[0] != "close"] == []

@@ -1,0 +1,43 @@
+"""What a refusal looks like: exit status 2, one line on stderr, nothing on stdout, nothing written, nothing trained."""
+
+from pathlib import Path
+
+import pytest
+
+from mooring.cli import main
+from mooring.lab.fleet.fleet import Fleet
+
+CONTROL = ("\x1b", "│", "─", "╭", "━")
+
+
+def everything_under(folder: Path) -> dict[str, bytes | None]:
+    """Every file with its content, and every folder."""
+    found = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
+
+
+def refused(folder: Path, arguments: list[str], capsys, monkeypatch) -> str:
+    """The line that a command is refused with, after checking that it is refused as it should be."""
+
+    def trained(*args: object, **kwargs: object) -> None:
+        pytest.fail("it trained")
+
+    monkeypatch.setattr(Fleet, "sail", trained)
+    monkeypatch.setattr("mooring.lab.pretraining._epoch", trained)
+    monkeypatch.chdir(folder)
+    before = everything_under(folder)
+    status = main([str(argument) for argument in arguments])
+    told = capsys.readouterr()
+    assert one_line(status, told.out, told.err)
+    assert everything_under(folder) == before, "something was written"
+    return told.err.rstrip("\n")
+
+
+def one_line(status: int, out: str, err: str) -> bool:
+    assert status == 2, (status, out, err)
+    assert out == ""
+    assert err.startswith("error: "), err
+    assert err.endswith("\n")
+    assert err.count("\n") == 1, err
+    assert not any(sign in err for sign in CONTROL)
+    return True

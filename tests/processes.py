@@ -1,0 +1,87 @@
+"""Real processes for tests, forked from one that has torch imported already, so that a start costs little."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["mooring.cli.app", "sklearn.datasets", "torch._dynamo"])
+PATIENCE = 60
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended, and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Child:
+    """A function in a process of its own, in a folder of its own, its output in files there."""
+
+    def __init__(self, folder: Path, target, *args, terminal: str | None = None, **env: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self.out, self.err = folder / "out.txt", folder / "err.txt"
+        places = (terminal, terminal) if terminal else (str(self.out), str(self.err))
+        self.process = CONTEXT.Process(target=_inside, args=(str(folder), places, env, target, args))
+        self.process.start()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    def running(self) -> bool:
+        return self.process.is_alive()
+
+    def ended(self) -> Ended:
+        self.process.join(PATIENCE)
+        if self.process.is_alive():
+            self.kill()
+            raise AssertionError(f"still running after {PATIENCE} s: {self.err.read_text()}")
+        told = [path.read_text() if path.exists() else "" for path in (self.out, self.err)]
+        return Ended(self.process.exitcode, *told)
+
+
+def command(*arguments: str) -> int:
+    """`mooring ARGUMENTS`, to be run in a child."""
+    from mooring.cli import main
+
+    sys.argv = ["mooring", *arguments]
+    return main()
+
+
+def wait_for(condition, child: Child) -> bool:
+    """Whether it came true while the process ran."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if condition():
+            return True
+        if not child.running():
+            return bool(condition())
+        time.sleep(0.002)
+    raise AssertionError("waited in vain")
+
+
+def _inside(folder: str, places: tuple[str, str], env: dict[str, str], target, args) -> None:
+    os.chdir(folder)
+    os.environ.update(env)
+    for number, place in zip((1, 2), places, strict=True):
+        handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        os.dup2(handle, number)
+        os.close(handle)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    import torch
+
+    torch.set_num_threads(1)
+    status = target(*args)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(status or 0)
