@@ -662,7 +662,7 @@ def flat(shape: tuple[int, int, int]) -> nn.Module:
 def test_a_network_that_cannot_be_stacked_sails_run_by_run_and_equals_the_loop_by_hand(network, method):
     stream = STREAMS["classes"]
     specs = [spec_for(method, stream, seed, network=f"{HERE}:{network}", lr=0.05 * (seed + 1)) for seed in (0, 1, 2)]
-    assert not Fleet(specs, stream).stack.stackable
+    assert Fleet(specs, stream).stack.way == "in turn"
     results, log = sailed(specs, stream)
     for spec in specs:
         hand = by_hand(spec, stream)
@@ -671,11 +671,48 @@ def test_a_network_that_cannot_be_stacked_sails_run_by_run_and_equals_the_loop_b
     assert not torch.equal(*(log.weights[spec.key][-1]["heads.0.weight"] for spec in specs[:2]))
 
 
-@pytest.mark.parametrize("network", ["mlp", f"{HERE}:normalised", f"{HERE}:scaling", f"{HERE}:convolving"])
-def test_networks_that_can_be_stacked_are_known_to_be(network):
-    stack = Fleet([spec_for("plain", STREAMS["classes"], network=network)], STREAMS["classes"]).stack
-    assert stack.stackable
-    assert stack.together or network.endswith("convolving")
+class Centring(nn.Module):
+    """Looks across the samples of its batch, outside of any layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x.flatten(1))
+        return torch.relu(y - y.mean(0))
+
+
+def centring(shape: tuple[int, int, int]) -> nn.Module:
+    return Centring()
+
+
+@pytest.mark.parametrize(
+    ("network", "way"),
+    [
+        ("mlp", "wide"),
+        (f"{HERE}:normalised", "wide"),
+        (f"{HERE}:convolving", "wide"),
+        ("resnet18-third", "wide"),
+        (f"{HERE}:scaling", "vmap"),
+        (f"{HERE}:borrowing", "vmap"),
+        (f"{HERE}:centring", "vmap"),
+        (f"{HERE}:branching", "in turn"),
+        (f"{HERE}:dropping", "in turn"),
+    ],
+)
+def test_each_network_is_stacked_the_fastest_way_that_is_right(network, way):
+    stream = STREAMS["classes"]
+    specs = [spec_for("plain", stream, seed, network=network) for seed in (0, 1)]
+    assert Fleet(specs, stream).stack.way == way
+
+
+def test_a_network_that_looks_across_its_batch_does_not_see_other_runs():
+    stream = STREAMS["classes"]
+    specs = [spec_for("ewc", stream, seed, network=f"{HERE}:centring") for seed in (0, 1, 2)]
+    _, log = sailed(specs, stream)
+    for spec in specs:
+        torch.testing.assert_close(log.weights[spec.key][-1], by_hand(spec, stream).model.state_dict(), **EXACT)
 
 
 def test_trying_whether_a_network_can_be_stacked_leaves_its_statistics_alone():

@@ -109,7 +109,7 @@ class Local:
                 fleet = Fleet(
                     specs, self.streams[specs[0].data], device=self.device, weights=self.weights, reject=reject
                 )
-                if not fleet.stack.stackable:
+                if fleet.stack.way == "in turn":
                     self.reporter.note(f"{specs[0].network} cannot be stacked: its runs train one after the other")
                 if path.exists():
                     fleet = self._restored(fleet, specs, path, reject)

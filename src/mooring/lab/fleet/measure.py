@@ -23,11 +23,12 @@ def finite_runs(tensors: Sequence[Tensor]) -> Tensor:
         >>> finite_runs([torch.tensor([[1.0, 2.0], [1.0, float("nan")]])])
         tensor([ True, False])
     """
-    flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]
-    fine = torch.stack([each.sum(1) for each in flat]).isfinite().all(0)
+    sums = [tensor.sum(tuple(range(1, tensor.ndim))) if tensor.ndim > 1 else tensor for tensor in tensors]
+    fine = torch.stack(sums).isfinite().all(0)
     if bool(fine.all()):
         return fine
-    return torch.stack([each.isfinite().all(1) for each in flat]).all(0)  # a sum may overflow
+    flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]  # a sum may overflow
+    return torch.stack([each.isfinite().all(1) for each in flat]).all(0)
 
 
 @torch.no_grad()

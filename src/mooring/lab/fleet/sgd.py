@@ -47,7 +47,7 @@ class SGD:
         if name not in self.velocity:
             self.velocity[name] = g.clone()
         else:
-            self.velocity[name].mul_(self.momentum).add_(g)
+            torch.add(g, self.velocity[name], alpha=self.momentum, out=self.velocity[name])  # in one pass
         return self.velocity[name]
 
     def reset(self) -> None:

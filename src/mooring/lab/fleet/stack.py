@@ -1,28 +1,29 @@
 """One network, many sets of weights: the forward pass of every run of a fleet at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
+from mooring.lab.fleet.layers import widened
 from mooring.lab.networks.headed import Headed
 from mooring.lab.order import generator
 
 __all__ = ["Stack"]
 
 Tensors = dict[str, Tensor]
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Stack:
     """The weights of several networks of one shape, each parameter and buffer with a leading run axis.
 
-    Networks are stacked with `torch.func.vmap`. Convolutions on a CPU, which are faster alone than grouped, and what
-    cannot be stacked (a forward pass that branches on values, or that draws random numbers) run one network after the
-    other, each with random numbers of its own.
+    There are three ways to run them, and the first that gives what the networks give alone is taken. "wide": the
+    network's own forward pass on all samples as one batch, with layers that know about runs. "vmap": `torch.func.vmap`,
+    for networks with other layers. "in turn": one network after the other, each with random numbers of its own, for
+    forward passes that branch on values or draw random numbers.
 
     Args:
         networks: one for each run.
@@ -32,8 +33,7 @@ class Stack:
     Attributes:
         parameters: by name, each of shape (runs, ...).
         buffers: by name, each of shape (runs, ...).
-        stackable: whether vmap takes the network.
-        together: whether the networks are stacked; False where they run one after the other.
+        way: "wide", "vmap" or "in turn".
 
     Example:
         >>> from torch import nn
@@ -51,9 +51,13 @@ class Stack:
         self.buffers = self._stacked([dict(network.named_buffers()) for network in networks])
         self.seeds = list(seeds) or [0] * len(networks)
         self.calls = 0
-        self.stackable = self._can_stack(networks[0])
-        convolves = any(isinstance(module, CONVOLUTIONS) for module in self.network.modules())
-        self.together = self.stackable and not (convolves and self.device.type == "cpu")
+        self.wide = widened(self.network, self._layer)
+        self.ways: dict[str, Callable[[Tensor, int | Tensor], Tensor]] = {
+            "wide": self._wide,
+            "vmap": self._vmapped,
+            "in turn": self._in_turn,
+        }
+        self.way = self._fastest()
 
     def __len__(self) -> int:
         return len(next(iter(self.parameters.values())))
@@ -66,10 +70,30 @@ class Stack:
             head: one head, or a head for each sample, int64 of shape (runs, batch).
             train: whether layers that behave differently in training do.
         """
-        self.network.train(train)
-        return self._together(x, head) if self.together else self._in_turn(x, head)
+        self._mode(train)
+        return self.ways[self.way](x, head)
 
-    def _together(self, x: Tensor, head: int | Tensor) -> Tensor:
+    def _mode(self, train: bool) -> None:
+        """Tell the networks, where they are not in that mode already: it takes a walk over all modules."""
+        for network in (self.network, self.wide):
+            if network is not None and network.training != train:
+                network.train(train)
+
+    def _wide(self, x: Tensor, head: int | Tensor) -> Tensor:
+        assert self.wide is not None
+        logits: Tensor = self.wide(x.flatten(0, 1), head if isinstance(head, int) else head.flatten())
+        return logits.view(len(self), -1, *logits.shape[1:])
+
+    def _layer(self, name: str) -> tuple[Tensors, int]:
+        """The parameters and buffers of one layer, as they are now."""
+        own = {}
+        for full, tensor in (*self.parameters.items(), *self.buffers.items()):
+            owner, _, short = full.rpartition(".")
+            if owner == name:
+                own[short] = tensor
+        return own, len(self)
+
+    def _vmapped(self, x: Tensor, head: int | Tensor) -> Tensor:
         dims = (0, 0, 0, None if isinstance(head, int) else 0)
         logits: Tensor = vmap(self._one, in_dims=dims)(self.parameters, self.buffers, x, head)
         return logits
@@ -121,21 +145,36 @@ class Stack:
     def _of(self, tensors: Tensors, run: int) -> Tensors:
         return {name: tensor[run] for name, tensor in tensors.items()}
 
-    def _can_stack(self, network: Headed) -> bool:
-        """Whether vmap takes the network, in training as in scoring, tried on black images and then undone."""
-        dtype = next(iter(self.parameters.values())).dtype
-        x = torch.zeros(len(self), 2, *network.shape, dtype=dtype, device=self.device)
+    def _fastest(self) -> str:
+        """The first way that gives what the networks give alone; each is tried on noise, and what it did is undone.
+
+        Whatever vmap refuses, such as a branch on values, would be wrong in one wide batch too.
+        """
         kept = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        heads = torch.zeros(len(self), 2, dtype=torch.int64, device=self.device)
+        with torch.no_grad(), torch.random.fork_rng():
+            agree = [way for way in ("vmap", "wide") if self._agrees(way, kept)]
+        for name, buffer in kept.items():
+            self.buffers[name].copy_(buffer)
+        return agree[-1] if "vmap" in agree else "in turn"
+
+    def _agrees(self, way: str, kept: Tensors) -> bool:
+        """Whether a way gives what the first and the last network give alone, each on samples of its own."""
+        dtype = next(iter(self.parameters.values())).dtype
+        noise = torch.randn(len(self), 3, *self.network.shape, generator=generator("a try")).to(self.device, dtype)
+        heads = torch.zeros(len(self), 3, dtype=torch.int64, device=self.device)
+        tries: tuple[tuple[bool, int | Tensor], ...] = ((True, heads), (False, 0))
         try:
-            with torch.no_grad():
-                self.network.train()
-                self._together(x, heads)
-                self.network.eval()
-                self._together(x, 0)
-                return True
-        except (RuntimeError, ValueError, TypeError):
+            for train, head in tries:
+                self._mode(train)
+                found = self.ways[way](noise, head)
+                for row in {0, len(self) - 1}:
+                    own = head if isinstance(head, int) else head[row]
+                    buffers = {name: buffer[row].clone() for name, buffer in kept.items()}
+                    alone = self._one(self._of(self.parameters, row), buffers, noise[row], own)
+                    if not torch.allclose(found[row], alone, rtol=1e-2, atol=1e-2 * float(alone.abs().max())):
+                        return False
+                for name, buffer in kept.items():
+                    self.buffers[name].copy_(buffer)
+        except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError):
             return False
-        finally:
-            for name, buffer in kept.items():
-                self.buffers[name].copy_(buffer)
+        return True
