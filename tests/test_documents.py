@@ -3,9 +3,16 @@
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from mooring.lab.comparison import comparison
+from mooring.lab.methods import METHODS
+from mooring.lab.streams.options import StreamOptions
+from mooring.lab.study_file import METHOD, TOP, TUNE, read_study_file
+from mooring.lab.training import Training, defaults
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -57,3 +64,26 @@ def test_the_benchmark_prints_ratios():
     options = ["--model", "cnn6", "--importance", "uniform", "--pull", "proximal", "--turns", "2"]
     table = run(ROOT / "benchmarks" / "overhead.py", *options)
     assert re.search(r"uniform +proximal +\d\.\d{3}", table)
+
+
+def test_the_fleet_benchmark_prints_ratios():
+    table = run(ROOT / "benchmarks" / "fleet.py", "--runs", "3", "--repeats", "1")
+    assert re.search(r"explicit-ewc +\d+\.\d\d s +\d+\.\d\d s +\d+\.\d", table)
+
+
+def test_the_study_file_in_the_documents_is_one_and_shows_every_key(tmp_path):
+    block = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / "studies.md").read_text(), re.DOTALL)
+    assert block
+    study = tmp_path / "study.toml"
+    study.write_text(block[1])
+    told = read_study_file(study)
+    assert len(comparison(**told.comparison).specs(defaults("digits"), "", "", "")) == 25
+    keys = {each.name for kind in (StreamOptions, Training) for each in fields(kind)} - {"paper"}
+    for key in keys | {*TOP, *TUNE, *METHOD} - {"stream", "train", "method", "tune"}:
+        assert re.search(rf"^(# )?{key} = ", block[1], re.MULTILINE), key
+
+
+def test_the_readme_shows_what_the_demo_compares():
+    text = (ROOT / "README.md").read_text()
+    assert f"{len(METHODS)} methods" in text
+    assert "mooring compare --stream digits --methods all --seeds 5" in (ROOT / "Makefile").read_text()
