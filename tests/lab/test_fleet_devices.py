@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from lab.small import class_stream, domain_stream, spec_for
 
+from lab.small import class_stream, domain_stream, spec_for
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.methods import METHODS
 

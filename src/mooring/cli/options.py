@@ -75,7 +75,10 @@ class TrainingFlags:
     init: Annotated[
         str | None, _option("--init", "Weights of the backbone, safetensors.", "Training", metavar="FILE")
     ] = None
-    dtype: Annotated[str | None, _option("--dtype", "float32 or float64.", "Training")] = None
+    dtype: Annotated[
+        str | None,
+        _option("--dtype", "float32 or float64; on a GPU also tf32 (the default there) and bf16.", "Training"),
+    ] = None
 
 
 @dataclass(frozen=True)

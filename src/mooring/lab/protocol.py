@@ -106,6 +106,7 @@ def tune(
         if not isinstance(given, list | tuple):
             raise MooringError(f"{name}={given!r} is not allowed: give numbers in a list")
     asked = comparison(**told)
+    asked = replace(asked, streams=tuple((each, how.on(study.device)) for each, how in asked.streams))
     baseline = checked_baseline(baseline, asked.methods)
     grid = _grid(asked, lrs, strengths, search_seeds)
     study.store.check_writable()

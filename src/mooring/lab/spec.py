@@ -9,7 +9,7 @@ from mooring.errors import MooringError, check_number, unknown
 
 __all__ = ["DTYPES", "HEADS", "RunSpec"]
 
-DTYPES = ("float32", "float64")
+DTYPES = ("float32", "float64", "tf32", "bf16")
 HEADS = ("inherit", "fresh")
 VERSION = 1
 """Of what a key stands for: raised when the same spec would give another result."""
@@ -34,7 +34,8 @@ class RunSpec:
         memory: how many samples a replay method keeps; None for the others.
         heads: how a task's head starts: "inherit" from the task before, or "fresh".
         init: the fingerprint of the weights that the backbone starts from; empty for a random start.
-        dtype: of parameters and arithmetic.
+        dtype: of parameters and arithmetic: "float32" or "float64"; or, on a GPU, of products alone, with the rest in
+            float32: "tf32" or "bf16".
 
     Example:
         >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)

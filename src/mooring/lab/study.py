@@ -91,7 +91,7 @@ class Study:
         specs: list[RunSpec] = []
         streams: dict[str, Stream] = {}
         weights: dict[str, Weights] = {}
-        for source, training in asked.streams:
+        for source, training in ((each, how.on(self.device)) for each, how in asked.streams):
             init = read_start(training, weights)
             stream = self.open(source)
             start(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be

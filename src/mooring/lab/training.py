@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from mooring.lab.fleet.precision import check_precision
+
 __all__ = ["Training", "defaults"]
 
 
@@ -20,7 +22,7 @@ class Training:
         memory: how many samples replay methods keep; None is their own default.
         heads: "inherit" or "fresh".
         init: a safetensors file that backbones start from.
-        dtype: of parameters and arithmetic.
+        dtype: of parameters and arithmetic; "auto" is tf32 on a GPU and float32 elsewhere.
         paper: whether methods without a strength of their own start from the paper's, not from the digits'.
     """
 
@@ -33,12 +35,25 @@ class Training:
     memory: int | None = None
     heads: str = "inherit"
     init: str | None = None
-    dtype: str = "float32"
+    dtype: str = "auto"
     paper: bool = True
 
     def told(self) -> dict[str, Any]:
         """What goes into a spec as it is."""
-        return {name: value for name, value in asdict(self).items() if name not in ("lr", "memory", "init", "paper")}
+        told = {name: value for name, value in asdict(self).items() if name not in ("lr", "memory", "init", "paper")}
+        return {**told, "dtype": "float32" if self.dtype == "auto" else self.dtype}
+
+    def on(self, device: str) -> "Training":
+        """With the dtype that suits a device where none was asked for; one that it has not got is refused.
+
+        Example:
+            >>> Training().on("cuda:0").dtype, Training().on("cpu").dtype
+            ('tf32', 'float32')
+        """
+        auto = "tf32" if device.startswith("cuda") else "float32"
+        found = replace(self, dtype=auto if self.dtype == "auto" else self.dtype)
+        check_precision(found.dtype, device)
+        return found
 
 
 def defaults(stream: str, **given: Any) -> Training:
@@ -47,7 +62,7 @@ def defaults(stream: str, **given: Any) -> Training:
     Example:
         >>> defaults("digits-permuted", epochs=2)
         Training(network='mlp', lr=0.03, epochs=2, batch=20, momentum=0.9, weight_decay=0.0, memory=None, \
-heads='inherit', init=None, dtype='float32', paper=False)
+heads='inherit', init=None, dtype='auto', paper=False)
     """
     start = (
         Training(network="mlp", lr=0.03, epochs=10, batch=20, paper=False)

@@ -18,6 +18,7 @@ from mooring.lab.files import write_whole
 from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.logbook import Logbook
 from mooring.lab.fleet.moorings import Held, Moorings
+from mooring.lab.fleet.stack import laid_out
 from mooring.lab.results import Result
 
 __all__ = ["restore", "runs_in", "save"]
@@ -30,7 +31,7 @@ def save(fleet: Fleet, path: Path) -> None:
     tensors: dict[str, Tensor] = {"curve": fleet.curve}
     for kind, told in _kinds(fleet).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in told.items()}
-    for number, (_, moorings) in enumerate(fleet.groups):
+    for number, (_, moorings) in enumerate(fleet.groups.moored):
         for name, held in moorings.held.items():
             tensors |= {f"held/{number}/{name}/{slot}": tensor for slot, tensor in held.slots().items()}
     whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
@@ -45,7 +46,7 @@ def save(fleet: Fleet, path: Path) -> None:
         "seconds": fleet.seconds,
         "calls": fleet.stack.calls,
         "memory": None if fleet.memory is None else [fleet.memory.offered, fleet.memory.drawn],
-        "groups": [_told(moorings) for _, moorings in fleet.groups],
+        "groups": [_told(moorings) for _, moorings in fleet.groups.moored],
     }
     write_whole(path, to_bytes(whole, metadata={"mooring": json.dumps(header)}))
 
@@ -69,7 +70,7 @@ def restore(fleet: Fleet, path: Path) -> None:
 def _bring(fleet: Fleet, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     fleet.keep(torch.tensor([spec.key in header["runs"] for spec in fleet.specs]))
     _restore_tensors(fleet, tensors)
-    for number, ((_, moorings), told) in enumerate(zip(fleet.groups, header["groups"], strict=True)):
+    for number, ((_, moorings), told) in enumerate(zip(fleet.groups.moored, header["groups"], strict=True)):
         _restore_moorings(moorings, told, _under(tensors, f"held/{number}/"), fleet.device)
     fleet.books = [Logbook.from_json(told) for told in header["books"]]
     fleet.results = [Result.from_json(told) for told in header["results"]]
@@ -133,10 +134,10 @@ def _restore_tensors(fleet: Fleet, tensors: dict[str, Tensor]) -> None:
             raise KeyError(kind)
     # in the network's order, not the file's: sums over parameters depend on it in the last bit
     every = [*fleet.stack.parameters, *fleet.stack.buffers]
-    fleet.stack.parameters = {name: found["parameter"][name] for name in fleet.stack.parameters}
+    fleet.stack.parameters = {name: laid_out(found["parameter"][name]) for name in fleet.stack.parameters}
     fleet.stack.buffers = {name: found["buffer"][name] for name in fleet.stack.buffers}
     fleet.sgd.velocity, fleet.first = (
-        {name: found[kind][name] for name in every if name in found[kind]} for kind in ("velocity", "first")
+        {name: laid_out(found[kind][name]) for name in every if name in found[kind]} for kind in ("velocity", "first")
     )
     fleet.curve = tensors["curve"].to(fleet.device)
     if fleet.memory is not None:
@@ -153,7 +154,7 @@ def _restore_moorings(
 ) -> None:
     moorings.tasks, moorings.steps = told["tasks"], told["steps"]
     for name, count in told["counts"].items():
-        slots = {slot: tensor.to(device) for slot, tensor in _under(tensors, f"{name}/").items()}
+        slots = {slot: laid_out(tensor.to(device)) for slot, tensor in _under(tensors, f"{name}/").items()}
         anchor, previous = slots.pop("anchor"), slots.pop("previous", None)
         moorings.held[name] = Held(anchor, slots, previous, count)
 

@@ -1,9 +1,8 @@
 """A fleet: runs of one shape that go through one stream together. Start with `Fleet._step`."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -12,9 +11,12 @@ from torch.nn.functional import cross_entropy
 
 from mooring.errors import MooringError
 from mooring.lab.fleet.batches import Batches
+from mooring.lab.fleet.fused import fused_for
+from mooring.lab.fleet.groups import Groups, rows_of
 from mooring.lab.fleet.logbook import Logbook, versions
 from mooring.lab.fleet.measure import by_layer, finite_runs, score
-from mooring.lab.fleet.moorings import Moorings, Tensors
+from mooring.lab.fleet.moorings import Tensors
+from mooring.lab.fleet.precision import check_precision, computing, parameters_of, products_of
 from mooring.lab.fleet.replay import Reservoir, project
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.shape import shape
@@ -32,6 +34,9 @@ __all__ = ["Fleet", "Position", "Watcher"]
 
 POINTS = 20
 """Into how many stretches the loss curve of a task is cut."""
+
+LOOK = 50
+"""After so many steps a GPU is waited for, to see which runs are lost."""
 
 
 @dataclass(frozen=True)
@@ -95,32 +100,41 @@ class Fleet:
         self.common, self.method = self.specs[0], find(self.specs[0].method)
         self.stream, self.reject = stream, reject
         self.device = torch.device(device)
-        self.dtype = getattr(torch, self.common.dtype)
+        check_precision(self.common.dtype, str(self.device))
+        self.dtype = parameters_of(self.common.dtype)
         networks = [self._network(spec, weights or {}) for spec in self.specs]
         seeds = [spec.seed for spec in self.specs]
-        self.stack = Stack(networks, self.device, seeds)
+        with computing(self.common.dtype):
+            self.stack = Stack(networks, self.device, seeds, products_of(self.common.dtype))
         self.sgd = SGD(self._vector([spec.lr for spec in self.specs]), self.common.momentum, self.common.weight_decay)
         self.batches = Batches(stream, self.device, self.dtype)
         self.memory = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
-        self.groups = self._moor()
+        names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
+        self.groups = Groups(self.specs, names, self.sgd.lr)
+        self.fused = fused_for(self.groups, self.sgd) if self.device.type == "cuda" else []
         self.books = [Logbook(spec) for spec in self.specs]
         self.results: list[Result] = []
         self.first: Tensors = {}
         self.position = Position()
         self.curve = torch.zeros(len(specs), POINTS, dtype=torch.float64, device=self.device)
-        self.order = torch.zeros(len(specs), 0, dtype=torch.int64)
+        self.order = torch.zeros(len(specs), 0, dtype=torch.int64, device=self.device)
+        self.bad = torch.full((len(specs),), -1, device=self.device)
         self.steps, self.seconds = 0, 0.0
 
     # Through the stream
 
     def sail(self, watcher: Watcher | None = None) -> list[Result]:
         """Go on from where the fleet is to the end of the stream; a result for each run."""
+        with computing(self.common.dtype):
+            return self._sail(watcher)
+
+    def _sail(self, watcher: Watcher | None) -> list[Result]:
         for task in range(self.position.task, len(self.stream.tasks)):
             if self.position == Position(task):
                 self._begin(task)
             self._train_what(task)
             for epoch in range(self.position.epoch, self.common.epochs):
-                self.order = self.batches.order(self.specs, self.method.data, task, epoch)
+                self.order = self.batches.order(self.specs, self.method.data, task, epoch).to(self.device)
                 sizes = batch_sizes(self.order.shape[1], self.common.batch)
                 for step in range(self.position.step, len(sizes)):
                     began = time.perf_counter()
@@ -131,7 +145,9 @@ class Fleet:
                     self.seconds += (time.perf_counter() - began) / len(self.specs)
                     self.steps += 1
                     self.position = Position(task, epoch, step + 1)
-                    if watcher:
+                    if self.fused and self.steps % LOOK == 0:
+                        self._lose_bad()
+                    if watcher and self.specs:
                         watcher.look(self)
                 self.position = Position(task, epoch + 1)
             self._end(task)
@@ -161,7 +177,7 @@ class Fleet:
 
     def _step(self, task: int, chosen: slice, progress: float) -> None:
         """One iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
-        indices = self.order[:, chosen].to(self.device)
+        indices = self.order[:, chosen]
         fresh = indices
         if self.memory is not None and self.method.data == "er" and len(self.memory):
             indices = torch.cat([indices, self.memory.sample(indices.shape[1]).to(self.device)], 1)
@@ -171,29 +187,46 @@ class Fleet:
         if self.memory is not None and self.method.data == "a-gem" and len(self.memory):
             remembered = self.memory.sample(indices.shape[1]).to(self.device)
             gradients = project(gradients, self._gradients(self._forward(remembered, None)[1].sum()))
-        loaded = self._penalized(gradients)
-        fine = finite_runs([*loaded.values(), *probes.values()])
-        if not bool(fine.all()):
-            self._lose(~fine, "unstable", f"its gradient was not finite in step {self.steps + 1}, in task {task + 1}")
-            if not self.specs:
-                return
-            gradients, loaded, probes = (
-                {name: t[fine] for name, t in told.items()} for told in (gradients, loaded, probes)
-            )
+        fine = self._move(gradients, probes, indices.shape[1])
+        if fine is not None:
             loss, fresh = loss[fine], fresh[fine]
-        before = [moorings.before(self._of(rows)) for rows, moorings in self.groups]
-        self.sgd.step(self.stack.parameters, loaded)
-        for (rows, moorings), kept in zip(self.groups, before, strict=True):
-            own, seen = ({name: g[rows] for name, g in told.items()} for told in (gradients, probes))
-            moorings.after(self._of(rows), own, kept, seen, indices.shape[1])
         if self.memory is not None and self.method.data == "er" and self.position.epoch == 0:
             self.memory.offer(fresh.cpu())
         self.curve[:, int(progress * POINTS)] += loss.detach().double()
 
+    def _move(self, gradients: Tensors, probes: Tensors, samples: int) -> Tensor | None:
+        """Penalty, step, importance and pull; says which runs are left where some were lost."""
+        if self.fused:
+            self._note(finite_runs([*gradients.values(), *probes.values()], wait=False))
+            for (rows, _), fused in zip(self.groups.every, self.fused, strict=True):
+                fused.advance(rows, self.stack.parameters, gradients, probes, samples)
+            return None
+        loaded = self.groups.penalized(self.stack.parameters, gradients)
+        fine = finite_runs([*loaded.values(), *probes.values()])
+        lost = not bool(fine.all())
+        if lost:
+            self._note(fine)
+            self._lose_bad()
+            gradients, loaded, probes = ({n: t[fine] for n, t in told.items()} for told in (gradients, loaded, probes))
+        self.groups.advance(self.stack.parameters, gradients, loaded, probes, samples, self.sgd)
+        return fine if lost else None
+
+    def _note(self, fine: Tensor) -> None:
+        """Write down, without waiting for the device, at which step a gradient was first not finite."""
+        self.bad = torch.where(fine | (self.bad >= 0), self.bad, self.steps)
+
+    def _lose_bad(self) -> None:
+        """Take out the runs whose gradient was not finite."""
+        steps = self.bad.tolist()
+        if max(steps, default=-1) >= 0:
+            where = [f"its gradient was not finite in step {at + 1}, in task {self.position.task + 1}" for at in steps]
+            self._lose(self.bad >= 0, "unstable", where)
+
     def _end(self, task: int) -> None:
         """A task is over: consolidate, judge, and score every task."""
-        for rows, moorings in self.groups:
-            moorings.consolidate(self._of(rows))
+        self._lose_bad()
+        for rows, moorings in self.groups.moored:
+            moorings.consolidate(rows_of(self.stack.parameters, rows))
         self._judge(task)
         if not self.specs:
             return
@@ -214,14 +247,15 @@ class Fleet:
     def _judge(self, task: int) -> None:
         """Write down what each penalty will do, and reject those that do not interpolate."""
         too_strong = torch.zeros(len(self.specs), dtype=torch.bool)
-        for rows, moorings in self.groups:
+        for rows, moorings in self.groups.moored:
             for run in range(len(moorings)):
                 verdict = moorings.stability(run, self.common.momentum)
                 if verdict:
                     self.books[rows.start + run].stability.append(verdict)
                     too_strong[rows.start + run] = bool(verdict.trouble) and moorings.method.can_extrapolate
         if self.reject and task == 0 and bool(too_strong.any()):
-            self._lose(too_strong, "rejected", "")
+            troubles = [book.stability[-1].trouble if book.stability else "" for book in self.books]
+            self._lose(too_strong, "rejected", troubles)
 
     def _finish(self) -> None:
         """The stream is over: measure what is left of the first task's model, run by run."""
@@ -229,7 +263,7 @@ class Fleet:
         for run, book in enumerate(self.books):
             drift, cka = by_layer(self.stack, self.first, run, inputs)
             importance = {}
-            for rows, moorings in self.groups:
+            for rows, moorings in self.groups.moored:
                 if rows.start <= run < rows.stop:
                     importance = moorings.importance_by_layer(run - rows.start)
             self.results.append(self._result(book, "finished", "", importance=importance, drift=drift, cka=cka))
@@ -255,28 +289,13 @@ class Fleet:
         if not self.method.watches_outputs:
             return {}
         asked = logits.new_zeros(())
-        for rows, moorings in self.groups:
+        for rows, moorings in self.groups.moored:
             for outputs, seed, importance in zip(
                 logits[rows], self.stack.seeds[rows], moorings.importances, strict=True
             ):
                 random = torch.Generator(self.device).manual_seed(generator(seed, "probe", self.steps).initial_seed())
                 asked = asked + importance.probe(outputs, random)
         return self._gradients(asked, keep=True)
-
-    def _penalized(self, gradients: Tensors) -> Tensors:
-        """The gradients that the optimizer gets: the task's, with penalties on the rows that have one."""
-        loaded = dict(gradients)
-        for rows, moorings in self.groups:
-            moorings.adopt(self._of(rows), gradients)
-            for name, force in moorings.forces(self._of(rows), gradients).items():
-                if loaded[name] is gradients[name]:
-                    loaded[name] = gradients[name].clone()
-                loaded[name][rows].add_(force)
-        return loaded
-
-    def _of(self, rows: slice) -> Tensors:
-        """The parameters of some runs, as views."""
-        return {name: p.detach()[rows] for name, p in self.stack.parameters.items()}
 
     def _score(self, trained: int) -> Tensor:
         """Accuracy on each task in percent, (runs, tasks). A task to come is scored by the head it would start from."""
@@ -294,23 +313,10 @@ class Fleet:
             )
         return start(spec.network, self.stream, spec.seed, dtype=self.dtype, weights=given)
 
-    def _moor(self) -> list[tuple[slice, Moorings]]:
-        """The runs of each method that moors, with the rows of the stack that are theirs."""
-        names = [n for n in self.stack.parameters if self.stream.heads == "one" or not n.startswith("heads.")]
-        groups, begin = [], 0
-        for name, runs in groupby(self.specs, key=lambda spec: find(spec.method).name):
-            mine = list(runs)
-            rows = slice(begin, begin + len(mine))
-            begin = rows.stop
-            if find(name).importance is not None:
-                strength = self._vector([spec.strength or 0.0 for spec in mine])
-                groups.append((rows, Moorings(find(name), [s.seed for s in mine], self.sgd.lr[rows], strength, names)))
-        return groups
-
-    def _lose(self, lost: Tensor, status: Status, reason: str) -> None:
+    def _lose(self, lost: Tensor, status: Status, reasons: list[str]) -> None:
         """Take runs out, with a result that says why."""
         for row in lost.nonzero().flatten().tolist():
-            self.results.append(self._result(self.books[row], status, reason or self.books[row].stability[-1].trouble))
+            self.results.append(self._result(self.books[row], status, reasons[row]))
         self.keep(~lost)
         self._train_what(self.position.task)
 
@@ -320,14 +326,16 @@ class Fleet:
         Args:
             kept: bool of shape (runs,).
         """
-        self.groups = list(_fewer(self.groups, kept.cpu()))
+        left = [bool(kept[rows].any()) for rows, _ in self.groups.every]
+        self.fused = [fused for fused, some in zip(self.fused, left, strict=False) if some]
+        self.groups.keep(kept.cpu())
         rows = kept.nonzero().flatten()
         self.stack.keep(rows)
         self.sgd.keep(rows)
         if self.memory is not None:
             self.memory.keep(rows)
         self.first = {name: p[rows] for name, p in self.first.items()}
-        self.curve, self.order = self.curve[rows], self.order[rows.cpu()]
+        self.curve, self.order, self.bad = self.curve[rows], self.order[rows], self.bad[rows]
         self.specs = [self.specs[row] for row in rows.tolist()]
         self.books = [self.books[row] for row in rows.tolist()]
 
@@ -337,13 +345,3 @@ class Fleet:
 
     def _vector(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype, device=self.device)
-
-
-def _fewer(groups: list[tuple[slice, Moorings]], kept: Tensor) -> Iterator[tuple[slice, Moorings]]:
-    """The groups with only the runs that are kept, moved up; without those that have none left."""
-    for rows, moorings in groups:
-        mine = kept[rows].nonzero().flatten()
-        if len(mine):
-            moorings.keep(mine)
-            begin = int(kept[: rows.start].sum())
-            yield slice(begin, begin + len(mine)), moorings

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d
 
+from mooring.lab.fleet.convolution import Convolution, takes
+
 __all__ = ["LAYERS", "widened"]
 
 Tensors = Mapping[str, Tensor]
@@ -43,14 +45,20 @@ class Linear(torch.autograd.Function):
 def linear(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
     """All runs of a linear layer; x of shape (runs * batch, ..., inputs)."""
     rows = x.reshape(runs, -1, x.shape[-1])
-    out: Tensor = Linear.apply(rows, own["weight"], own.get("bias"))  # type: ignore[no-untyped-call]
+    told = {name: tensor.to(x.dtype) for name, tensor in own.items()}
+    out: Tensor = Linear.apply(rows, told["weight"], told.get("bias"))  # type: ignore[no-untyped-call]
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
-def convolution(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
-    """All runs of a convolution: one after the other on a CPU, as groups of one convolution elsewhere."""
+def convolution(layer: nn.Module, x: Tensor, own: Tensors, runs: int, relu: bool = False) -> Tensor:
+    """All runs of a convolution: by kernels of our own on a GPU, else one after the other or as groups of one."""
     assert isinstance(layer, nn.Conv2d)
     bias = own.get("bias")
+    if takes(layer, x):
+        out: Tensor = Convolution.apply(x, own["weight"], bias, layer.stride[0], layer.padding[0], relu)  # type: ignore[no-untyped-call]
+        return out
+    if relu:
+        return torch.relu(convolution(layer, x, own, runs))
     if x.device.type == "cpu" or layer.padding_mode != "zeros":
         each = zip(x.chunk(runs), own["weight"].unbind(), bias.unbind() if bias is not None else [None] * runs)  # noqa: B905
         return torch.cat([layer._conv_forward(images, weight, shift) for images, weight, shift in each])
@@ -112,6 +120,7 @@ class Wide(nn.Module):
         self.__dict__["layer"] = layer  # not a submodule: its own parameters are never used
         self.own = own
         self.rule = LAYERS[type(layer)]
+        self.relu = False
 
     def train(self, mode: bool = True) -> "Wide":
         """As any module, and the layer with it."""
@@ -120,6 +129,8 @@ class Wide(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x of shape (runs * batch, ...)."""
+        if self.relu:
+            return convolution(self.__dict__["layer"], x, *self.own(), relu=True)
         return self.rule(self.__dict__["layer"], x, *self.own())
 
 
@@ -143,7 +154,19 @@ def widened(network: nn.Module, own: Callable[[str], tuple[Tensors, int]]) -> nn
             setattr(wide.get_submodule(parent), child, Wide(module, _asking(own, name)))
         elif any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             return None
+    for module in wide.modules():
+        if isinstance(module, nn.Sequential):
+            _join_relus(module)
     return wide
+
+
+def _join_relus(layers: nn.Sequential) -> None:
+    """A ReLU right after a convolution is done in the convolution's own pass."""
+    for number in range(len(layers) - 1):
+        first, second = layers[number], layers[number + 1]
+        if isinstance(first, Wide) and first.rule is convolution and type(second) is nn.ReLU:
+            first.relu = True
+            layers[number + 1] = nn.Identity()
 
 
 def _asking(own: Callable[[str], tuple[Tensors, int]], name: str) -> Callable[[], tuple[Tensors, int]]:

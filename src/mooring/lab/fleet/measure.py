@@ -16,8 +16,12 @@ PIXELS = 1 << 22
 """How many pixels to score at a time."""
 
 
-def finite_runs(tensors: Sequence[Tensor]) -> Tensor:
+def finite_runs(tensors: Sequence[Tensor], *, wait: bool = True) -> Tensor:
     """For each run, whether every value of every tensor is finite; bool of shape (runs,).
+
+    Args:
+        tensors: each of shape (runs, ...).
+        wait: whether the device may be waited for; if not, sums that overflow count as not finite.
 
     Example:
         >>> finite_runs([torch.tensor([[1.0, 2.0], [1.0, float("nan")]])])
@@ -25,7 +29,7 @@ def finite_runs(tensors: Sequence[Tensor]) -> Tensor:
     """
     sums = [tensor.sum(tuple(range(1, tensor.ndim))) if tensor.ndim > 1 else tensor for tensor in tensors]
     fine = torch.stack(sums).isfinite().all(0)
-    if bool(fine.all()):
+    if not wait or bool(fine.all()):
         return fine
     flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]  # a sum may overflow
     return torch.stack([each.isfinite().all(1) for each in flat]).all(0)

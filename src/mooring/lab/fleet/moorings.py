@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.importance import Iteration, State
+from mooring.lab.fleet.stack import laid_out
 from mooring.lab.methods import Method
 from mooring.lab.results import Stability
 from mooring.pulls import GradientPull, ParameterPull
@@ -155,7 +156,7 @@ class Moorings:
         each = [i.start(anchor[run], name=name, task=task) for run, i in enumerate(self.importances)]
         state = {slot: torch.stack([told[slot] for told in each]) for slot in each[0]}
         ones = (1,) * (theta.ndim - 1)  # a score that is one number for a whole parameter goes on doing so
-        return Held(anchor, {slot: t.reshape(-1, *ones) if t.ndim == 1 else t for slot, t in state.items()})
+        return Held(anchor, {slot: t.reshape(-1, *ones) if t.ndim == 1 else laid_out(t) for slot, t in state.items()})
 
     def _factors(self) -> Tensors:
         """A factor for the scores of each layer and run, where the importance is balanced."""
@@ -176,9 +177,9 @@ class Moorings:
         self.lr, self.strength = self.lr[rows], self.strength[rows]
         self.pull = self.method.pull(self.strength)
         for held in self.held.values():
-            held.anchor = held.anchor[rows].contiguous()
-            held.state = {slot: tensor[rows].contiguous() for slot, tensor in held.state.items()}
-            held.previous = None if held.previous is None else held.previous[rows].contiguous()
+            held.anchor = laid_out(held.anchor[rows])
+            held.state = {slot: laid_out(tensor[rows]) for slot, tensor in held.state.items()}
+            held.previous = None if held.previous is None else laid_out(held.previous[rows])
 
     # What the results tell
 

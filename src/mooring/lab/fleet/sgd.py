@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from mooring.lab.fleet.stack import laid_out
 from mooring.runs import per_run
 
 __all__ = ["SGD"]
@@ -57,4 +58,4 @@ class SGD:
     def keep(self, rows: Tensor) -> None:
         """Go on with these runs only."""
         self.lr = self.lr[rows]
-        self.velocity = {name: velocity[rows].contiguous() for name, velocity in self.velocity.items()}
+        self.velocity = {name: laid_out(velocity[rows]) for name, velocity in self.velocity.items()}
