@@ -27,7 +27,7 @@ def test_the_same_weights_on_both(method: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "network", ["lab.test_fleet:normalised", "lab.test_fleet:convolving", "lab.test_fleet:scaling"]
+    "network", ["lab.test_fleet:normalised", "lab.test_fleet:convolving", "lab.test_fleet:scaling", "cnn6"]
 )
 def test_other_networks_too(network: str) -> None:
     stream = STREAMS["classes"]

@@ -53,14 +53,18 @@ class Convolution(torch.autograd.Function):
         """The gradients of x, weight and bias: the first two by kernels of their own."""
         x, taps, out = ctx.saved_tensors
         runs, outputs, channels, kh, kw = ctx.geometry[0]
-        if out is not None:
-            g = torch.ops.aten.threshold_backward(g, out, 0)
         g = g.contiguous(memory_format=torch.channels_last)
+        half = g
+        if x.dtype == torch.float32:
+            g, half = _halved(g, out, SCALE)
+        elif out is not None:
+            half = g = torch.ops.aten.threshold_backward(g, out, 0)
         wanted = ctx.needs_input_grad
         gx = _input_gradient(g, taps, x, ctx.geometry) if wanted[0] else None
         gw = gb = None
         if wanted[1]:
-            found = _weight_gradient(x, g, ctx.geometry)
+            narrow = _halved(x, None, 1)[1] if x.dtype == torch.float32 else x
+            found = _weight_gradient(narrow, half, ctx.geometry, SCALE if x.dtype == torch.float32 else 1)
             gw = found.view(runs, outputs, kh, kw, channels).permute(0, 1, 4, 2, 3)
         if wanted[2]:
             gb = g.permute(0, 2, 3, 1).reshape(runs, -1, outputs).sum(1, dtype=torch.float32)
@@ -107,23 +111,35 @@ def _input_gradient(g: Tensor, taps: Tensor, x: Tensor, geometry: Any) -> Tensor
     return gx
 
 
-def _weight_gradient(x: Tensor, g: Tensor, geometry: Any) -> Tensor:
+def _weight_gradient(x: Tensor, g: Tensor, geometry: Any, scale: int) -> Tensor:
     (runs, outputs, channels, kh, kw), stride, padding = geometry
     gw = torch.empty(runs, outputs, kh * kw, channels, dtype=torch.float32, device=x.device)
     rows = len(g) // runs * g.shape[2] * g.shape[3]
     flat = channels * kh * kw <= 64
-    small = x.dtype == torch.float32
+    wide = 64 if outputs <= 64 or channels <= 64 else 128
     bn = 64 if outputs <= 64 else 128
-    bc = max(16, triton.next_power_of_2(channels * kh * kw if flat else min(channels, 128)))
-    bk, warps, stages = (32, 4, 4) if small and outputs > 64 else (64, 8 if outputs > 64 else 4, 3)
+    bc = max(16, triton.next_power_of_2(channels * kh * kw if flat else min(channels, wide)))
     programs = triton.cdiv(outputs, bn) * (1 if flat else kh * kw * triton.cdiv(channels, bc))
     kernels.weight_gradient[(programs, runs)](
         x, g, gw, x.shape[2], x.shape[3], g.shape[2], g.shape[3], rows,
         x.numel() // runs, g.numel() // runs, gw.stride(0),
-        SCALE=SCALE if small else 0, C=channels, N=outputs, KH=kh, KW=kw, STRIDE=stride, PAD=padding, FLAT=flat,
-        BN=bn, BC=bc, BK=bk, PRECISION="tf32", num_warps=warps, num_stages=stages,
+        SCALE=scale, C=channels, N=outputs, KH=kh, KW=kw, STRIDE=stride, PAD=padding, FLAT=flat,
+        BN=bn, BC=bc, BK=64, num_warps=8 if bn == bc == 128 else 4, num_stages=3,
     )  # fmt: skip
     return gw
+
+
+def _halved(x: Tensor, out: Tensor | None, scale: int) -> tuple[Tensor, Tensor]:
+    """x where out is above 0, and the same times scale as float16, whose mantissa has the ten bits of TF32.
+
+    The gradient of the weights is a product along a dimension that TF32 has no fast one for, and float16 has.
+    """
+    half = torch.empty_like(x, dtype=torch.float16)
+    masked = x if out is None else torch.empty_like(x)
+    kernels.halve[(triton.cdiv(x.numel(), 1024),)](
+        x, x if out is None else out, masked, half, x.numel(), SCALE=scale, RELU=out is not None, B=1024
+    )
+    return masked, half
 
 
 def _shape(outputs: int, summed: int, dtype: torch.dtype) -> Config:

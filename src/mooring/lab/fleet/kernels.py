@@ -6,7 +6,7 @@ Images lie in memory as (runs, batch, height, width, channels), weights as (runs
 import triton
 import triton.language as tl
 
-__all__ = ["convolve", "transpose", "weight_gradient"]
+__all__ = ["convolve", "halve", "transpose", "weight_gradient"]
 
 
 @triton.jit
@@ -119,13 +119,8 @@ def weight_gradient(
     BN: tl.constexpr,
     BC: tl.constexpr,
     BK: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """out[n, tap, c] = sum over m of g[m, n] * x[m moved by the tap, c].
-
-    With a SCALE, float32 is multiplied as float16, whose mantissa has the ten bits of TF32; gradients are scaled into
-    its range first and cut off at its end. TF32 itself has no fast product along this dimension.
-    """
+    """out[n, tap, c] = sum over m of g[m, n] * x[m moved by the tap, c] / SCALE."""
     program = tl.program_id(0)
     run = tl.program_id(1).to(tl.int64)
     x += run * x_run
@@ -159,11 +154,8 @@ def weight_gradient(
             at = (((image * height + h) * width + v) * C)[:, None] + c[None, :]
         a = tl.load(g + m[:, None] * N + n[None, :], mask=there[:, None] & (n < N)[None, :], other=0.0)
         b = tl.load(x + at, mask=inside & known[None, :], other=0.0)
-        if SCALE:
-            a = tl.clamp(a * SCALE, -65504.0, 65504.0).to(tl.float16)
-            b = b.to(tl.float16)
-        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-    if SCALE:
+        total = tl.dot(tl.trans(a), b, total)
+    if SCALE != 1:
         total = total / SCALE
     at = run * out_run + (n[:, None] * (KH * KW) + tap[None, :]) * C + c[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=(n < N)[:, None] & known[None, :])
@@ -178,3 +170,15 @@ def transpose(x, out, N: tl.constexpr, K: tl.constexpr, B: tl.constexpr):
     k = (tl.program_id(0) % blocks) * B + tl.arange(0, B)
     tile = tl.load(x + run * N * K + n[:, None] * K + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)
     tl.store(out + run * N * K + k[:, None] * N + n[None, :], tl.trans(tile), mask=(k < K)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def halve(x, out, masked, half, count, SCALE: tl.constexpr, RELU: tl.constexpr, B: tl.constexpr):
+    """half = x * SCALE as float16, cut off at the end of its range; RELU first puts 0 where out is 0, in masked too."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    there = at < count
+    value = tl.load(x + at, mask=there, other=0.0)
+    if RELU:
+        value = tl.where(tl.load(out + at, mask=there, other=0.0) > 0, value, 0.0)
+        tl.store(masked + at, value, mask=there)
+    tl.store(half + at, tl.clamp(value * SCALE, -65504.0, 65504.0).to(tl.float16), mask=there)
