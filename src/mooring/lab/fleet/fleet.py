@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,6 +15,7 @@ from mooring.lab.fleet.groups import Groups, rows_of
 from mooring.lab.fleet.logbook import Logbook, versions
 from mooring.lab.fleet.measure import by_layer, finite_runs, score
 from mooring.lab.fleet.moorings import Tensors
+from mooring.lab.fleet.position import Position
 from mooring.lab.fleet.precision import check_precision, computing, parameters_of, products_of
 from mooring.lab.fleet.replay import Reservoir, project
 from mooring.lab.fleet.sgd import SGD
@@ -37,15 +37,6 @@ POINTS = 20
 
 LOOK = 50
 """After so many steps a GPU is waited for, to see which runs are lost."""
-
-
-@dataclass(frozen=True)
-class Position:
-    """How far a fleet has come: the step that comes next, of an epoch, of a task."""
-
-    task: int = 0
-    epoch: int = 0
-    step: int = 0
 
 
 class Watcher(Protocol):
@@ -125,6 +116,7 @@ class Fleet:
 
     def sail(self, watcher: Watcher | None = None) -> list[Result]:
         """Go on from where the fleet is to the end of the stream; a result for each run."""
+        self.mark = time.perf_counter()
         with computing(self.common.dtype):
             return self._sail(watcher)
 
@@ -137,27 +129,33 @@ class Fleet:
                 self.order = self.batches.order(self.specs, self.method.data, task, epoch).to(self.device)
                 sizes = batch_sizes(self.order.shape[1], self.common.batch)
                 for step in range(self.position.step, len(sizes)):
-                    began = time.perf_counter()
                     chosen = slice(step * self.common.batch, step * self.common.batch + sizes[step])
                     self._step(task, chosen, (epoch * len(sizes) + step) / (len(sizes) * self.common.epochs))
-                    if not self.specs:
-                        return self.results
-                    self.seconds += (time.perf_counter() - began) / len(self.specs)
-                    self.steps += 1
-                    self.position = Position(task, epoch, step + 1)
                     if self.fused and self.steps % LOOK == 0:
                         self._lose_bad()
-                    if watcher and self.specs:
+                    if not self.specs:
+                        return self.results
+                    self._tick()
+                    self.steps += 1
+                    self.position = Position(task, epoch, step + 1)
+                    if watcher:
                         watcher.look(self)
                 self.position = Position(task, epoch + 1)
             self._end(task)
             self.position = Position(task + 1)
             if not self.specs:
                 return self.results
+            self._tick()
             if watcher:
                 watcher.harbour(self)
         self._finish()
         return self.results
+
+    def _tick(self) -> None:
+        """Give each run its share of the time that has passed."""
+        now = time.perf_counter()
+        self.seconds += (now - self.mark) / len(self.specs)
+        self.mark = now
 
     def _begin(self, task: int) -> None:
         """A task starts: its head from the one before, no velocity, an empty curve."""
