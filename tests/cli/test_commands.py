@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from mooring.cli import main
+from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.networks import stamped
 from mooring.lab.networks.start import read_weights
 from mooring.lab.store import Store
 from mooring.lab.streams.options import StreamOptions
@@ -119,7 +121,25 @@ def test_a_network_in_the_folder_where_one_is_can_be_named(asked, tmp_path, monk
     scripts = str(Path(sys.executable).parent)
     monkeypatch.setattr(sys, "path", [scripts, *(each for each in sys.path if each not in ("", str(tmp_path)))])
     asked("compare", *DIGITS, "--methods", "plain", "--network", "my_own:narrow")
-    assert {result.spec.network for result in Store("mooring.sqlite").results()} == {"my_own:narrow"}
+    (network,) = {result.spec.network for result in Store("mooring.sqlite").results()}
+    assert network.startswith("my_own:narrow@")
+
+
+def test_a_network_of_ones_own_that_was_changed_is_another_network(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "from torch import nn\n\n\ndef net(shape):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, {}))\n"
+    found = []
+    for number, width in enumerate((5, 5, 6)):
+        (tmp_path / f"changing{number}.py").write_text(source.format(width))
+        found.append(stamped(f"changing{number}:net").partition("@")[2])
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_network_of_ones_own_that_fails_is_told_in_one_line(asked, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "failing.py").write_text("from torch import nn\n\n\ndef net(shape):\n    return nn.Linear(999, 3)\n")
+    with pytest.raises(MooringError, match=r"network 'failing:net.* fails on an image of shape \(1, 8, 8\)"):
+        Study(tmp_path / "study.sqlite").compare(stream="digits", network="failing:net", methods="plain", seeds=1)
 
 
 # tune

@@ -22,6 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
         sys.path.insert(0, "")  # a network of one's own lies where one is
     try:
         from mooring.cli.app import run
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         print(f"error: the command line needs {error.name}: pip install 'mooring[lab]'", file=sys.stderr)
         return 2

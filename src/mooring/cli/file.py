@@ -1,5 +1,6 @@
 """`mooring run`: a study from a TOML file."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ def run(
 ) -> None:
     """Run the study that a TOML file describes; what is done already is not done again."""
     told = read_study_file(file)
+    sys.path.insert(0, str(file.resolve().parent))  # a network of one's own may lie beside its study
     asked = comparison(**told.comparison)
     study = opened(StudyFlags(told.study, device or told.device, told.fleet, wait, quiet), told.report)
     output = OutputFlags(told.baseline, told.report, json)

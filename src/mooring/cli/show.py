@@ -8,7 +8,9 @@ import typer
 from mooring.cli.options import AsJson
 from mooring.cli.tables import as_json, print_rows
 from mooring.errors import MooringError
+from mooring.lab.methods import METHODS
 from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
 from mooring.lab.store import Store
 from mooring.lab.summary import summarize
 
@@ -52,11 +54,17 @@ def report(
     typer.echo(as_json({"page": str(page), "runs": len(results)}) if json else f"page: {page}")
 
 
+def _place(spec: RunSpec, ranks: dict[str, int]) -> tuple[object, ...]:
+    """Where a run stands in a table: by stream, method, setting and seed."""
+    return spec.stream, ranks.get(spec.method, len(ranks)), spec.lr, spec.strength or 0.0, spec.seed
+
+
 def _read(path: Path) -> tuple[Store, list[Result]]:
     if not path.exists():
         raise MooringError(f"there is no study {path}: `mooring compare --study {path}` makes one")
     store = Store(path)
-    results = list(store.results())
+    ranks = {name: rank for rank, name in enumerate(METHODS)}
+    results = sorted(store.results(), key=lambda result: _place(result.spec, ranks))
     if not results:
         raise MooringError(f"the study {path} has no finished runs yet: run the command that made it again")
     return store, results

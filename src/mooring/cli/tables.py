@@ -15,6 +15,9 @@ from mooring.lab.metrics import Interval
 from mooring.lab.protocol import Choice
 from mooring.lab.summary import Row
 
+APART = ("network", "epochs", "batch", "momentum", "weight_decay", "heads", "init", "dtype")
+"""Settings that are shown where they differ within a table."""
+
 __all__ = ["as_json", "print_choices", "print_rows", "print_table"]
 
 
@@ -51,12 +54,16 @@ def print_rows(rows: Sequence[Row], baseline: str | None) -> None:
         mine = [row for row in rows if row.setting.stream == stream]
         compared = [f"vs {baseline} [95 %]"] if baseline else []
         several = len({row.setting.lr for row in mine}) > 1
-        header = ["method", *(["lr"] if several else []), "accuracy %", "forgetting", "learned", *compared, "verdict"]
+        differ = [name for name in APART if len({getattr(row.setting, name) for row in mine}) > 1]
+        extra = [*(["lr"] if several else []), *differ]
+        header = ["method", *extra, "accuracy %", "forgetting", "learned", *compared, "verdict"]
         cells = []
         for row in mine:
             told = [_cell(row.metrics.get(name)) for name in ("accuracy", "forgetting", "learned")]
             lr = [f"{row.setting.lr:g}"] if several else []
-            cells.append([row.label, *lr, *told, *([_difference(row.difference)] if baseline else []), row.verdict])
+            apart = [str(getattr(row.setting, name))[:24] or "random" for name in differ]
+            against = [_difference(row.difference)] if baseline else []
+            cells.append([row.label, *lr, *apart, *told, *against, row.verdict])
         seeds = sorted({len(row.results) for row in mine})
         count = counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
         setting = mine[0].setting

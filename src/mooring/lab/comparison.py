@@ -7,7 +7,7 @@ from typing import Any
 from mooring.errors import MooringError, unknown
 from mooring.lab.methods import find, resolve
 from mooring.lab.methods.strengths import paper_strength
-from mooring.lab.networks import backbone
+from mooring.lab.networks import backbone, stamped
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.streams.stream import Stream
@@ -67,6 +67,7 @@ class Comparison:
             init: the fingerprint of the weights to start from, or nothing.
         """
         made = []
+        network = stamped(training.network)
         for name in self.methods:
             method = find(name)
             usual = paper_strength(name) if training.paper else method.strength
@@ -75,7 +76,7 @@ class Comparison:
             for lr in self.lr.get(name, (training.lr,)):
                 for strength in strengths:
                     for seed in self.seeds:
-                        rest: dict[str, Any] = {**training.told(), "memory": memory, "init": init}
+                        rest: dict[str, Any] = {**training.told(), "memory": memory, "init": init, "network": network}
                         made.append(RunSpec(stream, data, name, seed, lr=lr, strength=strength, **rest))
         return made
 

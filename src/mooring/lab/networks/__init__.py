@@ -1,6 +1,8 @@
 """Networks: a backbone by name or from your own module, with heads on top."""
 
+import hashlib
 import importlib
+import inspect
 from collections.abc import Callable
 
 from torch import nn
@@ -12,7 +14,7 @@ from mooring.lab.networks.mlp import mlp
 from mooring.lab.networks.resnet import resnet18_third
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["BACKBONES", "Headed", "backbone", "build"]
+__all__ = ["BACKBONES", "Headed", "backbone", "build", "stamped"]
 
 Shape = tuple[int, int, int]
 
@@ -32,7 +34,8 @@ def backbone(name: str) -> Callable[[Shape], nn.Module]:
         if name not in BACKBONES:
             raise unknown("network", name, [*BACKBONES, "package.module:function"])
         return BACKBONES[name]
-    module, _, function = name.partition(":")
+    module, _, function = name.partition("@")[0].partition(":")
+    module = module.removesuffix(".py")
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
@@ -61,4 +64,24 @@ def build(name: str, stream: Stream) -> Headed:
     if not isinstance(made, nn.Module):
         raise MooringError(f"network {name!r} made a {type(made).__name__}, not a torch.nn.Module")
     heads = len(stream.tasks) if stream.heads == "per task" else 1
-    return Headed(made, stream.outputs, heads, stream.shape)
+    try:
+        return Headed(made, stream.outputs, heads, stream.shape)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise MooringError(f"network {name!r} fails on an image of shape {stream.shape}: {reason}") from error
+
+
+def stamped(name: str) -> str:
+    """The name, with a stamp of its source for a network of your own: another source is another network.
+
+    Example:
+        >>> stamped("cnn6")
+        'cnn6'
+    """
+    if ":" not in name or "@" in name:
+        return name
+    try:
+        source = inspect.getsource(inspect.getmodule(backbone(name)) or backbone(name))
+    except (OSError, TypeError):
+        return name  # made somewhere without a file
+    return f"{name}@{hashlib.blake2b(source.encode(), digest_size=4).hexdigest()}"
