@@ -4,7 +4,7 @@ import difflib
 import math
 from collections.abc import Iterable
 
-__all__ = ["MooringError", "NonFiniteError", "check_number", "unknown"]
+__all__ = ["MooringError", "NonFiniteError", "check_number", "check_whole", "unknown"]
 
 
 class MooringError(ValueError):
@@ -41,3 +41,16 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, *
     if not number or not (low < value if above else low <= value) or value > high:  # type: ignore[operator]
         limits = f"{'above' if above else 'from'} {low:g}" + (f" to {high:g}" if high < math.inf else "")
         raise MooringError(f"{name}={value!r} is not allowed: give a number {limits}")
+
+
+def check_whole(name: str, value: object, low: int) -> None:
+    """Refuse anything but a whole number from `low`.
+
+    Example:
+        >>> check_whole("epochs", 0, 1)
+        Traceback (most recent call last):
+        ...
+        mooring.errors.MooringError: epochs=0 is not allowed: give a whole number from 1
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise MooringError(f"{name}={value!r} is not allowed: give a whole number from {low}")

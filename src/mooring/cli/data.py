@@ -2,16 +2,14 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from mooring.cli.bar import progress_bar
 from mooring.cli.options import AsJson
+from mooring.cli.tables import print_table
 from mooring.errors import MooringError
 from mooring.lab.streams.inspection import Inspection, inspect_folder
 from mooring.lab.streams.named import NAMED, Named, data_home, find_named, on_this_machine
@@ -40,7 +38,7 @@ def list_sets(as_json: AsJson = False) -> None:
         images = f"{named.train + named.test:,}"
         where = str(on_this_machine(named) or "not fetched")
         rows.append((named.name, str(named.classes), tasks, images, _size(named.bytes), where))
-    _show(("name", "classes", "tasks x classes", "images", "size", "where"), rows)
+    print_table(("name", "classes", "tasks x classes", "images", "size", "where"), rows)
 
 
 @app.command()
@@ -128,7 +126,7 @@ def _say(seen: Inspection, size: int) -> None:
     smallest, largest = seen.smallest, seen.largest
     typer.echo(f"{seen.folder}: {'Parquet files' if seen.layout == 'parquet' else 'class folders'}")
     counts = [("train", f"{sum(seen.train):,}"), ("test", f"{sum(seen.test):,}")]
-    _show(("split", "images"), counts)
+    print_table(("split", "images"), counts)
     spread = f"from {smallest[1]:,} ({smallest[0]}) to {largest[1]:,} ({largest[0]}) training images"
     typer.echo(f"{len(seen.classes)} classes, {spread}")
     if seen.sizes:
@@ -165,22 +163,6 @@ def _described(named: Named) -> dict[str, Any]:
         "get": named.by_hand or f"mooring data fetch {named.name}",
         "where": str(where) if where else None,
     }
-
-
-def _show(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: drawn in a terminal, in plain columns elsewhere."""
-    console = Console()
-    if console.is_terminal:
-        table = Table()
-        for header in headers:
-            table.add_column(header, overflow="fold")  # a path that is cut short is of no use
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        return
-    widths = [max(len(cell) for cell in column) for column in zip(headers, *rows, strict=True)]
-    for row in (headers, *rows):
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _size(count: int) -> str:

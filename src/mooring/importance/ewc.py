@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mooring.errors import MooringError, unknown
+from mooring.errors import MooringError, check_whole, unknown
 from mooring.importance.averaging import average, check_decay
 from mooring.importance.base import Importance, Iteration, State
 
@@ -77,8 +77,7 @@ class EWC(Importance):
         if self.labels not in ("observed", "sampled"):
             raise unknown("labels", self.labels, ["observed", "sampled"])
         if self.batch_size is not None:
-            if not isinstance(self.batch_size, int) or self.batch_size < 1:
-                raise MooringError(f"batch_size={self.batch_size!r} is not allowed: give a whole number from 1")
+            check_whole("batch_size", self.batch_size, 1)
             if self.labels == "observed" and not self.per_sample:
                 raise MooringError("batch_size has no effect here: give per_sample=True or labels='sampled' with it")
 

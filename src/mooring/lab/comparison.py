@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooring.errors import MooringError, unknown
+from mooring.errors import MooringError, check_whole, unknown
 from mooring.lab.methods import find, resolve
 from mooring.lab.methods.strengths import paper_strength
 from mooring.lab.networks import backbone, stamped
@@ -114,8 +114,8 @@ def comparison(
     opened = [StreamOptions(each) if isinstance(each, str) else each for each in streams]
     _check_training(training)
     memory = training.get("memory")
-    if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
-        raise MooringError(f"memory={memory!r} is not allowed: give a whole number from 1")
+    if memory is not None:
+        check_whole("memory", memory, 1)
     if strength is not None and not isinstance(strength, Mapping) and not strong:
         raise MooringError(f"none of {', '.join(names)} has a strength to give: leave it out")
     return Comparison(

@@ -12,7 +12,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from mooring.errors import MooringError, check_number
+from mooring.errors import MooringError, check_number, check_whole
 from mooring.lab.files import write_whole
 from mooring.lab.fleet.batches import Batches
 from mooring.lab.fleet.logbook import versions
@@ -63,10 +63,8 @@ class Pretraining:
         check_number("momentum", self.momentum, 0, 1)
         check_number("weight_decay", self.weight_decay, 0)
         for name, value in (("epochs", self.epochs), ("batch", self.batch)):
-            if not isinstance(value, int) or value < 1:
-                raise MooringError(f"{name}={value!r} is not allowed: give a whole number from 1")
-        if self.seed < 0:
-            raise MooringError(f"seed={self.seed!r} is not allowed: give a whole number from 0")
+            check_whole(name, value, 1)
+        check_whole("seed", self.seed, 0)
 
     def rate(self, epoch: int) -> float:
         """The learning rate of an epoch."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, check_whole
 from mooring.lab.comparison import Comparison, comparison, seeds_of
 from mooring.lab.methods import find
 from mooring.lab.networks.start import Weights, start
@@ -100,8 +100,7 @@ def tune(
         >>> [choice.best.label for choice in tuned.choices], [row.label for row in tuned.choices[1].dropped]
         (['plain', 'ewc 1'], ['ewc 1e+09'])
     """
-    if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:
-        raise MooringError(f"tasks={tasks!r} is not allowed: give a whole number from 1")
+    check_whole("tasks", tasks, 1)
     for name, given in (("lrs", lrs), ("strengths", strengths)):
         if not isinstance(given, list | tuple):
             raise MooringError(f"{name}={given!r} is not allowed: give numbers in a list")

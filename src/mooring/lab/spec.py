@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mooring.errors import MooringError, check_number, unknown
+from mooring.errors import MooringError, check_number, check_whole, unknown
 
 __all__ = ["DTYPES", "HEADS", "RunSpec"]
 
@@ -68,10 +68,8 @@ class RunSpec:
             check_number("strength", self.strength, 0)
         counts = {"epochs": self.epochs, "batch": self.batch, "memory": 1 if self.memory is None else self.memory}
         for name, value in counts.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise MooringError(f"{name}={value!r} is not allowed: give a whole number from 1")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise MooringError(f"seed={self.seed!r} is not allowed: give a whole number from 0")
+            check_whole(name, value, 1)
+        check_whole("seed", self.seed, 0)
         for name in ("lr", "strength", "momentum", "weight_decay"):  # 10 and 10.0 are the same run
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else float(value))

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -82,18 +82,19 @@ class Store:
 
     def get(self, specs: Iterable[RunSpec]) -> dict[str, Result]:
         """Those of the runs that have a result, by key."""
-        wanted = {spec.key: spec for spec in specs}
-        return {result.spec.key: result for result in self.results() if result.spec.key in wanted}
+        wanted = {spec.key for spec in specs}
+        return {result.spec.key: result for result in self.results(wanted)}
 
-    def results(self) -> Iterator[Result]:
-        """Every result, in the order they were finished."""
+    def results(self, only: Collection[str] | None = None) -> Iterator[Result]:
+        """Every result, in the order they were finished; or those with these keys, and nothing else is read."""
         if not self.path.exists():
             return
         with self._open() as connection:
             if not self._check_version(connection):
                 return
             for key, told in connection.execute("SELECT key, result FROM runs ORDER BY rowid"):
-                yield self._read(key, told)
+                if only is None or key in only:
+                    yield self._read(key, told)
 
     def log(self, command: str) -> None:
         """Write down a command that worked on this study."""

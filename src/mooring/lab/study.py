@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, check_whole
 from mooring.lab.comparison import Comparison, comparison
 from mooring.lab.engines.local import CHECKPOINT_SECONDS, Local, Reporter, Silent, steps_of
 from mooring.lab.files import check_writable
@@ -69,8 +69,8 @@ class Study:
         self.store = Store(path)
         self.device, self.fleet, self.every, self.wait = checked_device(device), fleet, every, wait
         self.reporter = reporter or Silent()
-        if fleet is not None and fleet < 1:
-            raise MooringError(f"fleet={fleet!r} is not allowed: give a whole number from 1")
+        if fleet is not None:
+            check_whole("fleet", fleet, 1)
 
     @property
     def checkpoints(self) -> Path:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mooring.errors import MooringError, check_number
+from mooring.errors import check_number, check_whole
 from mooring.pulls.base import ParameterPull
 from mooring.runs import Number
 
@@ -56,8 +56,7 @@ class Interpolation(ParameterPull):
         """Refuse options outside their range."""
         check_number("stiffness", self.stiffness, 0, 1)
         check_number("root", self.root, 0, above=True)
-        if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
-            raise MooringError(f"every={self.every!r} is not allowed: give a whole number from 1")
+        check_whole("every", self.every, 1)
 
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:
         """stiffness * `relative_importance`; the learning rate plays no part."""

@@ -45,7 +45,6 @@ class Convolution(torch.autograd.Function):
         ctx.geometry = (weight.shape, stride, padding)
         out = _convolve(images, taps, bias, ctx.geometry, relu)
         ctx.save_for_backward(images, taps, out if relu else None)
-        ctx.like = weight
         return out
 
     @staticmethod

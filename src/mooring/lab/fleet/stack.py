@@ -57,6 +57,7 @@ class Stack:
         self.buffers = self._stacked([dict(network.named_buffers()) for network in networks])
         self.seeds = list(seeds) or [0] * len(networks)
         self.calls = 0
+        self.members = self._members()
         self.wide = widened(self.network, self._layer)
         self.ways: dict[str, Callable[[Tensor, int | Tensor], Tensor]] = {
             "wide": self._wide,
@@ -96,12 +97,18 @@ class Stack:
 
     def _layer(self, name: str) -> tuple[Tensors, int]:
         """The parameters and buffers of one layer, as they are now."""
-        own = {}
-        for full, tensor in (*self.parameters.items(), *self.buffers.items()):
-            owner, _, short = full.rpartition(".")
-            if owner == name:
-                own[short] = tensor
-        return own, len(self)
+        parameters, buffers = self.members[name]
+        own = {short: self.parameters[full] for short, full in parameters}
+        return own | {short: self.buffers[full] for short, full in buffers}, len(self)
+
+    def _members(self) -> dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]]:
+        """For each layer, the short and the full names of its parameters and of its buffers."""
+        found: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {}
+        for place, tensors in enumerate((self.parameters, self.buffers)):
+            for full in tensors:
+                owner, _, short = full.rpartition(".")
+                found.setdefault(owner, ([], []))[place].append((short, full))
+        return found
 
     def _vmapped(self, x: Tensor, head: int | Tensor) -> Tensor:
         dims = (0, 0, 0, None if isinstance(head, int) else 0)

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, check_whole
 from mooring.lab.streams.stream import Source, Split, Stream, Task
 
 __all__ = ["by_class", "check_per_task", "permuted", "rotated"]
@@ -65,7 +65,7 @@ def permuted(source: Source, tasks: int, *, seed: int = 0) -> Stream:
         >>> permuted(digits(), tasks=3).heads
         'one'
     """
-    _check_tasks(tasks)
+    check_whole("tasks", tasks, 1)
     pixels = math.prod(source.train.images.shape[2:])
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.arange(pixels), *(torch.randperm(pixels, generator=generator) for _ in range(tasks - 1))]
@@ -84,7 +84,7 @@ def rotated(source: Source, tasks: int, *, degrees: float = 180.0) -> Stream:
         >>> [task.name for task in rotated(digits(), tasks=3, degrees=90).tasks]
         ['turned by 0°', 'turned by 30°', 'turned by 60°']
     """
-    _check_tasks(tasks)
+    check_whole("tasks", tasks, 1)
     angles = [task * degrees / tasks for task in range(tasks)]
     views = [partial(rotate, degrees=angle) for angle in angles]
     names = [f"turned by {angle:g}°" for angle in angles]
@@ -119,11 +119,6 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
         grid = torch.nn.functional.affine_grid(matrix.expand(len(part), 2, 3), list(part.shape), align_corners=False)
         turned.append(torch.nn.functional.grid_sample(part.float(), grid, align_corners=False).round().to(torch.uint8))
     return torch.cat(turned)
-
-
-def _check_tasks(tasks: int) -> None:
-    if tasks < 1:
-        raise MooringError(f"tasks={tasks} is not allowed: give a whole number from 1")
 
 
 def _by_domain(source: Source, views: Sequence[Callable[[Tensor], Tensor]], name: str, names: list[str]) -> Stream:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from mooring.errors import MooringError, check_number, unknown
+from mooring.errors import MooringError, check_number, check_whole, unknown
 from mooring.lab.streams.cuts import by_class, check_per_task, permuted, rotated
 from mooring.lab.streams.digits import digits
 from mooring.lab.streams.named import NAMED, Named, on_this_machine
@@ -118,13 +118,13 @@ task: leave it out
         counts = {"per_task": self.per_task, "tasks": self.tasks, "limit": self.limit, "size": self.size}
         for name, value in counts.items():
             if value is not None:
-                _check_whole(name, value, 1)
+                check_whole(name, value, 1)
         for name, value in {
             "skip": self.skip,
             "shuffle": 0 if self.shuffle is None else self.shuffle,
             "seed": self.seed,
         }.items():
-            _check_whole(name, value, 0)
+            check_whole(name, value, 0)
         if self.channels not in (None, 1, 3):
             raise MooringError(f"channels={self.channels!r} is not allowed: give 3 for RGB or 1 for grey")
         check_number("degrees", self.degrees, 0, 360, above=True)
@@ -254,8 +254,3 @@ def _folder(options: StreamOptions, named: Named | None) -> Path:
     if named and named.inside and (folder / named.inside).is_dir():
         return folder / named.inside
     return folder
-
-
-def _check_whole(name: str, value: object, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise MooringError(f"{name}={value!r} is not allowed: give a whole number from {low}")
