@@ -57,7 +57,7 @@ class Log:
     def look(self, fleet: Fleet) -> None:
         end = fleet.position.step * fleet.common.batch
         for row, spec in enumerate(fleet.specs):
-            self.seen.setdefault(spec.key, []).append(fleet.order[row, end - fleet.common.batch : end].tolist())
+            self.seen.setdefault(spec.key, []).append(fleet.feed.fresh[row, end - fleet.common.batch : end].tolist())
             if self.keep_steps:
                 self.steps.setdefault(spec.key, []).append(fleet.stack.alone(row).state_dict())
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, max_pool2d
 
 from lab.small import class_stream, spec_for
 from mooring.errors import MooringError
+from mooring.lab.fleet.chain import Link, run_chain
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.precision import computing
 
@@ -28,30 +29,92 @@ CASES = [
 ]
 
 
+def by_torch(x, weights, biases, links, runs):
+    """What torch's own layers give, run by run, in float64."""
+    outs = []
+    for run, images in enumerate(x.chunk(runs)):
+        for link, weight, bias in zip(links, weights, biases, strict=True):
+            images = conv2d(images, weight[run], bias[run], stride=link.stride, padding=link.padding)
+            images = images.relu() if link.relu else images
+            images = max_pool2d(images, 2) if link.pool else images
+        outs.append(images)
+    return torch.cat(outs)
+
+
+def compared(channels: int, size: int, links: list[tuple[int, int, Link]], dtype: torch.dtype) -> list[float]:
+    """How far a chain and its gradients are from torch's, each relative to its norm."""
+    runs, batch = 3, 4
+    torch.manual_seed(0)
+    x = torch.randn(runs * batch, channels, size, size, device="cuda").to(dtype).requires_grad_()
+    weights, biases = [], []
+    for outputs, kernel, _ in links:
+        scale = 1.5 / (channels * kernel * kernel) ** 0.5
+        weights.append((scale * torch.randn(runs, outputs, channels, kernel, kernel, device="cuda")).requires_grad_())
+        biases.append(torch.randn(runs, outputs, device="cuda").requires_grad_())
+        channels = outputs
+    plan = tuple(link for *_, link in links)
+    with computing("tf32"):
+        out = run_chain(x, plan, weights, biases)
+        told = torch.randn_like(out) / 100
+        mine = [out, *torch.autograd.grad(out, (x, *weights, *biases), told)]
+    exact = [t.detach().double().requires_grad_() for t in (x, *weights, *biases)]
+    ref = by_torch(exact[0], exact[1 : 1 + len(links)], exact[1 + len(links) :], plan, runs)
+    theirs = [ref, *torch.autograd.grad(ref, exact, told.double())]
+    return [float((a.double() - b).detach().norm() / b.detach().norm()) for a, b in zip(mine, theirs, strict=True)]
+
+
 @gpu
-@pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
-def test_stacked_convolutions_and_their_gradients_equal_torchs(case, dtype, relu) -> None:
-    from mooring.lab.fleet.convolution import Convolution
-
+def test_stacked_convolutions_and_their_gradients_equal_torchs(case, dtype) -> None:
     channels, outputs, size, kernel, stride, padding = case
-    runs, batch = 3, 4
-    x = torch.randn(runs * batch, channels, size, size, device="cuda", dtype=dtype, requires_grad=True)
-    weight = (0.1 * torch.randn(runs, outputs, channels, kernel, kernel, device="cuda")).requires_grad_()
-    bias = torch.randn(runs, outputs, device="cuda", requires_grad=True)
+    apart = compared(channels, size, [(outputs, kernel, Link(stride, padding))], dtype)
+    assert max(apart) < (2e-3 if dtype == torch.float32 else 2e-2)  # mantissas of ten and of seven bits
+
+
+CHAINS = {
+    "a ReLU": [(64, 3, Link(1, 1, relu=True))],
+    "a pool alone": [(64, 3, Link(1, 1, pool=True))],
+    "one after the other": [(64, 3, Link(1, 1, relu=True)), (64, 3, Link(1, 1)), (128, 3, Link(1, 1, relu=True))],
+    "pools between": [
+        (64, 3, Link(1, 1, relu=True)),
+        (64, 3, Link(1, 1, relu=True, pool=True)),
+        (128, 3, Link(1, 1, relu=True)),
+        (128, 3, Link(1, 1, relu=True, pool=True)),
+        (256, 3, Link(1, 1, relu=True)),
+        (256, 3, Link(1, 1, relu=True, pool=True)),
+    ],
+    "odd widths and strides": [(21, 3, Link(2, 1, relu=True)), (42, 1, Link(1, 0, relu=True)), (30, 5, Link(1, 2))],
+}
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("links", CHAINS.values(), ids=CHAINS)
+def test_a_chain_of_convolutions_and_pools_equals_torchs(links, dtype) -> None:
+    """A value that rounds to the other side of 0, or past its neighbour in a pool, sends its gradient elsewhere."""
+    apart = compared(3, 32, links, dtype)
+    each = 1e-3 if dtype == torch.float32 else 8e-3  # two factors, cut off after ten and after seven bits
+    assert apart[0] < each * len(links)
+    assert max(apart) < (5e-2 if dtype == torch.float32 else 0.3)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_a_number_goes_through_a_chain_and_stays_in_its_run(dtype) -> None:
+    links = (Link(1, 1, relu=True, pool=True), Link(1, 1, relu=True))
+    x = torch.randn(3 * 3, 64, 8, 8, device="cuda").to(dtype)
+    weights = [torch.randn(3, 64, 64, 3, 3, device="cuda").requires_grad_() for _ in links]
+    biases = [torch.zeros(3, 64, device="cuda").requires_grad_() for _ in links]
+    with torch.no_grad():
+        weights[0][1, 5] = float("nan")
     with computing("tf32"):
-        out = Convolution.apply(x, weight, bias, stride, padding, relu)
-        told = torch.randn_like(out) / 100
-        mine = [out, *torch.autograd.grad(out, (x, weight, bias), told)]
-    exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
-    parts = zip(exact[0].chunk(runs), exact[1].unbind(), exact[2].unbind(), strict=True)
-    ref = torch.cat([conv2d(p, w, b, stride=stride, padding=padding) for p, w, b in parts])
-    ref = torch.where(out > 0, ref, 0) if relu else ref  # a value that rounds to the other side of 0 is not the point
-    theirs = [ref, *torch.autograd.grad(ref, exact, told.double())]
-    tolerance = 2e-3 if dtype == torch.float32 else 2e-2  # of the norm: mantissas of ten and of seven bits
-    for one, other in zip(mine, theirs, strict=True):
-        assert float((one.double() - other).detach().norm() / other.detach().norm()) < tolerance
+        out = run_chain(x, links, weights, biases)
+        found = torch.autograd.grad(out.sum(), [*weights, *biases])
+    assert out.isfinite().flatten(1).all(1).tolist() == [True] * 3 + [False] * 3 + [True] * 3
+    for gradient in found:
+        assert gradient.isfinite().flatten(1).all(1).tolist()[::2] == [True, True]
+    assert not bool(found[1][1].isfinite().all())
 
 
 METHODS = ["plain", "ewc", "explicit-ewc", "si", "rwalk", "explicit-mas", "proximal-ewc", "uniform"]

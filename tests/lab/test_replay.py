@@ -281,15 +281,17 @@ def test_a_replay_fleet_equals_the_loop_with_weight_decay_too(method):
     )
 
 
-class MemoryAfterEachStep:
+class MemoryOfEachEpoch:
+    """An epoch's draws are planned ahead: what the memory will be after it is known in each of its steps."""
+
     def __init__(self) -> None:
         self.offered: dict[Position, int] = {}
         self.kept: dict[Position, torch.Tensor] = {}
         self.harbours: list[tuple[int, torch.Tensor]] = []
 
     def look(self, fleet: Fleet) -> None:
-        self.offered[fleet.position] = fleet.memory.offered
-        self.kept[fleet.position] = fleet.memory.kept.clone()
+        self.offered[fleet.position] = fleet.ahead.offered
+        self.kept[fleet.position] = fleet.ahead.kept.clone()
 
     def harbour(self, fleet: Fleet) -> None:
         self.harbours.append((fleet.memory.offered, fleet.memory.kept.clone()))
@@ -297,21 +299,17 @@ class MemoryAfterEachStep:
 
 def test_er_remembers_in_the_first_epoch_of_a_task_only():
     stream = STREAMS["classes"]  # 36 images a task, in batches of 10, 10, 10 and 6
-    seen = MemoryAfterEachStep()
+    seen = MemoryOfEachEpoch()
     Fleet([spec_for("er", stream, memory=5)], stream).sail(seen)
-    expected = {}
-    for task in range(3):
-        for step, grown in enumerate((10, 20, 30, 36), 1):
-            expected[Position(task, 0, step)] = 36 * task + grown
-            expected[Position(task, 1, step)] = 36 * task + 36
-    assert seen.offered == expected
+    places = [Position(task, epoch, step) for task in range(3) for epoch in range(2) for step in range(1, 5)]
+    assert seen.offered == {place: 36 * (place.task + 1) for place in places}
     for task in range(3):
         assert all(torch.equal(seen.kept[Position(task, 1, s)], seen.kept[Position(task, 0, 4)]) for s in range(1, 5))
 
 
 def test_agem_remembers_at_the_end_of_a_task_only():
     stream = STREAMS["classes"]
-    seen = MemoryAfterEachStep()
+    seen = MemoryOfEachEpoch()
     Fleet([spec_for("a-gem", stream, memory=5)], stream).sail(seen)
     assert {(p.task, offered) for p, offered in seen.offered.items()} == {(0, 0), (1, 36), (2, 72)}
     assert [offered for offered, _ in seen.harbours] == [36, 72, 108]
@@ -321,7 +319,7 @@ def test_agem_remembers_at_the_end_of_a_task_only():
 @pytest.mark.parametrize("kind", STREAMS)
 def test_memory_holds_indices_of_training_images_of_tasks_that_were_met(method, kind):
     stream = STREAMS[kind]
-    seen = MemoryAfterEachStep()
+    seen = MemoryOfEachEpoch()
     Fleet([spec_for(method, stream, seed, memory=12) for seed in (0, 1)], stream).sail(seen)
     met: set[int] = set()
     for task, (_, kept) in zip(stream.tasks, seen.harbours, strict=True):

@@ -72,6 +72,11 @@ class Balanced(Importance):
         return self.importance.needs_step
 
     @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """As the inner importance."""
+        return self.importance.draws
+
+    @property
     def merges(self) -> bool:  # type: ignore[override]
         """As the inner importance."""
         return self.importance.merges

@@ -85,6 +85,9 @@ class Importance:
     balances: ClassVar[bool] = False
     """Whether scores are rescaled layer by layer, with `factors`."""
 
+    draws: ClassVar[bool] = True
+    """Whether `probe` draws random numbers; where it does not, many models can be probed at once."""
+
     seed: int = 0
     """What random numbers in `start` and `probe` begin from."""
 

@@ -1,7 +1,7 @@
 """MAS: how sensitive the squared norm of the outputs is to each parameter; needs no labels."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ class MAS(Importance):
     """
 
     decay: float | None = 0.2
+    draws: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse options outside their range."""

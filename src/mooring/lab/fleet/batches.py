@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mooring.lab.fleet.convolution import gather, has_kernels
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.order import joint_order, task_order
 from mooring.lab.spec import RunSpec
@@ -36,6 +37,7 @@ class Batches:
         stream: whose images.
         device: where they stay.
         dtype: what they become when they are gathered.
+        channels_last: how they lie in memory then, on a GPU.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -44,8 +46,15 @@ class Batches:
         torch.Size([3, 7, 1, 8, 8])
     """
 
-    def __init__(self, stream: Stream, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> None:
         self.stream, self.dtype = stream, dtype
+        self.in_one = channels_last and has_kernels(device)
         self.images, self.labels = stream.train.images.to(device), stream.train.labels.to(device)
         heads = torch.zeros(len(stream.train), dtype=torch.int64)
         for number, task in enumerate(stream.tasks):
@@ -55,9 +64,16 @@ class Batches:
     def take(self, indices: Tensor, task: int | None) -> Batch:
         """The images at these places, int64 of shape (runs, batch); with a task's head, or each image's own."""
         flat = indices.flatten()
-        x = scaled(self.images.index_select(0, flat), self.dtype).view(*indices.shape, *self.stream.shape)
+        x = self.gathered(flat)
+        x = x.reshape(*indices.shape, *x.shape[1:])
         head = self.heads[flat].view_as(indices) if task is None else self.stream.head(task)
         return Batch(x, self.labels[flat].view_as(indices), head)
+
+    def gathered(self, places: Tensor) -> Tensor:
+        """The images at these places as a network sees them: chosen, scaled and laid out in one pass on a GPU."""
+        if not self.in_one:
+            return scaled(self.images.index_select(0, places), self.dtype)
+        return gather(self.images, places, self.dtype)
 
     def order(self, specs: Sequence[RunSpec], data: str, task: int, epoch: int) -> Tensor:
         """Where each run finds the images of one epoch: int64 of shape (runs, images).

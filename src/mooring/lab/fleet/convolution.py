@@ -1,23 +1,79 @@
-"""A convolution of a whole stack of networks: the kernels, their shapes, and their gradients."""
+"""One convolution of a whole stack of networks on a GPU: which kernel, in what tiles, and its gradients."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mooring.lab.fleet.tiles import Geometry, blocks, box, boxes, weight_blocks, weight_boxes
+
 try:
     import triton
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     from mooring.lab.fleet import kernels
 except ImportError:  # no GPU compiler here: convolutions run as groups of one
     triton = None
 
-__all__ = ["Convolution", "takes"]
+__all__ = [
+    "Stored",
+    "convolve",
+    "gather",
+    "halved",
+    "has_kernels",
+    "input_gradient",
+    "mask",
+    "pool",
+    "takes",
+    "unpool",
+    "weight_gradient",
+]
 
 SCALE = 4096
 """Brings gradients of a mean loss into the range of float16: from 1.5e-8 to 16 they keep ten bits."""
 
-Config = tuple[int, int, int, int, int]
+PROGRAMS = 512
+"""So many programs keep a large GPU busy."""
+
+
+class Stored(NamedTuple):
+    """What a kernel leaves: values of shape (runs * batch, height, width, channels), as its options asked.
+
+    Attributes:
+        full: in the dtype of products.
+        half: in a dtype that weight gradients are multiplied in; float16 where full is float32, else full itself.
+        sums: over all positions of a run, of shape (runs, channels).
+    """
+
+    full: Tensor
+    half: Tensor
+    sums: Tensor | None = None
+
+
+def has_kernels(device: torch.device | str) -> bool:
+    """Whether kernels of our own run there.
+
+    Example:
+        >>> has_kernels("cpu")
+        False
+    """
+    return triton is not None and torch.device(device).type == "cuda"
+
+
+def gather(images: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """The images at these places as a network sees them, channels last in memory: `scaled` in the same pass.
+
+    Args:
+        images: bytes, of shape (all, channels, height, width).
+        places: int64 of shape (chosen,).
+        dtype: of the result, of shape (chosen, channels, height, width).
+    """
+    channels, height, width = images.shape[1:]
+    out = torch.empty(len(places), height, width, channels, dtype=dtype, device=places.device)
+    grid = (len(places), triton.cdiv(channels * height * width, 1024))
+    kernels.gather[grid](images, places, out, height * width, channels, B=1024)
+    return out.permute(0, 3, 1, 2)
 
 
 def takes(layer: nn.Conv2d, x: Tensor) -> bool:
@@ -25,127 +81,199 @@ def takes(layer: nn.Conv2d, x: Tensor) -> bool:
     square = isinstance(layer.padding, tuple) and len({*layer.padding}) == len({*layer.stride}) == 1
     plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros" and square
     fast = x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32)
-    return triton is not None and x.is_cuda and plain and fast
+    return has_kernels(x.device) and plain and fast
 
 
-class Convolution(torch.autograd.Function):
-    """x * w + b for each run; with relu, what is below 0 cut off in the same pass.
+def convolve(
+    x: Tensor, taps: Tensor, bias: Tensor | None, geometry: Geometry, *, relu: bool, half: bool = False
+) -> Stored:
+    """x * w + b for each run, what is below 0 cut off where relu says so.
 
-    x is (runs * batch, channels, height, width), best with channels last in memory, as the result has them; weight is
-    (runs, outputs, channels, kernel height, kernel width) and bias (runs, outputs). The weights are read in x's dtype.
+    Args:
+        x: of shape (runs * batch, height, width, channels), contiguous.
+        taps: the weights, of shape (runs, outputs, taps, channels), in x's dtype.
+        bias: of shape (runs, outputs), in float32.
+        geometry: of the convolution.
+        relu: whether a ReLU follows.
+        half: whether the result is asked for in half precision too.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, relu: bool
-    ) -> Tensor:
-        """One kernel for all runs."""
-        images = x.contiguous(memory_format=torch.channels_last)
-        taps = weight.permute(0, 1, 3, 4, 2).to(x.dtype).contiguous()
-        ctx.geometry = (weight.shape, stride, padding)
-        out = _convolve(images, taps, bias, ctx.geometry, relu)
-        ctx.save_for_backward(images, taps, out if relu else None)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of x, weight and bias: the first two by kernels of their own."""
-        x, taps, out = ctx.saved_tensors
-        runs, outputs, channels, kh, kw = ctx.geometry[0]
-        g = g.contiguous(memory_format=torch.channels_last)
-        half = g
-        if x.dtype == torch.float32:
-            g, half = _halved(g, out, SCALE)
-        elif out is not None:
-            half = g = torch.ops.aten.threshold_backward(g, out, 0)
-        wanted = ctx.needs_input_grad
-        gx = _input_gradient(g, taps, x, ctx.geometry) if wanted[0] else None
-        gw = gb = None
-        if wanted[1]:
-            narrow = _halved(x, None, 1)[1] if x.dtype == torch.float32 else x
-            found = _weight_gradient(narrow, half, ctx.geometry, SCALE if x.dtype == torch.float32 else 1)
-            gw = found.view(runs, outputs, kh, kw, channels).permute(0, 1, 4, 2, 3)
-        if wanted[2]:
-            gb = g.permute(0, 2, 3, 1).reshape(runs, -1, outputs).sum(1, dtype=torch.float32)
-        return gx, gw, gb, None, None, None
+    high, wide = geometry.size(x.shape[1], x.shape[2])
+    out = x.new_empty(len(x), high, wide, geometry.outputs)
+    strides = (taps.stride(0), taps.stride(1), geometry.channels, 1)
+    return _convolve(x, taps, strides, out, geometry, bias=bias, relu=relu, half=half)
 
 
-def _convolve(x: Tensor, taps: Tensor, bias: Tensor | None, geometry: Any, relu: bool) -> Tensor:
-    (runs, outputs, channels, kh, kw), stride, padding = geometry
-    height, width = x.shape[2:]
-    high, wide = (height + 2 * padding - kh) // stride + 1, (width + 2 * padding - kw) // stride + 1
-    out = torch.empty(len(x), high, wide, outputs, dtype=x.dtype, device=x.device)
-    rows = len(x) // runs * high * wide
-    flat = channels * kh * kw <= 64
-    bm, bn, bk, warps, stages = _shape(outputs, channels, x.dtype)
-    if flat:
-        bk = max(16, triton.next_power_of_2(channels * kh * kw))
-    kernels.convolve[(triton.cdiv(rows, bm) * triton.cdiv(outputs, bn), runs)](
-        x, taps, taps if bias is None else bias, out, height, width, high, wide, rows,
-        x.numel() // runs, taps.stride(0), taps.stride(1), channels, 1, out.numel() // runs,
-        C=channels, N=outputs, KH=kh, KW=kw, STRIDE=stride, PAD=padding, TRANSPOSED=False, FLAT=flat,
-        BIAS=bias is not None, RELU=relu, BM=bm, BN=bn, BK=bk,
-        PRECISION="tf32", num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return out.permute(0, 3, 1, 2)
+def input_gradient(
+    g: Tensor, taps: Tensor, shape: tuple[int, ...], geometry: Geometry, *, seen: Tensor | None, half: bool
+) -> Stored:
+    """The gradient of the inputs of `convolve`.
 
-
-def _input_gradient(g: Tensor, taps: Tensor, x: Tensor, geometry: Any) -> Tensor:
-    (runs, outputs, channels, kh, kw), stride, padding = geometry
-    gx = torch.empty_like(x)  # channels last, as x is
-    rows = len(x) // runs * x.shape[2] * x.shape[3]
-    bm, bn, bk, warps, stages = _shape(channels, outputs, x.dtype)
-    strides = (1, channels, taps.stride(1))  # of input channel, tap and output channel
-    if x.dtype == torch.float32:  # TF32 wants the summed dimension to be the last
-        turned = torch.empty(runs, kh * kw * channels, outputs, dtype=taps.dtype, device=taps.device)
-        grid = (triton.cdiv(outputs, 32) * triton.cdiv(kh * kw * channels, 32), runs)
-        kernels.transpose[grid](taps, turned, N=outputs, K=kh * kw * channels, B=32)
-        taps, strides = turned, (outputs, channels * outputs, 1)
-    kernels.convolve[(triton.cdiv(rows, bm) * triton.cdiv(channels, bn), runs)](
-        g, taps, taps, gx, g.shape[2], g.shape[3], x.shape[2], x.shape[3], rows,
-        g.numel() // runs, taps.stride(0), *strides, gx.numel() // runs,
-        C=outputs, N=channels, KH=kh, KW=kw, STRIDE=stride, PAD=padding, TRANSPOSED=True, FLAT=False,
-        BIAS=False, RELU=False, BM=bm, BN=bn, BK=bk, PRECISION="tf32", num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return gx
-
-
-def _weight_gradient(x: Tensor, g: Tensor, geometry: Any, scale: int) -> Tensor:
-    (runs, outputs, channels, kh, kw), stride, padding = geometry
-    gw = torch.empty(runs, outputs, kh * kw, channels, dtype=torch.float32, device=x.device)
-    rows = len(g) // runs * g.shape[2] * g.shape[3]
-    flat = channels * kh * kw <= 64
-    wide = 64 if outputs <= 64 or channels <= 64 else 128
-    bn = 64 if outputs <= 64 else 128
-    bc = max(16, triton.next_power_of_2(channels * kh * kw if flat else min(channels, wide)))
-    programs = triton.cdiv(outputs, bn) * (1 if flat else kh * kw * triton.cdiv(channels, bc))
-    kernels.weight_gradient[(programs, runs)](
-        x, g, gw, x.shape[2], x.shape[3], g.shape[2], g.shape[3], rows,
-        x.numel() // runs, g.numel() // runs, gw.stride(0),
-        SCALE=scale, C=channels, N=outputs, KH=kh, KW=kw, STRIDE=stride, PAD=padding, FLAT=flat,
-        BN=bn, BC=bc, BK=64, num_warps=8 if bn == bc == 128 else 4, num_stages=3,
-    )  # fmt: skip
-    return gw
-
-
-def _halved(x: Tensor, out: Tensor | None, scale: int) -> tuple[Tensor, Tensor]:
-    """x where out is above 0, and the same times scale as float16, whose mantissa has the ten bits of TF32.
-
-    The gradient of the weights is a product along a dimension that TF32 has no fast one for, and float16 has.
+    Args:
+        g: of the outputs, of shape (runs * batch, height, width, outputs).
+        taps: as `convolve` had them.
+        shape: of the inputs.
+        geometry: of the convolution.
+        seen: the inputs, where a ReLU made them: the gradient is 0 where they are.
+        half: whether the next layer down wants it in half precision too, and summed.
     """
-    half = torch.empty_like(x, dtype=torch.float16)
-    masked = x if out is None else torch.empty_like(x)
-    kernels.halve[(triton.cdiv(x.numel(), 1024),)](
-        x, x if out is None else out, masked, half, x.numel(), SCALE=scale, RELU=out is not None, B=1024
+    runs, outputs, channels = geometry.runs, geometry.outputs, geometry.channels
+    strides = (taps.stride(0), 1, channels, taps.stride(1))  # of run, input channel, tap and output channel
+    if g.dtype == torch.float32:  # TF32 wants the summed dimension to be the last
+        count = geometry.kh * geometry.kw
+        turned = torch.empty(runs, channels, count, outputs, dtype=taps.dtype, device=taps.device)
+        grid = (triton.cdiv(outputs, 32) * triton.cdiv(count * channels, 32), runs)
+        kernels.transpose[grid](taps, turned, outputs, channels, TAPS=count, B=32)
+        taps, strides = turned, (turned.stride(0), turned.stride(1), outputs, 1)
+    back = replace(geometry, outputs=channels, channels=outputs)
+    return _convolve(g, taps, strides, g.new_empty(shape), back, transposed=True, seen=seen, half=half, sums=half)
+
+
+def _convolve(
+    x: Tensor,
+    taps: Tensor,
+    strides: tuple[int, int, int, int],
+    out: Tensor,
+    geometry: Geometry,
+    *,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    transposed: bool = False,
+    seen: Tensor | None = None,
+    half: bool = False,
+    sums: bool = False,
+) -> Stored:
+    runs, outputs, channels = geometry.runs, geometry.outputs, geometry.channels
+    height, width = x.shape[1:3]
+    rows = out.numel() // outputs // runs
+    step = 128 // x.element_size()  # channels of a box: 128 bytes
+    boxed = geometry.boxed(height, width, channels, step) and outputs % 8 == 0
+    bm, bn, bk, warps, stages = (boxes if boxed else blocks)(outputs, channels, x.dtype)
+    flat = not transposed and channels * geometry.kh * geometry.kw <= 64
+    bk = max(16, triton.next_power_of_2(channels * geometry.kh * geometry.kw)) if flat else bk
+    left = _Left(out, runs, triton.cdiv(rows, bm), half=half, sums=sums)
+    common: dict[str, Any] = {
+        "KH": geometry.kh, "KW": geometry.kw, "PAD": geometry.padding, "TRANSPOSED": transposed,
+        "BIAS": bias is not None, "RELU": relu, "MASK": seen is not None, "HALF": left.half is not out,
+        "SCALE": SCALE if transposed else 1, "SUMS": sums, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages,
+    }  # fmt: skip
+    told = (taps if bias is None else bias, out, left.half, left.sums, out if seen is None else seen)
+    grid = (triton.cdiv(rows, bm) * triton.cdiv(outputs, bn), runs)
+    if boxed:
+        bi, bh, bw = box(bm, height, width)
+        images = TensorDescriptor.from_tensor(x.view(runs, -1, height, width, channels), [1, bi, bh, bw, bk])
+        turned, count = strides[3] != 1, geometry.kh * geometry.kw
+        whole = taps.view(runs, channels, count, outputs) if turned else taps.view(runs, outputs, count * channels)
+        weights = TensorDescriptor.from_tensor(whole, [1, bk, 1, bn] if turned else [1, bn, bk])
+        kernels.convolve_tiles[grid](
+            images, weights, *told, height, width, rows, channels, outputs, **common, TURNED=turned, BI=bi, BH=bh, BW=bw
+        )
+        return left.stored()
+    high, wide = out.shape[1:3]
+    kernels.convolve[grid](
+        x, taps, *told, height, width, high, wide, rows, x.numel() // runs, *strides, channels, outputs,
+        **common, STRIDE=geometry.stride, FLAT=flat, BM=bm,
+    )  # fmt: skip
+    return left.stored()
+
+
+def weight_gradient(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
+    """The gradient of the weights of `convolve`, of shape (runs, outputs, taps, channels), in float32.
+
+    Args:
+        x: the inputs in half precision, of shape (runs * batch, height, width, channels).
+        g: the gradient of the outputs in half precision; in float16 times SCALE.
+        geometry: of the convolution.
+    """
+    runs, outputs, channels, kh, kw = geometry.runs, geometry.outputs, geometry.channels, geometry.kh, geometry.kw
+    height, width = x.shape[1:3]
+    rows = len(g) // runs * g.shape[1] * g.shape[2]
+    boxed = geometry.boxed(height, width, channels, 64) and outputs % 64 == 0
+    bn, bc, bk, warps, stages, three = (
+        weight_boxes(outputs, channels, kw) if boxed else weight_blocks(outputs, channels, kh * kw)
     )
-    return masked, half
+    flat = not boxed and channels * kh * kw <= 64
+    programs = triton.cdiv(outputs, bn) * (1 if flat else triton.cdiv(channels, bc) * kh * (1 if three else kw))
+    parts = max(1, min(8, PROGRAMS // (programs * runs), rows // (4 * bk)))
+    per_part = triton.cdiv(triton.cdiv(rows, parts), bk) * bk
+    out = torch.empty(parts, runs, outputs, kh * kw, channels, dtype=torch.float32, device=x.device)
+    common: dict[str, Any] = {
+        "SCALE": SCALE if g.dtype == torch.float16 else 1, "KH": kh, "KW": kw, "PAD": geometry.padding,
+        "BN": bn, "BC": bc, "num_warps": warps, "num_stages": stages,
+    }  # fmt: skip
+    if boxed:
+        bi, bh, bw = box(bk, height, width)
+        images = TensorDescriptor.from_tensor(x.view(runs, -1, height, width, channels), [1, bi, bh, bw, bc])
+        gradients = TensorDescriptor.from_tensor(g.view(runs, rows, outputs), [1, bk, bn])
+        kernels.weigh_tiles[(programs, runs, parts)](
+            images, gradients, out, height, width, rows, per_part, out.stride(1), out.stride(0), channels, outputs,
+            THREE=three, BI=bi, BH=bh, BW=bw, **common,
+        )  # fmt: skip
+    else:
+        kernels.weigh[(programs, runs, parts)](
+            x, g, out, height, width, g.shape[1], g.shape[2], rows, per_part, x.numel() // runs, g.numel() // runs,
+            out.stride(1), out.stride(0), channels, outputs, STRIDE=geometry.stride, FLAT=flat, BK=bk, **common,
+        )  # fmt: skip
+    return out[0] if parts == 1 else out.sum(0)
 
 
-def _shape(outputs: int, summed: int, dtype: torch.dtype) -> Config:
-    """Rows, outputs and summed channels of a block, warps and stages: the fastest of those tried on an H200."""
-    narrow = max(16, triton.next_power_of_2(outputs))
-    if narrow <= 64:
-        return 128, narrow, min(32 if dtype == torch.float32 else 64, max(16, triton.next_power_of_2(summed))), 4, 3
-    if dtype == torch.float32:
-        return 128, min(256, narrow), 32, 8, 3
-    return 128, 128, 32, 8, 3
+def mask(g: Tensor, seen: Tensor | None, runs: int, *, sums: bool) -> Stored:
+    """g, 0 where a ReLU's result `seen` is; also in half precision, and summed where that is asked for."""
+    if seen is None and not sums and g.dtype != torch.float32:
+        return Stored(g, g)
+    channels = g.shape[3]
+    rows = g.numel() // channels // runs
+    bn = min(64, triton.next_power_of_2(channels))
+    left = _Left(g if seen is None else torch.empty_like(g), runs, triton.cdiv(rows, 64), half=True, sums=sums)
+    kernels.mask[(left.tiles * triton.cdiv(channels, bn), runs)](
+        g, g if seen is None else seen, left.out, left.half, left.sums, rows, channels,
+        MASK=seen is not None, HALF=left.half is not left.out, SCALE=SCALE, SUMS=sums, BM=64, BN=bn,
+    )  # fmt: skip
+    return left.stored()
+
+
+def halved(x: Tensor) -> Tensor:
+    """float32 as float16; bfloat16 as it is."""
+    if x.dtype != torch.float32:
+        return x
+    half = torch.empty_like(x, dtype=torch.float16)
+    kernels.halve[(triton.cdiv(x.numel(), 1024),)](x, half, x.numel(), B=1024)
+    return half
+
+
+def pool(x: Tensor, *, half: bool) -> Stored:
+    """The largest of each two by two positions; x of shape (images, height, width, channels), both sides even."""
+    images, height, width, channels = x.shape
+    left = _Left(x.new_empty(images, height // 2, width // 2, channels), 1, 1, half=half)
+    count = left.out.numel()
+    kernels.pool[(triton.cdiv(count, 512),)](
+        x, left.out, left.half, count, height, width, channels, HALF=left.half is not left.out, B=512
+    )
+    return left.stored()
+
+
+def unpool(g: Tensor, x: Tensor, runs: int, *, relu: bool, half: bool) -> Stored:
+    """The gradient of `pool`, and of a ReLU before it, with its sums."""
+    channels = g.shape[3]
+    rows = g.numel() // channels // runs
+    bn = min(64, triton.next_power_of_2(channels))
+    left = _Left(torch.empty_like(x), runs, triton.cdiv(rows, 32), half=half, sums=True)
+    kernels.unpool[(left.tiles * triton.cdiv(channels, bn), runs)](
+        g, x, left.out, left.half, left.sums, rows, x.shape[2], channels, left.tiles,
+        RELU=relu, HALF=left.half is not left.out, SCALE=SCALE, SUMS=True, BM=32, BN=bn,
+    )  # fmt: skip
+    return left.stored()
+
+
+class _Left:
+    """Memory for what a kernel leaves; what is not asked for is the result's own, and not written."""
+
+    def __init__(self, out: Tensor, runs: int, tiles: int, *, half: bool, sums: bool = False) -> None:
+        self.out, self.tiles = out, tiles
+        self.half = torch.empty_like(out, dtype=torch.float16) if half and out.dtype == torch.float32 else out
+        size = (runs, tiles, out.shape[-1])
+        self.sums = torch.empty(size, dtype=torch.float32, device=out.device) if sums else out
+        self.summed = sums
+
+    def stored(self) -> Stored:
+        """The result; sums of all tiles together."""
+        return Stored(self.out, self.half, self.sums.sum(1) if self.summed else None)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,13 +9,16 @@ from torch.nn.functional import cross_entropy
 
 from mooring.errors import MooringError
 from mooring.lab.fleet.batches import Batches
+from mooring.lab.fleet.elementwise import NEVER
+from mooring.lab.fleet.feed import Feed
 from mooring.lab.fleet.fused import fused_for
 from mooring.lab.fleet.groups import Groups, rows_of
 from mooring.lab.fleet.logbook import Logbook, versions
 from mooring.lab.fleet.measure import by_layer, finite_runs, score
 from mooring.lab.fleet.moorings import Tensors
-from mooring.lab.fleet.position import Position
+from mooring.lab.fleet.position import Position, Watcher
 from mooring.lab.fleet.precision import check_precision, computing, parameters_of, products_of
+from mooring.lab.fleet.recording import Recorder
 from mooring.lab.fleet.replay import Reservoir, project
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.shape import shape
@@ -25,7 +27,7 @@ from mooring.lab.methods import METHODS, find
 from mooring.lab.networks.headed import Headed
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import Weights, start
-from mooring.lab.order import batch_sizes, generator, task_order
+from mooring.lab.order import batch_sizes, task_order
 from mooring.lab.results import Result, Status
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams.stream import Stream
@@ -37,16 +39,6 @@ POINTS = 20
 
 LOOK = 50
 """After so many steps a GPU is waited for, to see which runs are lost."""
-
-
-class Watcher(Protocol):
-    """Who follows a fleet from outside."""
-
-    def look(self, fleet: "Fleet") -> None:
-        """Called between any two steps; may save the fleet, or raise to stop it."""
-
-    def harbour(self, fleet: "Fleet") -> None:
-        """Called after each task."""
 
 
 class Fleet:
@@ -97,19 +89,24 @@ class Fleet:
         seeds = [spec.seed for spec in self.specs]
         with computing(self.common.dtype):
             self.stack = Stack(networks, self.device, seeds, products_of(self.common.dtype))
-        self.sgd = SGD(self._vector([spec.lr for spec in self.specs]), self.common.momentum, self.common.weight_decay)
-        self.batches = Batches(stream, self.device, self.dtype)
+        lr = torch.tensor([spec.lr for spec in self.specs], dtype=self.dtype, device=self.device)
+        self.sgd = SGD(lr, self.common.momentum, self.common.weight_decay)
+        self.batches = Batches(stream, self.device, self.dtype, self.common.dtype in ("tf32", "bf16"))
         self.memory = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
+        self.ahead = self.memory
         names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
         self.groups = Groups(self.specs, names, self.sgd.lr)
-        self.fused = fused_for(self.groups, self.sgd) if self.device.type == "cuda" else []
+        self.fused = fused_for(self.groups, self.sgd)
+        drawing = any(moorings.importance.draws for _, moorings in self.groups.moored) and self.method.watches_outputs
+        self.recorder = Recorder(on=bool(self.fused) and self.stack.way != "in turn" and not drawing)
         self.books = [Logbook(spec) for spec in self.specs]
         self.results: list[Result] = []
         self.first: Tensors = {}
         self.position = Position()
         self.curve = torch.zeros(len(specs), POINTS, dtype=torch.float64, device=self.device)
-        self.order = torch.zeros(len(specs), 0, dtype=torch.int64, device=self.device)
-        self.bad = torch.full((len(specs),), -1, device=self.device)
+        self.feed = Feed(self.device)
+        self.bad = torch.full((len(specs),), NEVER, device=self.device)
+        self.now = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.steps, self.seconds = 0, 0.0
 
     # Through the stream
@@ -126,11 +123,9 @@ class Fleet:
                 self._begin(task)
             self._train_what(task)
             for epoch in range(self.position.epoch, self.common.epochs):
-                self.order = self.batches.order(self.specs, self.method.data, task, epoch).to(self.device)
-                sizes = batch_sizes(self.order.shape[1], self.common.batch)
-                for step in range(self.position.step, len(sizes)):
-                    chosen = slice(step * self.common.batch, step * self.common.batch + sizes[step])
-                    self._step(task, chosen, (epoch * len(sizes) + step) / (len(sizes) * self.common.epochs))
+                self._lay_out(task, epoch)
+                for step in range(self.position.step, len(self.feed.sizes)):
+                    self._iterate(task, epoch, step)
                     if self.fused and self.steps % LOOK == 0:
                         self._lose_bad()
                     if not self.specs:
@@ -140,6 +135,7 @@ class Fleet:
                     self.position = Position(task, epoch, step + 1)
                     if watcher:
                         watcher.look(self)
+                self.memory = self.ahead
                 self.position = Position(task, epoch + 1)
             self._end(task)
             self.position = Position(task + 1)
@@ -172,53 +168,71 @@ class Fleet:
         self.still = self.method.frozen == "always" or (self.method.frozen == "after first" and task > 0)
         for name, p in self.stack.parameters.items():
             p.requires_grad_(not (self.still and name.startswith("backbone.")))
+        self.recorder.clear()
+        for fused in self.fused:
+            fused.forget()
 
-    def _step(self, task: int, chosen: slice, progress: float) -> None:
+    def _lay_out(self, task: int, epoch: int) -> None:
+        """Put what every run sees in this epoch on the device, what it draws from memory included."""
+        order = self.batches.order(self.specs, self.method.data, task, epoch)
+        sizes = batch_sizes(order.shape[1], self.common.batch)
+        remembered: list[Tensor] = []
+        if self.memory is not None:
+            self.ahead = self.memory.copy()
+            remembered = self.ahead.plan(order, sizes, offer=self.method.data == "er" and epoch == 0)
+        self.feed.load(order, sizes, remembered, self.position.step)
+        self.now.fill_(self.steps)
+        self.began = self.steps - epoch * len(sizes) - self.position.step
+
+    def _iterate(self, task: int, epoch: int, step: int) -> None:
+        """Take a step, as told or as recorded."""
+        sizes, size, drawn = self.feed.sizes, self.feed.sizes[step], self.feed.drawn[step]
+        left = sizes[step:].count(size) + (self.common.epochs - epoch - 1) * sizes.count(size)
+        kind = (size, drawn, *(fused.pulling for fused in self.fused))
+        self.recorder.run(kind, left, lambda: self._step(task, size, drawn))
+        for fused in self.fused:
+            fused.tick()
+
+    def _step(self, task: int, size: int, drawn: int) -> None:
         """One iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
-        indices = self.order[:, chosen]
-        fresh = indices
-        if self.memory is not None and self.method.data == "er" and len(self.memory):
-            indices = torch.cat([indices, self.memory.sample(indices.shape[1]).to(self.device)], 1)
+        indices = self.feed.next(size)
+        remembered = self.feed.recall(drawn) if drawn else None
+        if remembered is not None and self.method.data == "er":
+            indices = torch.cat([indices, remembered], 1)
         logits, loss = self._forward(indices, None if self.method.data in ("joint", "er") else task)
         probes = self._probes(logits)
         gradients = self._gradients(loss.sum())
-        if self.memory is not None and self.method.data == "a-gem" and len(self.memory):
-            remembered = self.memory.sample(indices.shape[1]).to(self.device)
+        if remembered is not None and self.method.data == "a-gem":
             gradients = project(gradients, self._gradients(self._forward(remembered, None)[1].sum()))
         fine = self._move(gradients, probes, indices.shape[1])
-        if fine is not None:
-            loss, fresh = loss[fine], fresh[fine]
-        if self.memory is not None and self.method.data == "er" and self.position.epoch == 0:
-            self.memory.offer(fresh.cpu())
-        self.curve[:, int(progress * POINTS)] += loss.detach().double()
+        loss = loss.detach() if fine is None else loss.detach()[fine]
+        total = len(self.feed.sizes) * self.common.epochs
+        self.curve.index_add_(1, (self.now - self.began) * POINTS // total, loss.double().unsqueeze(1))
+        self.feed.move(size)
+        self.now += 1
 
     def _move(self, gradients: Tensors, probes: Tensors, samples: int) -> Tensor | None:
         """Penalty, step, importance and pull; says which runs are left where some were lost."""
         if self.fused:
-            self._note(finite_runs([*gradients.values(), *probes.values()], wait=False))
             for (rows, _), fused in zip(self.groups.every, self.fused, strict=True):
-                fused.advance(rows, self.stack.parameters, gradients, probes, samples)
+                fused.advance(rows, self.stack.parameters, gradients, probes, samples, self.bad, self.now)
             return None
         loaded = self.groups.penalized(self.stack.parameters, gradients)
         fine = finite_runs([*loaded.values(), *probes.values()])
         lost = not bool(fine.all())
         if lost:
-            self._note(fine)
+            self.bad = torch.where(fine, self.bad, self.steps)
             self._lose_bad()
             gradients, loaded, probes = ({n: t[fine] for n, t in told.items()} for told in (gradients, loaded, probes))
         self.groups.advance(self.stack.parameters, gradients, loaded, probes, samples, self.sgd)
         return fine if lost else None
 
-    def _note(self, fine: Tensor) -> None:
-        """Write down, without waiting for the device, at which step a gradient was first not finite."""
-        self.bad = torch.where(fine | (self.bad >= 0), self.bad, self.steps)
-
     def _lose_bad(self) -> None:
         """Take out the runs whose gradient was not finite."""
         steps = self.bad.tolist()
-        if max(steps, default=-1) >= 0:
+        if min(steps, default=NEVER) < NEVER:
             where = [f"its gradient was not finite in step {at + 1}, in task {self.position.task + 1}" for at in steps]
-            self._lose(self.bad >= 0, "unstable", where)
+            self._lose(self.bad < NEVER, "unstable", where)
 
     def _end(self, task: int) -> None:
         """A task is over: consolidate, judge, and score every task."""
@@ -286,13 +300,7 @@ class Fleet:
         """The gradients of what the importances ask of the outputs, where they do."""
         if not self.method.watches_outputs:
             return {}
-        asked = logits.new_zeros(())
-        for rows, moorings in self.groups.moored:
-            for outputs, seed, importance in zip(
-                logits[rows], self.stack.seeds[rows], moorings.importances, strict=True
-            ):
-                random = torch.Generator(self.device).manual_seed(generator(seed, "probe", self.steps).initial_seed())
-                asked = asked + importance.probe(outputs, random)
+        asked = self.groups.asked(logits, self.stack.seeds, self.steps)
         return self._gradients(asked, keep=True)
 
     def _score(self, trained: int) -> Tensor:
@@ -330,16 +338,14 @@ class Fleet:
         rows = kept.nonzero().flatten()
         self.stack.keep(rows)
         self.sgd.keep(rows)
-        if self.memory is not None:
-            self.memory.keep(rows)
+        for memory in {id(each): each for each in (self.memory, self.ahead) if each is not None}.values():
+            memory.keep(rows)
+        self.feed.keep(rows)
         self.first = {name: p[rows] for name, p in self.first.items()}
-        self.curve, self.order, self.bad = self.curve[rows], self.order[rows], self.bad[rows]
+        self.curve, self.bad = self.curve[rows], self.bad[rows]
         self.specs = [self.specs[row] for row in rows.tolist()]
         self.books = [self.books[row] for row in rows.tolist()]
 
     def _result(self, book: Logbook, status: Status, reason: str, **rest: dict[str, float]) -> Result:
         told = versions(str(self.device))
         return book.result(status, reason, steps=self.steps, seconds=self.seconds, versions=told, **rest)
-
-    def _vector(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=self.dtype, device=self.device)

@@ -1,16 +1,18 @@
-"""Optimizer, importance and pull of a method as one compiled kernel per parameter, for a GPU."""
+"""Optimizer, importance and pull of a method as one kernel per parameter, for a GPU."""
 
-from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mooring.importance import Iteration, State
+from mooring.importance import Iteration
+from mooring.lab.fleet.convolution import has_kernels
+from mooring.lab.fleet.elementwise import Elementwise
 from mooring.lab.fleet.groups import Groups, rows_of
-from mooring.lab.fleet.moorings import Moorings, Tensors
+from mooring.lab.fleet.moorings import Held, Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
-from mooring.pulls import GradientPull, ParameterPull
+from mooring.pulls import GradientPull, ParameterPull, Pull
 from mooring.runs import per_run
 
 __all__ = ["Fused", "flat", "fused_for"]
@@ -19,7 +21,8 @@ __all__ = ["Fused", "flat", "fused_for"]
 class Fused:
     """What happens to the parameters of some runs between two gradients, in one pass over memory.
 
-    The order is that of `Moorings` and the rules are the core's own; the compiler joins them.
+    The order is that of `Moorings` and the rules are the core's own; `Elementwise` joins them. Nothing here waits for
+    the device, and what the host counts is counted apart, in `tick`, so that a step can be recorded and played back.
 
     Args:
         moorings: of the runs; None where nothing is moored.
@@ -28,11 +31,21 @@ class Fused:
 
     def __init__(self, moorings: Moorings | None, sgd: SGD) -> None:
         self.moorings, self.sgd = moorings, sgd
-        _compile_for_each_method()
-        self.compiled: Callable[..., None] = torch.compile(self._move, dynamic=True)
+        self.rules: dict[tuple[object, ...], Elementwise] = {}
+        self.counts: dict[str, Tensor] = {}
+        self.due: list[str] = []
 
     @torch.no_grad()
-    def advance(self, rows: slice, parameters: Tensors, gradients: Tensors, probes: Tensors, samples: int) -> None:
+    def advance(
+        self,
+        rows: slice,
+        parameters: Tensors,
+        gradients: Tensors,
+        probes: Tensors,
+        samples: int,
+        bad: Tensor,
+        now: Tensor,
+    ) -> None:
         """Move every parameter that has a gradient, update its importance, pull it back.
 
         Args:
@@ -41,43 +54,86 @@ class Fused:
             gradients: of the task's loss, of the whole stack.
             probes: the gradients of the importance's own function of the outputs.
             samples: in the batch.
+            bad: of the whole stack; the step is written where a gradient is not finite.
+            now: the step, int64 of shape (1,).
         """
         moorings = self.moorings
+        self.due = list(gradients)
         if moorings is not None:
             moorings.adopt(rows_of(parameters, rows), gradients)
-            moorings.steps += 1
+            self._count(moorings, probes)
         for name, g in gradients.items():
             if name not in self.sgd.velocity:
                 self.sgd.velocity[name] = torch.zeros_like(g)
-            moved = [flat(t)[rows] for t in (parameters[name].detach(), g, self.sgd.velocity[name])]
-            lr = self.sgd.lr[rows]
+            whole = {"theta": parameters[name].detach(), "g": g, "velocity": self.sgd.velocity[name]}
+            tensors = {what: flat(tensor)[rows] for what, tensor in whole.items()} | {"lr": self.sgd.lr[rows]}
             held = None if moorings is None else moorings.held.get(name)
-            if moorings is None or held is None:
-                self.compiled(*moved, lr, None, None, None, None, 0, 0)
-                continue
-            counts = moorings.importance.watches != "outputs" or name in probes
-            held.count += counts
-            previous = None if held.previous is None else flat(held.previous)
-            state = {slot: flat(tensor) for slot, tensor in held.state.items()} if counts else None
-            probe = flat(probes[name])[rows] if name in probes else None
-            self.compiled(*moved, lr, flat(held.anchor), previous, state, probe, samples, held.count)
+            if moorings is not None and held is not None:
+                tensors |= self._moored(moorings, name, held, probes, rows)
+            self._rule(tensors, samples)(tensors, bad[rows], now)
+        if moorings is not None and self._pulls_whole(moorings):
+            moorings.pull_back(rows_of(parameters, rows), self.due)
 
-    def _move(
-        self,
-        theta: Tensor,
-        g: Tensor,
-        velocity: Tensor,
-        lr: Tensor,
-        anchor: Tensor | None,
-        previous: Tensor | None,
-        state: State | None,
-        probe: Tensor | None,
-        samples: int,
-        count: int,
-    ) -> None:
+    def tick(self) -> None:
+        """Count a step that was taken."""
+        if self.moorings is not None:
+            self.moorings.steps += 1
+            for name in self.counts:
+                if name in self.due:
+                    self.moorings.held[name].count += 1
+
+    def forget(self) -> None:
+        """What is counted on the device begins from the host's counts again: a new task, or other runs."""
+        self.counts = {}
+
+    @property
+    def pulling(self) -> bool:
+        """Whether the next step pulls."""
+        moorings = self.moorings
+        if moorings is None or not moorings.tasks or not isinstance(moorings.pull, ParameterPull):
+            return False
+        return (moorings.steps + 1) % moorings.pull.every == 0
+
+    def _pulls_whole(self, moorings: Moorings) -> bool:
+        """Whether it pulls after all parameters are moved, since their scores are balanced against each other."""
+        return self.pulling and moorings.importance.balances
+
+    def _count(self, moorings: Moorings, probes: Tensors) -> None:
+        """One more iteration for every parameter with a score to update."""
+        outputs = moorings.importance.watches == "outputs"
+        mine = [n for n in self.due if n in moorings.held and (n in probes or not outputs)]
+        for name in mine:
+            if name not in self.counts:
+                self.counts[name] = self.sgd.lr.new_tensor(moorings.held[name].count)
+        if mine:
+            torch._foreach_add_([self.counts[name] for name in mine], 1)
+
+    def _moored(self, moorings: Moorings, name: str, held: Held, probes: Tensors, rows: slice) -> Tensors:
+        """The tensors that a mooring brings in."""
+        found = {"anchor": flat(held.anchor)}
+        if held.previous is not None:
+            found["previous"] = flat(held.previous)
+        if isinstance(getattr(moorings.pull, "strength", None), Tensor):
+            found["strength"] = moorings.strength
+        if name in self.counts:
+            found["count"] = self.counts[name]
+        if name in probes:
+            found["probe"] = flat(probes[name])[rows]
+        return found | {f"state_{slot}": flat(tensor) for slot, tensor in held.state.items()}
+
+    def _rule(self, tensors: Tensors, samples: int) -> Elementwise:
+        kind = (*((what, tensor.shape[1:2] == (1,)) for what, tensor in tensors.items()), samples, self.pulling)
+        if kind not in self.rules:
+            checked = [what for what in ("g", "probe") if what in tensors]
+            pulling = self.pulling
+            self.rules[kind] = Elementwise(lambda told: self._move(told, samples, pulling), tensors, checked)
+        return self.rules[kind]
+
+    def _move(self, told: Tensors, samples: int, pulling: bool) -> None:
         """One parameter of some runs, each tensor of shape (runs, elements)."""
-        load, moorings = g, self.moorings
-        pull = None if moorings is None or previous is None else moorings.pull
+        theta, g, velocity, lr = (told[what] for what in ("theta", "g", "velocity", "lr"))
+        anchor, previous = told.get("anchor"), told.get("previous")
+        load, pull = g, self._pull(told)
         if isinstance(pull, GradientPull) and anchor is not None and previous is not None:
             load = g + pull.force(previous, theta - anchor, lr)
         if self.sgd.weight_decay:
@@ -85,30 +141,28 @@ class Fused:
         velocity.mul_(self.sgd.momentum).add_(load)
         before = theta.clone()
         theta.sub_(per_run(lr, velocity) * velocity)
-        if moorings is None or anchor is None or state is None:
+        if self.moorings is None or anchor is None:
             return
-        seen: Any = Iteration(g, theta, anchor, before, probe, samples, count)
-        moorings.importance.update(state, seen)
-        if isinstance(pull, ParameterPull) and previous is not None:
+        state = {what.removeprefix("state_"): tensor for what, tensor in told.items() if what.startswith("state_")}
+        if "count" in told:
+            seen: Any = Iteration(g, theta, anchor, before, told.get("probe"), samples, told["count"])  # type: ignore[arg-type]
+            self.moorings.importance.update(state, seen)
+        alone = not self.moorings.importance.balances
+        if pulling and alone and isinstance(pull, ParameterPull) and previous is not None:
             theta.lerp_(anchor, pull.rate(previous, state["current"], lr))
+
+    def _pull(self, told: Tensors) -> Pull | None:
+        """The pull, with the strengths that are among the rule's tensors."""
+        if self.moorings is None or "strength" not in told:
+            return None if self.moorings is None else self.moorings.pull
+        pull = copy(self.moorings.pull)
+        object.__setattr__(pull, "strength", told["strength"])  # a frozen one checks its strength when it is made
+        return pull
 
 
 def fused_for(groups: Groups, sgd: SGD) -> list[Fused]:
-    """A compiled update for each group; none at all where one cannot be: in float64, or where scores are balanced."""
-    whole = any(moorings.importance.balances for _, moorings in groups.moored)
-    sparse = any(getattr(moorings.pull, "every", 1) > 1 for _, moorings in groups.moored)
-    if whole or sparse or sgd.lr.dtype == torch.float64:
-        return []
-    return [Fused(moorings, sgd) for _, moorings in groups.every]
-
-
-def _compile_for_each_method() -> None:
-    """Every method is compiled in a few forms; the compiler gives up after eight of one function otherwise."""
-    settings = torch._dynamo.config
-    for name in ("recompile_limit", "cache_size_limit"):  # the newer name, and the older
-        if hasattr(settings, name):
-            setattr(settings, name, max(512, getattr(settings, name)))
-            return
+    """A kernel for each group; none at all where there is no compiler for them."""
+    return [Fused(moorings, sgd) for _, moorings in groups.every] if has_kernels(sgd.lr.device) else []
 
 
 def flat(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from mooring.lab.fleet.moorings import Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.methods import find
+from mooring.lab.order import generator
 from mooring.lab.spec import RunSpec
 
 __all__ = ["Groups", "rows_of"]
@@ -48,6 +49,24 @@ class Groups:
     def moored(self) -> list[tuple[slice, Moorings]]:
         """The groups whose method moors."""
         return [(rows, moorings) for rows, moorings in self.every if moorings is not None]
+
+    def asked(self, logits: Tensor, seeds: Sequence[int], step: int) -> Tensor:
+        """What the importances ask of the outputs, of all runs together: the gradient of one does not reach another.
+
+        Args:
+            logits: of the whole stack, of shape (runs, batch, outputs).
+            seeds: of the runs.
+            step: the iteration, for importances that draw random numbers.
+        """
+        total = logits.new_zeros(())
+        for rows, moorings in self.moored:
+            if not moorings.importance.draws:  # a sum over samples, of whichever run
+                total = total + moorings.importance.probe(logits[rows].flatten(0, 1), torch.Generator())
+                continue
+            for outputs, seed, importance in zip(logits[rows], seeds[rows], moorings.importances, strict=True):
+                random = torch.Generator(logits.device).manual_seed(generator(seed, "probe", step).initial_seed())
+                total = total + importance.probe(outputs, random)
+        return total
 
     @torch.no_grad()
     def penalized(self, parameters: Tensors, gradients: Tensors) -> Tensors:

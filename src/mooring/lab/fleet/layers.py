@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d
 
-from mooring.lab.fleet.convolution import Convolution, takes
+from mooring.lab.fleet.chain import Link, run_chain
+from mooring.lab.fleet.convolution import takes
 
 __all__ = ["LAYERS", "widened"]
 
@@ -50,15 +51,12 @@ def linear(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
-def convolution(layer: nn.Module, x: Tensor, own: Tensors, runs: int, relu: bool = False) -> Tensor:
+def convolution(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
     """All runs of a convolution: by kernels of our own on a GPU, else one after the other or as groups of one."""
     assert isinstance(layer, nn.Conv2d)
     bias = own.get("bias")
     if takes(layer, x):
-        out: Tensor = Convolution.apply(x, own["weight"], bias, layer.stride[0], layer.padding[0], relu)  # type: ignore[no-untyped-call]
-        return out
-    if relu:
-        return torch.relu(convolution(layer, x, own, runs))
+        return run_chain(x, (_link(layer),), [own["weight"]], [bias])
     if x.device.type == "cpu" or layer.padding_mode != "zeros":
         each = zip(x.chunk(runs), own["weight"].unbind(), bias.unbind() if bias is not None else [None] * runs)  # noqa: B905
         return torch.cat([layer._conv_forward(images, weight, shift) for images, weight, shift in each])
@@ -68,6 +66,11 @@ def convolution(layer: nn.Module, x: Tensor, own: Tensors, runs: int, relu: bool
         grouped, own["weight"].flatten(0, 1), shift, layer.stride, layer.padding, layer.dilation, runs * layer.groups
     )
     return _by_run(out, runs)
+
+
+def _link(layer: nn.Conv2d, *, relu: bool = False, pool: bool = False) -> Link:
+    assert isinstance(layer.padding[0], int)
+    return Link(layer.stride[0], layer.padding[0], relu, pool)
 
 
 def normalisation(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
@@ -120,7 +123,6 @@ class Wide(nn.Module):
         self.__dict__["layer"] = layer  # not a submodule: its own parameters are never used
         self.own = own
         self.rule = LAYERS[type(layer)]
-        self.relu = False
 
     def train(self, mode: bool = True) -> "Wide":
         """As any module, and the layer with it."""
@@ -129,8 +131,6 @@ class Wide(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x of shape (runs * batch, ...)."""
-        if self.relu:
-            return convolution(self.__dict__["layer"], x, *self.own(), relu=True)
         return self.rule(self.__dict__["layer"], x, *self.own())
 
 
@@ -154,19 +154,79 @@ def widened(network: nn.Module, own: Callable[[str], tuple[Tensors, int]]) -> nn
             setattr(wide.get_submodule(parent), child, Wide(module, _asking(own, name)))
         elif any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             return None
-    for module in wide.modules():
-        if isinstance(module, nn.Sequential):
-            _join_relus(module)
+    for module in list(wide.modules()):
+        if type(module) is nn.Sequential:
+            _join(module)
     return wide
 
 
-def _join_relus(layers: nn.Sequential) -> None:
-    """A ReLU right after a convolution is done in the convolution's own pass."""
-    for number in range(len(layers) - 1):
-        first, second = layers[number], layers[number + 1]
-        if isinstance(first, Wide) and first.rule is convolution and type(second) is nn.ReLU:
-            first.relu = True
-            layers[number + 1] = nn.Identity()
+class WideChain(nn.Module):
+    """Convolutions that follow each other, with their ReLUs and pools: one function where the kernels take them.
+
+    Args:
+        parts: the modules, as the network has them.
+    """
+
+    def __init__(self, parts: list[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(*parts)
+        self.convolutions = [part for part in parts if isinstance(part, Wide)]
+        starts = [number for number, part in enumerate(parts) if isinstance(part, Wide)]
+        follow = [parts[one + 1 : other] for one, other in zip(starts, [*starts[1:], len(parts)], strict=True)]
+        self.links = tuple(
+            _link(
+                convolution.__dict__["layer"],
+                relu=any(isinstance(part, nn.ReLU) for part in after),
+                pool=any(isinstance(part, nn.MaxPool2d) for part in after),
+            )
+            for convolution, after in zip(self.convolutions, follow, strict=True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x of shape (runs * batch, channels, height, width)."""
+        if not all(takes(each.__dict__["layer"], x) for each in self.convolutions) or not self._even(x):
+            out: Tensor = self.parts(x)
+            return out
+        own = [each.own()[0] for each in self.convolutions]
+        return run_chain(x, self.links, [each["weight"] for each in own], [each.get("bias") for each in own])
+
+    def _even(self, x: Tensor) -> bool:
+        """Whether every pool finds images with even sides."""
+        sides = [x.shape[2], x.shape[3]]
+        for each, link in zip(self.convolutions, self.links, strict=True):
+            kernel = each.__dict__["layer"].kernel_size
+            sides = [(s + 2 * link.padding - k) // link.stride + 1 for s, k in zip(sides, kernel, strict=True)]
+            if link.pool and any(side % 2 for side in sides):
+                return False
+            sides = [side // 2 for side in sides] if link.pool else sides
+        return True
+
+
+def _join(layers: nn.Sequential) -> None:
+    """Put convolutions that follow each other, with a ReLU and a pool after each, into one chain."""
+    parts: list[nn.Module] = []
+    begin = 0
+    for number, layer in enumerate([*layers, nn.Identity()]):
+        ready = not parts or not isinstance(parts[-1], nn.MaxPool2d)
+        if isinstance(layer, Wide) and layer.rule is convolution:
+            begin = begin if parts else number
+        elif not (parts and ready and (_halves(layer) or (type(layer) is nn.ReLU and isinstance(parts[-1], Wide)))):
+            if parts:
+                layers[begin] = WideChain(parts)
+                for other in range(begin + 1, begin + len(parts)):
+                    layers[other] = nn.Identity()
+            parts = []
+            continue
+        parts.append(layer)
+
+
+def _halves(layer: nn.Module) -> bool:
+    """Whether it takes the largest of each two by two positions."""
+    told = (2, 2, 0, 1, False, False)
+    return isinstance(layer, nn.MaxPool2d) and told == (
+        *(layer.kernel_size, layer.stride, layer.padding, layer.dilation),
+        *(layer.ceil_mode, layer.return_indices),
+    )
 
 
 def _asking(own: Callable[[str], tuple[Tensors, int]], name: str) -> Callable[[], tuple[Tensors, int]]:

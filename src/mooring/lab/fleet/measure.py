@@ -12,16 +12,15 @@ from mooring.lab.streams.stream import Stream
 
 __all__ = ["by_layer", "finite_runs", "score"]
 
-PIXELS = 1 << 22
+PIXELS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """How many pixels to score at a time."""
 
 
-def finite_runs(tensors: Sequence[Tensor], *, wait: bool = True) -> Tensor:
+def finite_runs(tensors: Sequence[Tensor]) -> Tensor:
     """For each run, whether every value of every tensor is finite; bool of shape (runs,).
 
     Args:
         tensors: each of shape (runs, ...).
-        wait: whether the device may be waited for; if not, sums that overflow count as not finite.
 
     Example:
         >>> finite_runs([torch.tensor([[1.0, 2.0], [1.0, float("nan")]])])
@@ -29,7 +28,7 @@ def finite_runs(tensors: Sequence[Tensor], *, wait: bool = True) -> Tensor:
     """
     sums = [tensor.sum(tuple(range(1, tensor.ndim))) if tensor.ndim > 1 else tensor for tensor in tensors]
     fine = torch.stack(sums).isfinite().all(0)
-    if not wait or bool(fine.all()):
+    if bool(fine.all()):
         return fine
     flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]  # a sum may overflow
     return torch.stack([each.isfinite().all(1) for each in flat]).all(0)
@@ -46,7 +45,7 @@ def score(stack: Stack, stream: Stream, heads: Sequence[int], dtype: torch.dtype
         dtype: of the arithmetic.
     """
     runs, found = len(stack), []
-    at_once = max(1, PIXELS // (runs * stream.train.images[0].numel()))
+    at_once = max(1, PIXELS[stack.device.type] // (runs * stream.train.images[0].numel()))
     for task, head in zip(stream.tasks, heads, strict=True):
         right = torch.zeros(runs, dtype=torch.float64, device=stack.device)
         for indices in torch.split(task.test, at_once):

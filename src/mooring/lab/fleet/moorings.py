@@ -119,15 +119,18 @@ class Moorings:
             )
             self.importance.update(held.state, seen)
         if isinstance(self.pull, ParameterPull) and self.tasks and self.steps % self.pull.every == 0:
-            factors = self._factors()
-            for name in due:
-                self._pull_back(self.pull, parameters[name], self.held[name], factors.get(layer_of(name)))
+            self.pull_back(parameters, due)
 
-    def _pull_back(self, pull: ParameterPull, theta: Tensor, held: Held, factor: Tensor | None) -> None:
-        """theta <- theta + rate * (anchor - theta)."""
-        if held.previous is not None:
-            current = _scaled(held.state["current"], factor)
-            theta.lerp_(held.anchor, pull.rate(held.previous, current, self.lr))
+    @torch.no_grad()
+    def pull_back(self, parameters: Tensors, names: Sequence[str]) -> None:
+        """theta <- theta + rate * (anchor - theta) for these parameters, changed in place."""
+        assert isinstance(self.pull, ParameterPull)
+        factors = self._factors()
+        for name in names:
+            held = self.held.get(name)
+            if held is not None and held.previous is not None:
+                current = _scaled(held.state["current"], factors.get(layer_of(name)))
+                parameters[name].lerp_(held.anchor, self.pull.rate(held.previous, current, self.lr))
 
     @torch.no_grad()
     def consolidate(self, parameters: Tensors) -> None:

@@ -1,8 +1,12 @@
-"""How far a fleet has come."""
+"""How far a fleet has come, and who follows it."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["Position"]
+if TYPE_CHECKING:
+    from mooring.lab.fleet.fleet import Fleet
+
+__all__ = ["Position", "Watcher"]
 
 
 @dataclass(frozen=True)
@@ -12,3 +16,13 @@ class Position:
     task: int = 0
     epoch: int = 0
     step: int = 0
+
+
+class Watcher(Protocol):
+    """Who follows a fleet from outside."""
+
+    def look(self, fleet: "Fleet") -> None:
+        """Called between any two steps; may save the fleet, or raise to stop it."""
+
+    def harbour(self, fleet: "Fleet") -> None:
+        """Called after each task."""

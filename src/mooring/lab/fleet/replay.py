@@ -63,6 +63,27 @@ class Reservoir:
             chosen.append(self.kept[run, places])
         return torch.stack(chosen)
 
+    def plan(self, order: Tensor, sizes: Sequence[int], *, offer: bool) -> list[Tensor]:
+        """What each step of an epoch draws, as if the steps were taken; draws do not depend on what training does.
+
+        Args:
+            order: the epoch's indices, of shape (runs, images).
+            sizes: how many of them each step takes; it draws as many.
+            offer: whether each step then offers what it took.
+        """
+        drawn = []
+        for taken in torch.split(order, list(sizes), 1):
+            drawn.append(self.sample(taken.shape[1]) if len(self) else taken[:, :0])
+            if offer:
+                self.offer(taken)
+        return drawn
+
+    def copy(self) -> "Reservoir":
+        """Another one of the same content, that goes on the same way."""
+        other = Reservoir(self.seeds, self.kept.shape[1])
+        other.kept, other.offered, other.drawn = self.kept.clone(), self.offered, self.drawn
+        return other
+
     def keep(self, rows: Tensor) -> None:
         """Go on with these runs only."""
         self.seeds = [self.seeds[row] for row in rows.tolist()]

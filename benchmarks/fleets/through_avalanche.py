@@ -1,0 +1,66 @@
+"""The same network and method trained by Avalanche, timed by a plugin. Imported only where Avalanche is."""
+
+import warnings
+
+import torch
+from torch import nn
+
+from fleets.clock import Clock
+from mooring.lab.fleet.precision import computing
+from mooring.lab.networks.inputs import scaled
+from mooring.lab.networks.start import start
+from mooring.lab.spec import RunSpec
+from mooring.lab.streams import Stream
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its imports deprecate each other
+    from avalanche.benchmarks import tensors_benchmark
+    from avalanche.training import EWC, SynapticIntelligence
+    from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+
+__all__ = ["through_avalanche"]
+
+
+class Timer(SupervisedPlugin):
+    """Tells the clock about every iteration."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.time, self.task, self.done = clock, -1, 0
+
+    def before_training_exp(self, strategy, **kwargs) -> None:
+        """A task begins."""
+        self.task, self.done = self.task + 1, 0
+
+    def after_training_iteration(self, strategy, **kwargs) -> None:
+        """A step is over."""
+        self.done += 1
+        self.time.step(self.task, self.done)
+
+    def after_training_epoch(self, strategy, **kwargs) -> None:
+        """A task's steps are over; what a method does at the end of a task is not one."""
+        if self.task == 1:
+            self.time.stop()
+
+
+def through_avalanche(spec: RunSpec, stream: Stream, device: str, workers: int = 0) -> float:
+    """Microseconds a step of one run: its strategy for the method, without evaluation or loggers."""
+    clock = Clock(device)
+    model = start(spec.network, stream, spec.seed).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum)
+    told = {"model": model, "optimizer": optimizer, "criterion": nn.CrossEntropyLoss(), "train_mb_size": spec.batch}
+    told |= {"train_epochs": 1, "device": torch.device(device), "plugins": [Timer(clock)]}
+    strength = spec.strength or 0.0
+    tensors = [(scaled(stream.train.images[task.train]), stream.train.labels[task.train]) for task in stream.tasks]
+    with warnings.catch_warnings(), computing(spec.dtype):
+        warnings.simplefilter("ignore")
+        told["evaluator"] = EvaluationPlugin()
+        strategy = (
+            EWC(ewc_lambda=strength, **told)
+            if spec.method == "ewc"
+            else SynapticIntelligence(si_lambda=strength, **told)
+        )
+        tasks = tensors_benchmark(train_tensors=tensors, test_tensors=tensors[:1], task_labels=[0] * len(tensors))
+        for experience in tasks.train_stream:
+            strategy.train(experience, num_workers=workers)
+    return clock.us

@@ -1,0 +1,96 @@
+"""What is done to images between convolutions, and before the first."""
+
+import triton
+import triton.language as tl
+
+from mooring.lab.fleet.kernels.storing import finish, larger, place, shorten
+
+__all__ = ["gather", "halve", "mask", "pool", "unpool"]
+
+
+@triton.jit
+def gather(images, indices, out, pixels, C, B: tl.constexpr):
+    """out[i, pixel, c] = images[indices[i], c, pixel] / 127.5 - 1: bytes chosen, scaled and laid channels last."""
+    i = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * B + tl.arange(0, B)
+    there = at < pixels * C
+    chosen = tl.load(indices + i)
+    value = tl.load(images + chosen * pixels * C + (at % C) * pixels + at // C, mask=there, other=0)
+    tl.store(out + i * pixels * C + at, tl.div_rn(value.to(tl.float32), 127.5) - 1, mask=there)
+
+
+@triton.jit
+def halve(x, half, count, B: tl.constexpr):
+    """x as float16."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    tl.store(half + at, shorten(tl.load(x + at, mask=at < count, other=0.0)), mask=at < count)
+
+
+@triton.jit
+def mask(
+    g, seen, out, half, sums, rows, N,
+    MASK: tl.constexpr, HALF: tl.constexpr, SCALE: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """out = g, 0 where seen is 0."""
+    run = tl.program_id(1)
+    blocks = tl.cdiv(N, BN)
+    tile = tl.program_id(0) // blocks
+    m = tile * BM + tl.arange(0, BM)
+    n = (tl.program_id(0) % blocks) * BN + tl.arange(0, BN)
+    at = run.to(tl.int64) * rows * N + m[:, None] * N + n[None, :]
+    value = tl.load(g + at, mask=(m < rows)[:, None] & (n < N)[None, :], other=0.0).to(tl.float32)
+    tiles = tl.num_programs(0) // blocks
+    finish(value, run, tile, m, n, rows, N, out, half, sums, seen, tiles, MASK, HALF, SCALE, SUMS)
+
+
+@triton.jit
+def pool(x, out, half, count, height, width, C, HALF: tl.constexpr, B: tl.constexpr):
+    """The largest of each two by two positions, channel by channel."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    there = at < count
+    c, column, row = at % C, at // C % (width // 2), at // C // (width // 2)  # rows of all images: height is even
+    corner = x + (2 * row * width + 2 * column) * C + c
+    upper = larger(tl.load(corner, mask=there, other=0.0), tl.load(corner + C, mask=there, other=0.0))
+    corner += width * C
+    lower = larger(tl.load(corner, mask=there, other=0.0), tl.load(corner + C, mask=there, other=0.0))
+    largest = larger(upper, lower)
+    tl.store(out + at, largest, mask=there)
+    if HALF:
+        tl.store(half + at, shorten(largest.to(tl.float32)), mask=there)
+
+
+@triton.jit
+def unpool(
+    g, x, out, half, sums, rows, width, N, tiles,
+    RELU: tl.constexpr, HALF: tl.constexpr, SCALE: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The gradient of `pool`: g goes to the first of the largest; with RELU only where that is above 0.
+
+    rows counts the pooled positions of a run, width is that of x.
+    """
+    run = tl.program_id(1)
+    blocks = tl.cdiv(N, BN)
+    tile = tl.program_id(0) // blocks
+    m = tile * BM + tl.arange(0, BM)
+    n = (tl.program_id(0) % blocks) * BN + tl.arange(0, BN)
+    known = (m < rows)[:, None] & (n < N)[None, :]
+    value = tl.load(g + run.to(tl.int64) * rows * N + m[:, None] * N + n[None, :], mask=known, other=0.0).to(tl.float32)
+    column, row = m % (width // 2), m // (width // 2)
+    corner = run.to(tl.int64) * 4 * rows * N + ((2 * row * width + 2 * column) * N)[:, None] + n[None, :]
+    one = tl.load(x + corner, mask=known, other=0.0)
+    two = tl.load(x + corner + N, mask=known, other=0.0)
+    three = tl.load(x + corner + width * N, mask=known, other=0.0)
+    four = tl.load(x + corner + width * N + N, mask=known, other=0.0)
+    largest = larger(larger(one, two), larger(three, four))
+    if RELU:
+        value = tl.where(largest <= 0, 0.0, value)
+    first = one == largest
+    second = (two == largest) & (one != largest)
+    third = (three == largest) & (one != largest) & (two != largest)
+    fourth = (one != largest) & (two != largest) & (three != largest)
+    place(out, half, corner, tl.where(first, value, 0.0), known, HALF, SCALE)
+    place(out, half, corner + N, tl.where(second, value, 0.0), known, HALF, SCALE)
+    place(out, half, corner + width * N, tl.where(third, value, 0.0), known, HALF, SCALE)
+    place(out, half, corner + width * N + N, tl.where(fourth, value, 0.0), known, HALF, SCALE)
+    if SUMS:
+        tl.store(sums + (run * tiles + tile) * N + n, tl.sum(tl.where(known, value, 0.0), 0), mask=n < N)

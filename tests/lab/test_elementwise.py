@@ -1,0 +1,98 @@
+"""A rule written out as a kernel does what the rule does: on a GPU, for every importance and pull."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mooring.importance import EWC, MAS, SI, Importance, Iteration, Random, RWalk, Uniform
+from mooring.lab.fleet.elementwise import NEVER, Elementwise, written
+from mooring.pulls import GradientPull, Interpolation, ParameterPull, Penalty, Proximal, Pull
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+IMPORTANCES = [EWC(), EWC(decay=None), MAS(), SI(), SI(sign="signed"), SI(sign=0.3), RWalk(), Uniform(), Random()]
+PULLS = [Interpolation(), Interpolation(root=3, stiffness=0.5), Penalty(2.0), Penalty(2.0, clamp=True), Proximal(3.0)]
+
+
+def rule_of(importance: Importance, pull: Pull):
+    def rule(told: dict[str, Tensor]) -> None:
+        theta, g, anchor, previous, lr = (told[name] for name in ("theta", "g", "anchor", "previous", "lr"))
+        if isinstance(pull, GradientPull):
+            g = g + pull.force(previous, theta - anchor, lr)
+        before = theta.clone()
+        theta.sub_(lr.reshape(-1, 1) * g)
+        state = {name.removeprefix("state_"): told[name] for name in told if name.startswith("state_")}
+        importance.update(state, Iteration(told["g"], theta, anchor, before, told["probe"], 10, told["count"]))
+        if isinstance(pull, ParameterPull):
+            theta.lerp_(anchor, pull.rate(previous, state["current"], lr))
+
+    return rule
+
+
+def tensors(importance: Importance, dtype: torch.dtype, device: str = "cpu", count: int = 1500) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    runs = 2
+    told = {name: torch.rand(runs, count, dtype=dtype) for name in ("theta", "g", "anchor", "previous", "probe")}
+    told["g"] -= 0.5
+    told["previous"][0, :5] = 0
+    told |= {"lr": torch.rand(runs, dtype=dtype), "count": torch.tensor(3.0, dtype=dtype)}
+    for slot, tensor in importance.start(told["theta"][0], name="weight", task=0).items():
+        whole = tensor.expand(runs, *tensor.shape) if tensor.ndim else tensor.expand(runs, 1)
+        told[f"state_{slot}"] = whole.clone() if whole.dtype == torch.bool else whole + (slot == "fisher")
+    return {name: tensor.to(device).contiguous() for name, tensor in told.items()}
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pull", PULLS, ids=repr)
+@pytest.mark.parametrize("importance", IMPORTANCES, ids=repr)
+def test_a_written_rule_does_what_the_rule_does(importance, pull, dtype):
+    told = tensors(importance, dtype, "cuda")
+    mine, rule = {name: tensor.clone() for name, tensor in told.items()}, rule_of(importance, pull)
+    bad, now = torch.full((2,), NEVER, device="cuda"), torch.tensor([17], device="cuda")
+    Elementwise(rule, told, ["g"])(mine, bad, now)
+    rule(told)
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    for name, tensor in told.items():
+        torch.testing.assert_close(mine[name], tensor, **close)
+    assert bad.tolist() == [NEVER, NEVER]
+
+
+@gpu
+def test_the_first_step_at_which_a_run_was_not_finite_is_written_down():
+    told = tensors(EWC(), torch.float32, "cuda", count=5000)
+    kernel = Elementwise(rule_of(EWC(), Interpolation()), told, ["g"])
+    bad = torch.full((2,), NEVER, device="cuda")
+    for step, value in ((3, 1.0), (4, float("nan")), (5, float("inf"))):
+        told["g"][1, 4321] = value
+        kernel(told, bad, torch.tensor([step], device="cuda"))
+    assert bad.tolist() == [NEVER, 4]
+
+
+def test_numbers_of_a_run_are_read_once_for_the_run_and_elements_one_by_one():
+    source = written(rule_of(EWC(), Penalty(2.0)), tensors(EWC(), torch.float32), ["g"])
+    assert "x_lr = tl.load(p_lr + run)" in source
+    assert "x_theta = tl.load(p_theta + row, mask=there, other=0)" in source
+    assert "probe" not in source.split(":\n", 1)[1]  # what a rule does not read is not loaded
+
+
+def test_in_float64_numbers_are_written_in_full():
+    assert "tl.full((), 2.0, tl.float64)" in written(rule_of(EWC(), Penalty(2.0)), tensors(EWC(), torch.float64))
+
+
+def test_what_cannot_be_written_is_said():
+    def rule(told):
+        told["theta"].copy_(told["theta"].cumsum(1))
+
+    with pytest.raises(NotImplementedError, match="cumsum"):
+        written(rule, {"theta": torch.ones(2, 3)})
+
+
+def test_a_rule_may_not_read_tensors_that_it_was_not_given():
+    hidden = torch.ones(2, 1)
+
+    def rule(told):
+        told["theta"].mul_(hidden)
+
+    with pytest.raises(NotImplementedError, match="not among its tensors"):
+        written(rule, {"theta": torch.ones(2, 3)})
