@@ -96,7 +96,7 @@ def test_a_chain_of_convolutions_and_pools_equals_torchs(links, dtype) -> None:
     apart = compared(3, 32, links, dtype)
     each = 1e-3 if dtype == torch.float32 else 8e-3  # two factors, cut off after ten and after seven bits
     assert apart[0] < each * len(links)
-    assert max(apart) < (5e-2 if dtype == torch.float32 else 0.3)
+    assert max(apart) < (0.1 if dtype == torch.float32 else 0.3)  # the root of the share that went elsewhere
 
 
 @gpu

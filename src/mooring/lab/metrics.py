@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor
 
 from mooring.errors import MooringError
@@ -129,7 +129,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     if count == 1:
         return Interval(mean, math.nan, math.nan, math.nan, 1)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    half = float(stats.t.ppf((1 + confidence) / 2, count - 1)) * std / math.sqrt(count)
+    half = float(stdtrit(count - 1, (1 + confidence) / 2)) * std / math.sqrt(count)
     return Interval(mean, std, mean - half, mean + half, count)
 
 

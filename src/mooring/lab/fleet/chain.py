@@ -3,6 +3,7 @@
 What one layer leaves for the next, and what the way back needs of it, is stored once, in the dtype it is read in.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from mooring.lab.fleet.convolution import (
     unpool,
     weight_gradient,
 )
+from mooring.lab.fleet.launching import rehearsing
 from mooring.lab.fleet.tiles import Geometry
 
 __all__ = ["Chain", "Link", "run_chain"]
@@ -49,8 +51,44 @@ def run_chain(x: Tensor, links: tuple[Link, ...], weights: list[Tensor], biases:
         weights: of each link, of shape (runs, outputs, channels, kernel height, kernel width); read in x's dtype.
         biases: of each link, of shape (runs, outputs), or None.
     """
+    _rehearse(x.shape[1:], x.dtype, x.device, links, weights, biases)
     out: Tensor = Chain.apply(x, links, *weights, *biases)  # type: ignore[no-untyped-call]
     return out
+
+
+_rehearsed: set[Hashable] = set()
+
+
+def _rehearse(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    links: tuple[Link, ...],
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+) -> None:
+    """Have every kernel of a chain compiled, there and back, where this is the first of its shape."""
+    key = (shape, dtype, device, links, *(weight.shape[1:] for weight in weights))
+    if key in _rehearsed:
+        return
+    _rehearsed.add(key)
+    x = torch.empty(2 * len(weights[0]), *shape, dtype=dtype, device=device)
+    with torch.no_grad(), rehearsing():
+        for back in (True, False):
+            ctx = _Rehearsal((len(links) == 1, False, *[back] * 2 * len(links)) if back else (False,))
+            out = Chain.forward(ctx, x, links, *weights, *biases)
+            if back:
+                Chain.backward(ctx, torch.empty_like(out))
+
+
+class _Rehearsal:
+    """What a function keeps for its way back."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+
+    def save_for_backward(self, *saved: Tensor) -> None:
+        self.saved_tensors = saved
 
 
 class Chain(torch.autograd.Function):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mooring.lab.fleet.launching import launch
 from mooring.lab.fleet.tiles import Geometry, blocks, box, boxes, weight_blocks, weight_boxes
 
 try:
@@ -72,7 +73,7 @@ def gather(images: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
     channels, height, width = images.shape[1:]
     out = torch.empty(len(places), height, width, channels, dtype=dtype, device=places.device)
     grid = (len(places), triton.cdiv(channels * height * width, 1024))
-    kernels.gather[grid](images, places, out, height * width, channels, B=1024)
+    launch(kernels.gather, grid, images, places, out, height * width, channels, B=1024)
     return out.permute(0, 3, 1, 2)
 
 
@@ -122,7 +123,7 @@ def input_gradient(
         count = geometry.kh * geometry.kw
         turned = torch.empty(runs, channels, count, outputs, dtype=taps.dtype, device=taps.device)
         grid = (triton.cdiv(outputs, 32) * triton.cdiv(count * channels, 32), runs)
-        kernels.transpose[grid](taps, turned, outputs, channels, TAPS=count, B=32)
+        launch(kernels.transpose, grid, taps, turned, outputs, channels, TAPS=count, B=32)
         taps, strides = turned, (turned.stride(0), turned.stride(1), outputs, 1)
     back = replace(geometry, outputs=channels, channels=outputs)
     return _convolve(g, taps, strides, g.new_empty(shape), back, transposed=True, seen=seen, half=half, sums=half)
@@ -164,12 +165,27 @@ def _convolve(
         turned, count = strides[3] != 1, geometry.kh * geometry.kw
         whole = taps.view(runs, channels, count, outputs) if turned else taps.view(runs, outputs, count * channels)
         weights = TensorDescriptor.from_tensor(whole, [1, bk, 1, bn] if turned else [1, bn, bk])
-        kernels.convolve_tiles[grid](
-            images, weights, *told, height, width, rows, channels, outputs, **common, TURNED=turned, BI=bi, BH=bh, BW=bw
+        launch(
+            kernels.convolve_tiles,
+            grid,
+            images,
+            weights,
+            *told,
+            height,
+            width,
+            rows,
+            channels,
+            outputs,
+            **common,
+            TURNED=turned,
+            BI=bi,
+            BH=bh,
+            BW=bw,
         )
         return left.stored()
     high, wide = out.shape[1:3]
-    kernels.convolve[grid](
+    launch(
+        kernels.convolve, grid,
         x, taps, *told, height, width, high, wide, rows, x.numel() // runs, *strides, channels, outputs,
         **common, STRIDE=geometry.stride, FLAT=flat, BM=bm,
     )  # fmt: skip
@@ -204,12 +220,14 @@ def weight_gradient(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
         bi, bh, bw = box(bk, height, width)
         images = TensorDescriptor.from_tensor(x.view(runs, -1, height, width, channels), [1, bi, bh, bw, bc])
         gradients = TensorDescriptor.from_tensor(g.view(runs, rows, outputs), [1, bk, bn])
-        kernels.weigh_tiles[(programs, runs, parts)](
+        launch(
+            kernels.weigh_tiles, (programs, runs, parts),
             images, gradients, out, height, width, rows, per_part, out.stride(1), out.stride(0), channels, outputs,
             THREE=three, BI=bi, BH=bh, BW=bw, **common,
         )  # fmt: skip
     else:
-        kernels.weigh[(programs, runs, parts)](
+        launch(
+            kernels.weigh, (programs, runs, parts),
             x, g, out, height, width, g.shape[1], g.shape[2], rows, per_part, x.numel() // runs, g.numel() // runs,
             out.stride(1), out.stride(0), channels, outputs, STRIDE=geometry.stride, FLAT=flat, BK=bk, **common,
         )  # fmt: skip
@@ -224,7 +242,8 @@ def mask(g: Tensor, seen: Tensor | None, runs: int, *, sums: bool) -> Stored:
     rows = g.numel() // channels // runs
     bn = min(64, triton.next_power_of_2(channels))
     left = _Left(g if seen is None else torch.empty_like(g), runs, triton.cdiv(rows, 64), half=True, sums=sums)
-    kernels.mask[(left.tiles * triton.cdiv(channels, bn), runs)](
+    launch(
+        kernels.mask, (left.tiles * triton.cdiv(channels, bn), runs),
         g, g if seen is None else seen, left.out, left.half, left.sums, rows, channels,
         MASK=seen is not None, HALF=left.half is not left.out, SCALE=SCALE, SUMS=sums, BM=64, BN=bn,
     )  # fmt: skip
@@ -236,7 +255,7 @@ def halved(x: Tensor) -> Tensor:
     if x.dtype != torch.float32:
         return x
     half = torch.empty_like(x, dtype=torch.float16)
-    kernels.halve[(triton.cdiv(x.numel(), 1024),)](x, half, x.numel(), B=1024)
+    launch(kernels.halve, (triton.cdiv(x.numel(), 1024),), x, half, x.numel(), B=1024)
     return half
 
 
@@ -245,8 +264,18 @@ def pool(x: Tensor, *, half: bool) -> Stored:
     images, height, width, channels = x.shape
     left = _Left(x.new_empty(images, height // 2, width // 2, channels), 1, 1, half=half)
     count = left.out.numel()
-    kernels.pool[(triton.cdiv(count, 512),)](
-        x, left.out, left.half, count, height, width, channels, HALF=left.half is not left.out, B=512
+    launch(
+        kernels.pool,
+        (triton.cdiv(count, 512),),
+        x,
+        left.out,
+        left.half,
+        count,
+        height,
+        width,
+        channels,
+        HALF=left.half is not left.out,
+        B=512,
     )
     return left.stored()
 
@@ -257,7 +286,8 @@ def unpool(g: Tensor, x: Tensor, runs: int, *, relu: bool, half: bool) -> Stored
     rows = g.numel() // channels // runs
     bn = min(64, triton.next_power_of_2(channels))
     left = _Left(torch.empty_like(x), runs, triton.cdiv(rows, 32), half=half, sums=True)
-    kernels.unpool[(left.tiles * triton.cdiv(channels, bn), runs)](
+    launch(
+        kernels.unpool, (left.tiles * triton.cdiv(channels, bn), runs),
         g, x, left.out, left.half, left.sums, rows, x.shape[2], channels, left.tiles,
         RELU=relu, HALF=left.half is not left.out, SCALE=SCALE, SUMS=True, BM=32, BN=bn,
     )  # fmt: skip

@@ -214,6 +214,11 @@ class _Writer:
     def _masked(self, name: str) -> str:
         return ", mask=there" if self.shapes[name] == (2, 3) else ""
 
+    def _lost(self, name: str) -> str:
+        """Whether anything in it is not finite."""
+        lost = f"((x_{name} != x_{name}) | (tl.abs(x_{name}) == float('inf')))"
+        return f"tl.max({lost}.to(tl.int32), 0) > 0" if self._masked(name) else lost
+
     def source(self, finite: Sequence[str]) -> str:
         """The whole kernel."""
         used = " ".join([*self.lines, *self.stores, *(f"x_{name}" for name in finite)])
@@ -222,10 +227,7 @@ class _Writer:
             if f"x_{name}" in used:
                 other = ", other=0" if self._masked(name) else ""
                 loads.append(f"x_{name} = tl.load({self._place(name)}{self._masked(name)}{other})")
-        checks = [
-            f"tl.atomic_min(bad + run, tl.load(now), mask=tl.max(({_lost(f'x_{name}')}).to(tl.int32), 0) > 0)"
-            for name in finite
-        ]
+        checks = [f"tl.atomic_min(bad + run, tl.load(now), mask={self._lost(name)})" for name in finite]
         body = [
             "run = tl.program_id(1)",
             "at = tl.program_id(0) * B + tl.arange(0, B)",
@@ -238,10 +240,6 @@ class _Writer:
         ]
         head = f"def rule(bad, now, count, {', '.join(f'p_{name}' for name in self.names)}, B: tl.constexpr):"
         return "\n".join([head, *(f"    {line}" for line in body)]) + "\n"
-
-
-def _lost(name: str) -> str:
-    return f"({name} != {name}) | (tl.abs({name}) == float('inf'))"
 
 
 def _power(base: str, exponent: float) -> str:

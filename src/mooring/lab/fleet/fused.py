@@ -12,6 +12,7 @@ from mooring.lab.fleet.elementwise import Elementwise
 from mooring.lab.fleet.groups import Groups, rows_of
 from mooring.lab.fleet.moorings import Held, Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
+from mooring.lab.fleet.stack import laid_out
 from mooring.pulls import GradientPull, ParameterPull, Pull
 from mooring.runs import per_run
 
@@ -64,8 +65,8 @@ class Fused:
             self._count(moorings, probes)
         for name, g in gradients.items():
             if name not in self.sgd.velocity:
-                self.sgd.velocity[name] = torch.zeros_like(g)
-            whole = {"theta": parameters[name].detach(), "g": g, "velocity": self.sgd.velocity[name]}
+                self.sgd.velocity[name] = torch.zeros_like(parameters[name])
+            whole = {"theta": parameters[name].detach(), "g": laid_out(g), "velocity": self.sgd.velocity[name]}
             tensors = {what: flat(tensor)[rows] for what, tensor in whole.items()} | {"lr": self.sgd.lr[rows]}
             held = None if moorings is None else moorings.held.get(name)
             if moorings is not None and held is not None:
@@ -118,7 +119,7 @@ class Fused:
         if name in self.counts:
             found["count"] = self.counts[name]
         if name in probes:
-            found["probe"] = flat(probes[name])[rows]
+            found["probe"] = flat(laid_out(probes[name]))[rows]
         return found | {f"state_{slot}": flat(tensor) for slot, tensor in held.state.items()}
 
     def _rule(self, tensors: Tensors, samples: int) -> Elementwise:
@@ -166,7 +167,7 @@ def fused_for(groups: Groups, sgd: SGD) -> list[Fused]:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """(runs, ...) as (runs, elements) in the order of memory, where kernels have their channels last.
+    """(runs, ...) as (runs, elements) in the order of memory, where kernels have their channels last; never a copy.
 
     Example:
         >>> flat(torch.zeros(2, 3, 4)).shape
@@ -174,4 +175,4 @@ def flat(tensor: Tensor) -> Tensor:
     """
     if tensor.ndim == 5:
         tensor = tensor.permute(0, 1, 3, 4, 2)
-    return tensor.reshape(len(tensor), -1)
+    return tensor.view(len(tensor), -1)

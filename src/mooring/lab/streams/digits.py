@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from mooring.lab.streams.stream import Source, Split
 
@@ -17,6 +16,8 @@ def digits() -> Source:
         >>> len(source.train), len(source.test), tuple(source.train.images.shape[1:])
         (1433, 364, (1, 8, 8))
     """
+    from sklearn.datasets import load_digits  # slow to import, and not needed by every stream
+
     data = load_digits()
     images = torch.from_numpy(np.round(data.images * 255 / 16).astype(np.uint8)).unsqueeze(1)
     labels = torch.from_numpy(data.target.astype(np.int64))
