@@ -1,0 +1,36 @@
+"""How kernels are launched; and rehearsed: compiled many at a time, before the first of them is needed."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+try:
+    import triton
+except ImportError:  # no GPU compiler here
+    triton = None
+
+__all__ = ["launch", "rehearsing"]
+
+_rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *told: object, **options: object) -> None:
+    """Run a kernel; in a rehearsal, only see to it that it is compiled."""
+    if _rehearsing.get():
+        kernel.warmup(*told, grid=grid, **options)
+    else:
+        kernel[grid](*told, **options)
+
+
+@contextmanager
+def rehearsing() -> Iterator[None]:
+    """While this lasts nothing is computed; what would be launched is compiled, on all cores, and ready at the end."""
+    token = _rehearsing.set(True)
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
+            yield
+    finally:
+        _rehearsing.reset(token)
