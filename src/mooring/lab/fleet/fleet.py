@@ -24,9 +24,8 @@ from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.shape import shape
 from mooring.lab.fleet.stack import Stack
 from mooring.lab.methods import METHODS, find
-from mooring.lab.networks.headed import Headed
 from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import Weights, start
+from mooring.lab.networks.start import Weights, starts
 from mooring.lab.order import batch_sizes, task_order
 from mooring.lab.results import Result, Status
 from mooring.lab.spec import RunSpec
@@ -85,7 +84,7 @@ class Fleet:
         self.device = torch.device(device)
         check_precision(self.common.dtype, str(self.device))
         self.dtype = parameters_of(self.common.dtype)
-        networks = [self._network(spec, weights or {}) for spec in self.specs]
+        networks = starts(self.specs, stream, self.dtype, weights or {})
         seeds = [spec.seed for spec in self.specs]
         with computing(self.common.dtype):
             self.stack = Stack(networks, self.device, seeds, products_of(self.common.dtype))
@@ -310,14 +309,6 @@ class Fleet:
         return score(self.stack, self.stream, heads, self.dtype)
 
     # Runs come and go
-
-    def _network(self, spec: RunSpec, weights: Mapping[str, Weights]) -> Headed:
-        given = weights.get(spec.init)
-        if spec.init and given is None:
-            raise MooringError(
-                f"the weights {spec.init[:8]} that a run starts from are not here: give --init with their file"
-            )
-        return start(spec.network, self.stream, spec.seed, dtype=self.dtype, weights=given)
 
     def _lose(self, lost: Tensor, status: Status, reasons: list[str]) -> None:
         """Take runs out, with a result that says why."""

@@ -1,6 +1,7 @@
 """Where a run's network starts: drawn by the run's own seed, or from weights in a file."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from mooring.errors import MooringError
 from mooring.lab.networks import build
 from mooring.lab.networks.headed import Headed
 from mooring.lab.order import generator
+from mooring.lab.spec import RunSpec
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["Weights", "read_weights", "start"]
+__all__ = ["Weights", "read_weights", "start", "starts"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,36 @@ def start(
     if weights is not None:
         _load(made.backbone, weights, network)
     return made.to(dtype)
+
+
+def starts(
+    specs: Sequence[RunSpec], stream: Stream, dtype: torch.dtype, weights: Mapping[str, Weights]
+) -> list[Headed]:
+    """The network that each run begins with; runs of one seed and one start share theirs, so it must not be changed.
+
+    Args:
+        specs: the runs, all of one network.
+        stream: what they go through.
+        dtype: of the parameters.
+        weights: what backbones start from, by fingerprint.
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> stream = by_class(digits(), per_task=5)
+        >>> specs = [RunSpec("digits", stream.fingerprint, "plain", seed, lr=lr) for seed in (0, 1) for lr in (0.1, 1.0)]
+        >>> len({id(network) for network in starts(specs, stream, torch.float32, {})})
+        2
+    """
+    made: dict[tuple[int, str], Headed] = {}
+    for spec in specs:
+        given = weights.get(spec.init)
+        if spec.init and given is None:
+            raise MooringError(
+                f"the weights {spec.init[:8]} that a run starts from are not here: give --init with their file"
+            )
+        if (spec.seed, spec.init) not in made:
+            made[spec.seed, spec.init] = start(spec.network, stream, spec.seed, dtype=dtype, weights=given)
+    return [made[spec.seed, spec.init] for spec in specs]
 
 
 def _in_float32(network: str, stream: Stream) -> Headed:
