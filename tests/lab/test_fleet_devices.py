@@ -92,21 +92,21 @@ def test_stopped_in_a_recorded_task_and_continued_equals_never_stopped(method: s
     stream = STREAMS["classes"]
     specs = [spec_for(method, stream, seed, epochs=2) for seed in (0, 1)]
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     class Stopper:
         def look(self, fleet: Fleet) -> None:
             if (fleet.position.task, fleet.position.epoch, fleet.position.step) == (1, 1, 7):
                 checkpoint.save(fleet, tmp_path / "fleet.safetensors")
-                raise Stop
+                raise StopError
 
         def harbour(self, fleet: Fleet) -> None:
             pass
 
     whole = Fleet(specs, stream, device="cuda")
     whole.sail()
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         Fleet(specs, stream, device="cuda").sail(Stopper())
     rest = Fleet(specs, stream, device="cuda")
     checkpoint.restore(rest, tmp_path / "fleet.safetensors")

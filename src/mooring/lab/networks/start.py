@@ -97,7 +97,7 @@ def starts(
     Example:
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=5)
-        >>> specs = [RunSpec("digits", stream.fingerprint, "plain", seed, lr=lr) for seed in (0, 1) for lr in (0.1, 1.0)]
+        >>> specs = [RunSpec("digits", stream.fingerprint, "plain", seed, lr=lr) for seed in (0, 1) for lr in (1, 2)]
         >>> len({id(network) for network in starts(specs, stream, torch.float32, {})})
         2
     """
