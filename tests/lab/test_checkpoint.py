@@ -177,6 +177,61 @@ def test_the_same_runs_named_in_another_order_continue_as_themselves(tmp_path):
     assert continued(specs[::-1], CLASSES, tmp_path / "fleet") == expected
 
 
+# Some of the runs
+
+
+def near(found: dict[str, str], expected: dict[str, str], some: list[RunSpec]) -> None:
+    """These runs and no others, each as it should be to nine digits."""
+    assert found.keys() == {spec.key for spec in some}
+    for key, told_ in found.items():
+        for mine, theirs in zip(numbers(json.loads(told_)), numbers(json.loads(expected[key])), strict=True):
+            assert mine == (pytest.approx(theirs, rel=1e-9, abs=1e-12) if isinstance(theirs, float) else theirs)
+
+
+def numbers(value: object) -> list[object]:
+    """Everything in a result, one after the other."""
+    if isinstance(value, dict):
+        return [each for name in sorted(value) for each in (name, *numbers(value[name]))]
+    return [each for part in value for each in numbers(part)] if isinstance(value, list) else [value]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "float32"])
+def test_some_runs_of_a_checkpoint_continue_as_they_would_with_the_others(kind, tmp_path):
+    methods, stream, rest = KINDS[kind]
+    specs = specs_for(methods, stream, **{**rest, "seeds": (0, 1, 2)})
+    expected, _ = never_stopped(specs, stream)
+    some = specs[len(methods) % 2 :: 2]  # what is left out lies between them
+    for stop in (1, 4):
+        stopped_at(specs, stream, tmp_path / "fleet", stop)
+        near(continued(some, stream, tmp_path / "fleet"), expected, some)
+
+
+def test_a_checkpoint_is_split_into_those_of_its_parts_and_they_lack_nothing(tmp_path):
+    specs = specs_for(["plain", "si", "ewc"], CLASSES, seeds=(0, 1))
+    specs[1], specs[4] = replace(specs[1], lr=1e200), replace(specs[4], strength=1e200)  # one is lost early, one late
+    expected, _ = never_stopped(specs, CLASSES)
+    parts = {tmp_path / "one": specs[:2], tmp_path / "other": specs[2:5], tmp_path / "last": specs[5:]}
+    for stop in (1, 4, 7):
+        stopped_at(specs, CLASSES, tmp_path / "fleet", stop)
+        before = (tmp_path / "fleet").read_bytes()
+        keys = {path: {spec.key for spec in part} for path, part in parts.items()}
+        assert checkpoint.split(tmp_path / "fleet", keys) == checkpoint.steps_in(tmp_path / "fleet")
+        assert (tmp_path / "fleet").read_bytes() == before
+        for path, part in parts.items():
+            assert checkpoint.runs_in(path) == keys[path]
+            assert continued(part, CLASSES, path) == continued(part, CLASSES, tmp_path / "fleet")  # to the last bit
+            near(continued(part, CLASSES, path), expected, part)
+
+
+def test_a_damaged_checkpoint_is_not_split(saved, tmp_path):
+    whole = bytearray(saved.read_bytes())
+    whole[-1] ^= 1
+    saved.write_bytes(bytes(whole))
+    with pytest.raises(checkpoint.CheckpointError, match="is damaged"):
+        checkpoint.split(saved, {tmp_path / "part": {spec_.key for spec_ in specs_for(["ewc"], CLASSES)}})
+    assert not (tmp_path / "part").exists()
+
+
 # The file
 
 
@@ -322,11 +377,11 @@ def test_a_bit_that_flipped_on_the_disk_is_noticed(saved):
     "others",
     [
         specs_for(["ewc", "plain"], CLASSES, seeds=(5, 6)),
-        specs_for(["ewc", "plain"], CLASSES, seeds=(0,)),
+        specs_for(["ewc", "plain"], CLASSES, seeds=(1, 2)),
         specs_for(["ewc", "plain"], CLASSES, seeds=(0, 1, 2)),
         specs_for(["ewc", "plain"], CLASSES, weight_decay=0.1),
     ],
-    ids=["none of them", "fewer", "more", "other settings"],
+    ids=["none of them", "some of them and others", "more", "other settings"],
 )
 def test_a_checkpoint_of_other_runs_is_refused_in_one_line(saved, others):
     refused(saved, others, match="is of other runs: delete it to start again")

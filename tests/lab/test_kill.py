@@ -157,7 +157,7 @@ def test_killed_at_every_write_one_after_the_other_gives_the_same_bit_for_bit(tm
     from lab.test_kill import killed_at as target
 
     kills = 0
-    for moment in range(0, 60, 5):
+    for moment in range(0, 60, 4):
         told = Child(tmp_path, target, moment, *ASKED).ended()
         if told.status == 0:
             break

@@ -67,7 +67,7 @@ class Interrupting(Silent):
     def __init__(self, fleet: int = 0) -> None:
         self.fleet = fleet
 
-    def sailing(self, number, fleet):
+    def sailing(self, number, fleet, done):
         if number == self.fleet and fleet.position.task == 1:
             raise InterruptedStudyError("stopped")
 
@@ -441,9 +441,9 @@ class Listening:
         self.calls.append(("begin", len(fleets)))
         self.work = list(work)
 
-    def sailing(self, number, fleet) -> None:
+    def sailing(self, number, fleet, done) -> None:
         self.calls.append(("sailing", number))
-        self.done.append(fleet.steps * len(fleet.specs))
+        self.done.append(done)
         assert self.done[-1] <= self.work[number]
 
     def finished(self, number, results) -> None:

@@ -45,9 +45,8 @@ class Bars:
         self.fleet = self.bars.add_task("fleet 1", total=work[0], told="")
         self.bars.start()
 
-    def sailing(self, number: int, fleet: Fleet) -> None:
+    def sailing(self, number: int, fleet: Fleet, done: int) -> None:
         """Move them on."""
-        done = min(self.work[number], fleet.steps * max(1, len(fleet.specs)))
         label = f"fleet {number + 1}"
         self.bars.update(self.fleet, description=label, total=self.work[number], completed=done, told=describe(fleet))
         self.bars.update(self.study, completed=self.before + done)
@@ -79,7 +78,7 @@ class Lines:
         self.count = len(fleets)
         self._say(planned(fleets, done))
 
-    def sailing(self, number: int, fleet: Fleet) -> None:
+    def sailing(self, number: int, fleet: Fleet, done: int) -> None:
         """Say that a task is done."""
         if fleet.position.epoch == fleet.position.step == 0 and fleet.position.task:
             told = f"fleet {number + 1} of {self.count}: {describe(fleet)}"

@@ -11,6 +11,8 @@ import torch
 from mooring.errors import MooringError, check_whole
 from mooring.lab.comparison import Comparison, comparison
 from mooring.lab.engines.local import CHECKPOINT_SECONDS, Local, Reporter, Silent, steps_of
+from mooring.lab.engines.sizes import AT_ONCE, Sizes
+from mooring.lab.engines.unfinished import Unfinished
 from mooring.lab.files import check_writable
 from mooring.lab.fleet import checkpoint
 from mooring.lab.lock import locked
@@ -29,9 +31,6 @@ from mooring.lab.training import Training
 
 __all__ = ["Study", "read_start"]
 
-AT_ONCE = {"cpu": 128, "cuda": 512}
-"""The most runs in a fleet, by kind of device."""
-
 
 class Study:
     """A set of runs and their results, kept in one SQLite file.
@@ -42,7 +41,7 @@ class Study:
     Args:
         path: the file; it is made when there is something to keep. Checkpoints go into a folder beside it.
         device: where to compute.
-        fleet: the most runs to train together; None decides by the size of the network.
+        fleet: the most runs to train together; None decides by what fits into memory and what is fastest.
         every: seconds between checkpoints within a task.
         wait: wait for another process that runs this study, instead of refusing.
         reporter: who is told how it gets on.
@@ -135,11 +134,12 @@ class Study:
             missing = [spec for spec in dict.fromkeys(specs) if spec.key not in found]
             if missing:
                 engine = Local(streams, weights, self.checkpoints, self.device, self.every, self.reporter)
-                planned = self._planned(missing, streams, engine, reject)
+                planned = self._planned(missing, streams, weights, reject)
                 work = [len(fleet) * steps_of(fleet[0], streams[fleet[0].data]) for fleet in planned]
                 self.reporter.begin(planned, work, len(found))
                 engine.run(planned, self.store.add, reject=reject)
                 found = self._done(specs, reject)
+                self._tidy()
             with suppress(OSError):
                 self.checkpoints.rmdir()  # where nothing is unfinished
         return [found[spec.key] for spec in dict.fromkeys(specs)]
@@ -156,22 +156,17 @@ class Study:
         return {key: result for key, result in found.items() if result.status != "rejected"}
 
     def _planned(
-        self, missing: Sequence[RunSpec], streams: Mapping[str, Stream], engine: Local, reject: bool
+        self, missing: Sequence[RunSpec], streams: Mapping[str, Stream], weights: Mapping[str, Weights], reject: bool
     ) -> list[list[RunSpec]]:
-        """Fleets that were interrupted go on as they were; the rest is put together anew."""
+        """Runs that were interrupted together go on together; the rest is put together anew."""
         waiting = {spec.key: spec for spec in missing}
         planned = []
-        for path in sorted(self.checkpoints.glob("*.safetensors")):
-            try:
-                keys = checkpoint.runs_in(path)
-            except MooringError as error:
-                self.reporter.note(f"{error}; its runs start again")
-                continue
-            fleet = [spec for key, spec in waiting.items() if key in keys]
-            if len(fleet) == len(keys) and engine.checkpoint(fleet, reject) == path:
+        for saved in Unfinished(self.checkpoints, self.device, reject).found(self.reporter.note):
+            if fleet := [spec for key, spec in waiting.items() if key in saved.runs]:
                 planned.append(fleet)
-                waiting = {key: spec for key, spec in waiting.items() if key not in keys}
-        return planned + fleets(list(waiting.values()), lambda spec: self._fits(spec, streams[spec.data]))
+                waiting = {key: spec for key, spec in waiting.items() if key not in saved.runs}
+        sizes = Sizes(streams, weights, self.device, self.reporter.note)
+        return planned + fleets(list(waiting.values()), lambda runs: self.fleet or sizes(runs))
 
     def _tidy(self) -> None:
         """Delete what a kill left: files half written, and checkpoints of runs that have their results."""
@@ -183,17 +178,6 @@ class Study:
             with suppress(MooringError):
                 if checkpoint.runs_in(path) <= kept:
                     path.unlink(missing_ok=True)
-
-    def _fits(self, spec: RunSpec, stream: Stream) -> int:
-        """How many runs train together: as many as were asked for, or as fit into memory by a rough count."""
-        if self.fleet is not None:
-            return self.fleet
-        kind = self.device.partition(":")[0]
-        free = torch.cuda.mem_get_info(self.device)[0] // 2 if kind == "cuda" else 2 << 30
-        weights = sum(p.numel() for p in start(spec.network, stream, 0).parameters())
-        pixels = stream.train.images[0].numel() * spec.batch
-        each = 8 if spec.dtype == "float64" else 4
-        return max(1, min(AT_ONCE.get(kind, 128), free // (each * (12 * weights + 200 * pixels))))
 
 
 def _rejected(result: Result) -> Result:

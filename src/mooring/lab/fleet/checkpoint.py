@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,32 @@ from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.logbook import Logbook
 from mooring.lab.fleet.moorings import Held, Moorings
 from mooring.lab.fleet.stack import laid_out
+from mooring.lab.methods import find
 from mooring.lab.results import Result
 
-__all__ = ["restore", "runs_in", "save"]
+__all__ = ["CheckpointError", "restore", "runs_in", "save", "size", "split", "steps_in"]
 
 VERSION = 1
+
+Header = dict[str, Any]
+Tensors = dict[str, Tensor]
+
+
+class CheckpointError(MooringError):
+    """A checkpoint that nothing can be continued from."""
+
+
+def size(fleet: Fleet) -> int:
+    """How many bytes saving a fleet would write, about."""
+    return sum(tensor.nbytes for tensor in _kept(fleet).values())
 
 
 def save(fleet: Fleet, path: Path) -> None:
     """Write everything that the fleet's future depends on; the file is replaced whole or not at all."""
-    tensors: dict[str, Tensor] = {"curve": fleet.curve}
-    for kind, told in _kinds(fleet).items():
-        tensors |= {f"{kind}/{name}": tensor for name, tensor in told.items()}
-    for number, (_, moorings) in enumerate(fleet.groups.moored):
-        for name, held in moorings.held.items():
-            tensors |= {f"held/{number}/{name}/{slot}": tensor for slot, tensor in held.slots().items()}
+    tensors = _kept(fleet)
     whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     header = {
         "version": VERSION,
-        "digest": _digest(whole),
         "runs": [spec.key for spec in fleet.specs],
         "books": [book.to_json() for book in fleet.books],
         "results": [result.to_json() for result in fleet.results],
@@ -48,26 +56,53 @@ def save(fleet: Fleet, path: Path) -> None:
         "memory": None if fleet.memory is None else [fleet.memory.offered, fleet.memory.drawn],
         "groups": [_told(moorings) for _, moorings in fleet.groups.moored],
     }
-    write_whole(path, to_bytes(whole, metadata={"mooring": json.dumps(header)}))
+    _write(path, header, whole)
+
+
+def _kept(fleet: Fleet) -> Tensors:
+    """Every tensor that the fleet's future depends on, by what it is."""
+    tensors: Tensors = {"curve": fleet.curve}
+    for kind, told in _kinds(fleet).items():
+        tensors |= {f"{kind}/{name}": tensor for name, tensor in told.items()}
+    for number, (_, moorings) in enumerate(fleet.groups.moored):
+        for name, held in moorings.held.items():
+            tensors |= {f"held/{number}/{name}/{slot}": tensor for slot, tensor in held.slots().items()}
+    return tensors
 
 
 def restore(fleet: Fleet, path: Path) -> None:
-    """Bring a fresh fleet of the same specs to where it was saved.
+    """Bring a fresh fleet to where its runs were saved, together or with others.
 
     Raises:
-        MooringError: where the file is damaged, of a newer version, or of other runs.
+        CheckpointError: where the file is damaged, of a newer version, or of other runs.
     """
     with _opened(path) as (header, opened):
-        # copied, because a file's bytes begin anywhere, and sums over memory that is not aligned differ in the last bit
-        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-        if _runs(header) != {spec.key for spec in fleet.specs}:
-            raise MooringError(f"the checkpoint {path} is of other runs: delete it to start again")
-        if _digest(tensors) != header["digest"]:
-            raise MooringError(f"the checkpoint {path} is damaged: delete it to start its runs again")
-        _bring(fleet, header, tensors)
+        runs = {spec.key for spec in fleet.specs}
+        _bring(fleet, *_part(header, _tensors(header, opened, path), runs, path))
 
 
-def _bring(fleet: Fleet, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def split(path: Path, parts: Mapping[Path, Collection[str]]) -> int:
+    """Write a checkpoint for each part of another's runs, none of them brought onto a device.
+
+    Args:
+        path: the checkpoint of all; it stays.
+        parts: the keys of the runs that go into each new one.
+
+    Returns:
+        How many steps each run has behind it.
+
+    Raises:
+        CheckpointError: where the file is damaged, of a newer version, or of other runs.
+    """
+    with _opened(path) as (header, opened):
+        tensors = _tensors(header, opened, path)
+        made = {target: _part(header, tensors, set(runs), path) for target, runs in parts.items()}
+    for target, (told, own) in made.items():
+        _write(target, told, own)
+    return int(header["steps"])
+
+
+def _bring(fleet: Fleet, header: Header, tensors: Tensors) -> None:
     fleet.keep(torch.tensor([spec.key in header["runs"] for spec in fleet.specs]))
     _restore_tensors(fleet, tensors)
     for number, ((_, moorings), told) in enumerate(zip(fleet.groups.moored, header["groups"], strict=True)):
@@ -86,11 +121,70 @@ def runs_in(path: Path) -> set[str]:
         return _runs(header)
 
 
-def _runs(header: dict[str, Any]) -> set[str]:
-    return {*header["runs"], *(Result.from_json(told).spec.key for told in header["results"])}
+def steps_in(path: Path) -> int:
+    """How many steps the runs of a checkpoint have behind them."""
+    with _opened(path) as (header, _):
+        return int(header["steps"])
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
+def _runs(header: Header) -> set[str]:
+    return {*header["runs"], *map(_lost, header["results"])}
+
+
+def _lost(told: dict[str, Any]) -> str:
+    """The key of a run that has its result already."""
+    return Result.from_json(told).spec.key
+
+
+def _tensors(header: Header, opened: Any, path: Path) -> Tensors:
+    """Every tensor of a checkpoint, as it was written."""
+    # copied, because a file's bytes begin anywhere, and sums over memory that is not aligned differ in the last bit
+    tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+    if _digest(tensors) != header["digest"]:
+        raise CheckpointError(f"the checkpoint {path} is damaged: delete it to start its runs again")
+    return tensors
+
+
+def _part(header: Header, tensors: Tensors, runs: set[str], path: Path) -> tuple[Header, Tensors]:
+    """The same for some of the runs: their rows, those of a method that moors out of its own tensors."""
+    if not runs <= _runs(header):
+        raise CheckpointError(f"the checkpoint {path} is of other runs: delete it to start again")
+    if runs == _runs(header):
+        return header, tensors
+    rows = [row for row, key in enumerate(header["runs"]) if key in runs]
+    taken = {name: tensor[rows] for name, tensor in tensors.items() if not name.startswith("held/")}
+    groups: list[dict[str, Any]] = []
+    for number, (told, span) in enumerate(zip(header["groups"], _spans(header), strict=True)):
+        if mine := [row - span.start for row in rows if row in span]:
+            held = _under(tensors, f"held/{number}/")
+            taken |= {f"held/{len(groups)}/{name}": tensor[mine] for name, tensor in held.items()}
+            groups.append(told)
+    kept = {
+        "runs": [header["runs"][row] for row in rows],
+        "books": [header["books"][row] for row in rows],
+        "results": [told for told in header["results"] if _lost(told) in runs],
+        "groups": groups,
+    }
+    return header | kept, taken
+
+
+def _spans(header: Header) -> list[range]:
+    """The rows of each method that moors, in the order of the header's groups."""
+    spans, begin = [], 0
+    for name, books in groupby(header["books"], key=lambda book: find(book["spec"]["method"]).name):
+        span = range(begin, begin + len(list(books)))
+        begin = span.stop
+        if find(name).importance is not None:
+            spans.append(span)
+    return spans
+
+
+def _write(path: Path, header: Header, tensors: Tensors) -> None:
+    told = json.dumps(header | {"digest": _digest(tensors)})
+    write_whole(path, to_bytes(tensors, metadata={"mooring": told}))
+
+
+def _digest(tensors: Tensors) -> str:
     """Of names and bytes: a bit that flipped on the disk is noticed."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
@@ -100,21 +194,21 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:
+def _opened(path: Path) -> Iterator[tuple[Header, Any]]:
     """The header of a checkpoint, and what its tensors are read from."""
     try:
         with safe_open(path, framework="pt") as opened:
             header = json.loads((opened.metadata() or {})["mooring"])
             if header["version"] > VERSION:
-                raise MooringError(f"the checkpoint {path} was made by a newer version: upgrade, or delete it")
+                raise CheckpointError(f"the checkpoint {path} was made by a newer version: upgrade, or delete it")
             yield header, opened
-    except MooringError:
+    except CheckpointError:
         raise
     except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise MooringError(f"the checkpoint {path} cannot be read: delete it to start its runs again") from error
+        raise CheckpointError(f"the checkpoint {path} cannot be read: delete it to start its runs again") from error
 
 
-def _kinds(fleet: Fleet) -> dict[str, dict[str, Tensor]]:
+def _kinds(fleet: Fleet) -> dict[str, Tensors]:
     """The tensors of a fleet's parts, by what they are."""
     memory = {} if fleet.memory is None else {"kept": fleet.memory.kept}
     stack = fleet.stack
@@ -127,7 +221,7 @@ def _kinds(fleet: Fleet) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def _restore_tensors(fleet: Fleet, tensors: dict[str, Tensor]) -> None:
+def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
     found = {kind: {n: t.to(fleet.device) for n, t in _under(tensors, f"{kind}/").items()} for kind in _kinds(fleet)}
     for kind, told in (("parameter", fleet.stack.parameters), ("buffer", fleet.stack.buffers)):
         if {n: t.shape for n, t in found[kind].items()} != {n: t.shape for n, t in told.items()}:
@@ -149,9 +243,7 @@ def _told(moorings: Moorings) -> dict[str, Any]:
     return {"tasks": moorings.tasks, "steps": moorings.steps, "counts": counts}
 
 
-def _restore_moorings(
-    moorings: Moorings, told: dict[str, Any], tensors: dict[str, Tensor], device: torch.device
-) -> None:
+def _restore_moorings(moorings: Moorings, told: dict[str, Any], tensors: Tensors, device: torch.device) -> None:
     moorings.tasks, moorings.steps = told["tasks"], told["steps"]
     for name, count in told["counts"].items():
         slots = {slot: laid_out(tensor.to(device)) for slot, tensor in _under(tensors, f"{name}/").items()}
@@ -159,5 +251,5 @@ def _restore_moorings(
         moorings.held[name] = Held(anchor, slots, previous, count)
 
 
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _under(tensors: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
