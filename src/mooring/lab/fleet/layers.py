@@ -4,68 +4,47 @@ A network's own forward pass works sample by sample everywhere else, so it can r
 as one batch, run after run; only the layers here look at which run a sample belongs to.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import batch_norm, conv2d
+from torch.nn import functional
+from torch.nn.functional import conv1d, conv2d, pad
 
+from mooring.lab.fleet.attention import attention
 from mooring.lab.fleet.chain import Link, run_chain
 from mooring.lab.fleet.convolution import takes
+from mooring.lab.fleet.linear import linear
+from mooring.lab.fleet.norms import batch_norm, by_channel, by_run, group_norm, instance_norm, layer_norm
 
 __all__ = ["LAYERS", "widened"]
 
 Tensors = Mapping[str, Tensor]
 
 
-class Linear(torch.autograd.Function):
-    """x W' + b for each run, with gradients that lie in memory as the weights do."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x of shape (runs, batch, inputs), weight (runs, outputs, inputs), bias (runs, outputs)."""
-        ctx.save_for_backward(x, weight)
-        if bias is None:
-            return torch.bmm(x, weight.mT)
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """g W, g' x, and g summed over the batch."""
-        x, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        return (
-            torch.bmm(g, weight) if wanted[0] else None,
-            torch.bmm(g.mT, x) if wanted[1] else None,
-            g.sum(1) if wanted[2] else None,
-        )
-
-
-def linear(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
-    """All runs of a linear layer; x of shape (runs * batch, ..., inputs)."""
-    rows = x.reshape(runs, -1, x.shape[-1])
-    told = {name: tensor.to(x.dtype) for name, tensor in own.items()}
-    out: Tensor = Linear.apply(rows, told["weight"], told.get("bias"))  # type: ignore[no-untyped-call]
-    return out.reshape(*x.shape[:-1], out.shape[-1])
-
-
 def convolution(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
-    """All runs of a convolution: by kernels of our own on a GPU, else one after the other or as groups of one."""
-    assert isinstance(layer, nn.Conv2d)
-    bias = own.get("bias")
-    if takes(layer, x):
-        return run_chain(x, (_link(layer),), [own["weight"]], [bias])
-    if x.device.type == "cpu" or layer.padding_mode != "zeros":
-        each = zip(x.chunk(runs), own["weight"].unbind(), bias.unbind() if bias is not None else [None] * runs)  # noqa: B905
-        return torch.cat([layer._conv_forward(images, weight, shift) for images, weight, shift in each])
-    grouped = _by_channel(x, runs)
-    shift = None if bias is None else bias.flatten()
-    out = conv2d(
-        grouped, own["weight"].flatten(0, 1), shift, layer.stride, layer.padding, layer.dilation, runs * layer.groups
+    """All runs of a convolution: by kernels of our own on a GPU, else some runs at a time as groups of one."""
+    assert isinstance(layer, nn.Conv1d | nn.Conv2d)
+    weight, bias = own["weight"], own.get("bias")
+    if isinstance(layer, nn.Conv2d) and takes(layer, x):
+        return run_chain(x, (_link(layer),), [weight], [bias])
+    padding: Any = layer.padding
+    if layer.padding_mode != "zeros":
+        x, padding = pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), 0
+    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    some = _at_once(layer, x, runs)
+    if some >= runs:
+        return _grouped(layer, x, weight, bias, padding)
+    parts = zip(
+        torch.split(x, len(x) // runs * some),
+        torch.split(weight, some),
+        [None] * runs if bias is None else torch.split(bias, some),
+        strict=False,
     )
-    return _by_run(out, runs)
+    return torch.cat([_grouped(layer, *part, padding) for part in parts])
 
 
 def _link(layer: nn.Conv2d, *, relu: bool = False, pool: bool = False) -> Link:
@@ -73,41 +52,67 @@ def _link(layer: nn.Conv2d, *, relu: bool = False, pool: bool = False) -> Link:
     return Link(layer.stride[0], layer.padding[0], relu, pool)
 
 
-def normalisation(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
-    """All runs of a batch norm, each over its own samples."""
-    assert isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
-    if layer.training and "num_batches_tracked" in own:
-        own["num_batches_tracked"].add_(1)
-    training = layer.training or "running_mean" not in own
-    names = ("running_mean", "running_var", "weight", "bias")
-    momentum = 0.0 if layer.momentum is None else layer.momentum
-    if x.device.type == "cpu":
-        each = [own[name].unbind() if name in own else [None] * runs for name in names]
-        parts = zip(x.chunk(runs), *each, strict=True)
-        return torch.cat([batch_norm(p, m, v, w, b, training, momentum, layer.eps) for p, m, v, w, b in parts])
-    channels = _by_channel(x, runs)
-    mean, var, weight, bias = (own[name].flatten() if name in own else None for name in names)
-    out = batch_norm(channels, mean, var, weight, bias, training, momentum, layer.eps)
-    return _by_run(out, runs)
+def _grouped(
+    layer: nn.Conv1d | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int | tuple[int, ...] | str
+) -> Tensor:
+    """Some runs as groups of one convolution."""
+    runs = len(weight)
+    if runs == 1 and layer.out_channels % 16 and x.ndim == 4 and x.dtype == torch.float32:
+        x = x.contiguous(memory_format=torch.channels_last)  # a CPU is faster at odd widths this way
+    convolve: Callable[..., Tensor] = conv1d if isinstance(layer, nn.Conv1d) else conv2d
+    told = weight.flatten(0, 1), None if bias is None else bias.flatten()
+    rest = layer.stride, padding, layer.dilation, runs * layer.groups
+    return convolve(x, *told, *rest) if runs == 1 else by_run(convolve(by_channel(x, runs), *told, *rest), runs)
 
 
-def _by_channel(x: Tensor, runs: int) -> Tensor:
-    """(runs * batch, channels, ...) as (batch, runs * channels, ...)."""
-    return x.reshape(runs, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+def _at_once(layer: nn.Conv1d | nn.Conv2d, x: Tensor, runs: int) -> int:
+    """How many runs to do as groups of one convolution: on a CPU one, unless there is too little to do in it."""
+    if x.device.type != "cpu":
+        return runs
+    places = x.numel() // (runs * layer.in_channels * math.prod(layer.stride))
+    return 16 if places * layer.weight.numel() < SMALL else 1
 
 
-def _by_run(x: Tensor, runs: int) -> Tensor:
-    """And back."""
-    return x.reshape(x.shape[0], runs, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
+def embedding(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
+    """All runs of an embedding; x of shape (runs * batch, ...), a row of the run's own table for each."""
+    assert isinstance(layer, nn.Embedding)
+    if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
+        raise NotImplementedError("an embedding that is more than a table is no layer of a stack")
+    size = layer.num_embeddings
+    begin = torch.arange(0, runs * size, size, device=x.device).repeat_interleave(len(x) // runs)
+    begin = begin.view(-1, *[1] * (x.ndim - 1))
+    place = torch.where((x >= 0) & (x < size), x + begin, -1)  # what is not in the table is in no other run's either
+    out = functional.embedding(place, own["weight"].flatten(0, 1))
+    if layer.padding_idx is None:
+        return out
+    return torch.where((x == layer.padding_idx).unsqueeze(-1), out.detach(), out)
 
 
-LAYERS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensors, int], Tensor]] = {
+def prelu(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
+    """All runs of a PReLU, with a slope below 0 for each channel or one for all."""
+    slope = own["weight"].to(x.dtype)
+    rows = x.reshape(runs, -1, *x.shape[1:])
+    below = rows * slope.view(runs, 1, -1, *[1] * (rows.ndim - 3))
+    return torch.where(rows > 0, rows, below).view(x.shape)
+
+
+LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Linear: linear,
+    nn.Conv1d: convolution,
     nn.Conv2d: convolution,
-    nn.BatchNorm1d: normalisation,
-    nn.BatchNorm2d: normalisation,
+    nn.Embedding: embedding,
+    nn.MultiheadAttention: attention,
+    nn.PReLU: prelu,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
+    nn.GroupNorm: group_norm,
+    nn.InstanceNorm2d: instance_norm,
+    nn.LayerNorm: layer_norm,
 }
 """How each kind of layer runs for all runs at once."""
+
+SMALL = 1 << 22
+"""Below so many products in a convolution of one run, a CPU is faster at several runs together."""
 
 
 class Wide(nn.Module):
@@ -129,9 +134,17 @@ class Wide(nn.Module):
         self.__dict__["layer"].train(mode)
         return super().train(mode)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x of shape (runs * batch, ...)."""
-        return self.rule(self.__dict__["layer"], x, *self.own())
+    def __getattr__(self, name: str) -> Any:
+        """What the layer was made with, such as its width; its tensors and methods are those of one network."""
+        value = getattr(self.__dict__.get("layer"), name)
+        if isinstance(value, Tensor | nn.Module) or callable(value):
+            raise AttributeError(f"a layer of a stack has no {name} of its own")
+        return value
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the layer is called with; tensors of shape (runs * batch, ...)."""
+        own, runs = self.own()
+        return self.rule(self.__dict__["layer"], *args, own=own, runs=runs, **kwargs)
 
 
 def widened(network: nn.Module, own: Callable[[str], tuple[Tensors, int]]) -> nn.Module | None:
@@ -148,12 +161,16 @@ def widened(network: nn.Module, own: Callable[[str], tuple[Tensors, int]]) -> nn
         torch.Size([10, 3])
     """
     wide = deepcopy(network)
-    for name, module in list(wide.named_modules()):
+    made: dict[nn.Module, Wide] = {}
+    for name, module in list(wide.named_modules(remove_duplicate=False)):
         if type(module) in LAYERS and name:
+            made.setdefault(module, Wide(module, _asking(own, name)))
             parent, _, child = name.rpartition(".")
-            setattr(wide.get_submodule(parent), child, Wide(module, _asking(own, name)))
-        elif any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
-            return None
+            setattr(wide.get_submodule(parent), child, made[module])
+    left = (*wide.parameters(), *wide.buffers())
+    tensors = [tensor for layer in made for tensor in layer.parameters()]
+    if left or len(tensors) > len(set(tensors)):  # or layers that share a parameter
+        return None
     for module in list(wide.modules()):
         if type(module) is nn.Sequential:
             _join(module)

@@ -1,20 +1,28 @@
 """One network, many sets of weights: the forward pass of every run of a fleet at once."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.backends import mha
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mooring.lab.fleet.layers import widened
 from mooring.lab.networks.headed import Headed
+from mooring.lab.networks.inputs import scaled
 from mooring.lab.order import generator
 
-__all__ = ["Stack", "laid_out"]
+__all__ = ["Stack", "fastest", "laid_out"]
 
 Tensors = dict[str, Tensor]
+
+NEAR = 0.001
+"""How far from what a network gives alone a way may be, relative to it: sums are taken in another order."""
 
 
 class Stack:
@@ -30,6 +38,7 @@ class Stack:
         device: where to compute.
         seeds: what each network's own random numbers begin from, where its forward pass draws any.
         products: the dtype of products in the forward pass, where it is not the parameters' own.
+        way: one of the three, where it is known; found by trying if not.
 
     Attributes:
         parameters: by name, each of shape (runs, ...).
@@ -49,12 +58,15 @@ class Stack:
         device: torch.device | str = "cpu",
         seeds: Sequence[int] = (),
         products: torch.dtype | None = None,
+        way: str = "",
     ) -> None:
         self.products = products
         self.device = torch.device(device)
         self.network = deepcopy(networks[0]).to(self.device)
-        self.parameters = self._stacked([dict(network.named_parameters()) for network in networks])
-        self.buffers = self._stacked([dict(network.named_buffers()) for network in networks])
+        different = {id(network): network for network in networks}  # many runs may start from one
+        places = torch.tensor([list(different).index(id(network)) for network in networks], device=self.device)
+        self.parameters = self._stacked([dict(network.named_parameters()) for network in different.values()], places)
+        self.buffers = self._stacked([dict(network.named_buffers()) for network in different.values()], places)
         self.seeds = list(seeds) or [0] * len(networks)
         self.calls = 0
         self.members = self._members()
@@ -64,7 +76,7 @@ class Stack:
             "vmap": self._vmapped,
             "in turn": self._in_turn,
         }
-        self.way = self._fastest()
+        self.way = way or fastest(networks)
 
     def __len__(self) -> int:
         return len(next(iter(self.parameters.values())))
@@ -78,10 +90,11 @@ class Stack:
             train: whether layers that behave differently in training do.
         """
         self._mode(train)
-        if self.products is None:
-            return self.ways[self.way](x, head)
-        with torch.autocast(self.device.type, self.products, enabled=self.way != "wide"):
-            return self.ways[self.way](x, head).to(x.dtype)
+        with _plain_attention():
+            if self.products is None:
+                return self.ways[self.way](x, head)
+            with torch.autocast(self.device.type, self.products, enabled=self.way != "wide"):
+                return self.ways[self.way](x, head).to(x.dtype)
 
     def _mode(self, train: bool) -> None:
         """Tell the networks, where they are not in that mode already: it takes a walk over all modules."""
@@ -97,26 +110,33 @@ class Stack:
 
     def _layer(self, name: str) -> tuple[Tensors, int]:
         """The parameters and buffers of one layer, as they are now."""
-        parameters, buffers = self.members[name]
+        parameters, buffers = self.members.get(name, ([], []))
         own = {short: self.parameters[full] for short, full in parameters}
         return own | {short: self.buffers[full] for short, full in buffers}, len(self)
 
     def _members(self) -> dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]]:
-        """For each layer, the short and the full names of its parameters and of its buffers."""
+        """For each layer, the short and the full names of its parameters and of its buffers, and of its parts'."""
         found: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {}
         for place, tensors in enumerate((self.parameters, self.buffers)):
             for full in tensors:
-                owner, _, short = full.rpartition(".")
-                found.setdefault(owner, ([], []))[place].append((short, full))
+                parts = full.split(".")
+                for cut in range(1, len(parts)):
+                    owner, short = ".".join(parts[:cut]), ".".join(parts[cut:])
+                    found.setdefault(owner, ([], []))[place].append((short, full))
         return found
 
     def _vmapped(self, x: Tensor, head: int | Tensor) -> Tensor:
         dims = (0, 0, 0, None if isinstance(head, int) else 0)
-        logits: Tensor = vmap(self._one, in_dims=dims)(self.parameters, self.buffers, x, head)
+        with sdpa_kernel(SDPBackend.MATH) if x.device.type == "cpu" else nullcontext():  # others go one by one
+            logits: Tensor = vmap(self._one, in_dims=dims)(self.parameters, self.buffers, x, head)
         return logits
 
     def _one(self, parameters: Tensors, buffers: Tensors, x: Tensor, head: int | Tensor) -> Tensor:
-        logits: Tensor = functional_call(self.network, (parameters, buffers), (x, head))
+        told = parameters | buffers
+        logits: Tensor = functional_call(self.network, told, (x, head))
+        for name, buffer in buffers.items():
+            if told[name] is not buffer:  # the network put another in its place
+                buffer.copy_(told[name].detach())
         return logits
 
     def _in_turn(self, x: Tensor, head: int | Tensor) -> Tensor:
@@ -125,7 +145,7 @@ class Stack:
         logits = []
         for run, seed in enumerate(self.seeds):
             mine = {name: each[run] for name, each in parameters.items()}
-            with torch.random.fork_rng():
+            with self._own_random():
                 torch.manual_seed(generator(seed, "forward", self.calls).initial_seed())
                 own = head if isinstance(head, int) else head[run]
                 logits.append(self._one(mine, self._of(self.buffers, run), x[run], own))
@@ -156,47 +176,103 @@ class Stack:
             if name.startswith(f"heads.{head}."):
                 p.copy_(self.parameters[name.replace(f"heads.{head}.", f"heads.{ancestor}.", 1)])
 
-    def _stacked(self, each: Sequence[dict[str, Any]]) -> Tensors:
+    def _stacked(self, each: Sequence[dict[str, Any]], places: Tensor) -> Tensors:
         stacked = {name: torch.stack([told[name].detach() for told in each]).to(self.device) for name in each[0]}
-        return {name: laid_out(tensor) for name, tensor in stacked.items()}
+        return {name: laid_out(tensor[places]) for name, tensor in stacked.items()}
 
     def _of(self, tensors: Tensors, run: int) -> Tensors:
         return {name: tensor[run] for name, tensor in tensors.items()}
 
-    def _fastest(self) -> str:
-        """The first way that gives what the networks give alone; each is tried on noise, and what it did is undone.
+    def _own_random(self) -> Any:
+        """Global random numbers are as they were after this."""
+        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
 
-        Whatever vmap refuses, such as a branch on values, would be wrong in one wide batch too.
-        """
+    def agrees(self, way: str) -> bool:
+        """Whether a way gives what each network gives alone on samples of its own, in training and in use."""
+        self.way = way
         kept = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        with torch.no_grad(), torch.random.fork_rng():
-            agree = [way for way in ("vmap", "wide") if self._agrees(way, kept)]
-        for name, buffer in kept.items():
-            self.buffers[name].copy_(buffer)
-        return agree[-1] if "vmap" in agree else "in turn"
-
-    def _agrees(self, way: str, kept: Tensors) -> bool:
-        """Whether a way gives what the first and the last network give alone, each on samples of its own."""
-        dtype = next(iter(self.parameters.values())).dtype
-        noise = torch.randn(len(self), 3, *self.network.shape, generator=generator("a try")).to(self.device, dtype)
-        heads = torch.zeros(len(self), 3, dtype=torch.int64, device=self.device)
+        shape = (len(self), 8, *self.network.shape)
+        x = scaled(torch.randint(256, shape, generator=generator("a try")), self._dtype()).to(self.device)
+        heads = torch.arange(len(self) * 8, device=self.device).view(len(self), 8) % len(self.network.heads)
         tries: tuple[tuple[bool, int | Tensor], ...] = ((True, heads), (False, 0))
         try:
-            for train, head in tries:
-                self._mode(train)
-                found = self.ways[way](noise, head)
-                for row in {0, len(self) - 1}:
-                    own = head if isinstance(head, int) else head[row]
-                    buffers = {name: buffer[row].clone() for name, buffer in kept.items()}
-                    alone = self._one(self._of(self.parameters, row), buffers, noise[row], own)
-                    apart = float((found[row].to(dtype) - alone).abs().max() / alone.abs().max())
-                    if not apart < (0.01 if self.products is None else 0.1):
-                        return False
-                for name, buffer in kept.items():
-                    self.buffers[name].copy_(buffer)
-        except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError):
+            return all(self._agrees(x, head, train, kept) for train, head in tries)
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return False
-        return True
+        finally:
+            self.buffers = kept
+
+    def _agrees(self, x: Tensor, head: int | Tensor, train: bool, kept: Tensors) -> bool:
+        """Whether the present way gives the same logits and leaves the same buffers, from the ones that were kept."""
+        self.buffers = {name: buffer.clone() for name, buffer in kept.items()}
+        logits = self(x, head, train=train)
+        apart = []
+        for run in range(len(self)):
+            buffers = {name: buffer[run].clone() for name, buffer in kept.items()}
+            own = head if isinstance(head, int) else head[run]
+            with _plain_attention():
+                alone = self._one(self._of(self.parameters, run), buffers, x[run], own)
+            apart.append(_apart(logits[run], alone))
+            apart += [_apart(self.buffers[name][run], buffer) for name, buffer in buffers.items()]
+        return max(apart) < NEAR
+
+    def _dtype(self) -> torch.dtype:
+        return next(iter(self.parameters.values())).dtype
+
+
+def fastest(networks: Sequence[Headed]) -> str:
+    """The first way that gives what networks give alone: tried on the first and the last, with noise on both.
+
+    It is tried on the CPU, in full precision: what is right does not depend on where or how exactly it is computed.
+    Networks that start from the same weights would agree whichever of them a layer took for which. Whatever vmap
+    refuses, such as a branch on values, would be wrong in one wide batch too.
+
+    Example:
+        >>> from torch import nn
+        >>> backbone = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Dropout())
+        >>> fastest([Headed(backbone, outputs=2, heads=1, shape=(1, 2, 2))])
+        'in turn'
+    """
+    ends = (networks[0], networks[-1])[: len(networks)]
+    few = Stack([_noisy(each, number) for number, each in enumerate(ends)], way="in turn")
+    with torch.no_grad(), few._own_random(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of vmap, about what it does one by one
+        if not few.agrees("vmap"):
+            return "in turn"
+        return "wide" if few.wide is not None and few.agrees("wide") else "vmap"
+
+
+@torch.no_grad()
+def _noisy(network: Headed, number: int) -> Headed:
+    """A copy that is like no other, and no wilder; buffers, such as a variance, do not go below 0."""
+    noisy, random = deepcopy(network).cpu(), generator("a try", number)
+    for p in filter(torch.is_floating_point, noisy.parameters()):
+        usual = float(p.square().mean().sqrt()) if p.ndim > 1 else 0.0
+        much, more = 2 * torch.rand((2, *p.shape), generator=random, dtype=p.dtype) - 1
+        p.mul_(1 + 0.3 * much).add_((0.5 * usual or 0.1) * more)
+    for buffer in filter(torch.is_floating_point, noisy.buffers()):
+        much, more = torch.rand((2, *buffer.shape), generator=random, dtype=buffer.dtype)
+        buffer.mul_(1 + 0.3 * much).add_(0.1 * more)
+    return noisy
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """How far one is from the other, relative to the other; what is not a number is far away."""
+    if torch.equal(one, other):
+        return 0.0
+    apart = float((one.double() - other.double()).abs().max() / other.double().abs().max().clamp(min=1e-30))
+    return apart if apart < float("inf") else float("inf")
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """While this lasts, attention is written out: torch's short cut for inference reads weights of one network."""
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(before)
 
 
 def laid_out(tensor: Tensor) -> Tensor:

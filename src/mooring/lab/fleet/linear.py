@@ -1,0 +1,54 @@
+"""A linear layer of a whole stack of networks, and its gradients."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["linear", "project"]
+
+
+class Linear(torch.autograd.Function):
+    """x W' + b for each run, with gradients that lie in memory as the weights do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x of shape (runs, batch, inputs), weight (runs, outputs, inputs), bias (runs, outputs)."""
+        ctx.save_for_backward(x, weight)
+        if bias is None:
+            return torch.bmm(x, weight.mT)
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """g W, g' x, and g summed over the batch."""
+        x, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            torch.bmm(g, weight) if wanted[0] else None,
+            torch.bmm(g.mT, x) if wanted[1] else None,
+            g.sum(1) if wanted[2] else None,
+        )
+
+
+def linear(layer: nn.Module, x: Tensor, own: Mapping[str, Tensor], runs: int) -> Tensor:
+    """All runs of a linear layer; x of shape (runs * batch, ..., inputs)."""
+    return project(x, own["weight"], own.get("bias"))
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W' + b for each run, in x's dtype.
+
+    Args:
+        x: of shape (runs * batch, ..., inputs).
+        weight: of shape (runs, outputs, inputs).
+        bias: of shape (runs, outputs).
+
+    Example:
+        >>> project(torch.ones(2 * 5, 4, 3), torch.ones(2, 7, 3), None).shape
+        torch.Size([10, 4, 7])
+    """
+    rows = x.reshape(weight.shape[0], -1, x.shape[-1])
+    out: Tensor = Linear.apply(rows, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))  # type: ignore[no-untyped-call]
+    return out.reshape(*x.shape[:-1], out.shape[-1])
