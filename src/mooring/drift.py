@@ -67,8 +67,9 @@ def debiased_cka(x: Tensor, y: Tensor) -> float:
     if x.shape[0] < 4:
         raise MooringError(f"debiased CKA needs at least 4 inputs, not {x.shape[0]}")
     k, m = _gram(x), _gram(y)
-    scale = math.sqrt(max(0.0, _hsic(k, k)) * max(0.0, _hsic(m, m)))
-    return _hsic(k, m) / scale if scale else math.nan
+    own, other, both = torch.stack([_hsic(k, k), _hsic(m, m), _hsic(k, m)]).tolist()  # a GPU is waited for once
+    scale = math.sqrt(max(0.0, own) * max(0.0, other))
+    return float(both / scale) if scale else math.nan
 
 
 @torch.no_grad()
@@ -212,9 +213,9 @@ def _gram(x: Tensor) -> Tensor:
     return (x @ x.T).double().fill_diagonal_(0)
 
 
-def _hsic(k: Tensor, m: Tensor) -> float:
+def _hsic(k: Tensor, m: Tensor) -> Tensor:
     """The unbiased estimator HSIC_1 from matrices with zero diagonals."""
     n = k.shape[0]
     rows_k, rows_m = k.sum(0), m.sum(0)
     value = (k * m).sum() + rows_k.sum() * rows_m.sum() / ((n - 1) * (n - 2)) - 2 * rows_k @ rows_m / (n - 2)
-    return float(value) / (n * (n - 3))
+    return value / (n * (n - 3))

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.lab.fleet.launching import launch
+
 try:
     import triton
     from triton import language as tl
@@ -101,7 +103,7 @@ class Elementwise:
         """
         ordered = [tensors[name] for name in self.names]
         runs, count = next(t.shape for t in ordered if t.ndim == 2)
-        self.kernel[(triton.cdiv(count, BLOCK), runs)](bad, now, count, *ordered, B=BLOCK)
+        launch(self.kernel, (triton.cdiv(count, BLOCK), runs), bad, now, count, *ordered, B=BLOCK)
 
 
 def written(

@@ -11,7 +11,7 @@ from mooring.errors import MooringError
 from mooring.lab.fleet.batches import Batches
 from mooring.lab.fleet.elementwise import NEVER
 from mooring.lab.fleet.feed import Feed
-from mooring.lab.fleet.fused import fused_for
+from mooring.lab.fleet.fused import advance_all, fused_for
 from mooring.lab.fleet.groups import Groups, rows_of
 from mooring.lab.fleet.logbook import Logbook, versions
 from mooring.lab.fleet.measure import by_layer, finite_runs, score
@@ -168,6 +168,7 @@ class Fleet:
         for name, p in self.stack.parameters.items():
             p.requires_grad_(not (self.still and name.startswith("backbone.")))
         self.recorder.clear()
+        self.rehearsed = False
         for fused in self.fused:
             fused.forget()
 
@@ -213,8 +214,9 @@ class Fleet:
     def _move(self, gradients: Tensors, probes: Tensors, samples: int) -> Tensor | None:
         """Penalty, step, importance and pull; says which runs are left where some were lost."""
         if self.fused:
-            for (rows, _), fused in zip(self.groups.every, self.fused, strict=True):
-                fused.advance(rows, self.stack.parameters, gradients, probes, samples, self.bad, self.now)
+            told = self.stack.parameters, gradients, probes, samples, self.bad, self.now
+            advance_all(self.fused, self.groups, *told, rehearse=not self.rehearsed)
+            self.rehearsed = True
             return None
         loaded = self.groups.penalized(self.stack.parameters, gradients)
         fine = finite_runs([*loaded.values(), *probes.values()])
@@ -271,8 +273,8 @@ class Fleet:
     def _finish(self) -> None:
         """The stream is over: measure what is left of the first task's model, run by run."""
         inputs = scaled(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
-        for run, book in enumerate(self.books):
-            drift, cka = by_layer(self.stack, self.first, run, inputs)
+        measured = by_layer(self.stack, self.first, inputs)
+        for run, (book, (drift, cka)) in enumerate(zip(self.books, measured, strict=True)):
             importance = {}
             for rows, moorings in self.groups.moored:
                 if rows.start <= run < rows.stop:
@@ -338,5 +340,5 @@ class Fleet:
         self.books = [self.books[row] for row in rows.tolist()]
 
     def _result(self, book: Logbook, status: Status, reason: str, **rest: dict[str, float]) -> Result:
-        told = versions(str(self.device))
-        return book.result(status, reason, steps=self.steps, seconds=self.seconds, versions=told, **rest)
+        where = versions(str(self.device))
+        return book.result(status, reason, steps=self.steps, seconds=self.seconds, versions=where, **rest)

@@ -1,5 +1,6 @@
 """Optimizer, importance and pull of a method as one kernel per parameter, for a GPU."""
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -10,13 +11,14 @@ from mooring.importance import Iteration
 from mooring.lab.fleet.convolution import has_kernels
 from mooring.lab.fleet.elementwise import Elementwise
 from mooring.lab.fleet.groups import Groups, rows_of
+from mooring.lab.fleet.launching import rehearsing
 from mooring.lab.fleet.moorings import Held, Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack import laid_out
 from mooring.pulls import GradientPull, ParameterPull, Pull
 from mooring.runs import per_run
 
-__all__ = ["Fused", "flat", "fused_for"]
+__all__ = ["Fused", "advance_all", "flat", "fused_for"]
 
 
 class Fused:
@@ -46,6 +48,8 @@ class Fused:
         samples: int,
         bad: Tensor,
         now: Tensor,
+        *,
+        rehearsal: bool = False,
     ) -> None:
         """Move every parameter that has a gradient, update its importance, pull it back.
 
@@ -57,31 +61,43 @@ class Fused:
             samples: in the batch.
             bad: of the whole stack; the step is written where a gradient is not finite.
             now: the step, int64 of shape (1,).
+            rehearsal: only have the kernels compiled, within `rehearsing`.
         """
+        self._prepare(rows, parameters, gradients, probes)
+        if self.counts and not rehearsal:
+            torch._foreach_add_(list(self.counts.values()), 1)
         moorings = self.moorings
-        self.due = list(gradients)
-        if moorings is not None:
-            moorings.adopt(rows_of(parameters, rows), gradients)
-            self._count(moorings, probes)
         for name, g in gradients.items():
-            if name not in self.sgd.velocity:
-                self.sgd.velocity[name] = torch.zeros_like(parameters[name])
             whole = {"theta": parameters[name].detach(), "g": laid_out(g), "velocity": self.sgd.velocity[name]}
             tensors = {what: flat(tensor)[rows] for what, tensor in whole.items()} | {"lr": self.sgd.lr[rows]}
             held = None if moorings is None else moorings.held.get(name)
             if moorings is not None and held is not None:
                 tensors |= self._moored(moorings, name, held, probes, rows)
             self._rule(tensors, samples)(tensors, bad[rows], now)
-        if moorings is not None and self._pulls_whole(moorings):
-            moorings.pull_back(rows_of(parameters, rows), self.due)
+        if moorings is not None and moorings.importance.balances and self.pulling and not rehearsal:
+            moorings.pull_back(rows_of(parameters, rows), self.due)  # scores are weighed against each other
+
+    def _prepare(self, rows: slice, parameters: Tensors, gradients: Tensors, probes: Tensors) -> None:
+        """Whatever is kept for a parameter is there, and what is counted on the device stands where the host has it."""
+        moorings = self.moorings
+        self.due = list(gradients)
+        for name in gradients:
+            if name not in self.sgd.velocity:
+                self.sgd.velocity[name] = torch.zeros_like(parameters[name])
+        if moorings is None:
+            return
+        moorings.adopt(rows_of(parameters, rows), gradients)
+        outputs = moorings.importance.watches == "outputs"
+        mine = [name for name in self.due if name in moorings.held and (name in probes or not outputs)]
+        if set(mine) != set(self.counts):
+            self.counts = {name: self.sgd.lr.new_tensor(moorings.held[name].count) for name in mine}
 
     def tick(self) -> None:
         """Count a step that was taken."""
         if self.moorings is not None:
             self.moorings.steps += 1
             for name in self.counts:
-                if name in self.due:
-                    self.moorings.held[name].count += 1
+                self.moorings.held[name].count += 1
 
     def forget(self) -> None:
         """What is counted on the device begins from the host's counts again: a new task, or other runs."""
@@ -94,20 +110,6 @@ class Fused:
         if moorings is None or not moorings.tasks or not isinstance(moorings.pull, ParameterPull):
             return False
         return (moorings.steps + 1) % moorings.pull.every == 0
-
-    def _pulls_whole(self, moorings: Moorings) -> bool:
-        """Whether it pulls after all parameters are moved, since their scores are balanced against each other."""
-        return self.pulling and moorings.importance.balances
-
-    def _count(self, moorings: Moorings, probes: Tensors) -> None:
-        """One more iteration for every parameter with a score to update."""
-        outputs = moorings.importance.watches == "outputs"
-        mine = [n for n in self.due if n in moorings.held and (n in probes or not outputs)]
-        for name in mine:
-            if name not in self.counts:
-                self.counts[name] = self.sgd.lr.new_tensor(moorings.held[name].count)
-        if mine:
-            torch._foreach_add_([self.counts[name] for name in mine], 1)
 
     def _moored(self, moorings: Moorings, name: str, held: Held, probes: Tensors, rows: slice) -> Tensors:
         """The tensors that a mooring brings in."""
@@ -164,6 +166,17 @@ class Fused:
 def fused_for(groups: Groups, sgd: SGD) -> list[Fused]:
     """A kernel for each group; none at all where there is no compiler for them."""
     return [Fused(moorings, sgd) for _, moorings in groups.every] if has_kernels(sgd.lr.device) else []
+
+
+def advance_all(fused: Sequence[Fused], groups: Groups, *told: Any, rehearse: bool) -> None:
+    """Advance each group, told what `Fused.advance` is told; first have all their kernels compiled, where asked to."""
+    pairs = [(each, rows) for each, (rows, _) in zip(fused, groups.every, strict=True)]
+    if rehearse:
+        with rehearsing():
+            for each, rows in pairs:
+                each.advance(rows, *told, rehearsal=True)
+    for each, rows in pairs:
+        each.advance(rows, *told)
 
 
 def flat(tensor: Tensor) -> Tensor:

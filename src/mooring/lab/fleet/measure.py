@@ -1,11 +1,13 @@
 """What is measured of a stack of runs: finite or not, accuracy, and how far it went from the first task's model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor
 
 from mooring.drift import cka, parameter_drift
+from mooring.lab.fleet.precision import computing
 from mooring.lab.fleet.stack import Stack
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.streams.stream import Stream
@@ -58,23 +60,24 @@ def score(stack: Stack, stream: Stream, heads: Sequence[int], dtype: torch.dtype
 
 
 def by_layer(
-    stack: Stack, first: dict[str, Tensor], run: int, inputs: Tensor
-) -> tuple[dict[str, float], dict[str, float]]:
-    """How far a run's backbone is from what it was after the first task: drift and CKA by layer.
+    stack: Stack, first: dict[str, Tensor], inputs: Tensor
+) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
+    """How far each run's backbone is from what it was after the first task: drift and CKA by layer.
 
     Args:
         stack: the runs.
         first: the stack's parameters and buffers after the first task.
-        run: which of them.
         inputs: what to compare representations on; CKA is left out for fewer than 4.
     """
-    mine = [
-        (name, p.detach()[run], first[name][run])
-        for name, p in stack.parameters.items()
-        if name.startswith("backbone.")
-    ]
-    drift = parameter_drift(mine)
-    if len(inputs) < 4 or not drift:
-        return drift, {}
-    likeness = cka(stack.alone(run, first), stack.alone(run), inputs)
-    return drift, {layer: likeness[layer] for layer in drift if layer in likeness}  # some never run as modules
+    then, now = deepcopy(stack.network), deepcopy(stack.network)
+    names = [name for name in stack.parameters if name.startswith("backbone.")]
+    for run in range(len(stack)):
+        drift = parameter_drift((name, stack.parameters[name].detach()[run], first[name][run]) for name in names)
+        if len(inputs) < 4 or not drift:
+            yield drift, {}
+            continue
+        stack.fill(then, run, first)
+        stack.fill(now, run)
+        with computing("float32"):
+            likeness = cka(then, now, inputs)
+        yield drift, {layer: likeness[layer] for layer in drift if layer in likeness}  # some never run as modules

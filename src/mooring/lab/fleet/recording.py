@@ -25,6 +25,7 @@ class Recorder:
 
     def __init__(self, on: bool) -> None:
         self.on = on
+        self.pool = torch.cuda.graph_pool_handle() if on else None
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self.seen: dict[Hashable, int] = {}
 
@@ -46,11 +47,15 @@ class Recorder:
             self._record(kind, step)
 
     def _record(self, kind: Hashable, step: Callable[[], None]) -> None:
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
         try:
-            torch.cuda.empty_cache()  # the recording has memory of its own
-            with torch.cuda.graph(graph):
-                step()
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=self.pool)  # without the long way round of `torch.cuda.graph`
+                try:
+                    step()
+                finally:
+                    graph.capture_end()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
@@ -58,6 +63,7 @@ class Recorder:
             torch.cuda.synchronize()
             step()
             return
+        torch.cuda.current_stream().wait_stream(stream)
         self.graphs[kind] = graph
         graph.replay()
 

@@ -159,9 +159,13 @@ class Stack:
             others: other parameters and buffers than the present ones, stacked the same way.
         """
         network = deepcopy(self.network)
+        self.fill(network, run, others)
+        return network
+
+    def fill(self, network: Headed, run: int, others: Tensors | None = None) -> None:
+        """Give a network the weights of one run; arguments as for `alone`."""
         told = self._of(self.parameters | self.buffers | (others or {}), run)
         network.load_state_dict({name: tensor.detach() for name, tensor in told.items()}, strict=False)
-        return network
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these runs only."""
