@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.lab.fleet.launching import launch
-from mooring.lab.fleet.tiles import Geometry, blocks, box, boxes, weight_blocks, weight_boxes
+from mooring.lab.fleet.tiles import BUSY, Geometry, blocks, box, boxes, weight_blocks, weight_boxes
 
 try:
     import triton
@@ -33,9 +33,6 @@ __all__ = [
 
 SCALE = 4096
 """Brings gradients of a mean loss into the range of float16: from 1.5e-8 to 16 they keep ten bits."""
-
-PROGRAMS = 512
-"""So many programs keep a large GPU busy."""
 
 
 class Stored(NamedTuple):
@@ -148,7 +145,8 @@ def _convolve(
     rows = out.numel() // outputs // runs
     step = 128 // x.element_size()  # channels of a box: 128 bytes
     boxed = geometry.boxed(height, width, channels, step) and outputs % 8 == 0
-    bm, bn, bk, warps, stages = (boxes if boxed else blocks)(outputs, channels, x.dtype)
+    tile = boxes(rows, outputs, runs, x.dtype) if boxed else blocks(outputs, channels, x.dtype)
+    bm, bn, bk, warps, stages = tile
     flat = not transposed and channels * geometry.kh * geometry.kw <= 64
     bk = max(16, triton.next_power_of_2(channels * geometry.kh * geometry.kw)) if flat else bk
     left = _Left(out, runs, triton.cdiv(rows, bm), half=half, sums=sums)
@@ -209,7 +207,7 @@ def weight_gradient(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     )
     flat = not boxed and channels * kh * kw <= 64
     programs = triton.cdiv(outputs, bn) * (1 if flat else triton.cdiv(channels, bc) * kh * (1 if three else kw))
-    parts = max(1, min(8, PROGRAMS // (programs * runs), rows // (4 * bk)))
+    parts = max(1, min(16, 2 * BUSY // (programs * runs), rows // (4 * bk)))
     per_part = triton.cdiv(triton.cdiv(rows, parts), bk) * bk
     out = torch.empty(parts, runs, outputs, kh * kw, channels, dtype=torch.float32, device=x.device)
     common: dict[str, Any] = {

@@ -19,6 +19,7 @@ from mooring.lab.fleet.chain import Link, run_chain
 from mooring.lab.fleet.convolution import takes
 from mooring.lab.fleet.linear import linear
 from mooring.lab.fleet.norms import batch_norm, by_channel, by_run, group_norm, instance_norm, layer_norm
+from mooring.lab.networks.headed import Headed
 
 __all__ = ["LAYERS", "widened"]
 
@@ -57,8 +58,9 @@ def _grouped(
 ) -> Tensor:
     """Some runs as groups of one convolution."""
     runs = len(weight)
-    if runs == 1 and layer.out_channels % 16 and x.ndim == 4 and x.dtype == torch.float32:
-        x = x.contiguous(memory_format=torch.channels_last)  # a CPU is faster at odd widths this way
+    odd = layer.out_channels % 16 and x.ndim == 4 and x.shape[2] * x.shape[3] >= 64
+    if runs == 1 and odd and (x.device.type, x.dtype) == ("cpu", torch.float32):
+        x = x.contiguous(memory_format=torch.channels_last)  # a CPU is faster at such widths this way
     convolve: Callable[..., Tensor] = conv1d if isinstance(layer, nn.Conv1d) else conv2d
     told = weight.flatten(0, 1), None if bias is None else bias.flatten()
     rest = layer.stride, padding, layer.dilation, runs * layer.groups
@@ -66,11 +68,17 @@ def _grouped(
 
 
 def _at_once(layer: nn.Conv1d | nn.Conv2d, x: Tensor, runs: int) -> int:
-    """How many runs to do as groups of one convolution: on a CPU one, unless there is too little to do in it."""
+    """How many runs to do as groups of one convolution: on a CPU one, unless there is little to do in it.
+
+    The limits were found by measuring. Groups whose channels fill whole vectors may be larger; weights may not, because
+    they are put in another order first.
+    """
     if x.device.type != "cpu":
         return runs
-    places = x.numel() // (runs * layer.in_channels * math.prod(layer.stride))
-    return 16 if places * layer.weight.numel() < SMALL else 1
+    weights, channels = layer.weight.numel(), layer.in_channels * math.prod(layer.stride)
+    even = layer.in_channels // layer.groups % 8 == layer.out_channels // layer.groups % 8 == 0
+    products = x.numel() // (runs * channels) * weights
+    return 16 if weights < 1 << 17 and products < 1 << (24 if even else 20) else 1
 
 
 def embedding(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
@@ -110,9 +118,6 @@ LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.LayerNorm: layer_norm,
 }
 """How each kind of layer runs for all runs at once."""
-
-SMALL = 1 << 22
-"""Below so many products in a convolution of one run, a CPU is faster at several runs together."""
 
 
 class Wide(nn.Module):
@@ -174,7 +179,16 @@ def widened(network: nn.Module, own: Callable[[str], tuple[Tensors, int]]) -> nn
     for module in list(wide.modules()):
         if type(module) is nn.Sequential:
             _join(module)
+    if isinstance(wide, Headed) and all(isinstance(head, Wide) for head in wide.heads):
+        wide.__dict__["every"] = lambda features: _every_head(list(wide.heads), features)
     return wide
+
+
+def _every_head(heads: list[Any], features: Tensor) -> Tensor:
+    """Logits of every head of every run in one product, of shape (runs * batch, heads, outputs)."""
+    each, runs = [head.own()[0] for head in heads], heads[0].own()[1]
+    own = {name: torch.cat([told[name] for told in each], 1) for name in each[0]}
+    return linear(heads[0].__dict__["layer"], features, own, runs).reshape(len(features), len(heads), -1)
 
 
 class WideChain(nn.Module):
@@ -225,7 +239,7 @@ def _join(layers: nn.Sequential) -> None:
     begin = 0
     for number, layer in enumerate([*layers, nn.Identity()]):
         ready = not parts or not isinstance(parts[-1], nn.MaxPool2d)
-        if isinstance(layer, Wide) and layer.rule is convolution:
+        if _links(layer):
             begin = begin if parts else number
         elif not (parts and ready and (_halves(layer) or (type(layer) is nn.ReLU and isinstance(parts[-1], Wide)))):
             if parts:
@@ -235,6 +249,12 @@ def _join(layers: nn.Sequential) -> None:
             parts = []
             continue
         parts.append(layer)
+
+
+def _links(layer: nn.Module) -> bool:
+    """Whether it is a convolution that the kernels may take."""
+    inner = layer.__dict__["layer"] if isinstance(layer, Wide) else None
+    return isinstance(inner, nn.Conv2d) and not isinstance(inner.padding, str)
 
 
 def _halves(layer: nn.Module) -> bool:

@@ -25,7 +25,6 @@ class Recorder:
 
     def __init__(self, on: bool) -> None:
         self.on = on
-        self.pool = torch.cuda.graph_pool_handle() if on else None
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self.seen: dict[Hashable, int] = {}
 
@@ -47,15 +46,10 @@ class Recorder:
             self._record(kind, step)
 
     def _record(self, kind: Hashable, step: Callable[[], None]) -> None:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(stream):
-                graph.capture_begin(pool=self.pool)  # without the long way round of `torch.cuda.graph`
-                try:
-                    step()
-                finally:
-                    graph.capture_end()
+            with torch.cuda.graph(graph):
+                step()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
@@ -63,10 +57,11 @@ class Recorder:
             torch.cuda.synchronize()
             step()
             return
-        torch.cuda.current_stream().wait_stream(stream)
         self.graphs[kind] = graph
         graph.replay()
 
     def clear(self) -> None:
-        """Forget what was recorded."""
+        """Forget what was recorded, and give its memory back."""
         self.graphs, self.seen = {}, {}
+        if self.on:
+            torch.cuda.empty_cache()

@@ -103,17 +103,16 @@ def project(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[
         tensor([[1., 0.],
                 [1., 1.]])
     """
-    both = [name for name in gradients if name in reference]
-    dot = sum((_per_run(gradients[name] * reference[name]) for name in both), torch.zeros(()))
-    norm = sum((_per_run(r.square()) for r in reference.values()), torch.zeros(()))
+    shapes = {name: tensor.shape for name, tensor in {**gradients, **reference}.items()}
+    g, r = _row(gradients, shapes), _row(reference, shapes)
+    dot, norm = (g * r).sum(1), r.square().sum(1)
     scale = torch.where(dot < 0, -dot / norm, 0.0)
-    projected = dict(gradients)
-    for name, r in reference.items():
-        back = r * scale.reshape(-1, *(1,) * (r.ndim - 1))
-        projected[name] = gradients[name] + back if name in gradients else back
-    return projected
+    parts = torch.split(g + scale.unsqueeze(1) * r, [shape[1:].numel() for shape in shapes.values()], 1)
+    return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
 
 
-def _per_run(values: Tensor) -> Tensor:
-    """Summed over everything but the run axis."""
-    return values.reshape(len(values), -1).sum(1)
+def _row(tensors: dict[str, Tensor], shapes: dict[str, torch.Size]) -> Tensor:
+    """All tensors of a run in one row, 0 for those that are not there; of shape (runs, numbers)."""
+    like = next(iter(tensors.values()))
+    every = (tensors[name] if name in tensors else like.new_zeros(shape) for name, shape in shapes.items())
+    return torch.cat([tensor.reshape(len(like), -1) for tensor in every], 1)

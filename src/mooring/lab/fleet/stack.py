@@ -182,14 +182,15 @@ class Stack:
 
     def _stacked(self, each: Sequence[dict[str, Any]], places: Tensor) -> Tensors:
         stacked = {name: torch.stack([told[name].detach() for told in each]).to(self.device) for name in each[0]}
-        return {name: laid_out(tensor[places]) for name, tensor in stacked.items()}
+        shared = len(each) < len(places)
+        return {name: laid_out(tensor[places] if shared else tensor) for name, tensor in stacked.items()}
 
     def _of(self, tensors: Tensors, run: int) -> Tensors:
         return {name: tensor[run] for name, tensor in tensors.items()}
 
     def _own_random(self) -> Any:
         """Global random numbers are as they were after this."""
-        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        return torch.random.fork_rng(range(torch.cuda.device_count()))  # a seed goes to every device
 
     def agrees(self, way: str) -> bool:
         """Whether a way gives what each network gives alone on samples of its own, in training and in use."""

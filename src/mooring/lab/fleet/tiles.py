@@ -4,7 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Geometry", "blocks", "box", "boxes", "next_power", "weight_blocks", "weight_boxes"]
+__all__ = ["BUSY", "Geometry", "blocks", "box", "boxes", "next_power", "weight_blocks", "weight_boxes"]
+
+
+BUSY = 264
+"""So many programs keep a large GPU busy: two for each of its processors."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,19 @@ def next_power(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def boxes(outputs: int, channels: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
-    """Rows, outputs and summed channels of a tile, warps and stages: the fastest of those tried on an H200."""
-    if dtype == torch.float32:
-        return (256, max(16, next_power(outputs)), 32, 8, 3) if outputs <= 64 else (128, 128, 32, 8, 4)
-    return (256, max(16, next_power(outputs)), 64, 8, 3) if outputs <= 64 else (128, 128, 64, 4, 4)
+def boxes(rows: int, outputs: int, runs: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
+    """Rows, outputs and summed channels of a tile, warps and stages; smaller tiles where large ones leave the GPU idle.
+
+    Example:
+        >>> boxes(10240, 64, 128, torch.float32), boxes(640, 256, 5, torch.float32)
+        ((256, 64, 32, 8, 3), (64, 64, 32, 4, 4))
+    """
+    narrow, deep = max(16, min(64, next_power(outputs))), 32 if dtype == torch.float32 else 64
+    large = (128, 128, deep, 8 if dtype == torch.float32 else 4, 4) if outputs > 64 else (256, narrow, deep, 8, 3)
+    for tile in (large, (128, narrow, deep, 4, 4)):
+        if -(-rows // tile[0]) * -(-outputs // tile[1]) * runs >= BUSY:
+            return tile
+    return 64, narrow, deep, 4, 4
 
 
 def blocks(outputs: int, channels: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:

@@ -41,8 +41,11 @@ class Headed(nn.Module):
         if isinstance(head, int):
             logits: Tensor = self.heads[head](features)
             return logits
-        every = torch.stack([each(features) for each in self.heads], 1)
-        return every.take_along_dim(head[:, None, None], 1).squeeze(1)
+        return self.every(features).take_along_dim(head[:, None, None], 1).squeeze(1)
+
+    def every(self, features: Tensor) -> Tensor:
+        """Logits of every head, of shape (batch, heads, outputs)."""
+        return torch.stack([each(features) for each in self.heads], 1)
 
     @torch.no_grad()
     def inherit(self, head: int, ancestor: int) -> None:

@@ -1,0 +1,262 @@
+"""A stack of networks: the fastest way that is right, for each kind of network."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from lab.small import class_stream, spec_for, trained_by_hand
+from lab.test_layers import different
+from mooring.lab.engines.local import Local, Silent
+from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.fleet.layers import LAYERS
+from mooring.lab.fleet.stack import Stack, fastest
+from mooring.lab.networks.headed import Headed
+
+HERE = "lab.test_stack"
+SHAPE = (1, 8, 8)
+
+
+# Networks
+
+
+class Patches(nn.Module):
+    """A small vision transformer: patches, a block of attention written out, a mean over the places."""
+
+    def __init__(self, dropout: float = 0.0, placed: bool = False) -> None:
+        super().__init__()
+        self.cut, self.enter = nn.Conv2d(1, 8, 2, stride=2), nn.LayerNorm(8)
+        self.attend = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
+        self.between, self.inner, self.outer = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.places = nn.Parameter(torch.randn(1, 16, 8) / 3) if placed else 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.cut(x).flatten(2).mT + self.places
+        y = self.enter(x)
+        x = x + self.attend(y, y, y, need_weights=False)[0]
+        return (x + self.outer(torch.nn.functional.gelu(self.inner(self.between(x))))).mean(1)
+
+
+class Encoder(nn.Module):
+    """The same from torch's own layers, which have a short cut of their own for networks in use."""
+
+    def __init__(self, batch_first: bool = True, **rest: object) -> None:
+        super().__init__()
+        self.first = batch_first
+        self.cut = nn.Conv2d(1, 8, 2, stride=2)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first, **rest)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.cut(x).flatten(2)
+        return self.layers(x.mT).mean(1) if self.first else self.layers(x.permute(2, 0, 1)).mean(0)
+
+
+class Remembering(nn.Module):
+    """Puts another tensor in the place of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 6)
+        self.register_buffer("usual", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x.flatten(1))
+        if self.training:
+            self.usual = 0.9 * self.usual + 0.1 * y.detach().mean(0)
+        return torch.tanh(y - self.usual)
+
+
+def patches(shape: tuple[int, int, int]) -> nn.Module:
+    return Patches()
+
+
+def encoder(shape: tuple[int, int, int]) -> nn.Module:
+    return Encoder()
+
+
+def dropping(shape: tuple[int, int, int]) -> nn.Module:
+    return Patches(dropout=0.2)
+
+
+def placed(shape: tuple[int, int, int]) -> nn.Module:
+    return Patches(placed=True)
+
+
+def remembering(shape: tuple[int, int, int]) -> nn.Module:
+    return Remembering()
+
+
+def final(fleet: Fleet) -> dict[str, dict[str, torch.Tensor]]:
+    specs = list(fleet.specs)
+    fleet.sail()
+    return {spec.key: fleet.stack.alone(row).state_dict() for row, spec in enumerate(specs)}
+
+
+@pytest.mark.parametrize(
+    ("network", "way"), [("patches", "wide"), ("encoder", "wide"), ("placed", "vmap"), ("remembering", "vmap")]
+)
+def test_a_run_of_a_transformer_in_a_fleet_equals_the_run_alone_and_the_loop_by_hand(network, way):
+    stream = class_stream(tasks=2, images=30)
+    told = {"network": f"{HERE}:{network}", "epochs": 1, "lr": 0.05}
+    specs = [spec_for(method, stream, seed, **told) for method in ("plain", "explicit-ewc") for seed in (0, 1)]
+    fleet = Fleet(specs, stream)
+    assert fleet.stack.way == way
+    together = final(fleet)
+    for spec in specs[1:3]:
+        alone = final(Fleet([spec], stream))[spec.key]
+        torch.testing.assert_close(together[spec.key], alone, rtol=1e-9, atol=1e-9)
+        hand = trained_by_hand(spec, stream).state_dict()
+        torch.testing.assert_close(together[spec.key], hand, rtol=1e-9, atol=1e-9)
+
+
+def test_a_transformer_with_dropout_trains_run_by_run_and_a_line_says_so(tmp_path):
+    class Listening(Silent):
+        def note(self, line: str) -> None:
+            lines.append(line)
+
+    lines: list[str] = []
+    stream = class_stream(tasks=1, images=20)
+    specs = [spec_for("plain", stream, seed, network=f"{HERE}:dropping", epochs=1) for seed in (0, 1)]
+    assert Fleet(specs, stream).stack.way == "in turn"
+    Local({stream.fingerprint: stream}, {}, tmp_path, reporter=Listening()).run([specs], lambda results: None)
+    assert lines == [f"{specs[0].network} cannot be stacked: its runs train one after the other"]
+
+
+# Which way
+
+
+def twins(backbone: nn.Module, runs: int = 2, heads: int = 2) -> list[Headed]:
+    """Networks that start from the same weights."""
+    network = Headed(backbone, 3, heads, SHAPE)
+    return [copy.deepcopy(network) for _ in range(runs)]
+
+
+class Twice(nn.Module):
+    """One layer in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = nn.Linear(64, 64)
+        self.layers = nn.Sequential(nn.Flatten(), inner, nn.Tanh(), inner)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(torch.tanh(self.one(x.flatten(1))))
+
+
+def flat(*rest: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *rest)
+
+
+WAYS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "encoder": ("wide", lambda: Encoder(norm_first=True)),
+    "encoder, length first": ("vmap", lambda: Encoder(batch_first=False)),
+    "instance norm": (
+        "wide",
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten()),
+    ),
+    "instance norm with statistics": (
+        "vmap",
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten()),
+    ),
+    "one dimension": (
+        "wide",
+        lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(1, 4, 3), nn.PReLU(), nn.GroupNorm(2, 4), nn.Flatten()),
+    ),
+    "one dimension in a row": (
+        "wide",
+        lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Conv1d(4, 4, 3), nn.Flatten()),
+    ),
+    "padding by name": (
+        "wide",
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+    ),
+    "nothing of its own": (
+        "wide",
+        lambda: nn.Sequential(nn.BatchNorm2d(1, affine=False, track_running_stats=False), nn.Flatten()),
+    ),
+    "cumulative batch norm": ("in turn", lambda: flat(nn.Linear(64, 8), nn.BatchNorm1d(8, momentum=None))),
+    "dropout": ("in turn", lambda: flat(nn.Linear(64, 8), nn.Dropout(0.1))),
+    "one layer twice": ("wide", Twice),
+    "one weight twice": ("vmap", Tied),
+    "weight norm": ("vmap", lambda: flat(nn.utils.parametrizations.weight_norm(nn.Linear(64, 8)))),
+}
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+@pytest.mark.parametrize("case", WAYS)
+def test_each_network_goes_the_fastest_way_that_is_right(case, runs):
+    way, made = WAYS[case]
+    assert Stack(twins(made(), runs)).way == way
+
+
+def wrong(name: str) -> Callable[..., torch.Tensor]:
+    """A rule that takes the tensor of that name from the run before."""
+
+    def mixing(layer: nn.Module, x: torch.Tensor, own: dict[str, torch.Tensor], runs: int) -> torch.Tensor:
+        moved = {n: t.roll(1, 0) if n == name else t for n, t in own.items()}
+        return rules[type(layer)](layer, x, moved, runs)
+
+    rules = dict(LAYERS)
+    return mixing
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (nn.Linear, "weight"),
+        (nn.Linear, "bias"),
+        (nn.BatchNorm1d, "weight"),
+        (nn.BatchNorm1d, "bias"),
+        (nn.BatchNorm1d, "running_mean"),
+        (nn.BatchNorm1d, "running_var"),
+        (nn.LayerNorm, "weight"),
+        (nn.LayerNorm, "bias"),
+    ],
+)
+def test_a_layer_that_mixes_runs_up_is_refused_even_where_all_start_from_the_same_weights(kind, name, monkeypatch):
+    backbone = flat(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.LayerNorm(32), nn.ReLU())
+    assert fastest(twins(backbone)) == "wide"
+    monkeypatch.setitem(LAYERS, kind, wrong(name))
+    assert fastest(twins(backbone)) == "vmap"
+
+
+def test_trying_leaves_the_networks_and_the_world_as_they_were():
+    networks = [Headed(flat(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.1)), 3, 1, SHAPE) for _ in range(5)]
+    before = [copy.deepcopy(network.state_dict()) for network in networks]
+    random, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
+    modes = [network.training for network in networks]
+    stack = Stack(networks)
+    assert stack.way == "in turn"
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.backends.mha.get_fastpath_enabled() is fast is True
+    assert [network.training for network in networks] == modes
+    for run, (network, told) in enumerate(zip(networks, before, strict=True)):
+        torch.testing.assert_close(network.state_dict(), told, rtol=0, atol=0)
+        torch.testing.assert_close(stack.alone(run).state_dict(), told, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("way", ["wide", "vmap", "in turn"])
+def test_a_way_that_is_known_is_taken_and_all_give_the_same(way):
+    networks = [different(Headed(Encoder(), 3, 2, SHAPE), seed) for seed in range(3)]
+    stack = Stack(networks, way=way)
+    x = torch.rand(3, 4, *SHAPE, dtype=torch.float64)
+    heads = torch.arange(12).view(3, 4) % 2
+    assert stack.way == way
+    for train in (True, False):
+        alone = torch.stack([net.train(train)(x[run], heads[run]) for run, net in enumerate(networks)])
+        torch.testing.assert_close(stack(x, heads, train=train), alone, rtol=1e-10, atol=1e-10)
