@@ -26,6 +26,7 @@ def compared(section: Section) -> str:
         f"{_shared(settings, lambda setting: setting.epochs)} epochs a task",
         f"batches of {_shared(settings, lambda setting: setting.batch)}",
         f"learning rate {_shared(settings, lambda setting: setting.lr)}",
+        f"computed in {_shared(settings, lambda setting: setting.dtype)}",
     ]
     return ", ".join(parts) + "."
 
