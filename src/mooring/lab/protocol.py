@@ -15,7 +15,7 @@ from mooring.lab.streams.stream import Stream
 from mooring.lab.study import Study, checked_baseline, read_start
 from mooring.lab.summary import Row, summarize
 
-__all__ = ["LRS", "STRENGTHS", "Choice", "Tuned", "tune"]
+__all__ = ["LRS", "STRENGTHS", "Choice", "Tuned", "choices_of", "tune"]
 
 LRS = (0.1, 0.03, 0.01, 0.003, 0.001)
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
@@ -124,7 +124,7 @@ def tune(
         start(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be
         searched = grid.specs(grid.streams[number][1], first.name, first.fingerprint, init)
         results = study.run(searched, {first.fingerprint: first}, weights, reject=True)
-        found = _choices(first.name, results, asked.methods)
+        found = choices_of(first.name, results, asked.methods)
         choices += found
         streams[rest.fingerprint] = rest
         for spec in asked.specs(training, rest.name, rest.fingerprint, init):
@@ -149,7 +149,14 @@ def _grid(
     )
 
 
-def _choices(stream: str, results: Sequence[Result], methods: Sequence[str]) -> list[Choice]:
+def choices_of(stream: str, results: Sequence[Result], methods: Sequence[str]) -> list[Choice]:
+    """For each method, the best of what was tried: the highest mean accuracy, among those that every seed finished.
+
+    Args:
+        stream: what was searched.
+        results: the runs of the search, of any of the methods.
+        methods: those to choose for.
+    """
     found = []
     for method in methods:
         grid = summarize([result for result in results if result.spec.method == method])

@@ -1,0 +1,102 @@
+"""Where targets get their runs: one study, the data sets, and the backbones to start from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mooring.errors import MooringError
+from mooring.lab.methods import find
+from mooring.lab.networks.start import Weights, read_weights
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
+from mooring.lab.streams.slices import sliced
+from mooring.lab.streams.stream import Stream
+from mooring.lab.study import Study
+from mooring.lab.training import Training
+from mooring.paper.published import Setting
+from mooring.paper.scale import Case, Scale
+
+__all__ = ["Laboratory"]
+
+
+class Laboratory:
+    """Makes the runs of a reproduction, and trains those that have no result yet.
+
+    Args:
+        study: keeps the results.
+        scale: which data sets, networks and grids there are.
+        backbones: safetensors files to start from, by network; a run of seed k starts from the k-th, round and round.
+            Networks without any start from random weights.
+
+    Example:
+        >>> import tempfile
+        >>> from mooring.paper.scale import MINIATURE
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     lab = Laboratory(Study(f"{folder}/paper.sqlite"), MINIATURE.on(None))
+        ...     spec = lab.spec(MINIATURE.cases()[0], "ewc", 0, Setting(0.03, 1.0))
+        >>> spec.epochs, spec.strength
+        (1, 1.0)
+    """
+
+    def __init__(self, study: Study, scale: Scale, backbones: Mapping[str, Sequence[Path | str]] | None = None) -> None:
+        self.study, self.scale = study, scale
+        self.weights: dict[str, Weights] = {}
+        self.starts: dict[str, list[str]] = {}
+        for network, paths in (backbones or {}).items():
+            read = [read_weights(path) for path in paths]
+            self.weights |= {each.fingerprint: each for each in read}
+            self.starts[network] = [each.fingerprint for each in read]
+        self.whole: dict[str, Stream] = {}
+        self.streams: dict[str, Stream] = {}
+
+    def searched(self, data: str) -> Stream:
+        """The first tasks of a data set, for the grid search."""
+        return self._part(data, 0, self.scale.search_tasks)
+
+    def trained(self, data: str) -> Stream:
+        """The tasks after those, for everything else."""
+        return self._part(data, self.scale.search_tasks, None)
+
+    def spec(self, case: Case, method: str, seed: int, setting: Setting, *, search: bool = False) -> RunSpec:
+        """A run.
+
+        Args:
+            case: network, regime and data set.
+            method: a name from the registry.
+            seed: of the run.
+            setting: its learning rate and strength.
+            search: whether it goes through the searched tasks or through the others.
+        """
+        stream = self.searched(case.data) if search else self.trained(case.data)
+        starts = self.starts.get(case.network, [""])
+        training = Training(case.network, epochs=case.regime.epochs, batch=case.regime.batch).on(self.study.device)
+        return RunSpec(
+            stream.name,
+            stream.fingerprint,
+            find(method).name,
+            seed,
+            lr=setting.lr,
+            strength=setting.strength,
+            memory=find(method).memory,
+            init=starts[seed % len(starts)],
+            **training.told(),
+        )
+
+    def run(self, specs: Sequence[RunSpec], *, reject: bool = False) -> list[Result]:
+        """Their results, in their order; those that are missing are trained first, many at once."""
+        return self.study.run(specs, self.streams, self.weights, reject=reject)
+
+    def _part(self, data: str, skip: int, tasks: int | None) -> Stream:
+        if data not in self.whole:
+            self.whole[data] = self.study.open(self.scale.streams[data])
+        stream = self.whole[data]
+        if len(stream.tasks) <= self.scale.search_tasks:
+            raise MooringError(
+                f"{stream.name} has {len(stream.tasks)} tasks: the first {self.scale.search_tasks} are searched, and "
+                "some must be left"
+            )
+        what = "searched" if tasks is not None else "trained"
+        part = sliced(stream, skip, tasks)
+        part = replace(part, name=f"{data}, {what}")
+        self.streams[part.fingerprint] = part
+        return part

@@ -1,0 +1,54 @@
+"""What there is to reproduce, by name."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mooring.errors import unknown
+from mooring.paper import grids, tables
+from mooring.paper.finding import Finding
+from mooring.paper.laboratory import Laboratory
+from mooring.paper.scale import Scale
+
+__all__ = ["TARGETS", "Target", "chosen"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table, a figure or a claim.
+
+    Attributes:
+        name: what it is called.
+        line: what it shows, in one line.
+        count: how many models it trains at a scale; those of the grid search count there.
+        run: trains them and says what came out.
+    """
+
+    name: str
+    line: str
+    count: Callable[[Scale], int]
+    run: Callable[[Laboratory], Finding]
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target("grids", "the hyper-parameters found, beside the paper's", grids.count, grids.run),
+        Target("table1", "accuracy and forgetting of every method", tables.count_table1, tables.table1),
+        Target("resnet", "the same with the second network", tables.count_resnet, tables.resnet),
+    )
+}
+
+
+def chosen(names: Sequence[str]) -> list[Target]:
+    """The targets of these names; "all" stands for every one.
+
+    Example:
+        >>> [target.name for target in chosen(["table1", "all"])]
+        ['table1', 'grids', 'resnet']
+    """
+    found: dict[str, Target] = {}
+    for name in names:
+        if name != "all" and name not in TARGETS:
+            raise unknown("target", name, [*TARGETS, "all"])
+        found |= TARGETS if name == "all" else {name: TARGETS[name]}
+    return list(found.values())
