@@ -6,7 +6,7 @@ import sys
 import typer
 
 import mooring
-from mooring.cli import compare, data, file, methods, pretrain, show, tune
+from mooring.cli import compare, data, file, methods, paper, pretrain, show, tune
 from mooring.errors import MooringError
 from mooring.lab.engines.local import InterruptedStudyError
 
@@ -31,6 +31,7 @@ app.command("show")(show.show)
 app.command("report")(show.report)
 app.command("methods")(methods.methods)
 app.command("pretrain")(pretrain.pretrain)
+app.command("paper")(paper.paper)
 app.add_typer(data.app)
 
 

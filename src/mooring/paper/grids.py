@@ -25,7 +25,7 @@ def count(scale: Scale) -> int:
     """
     strong = sum(find(name).has_strength for name in METHODS)
     each = len(scale.lrs) * (strong * len(scale.strengths) + len(METHODS) - strong)
-    return each * len([*scale.cases(), *scale.other_cases()])
+    return each * len({*scale.cases(), *scale.other_cases()})
 
 
 def search(lab: Laboratory, cases: Sequence[Case], methods: Sequence[str] = METHODS) -> dict[Case, list[Choice]]:

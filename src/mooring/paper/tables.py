@@ -6,8 +6,7 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from mooring.lab.metrics import Interval
-from mooring.lab.results import Result
+from mooring.lab.metrics import Interval, paired_difference
 from mooring.lab.summary import Row, summarize
 from mooring.paper.finding import Finding, Table
 from mooring.paper.grids import found_settings, search
@@ -70,14 +69,17 @@ def _finding(lab: Laboratory, name: str, cases: Sequence[Case], methods: Sequenc
     wanted = [(case, settings) for both in (chosen, theirs) for case, settings in both.items()]
     results = lab.run([spec for case, settings in wanted for spec in _specs(lab, case, settings)])
     known = {result.spec.key: result for result in results}
-    tables, cells = [], []
+    tables: list[Table] = []
+    cells: list[dict[str, Any]] = []
+    beaten: list[str] = []
     for case, settings in wanted:
         rows = summarize(known[spec.key] for spec in _specs(lab, case, settings))
         told = [_cell(case, row) for row in rows]
         which = "at our settings" if settings is chosen[case] else "at the paper's settings"
         tables.append(Table(f"{case}, {which}", list(told[0]), told) if told else Table(str(case), [], []))
         cells += told
-    return Finding(name, _said(cells, tables), tables, results)
+        beaten += _beaten(str(case), rows)
+    return Finding(name, [*_said(cells, tables), *beaten], tables, results)
 
 
 def _published_settings(case: Case, methods: Sequence[str], ours: Mapping[str, Setting]) -> dict[str, Setting]:
@@ -115,6 +117,27 @@ def _cell(case: Case, row: Row) -> dict[str, Any]:
     return {**told, "verdict": row.verdict}
 
 
+def _beaten(case: str, rows: Sequence[Row]) -> list[str]:
+    """Which methods are no better than a control without any method at all, seed by seed."""
+    found = []
+    by_name = {row.setting.method: row for row in rows if not row.unfinished}
+    for control in ("frozen", "frozen-after-first"):
+        if control not in by_name:
+            continue
+        base = {result.spec.seed: result.metrics["accuracy"] for result in by_name[control].results}
+        no_better = []
+        for name, row in by_name.items():
+            ours = [result.metrics["accuracy"] for result in row.results]
+            apart = paired_difference(ours, [base[result.spec.seed] for result in row.results])
+            if name not in CONTROLS and not apart.low > 0:  # with one seed nothing is certain
+                no_better.append(name)
+        if no_better:
+            found.append(
+                f"{case}: {', '.join(no_better)} are no more accurate than {control}, within the 95 % interval."
+            )
+    return found
+
+
 def _written(paper: Published, metric: str) -> str:
     mean, std = getattr(paper, metric), getattr(paper, f"{metric}_std")
     return f"{mean:g}" if std is None else f"{mean:g} ± {std:g}"
@@ -133,8 +156,3 @@ def _said(cells: Sequence[Mapping[str, Any]], tables: Sequence[Table]) -> list[s
     if unstable:
         text.append(f"Not all seeds finished: {', '.join(unstable)}.")
     return text
-
-
-def results_of(findings: Sequence[Finding]) -> list[Result]:
-    """The runs behind several findings, each once."""
-    return list({result.spec.key: result for finding in findings for result in finding.results}.values())

@@ -1,0 +1,78 @@
+"""`mooring paper`: the paper's tables, figures and claims, ours beside theirs."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mooring.cli.options import StudyFlags, spread
+from mooring.cli.output import command_line, opened
+from mooring.cli.tables import as_json
+from mooring.cli.text import counted
+from mooring.lab.files import check_writable
+from mooring.paper.laboratory import Laboratory
+from mooring.paper.page import write_findings
+from mooring.paper.scale import MINIATURE, PAPER, Scale
+from mooring.paper.targets import TARGETS, Target, chosen
+
+__all__ = ["paper"]
+
+
+def _listed() -> str:
+    return "; ".join(f"{target.name}: {target.line}" for target in TARGETS.values())
+
+
+@spread
+def paper(
+    kept: StudyFlags,
+    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"all, or some of {_listed()}.")],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A folder with cifar100/, flowers102/, ... in it.", metavar="DIR")
+    ] = None,
+    sets: Annotated[str, typer.Option("--sets", help="Some of the data sets only, with commas.")] = "",
+    init: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--init", help="A backbone to start from; several are taken in turn by the seeds.", metavar="FILE"
+        ),
+    ] = None,
+    other_init: Annotated[
+        list[Path] | None, typer.Option("--other-init", help="The same for the second network.", metavar="FILE")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="How many; 5 in the paper.", min=1)] = None,
+    miniature: Annotated[bool, typer.Option("--miniature", help="Everything small, on the embedded digits.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="Where the page goes.", metavar="DIR")] = Path("reproduction"),
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Reproduce the paper: train what has no result yet, and write ours beside theirs."""
+    wanted = chosen(targets)
+    named = tuple(name.strip() for name in sets.split(",") if name.strip())
+    asked = (MINIATURE if miniature else PAPER).on(data, named)
+    scale = asked if seeds is None else replace(asked, seeds=seeds)
+    check_writable(out, make=False)
+    study = opened(kept)
+    backbones = {scale.other: other_init or [], scale.network: init or []}
+    lab = Laboratory(study, scale, {network: paths for network, paths in backbones.items() if paths})
+    if not kept.quiet:
+        print(_cost(wanted, scale), file=sys.stderr)
+    findings = [target.run(lab) for target in wanted]
+    study.store.log(command_line())
+    page = write_findings(findings, out, command=command_line())
+    if json:
+        typer.echo(as_json({"page": str(page), "findings": [finding.to_json() for finding in findings]}))
+        return
+    for finding in findings:
+        typer.echo("\n".join([f"{finding.name}:", *(f"  {line}" for line in finding.text)]))
+    typer.echo(f"results: {study.store.path}\npage:    {page}")
+
+
+def _cost(targets: list[Target], scale: Scale) -> str:
+    """How many models there are to train at most, before the first of them."""
+    counts = {target.name: target.count(scale) for target in targets}
+    if "grids" not in counts and any(name in counts for name in ("table1", "resnet")):
+        counts = {"grids": TARGETS["grids"].count(scale), **counts}
+    each = ", ".join(f"{name} {count}" for name, count in counts.items())
+    total = counted(sum(counts.values()), "model")
+    return f"at most {total} on {', '.join(scale.streams)} ({each}); none is trained twice"

@@ -1,0 +1,164 @@
+"""The paper's grid search and tables in miniature: what they train, what they say; nothing is trained twice."""
+
+import json
+import sys
+
+import pytest
+
+from mooring.cli import main
+from mooring.errors import MooringError
+from mooring.lab.metrics import interval
+from mooring.lab.study import Study
+from mooring.paper import grids, tables
+from mooring.paper.laboratory import Laboratory
+from mooring.paper.published import Setting, published, published_setting
+from mooring.paper.scale import CONTROLS, MINIATURE, PAPER, ROWS
+from mooring.paper.targets import TARGETS, chosen
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory) -> Laboratory:
+    return Laboratory(Study(tmp_path_factory.mktemp("paper") / "paper.sqlite"), MINIATURE.on(None))
+
+
+@pytest.fixture(scope="module")
+def searched(lab):
+    return grids.run(lab)
+
+
+@pytest.fixture(scope="module")
+def table(lab):
+    return tables.table1(lab)
+
+
+def test_the_search_tries_every_setting_of_every_method_once(lab, searched):
+    assert len(searched.results) == grids.count(lab.scale)
+    assert {result.spec.seed for result in searched.results} == {0}
+    assert {result.spec.data for result in searched.results} == {lab.searched("digits").fingerprint}
+    for shown in searched.tables:
+        assert [row["method"] for row in shown.rows] == [*ROWS, *CONTROLS]
+
+
+def test_the_search_chooses_the_most_accurate_setting_of_those_that_finished(lab):
+    case = lab.scale.cases()[0]
+    for choice in grids.search(lab, [case])[case]:
+        finished = [row for row in choice.grid if not row.unfinished]
+        assert choice.best is not None
+        assert choice.best.metrics["accuracy"].mean == max(row.metrics["accuracy"].mean for row in finished)
+
+
+def test_a_penalty_that_would_extrapolate_is_dropped_in_the_search(searched):
+    dropped = {row["method"] for shown in searched.tables for row in shown.rows if row["dropped"]}
+    assert dropped
+    assert dropped <= {"ewc", "mas", "si", "rwalk", "uniform", "random"}
+
+
+def test_the_table_has_every_method_and_control_on_the_tasks_that_were_not_searched(lab, table):
+    assert {result.spec.data for result in table.results} == {lab.trained("digits").fingerprint}
+    ours = [shown for shown in table.tables if shown.title.endswith("at our settings")]
+    assert len(ours) == len(lab.scale.cases())
+    for shown in ours:
+        assert [row["method"].split()[0] for row in shown.rows] == [*ROWS, *CONTROLS]
+    assert len(table.results) <= tables.count_table1(lab.scale)
+    assert {result.spec.seed for result in table.results} == set(range(lab.scale.seeds))
+
+
+def test_methods_that_a_control_equals_are_named(table):
+    """Freezing does well on so easy a stream."""
+    assert any("are no more accurate than frozen" in line for line in table.text)
+
+
+def test_asked_again_nothing_is_trained(lab, searched, table):
+    before = len(lab.study.results())
+    again = [grids.run(lab), tables.table1(lab)]
+    assert len(lab.study.results()) == before
+    assert [finding.to_json() for finding in again] == [searched.to_json(), table.to_json()]
+
+
+def test_seeds_take_the_backbones_in_turn(tmp_path):
+    from safetensors.torch import save_file
+
+    from mooring.lab.networks.start import start
+    from mooring.lab.streams.options import open_stream
+
+    stream = open_stream(MINIATURE.streams["digits"])
+    paths = [tmp_path / f"{seed}.safetensors" for seed in (0, 1)]
+    for seed, path in enumerate(paths):
+        save_file(start("mlp", stream, seed).backbone.state_dict(), path)
+    lab = Laboratory(Study(tmp_path / "p.sqlite"), MINIATURE.on(None), {"mlp": paths})
+    specs = [lab.spec(MINIATURE.cases()[0], "plain", seed, Setting(0.01, None)) for seed in range(4)]
+    assert specs[0].init == specs[2].init != specs[1].init == specs[3].init
+    assert all(spec.init for spec in specs)
+
+
+def test_the_papers_numbers_are_found_by_our_names():
+    assert published("cnn6", "30-epochs", "flowers102", "uniform").accuracy == 60.3
+    assert published_setting("cnn6", "30-epochs", "cifar100", "rwalk") == Setting(0.003, 0.001)
+    assert published_setting("resnet18-third", "1-epoch", "cifar100", "ewc") is not None
+    for case in PAPER.cases():
+        assert all(published(case.network, case.regime.name, case.data, name) for name in ROWS)
+
+
+def test_two_means_agree_where_their_difference_could_be_chance():
+    ours = interval([60.0, 61.0, 62.0, 61.0, 61.0])
+    assert tables.agrees(ours, 61.5, 0.7)
+    assert not tables.agrees(ours, 63.0, 0.7)
+    assert tables.agrees(interval([61.0]), 61.0, 0.7) is None
+    same = interval([61.0] * 5)
+    assert tables.agrees(same, 61.0, 0.0)
+    assert not tables.agrees(same, 61.1, 0.0)
+
+
+def test_the_paper_scale_is_the_papers():
+    assert grids.count(PAPER) == 3 * 3 * 350  # 335 settings of the paper's rows, and 15 of the controls
+    assert [target.name for target in chosen(["all"])] == list(TARGETS)
+
+
+# The command
+
+
+def asked(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["mooring", "paper", *arguments])
+    status = main()
+    return status, capsys.readouterr()
+
+
+def test_the_command_says_the_cost_first_and_writes_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, told = asked(monkeypatch, capsys, "grids", "--miniature", "--seeds", "1", "--json")
+    assert status == 0, told.err
+    assert told.err.startswith(f"at most {grids.count(MINIATURE)} models on digits")
+    found = json.loads(told.out)
+    assert [finding["target"] for finding in found["findings"]] == ["grids"]
+    page = (tmp_path / "reproduction" / "index.md").read_text()
+    assert "## grids: " in page
+    assert "| explicit-mas |" in page
+    runs = json.loads((tmp_path / "reproduction" / "runs.json").read_text())
+    assert len(runs) == grids.count(MINIATURE)
+    assert {run["status"] for run in runs} == {"finished", "rejected"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["table9", "--miniature"], "unknown target 'table9'"),
+        (["all"], "give --data, or --miniature"),
+        (["all", "--data", "nowhere"], "nowhere has no folder cifar100"),
+        (["all", "--miniature", "--sets", "cifar100"], "unknown data set 'cifar100'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(arguments, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, told = asked(monkeypatch, capsys, *arguments)
+    assert status == 2
+    assert line in told.err
+    assert len(told.err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stream_with_too_few_tasks_is_refused(tmp_path):
+    from dataclasses import replace
+
+    lab = Laboratory(Study(tmp_path / "p.sqlite"), replace(MINIATURE, search_tasks=5).on(None))
+    with pytest.raises(MooringError, match="some must be left"):
+        lab.trained("digits")
