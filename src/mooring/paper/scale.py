@@ -8,7 +8,7 @@ from mooring.errors import MooringError, unknown
 from mooring.lab.protocol import LRS, STRENGTHS
 from mooring.lab.streams.options import StreamOptions
 
-__all__ = ["CONTROLS", "MINIATURE", "PAPER", "REPLAY", "ROWS", "Case", "Regime", "Scale"]
+__all__ = ["CONTROLS", "EXPLICIT", "MINIATURE", "PAPER", "REGULARIZERS", "REPLAY", "ROWS", "Case", "Regime", "Scale"]
 
 REGULARIZERS = ("ewc", "mas", "si", "rwalk")
 EXPLICIT = tuple(f"explicit-{name}" for name in REGULARIZERS)

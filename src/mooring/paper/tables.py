@@ -14,7 +14,7 @@ from mooring.paper.laboratory import Laboratory
 from mooring.paper.published import Published, Setting, published, published_setting
 from mooring.paper.scale import CONTROLS, REPLAY, ROWS, Case, Scale
 
-__all__ = ["agrees", "count_resnet", "count_table1", "resnet", "table1"]
+__all__ = ["agrees", "count_resnet", "count_table1", "resnet", "rows_at_our_settings", "table1"]
 
 PAPERS_SEEDS = 5
 
@@ -76,10 +76,25 @@ def _finding(lab: Laboratory, name: str, cases: Sequence[Case], methods: Sequenc
         rows = summarize(known[spec.key] for spec in _specs(lab, case, settings))
         told = [_cell(case, row) for row in rows]
         which = "at our settings" if settings is chosen[case] else "at the paper's settings"
-        tables.append(Table(f"{case}, {which}", list(told[0]), told) if told else Table(str(case), [], []))
+        if told:
+            tables.append(Table(f"{case}, {which}", list(told[0]), told))
         cells += told
         beaten += _beaten(str(case), rows)
+    for case, settings in chosen.items():
+        if missing := [method for method in every if method not in settings]:
+            beaten.append(f"{case}: no setting of {', '.join(missing)} finished the search.")
     return Finding(name, [*_said(cells, tables), *beaten], tables, results)
+
+
+def rows_at_our_settings(lab: Laboratory, cases: Sequence[Case], methods: Sequence[str]) -> dict[Case, list[Row]]:
+    """The rows of the tables, each method at what the search found for it."""
+    chosen = {case: found_settings(found) for case, found in search(lab, cases, (*methods, *CONTROLS)).items()}
+    wanted = {
+        case: _specs(lab, case, {name: settings[name] for name in methods if name in settings})
+        for case, settings in chosen.items()
+    }
+    known = {result.spec.key: result for result in lab.run([spec for specs in wanted.values() for spec in specs])}
+    return {case: summarize(known[spec.key] for spec in specs) for case, specs in wanted.items()}
 
 
 def _published_settings(case: Case, methods: Sequence[str], ours: Mapping[str, Setting]) -> dict[str, Setting]:
