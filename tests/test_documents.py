@@ -87,3 +87,10 @@ def test_the_readme_shows_what_the_demo_compares():
     text = (ROOT / "README.md").read_text()
     assert f"{len(METHODS)} methods" in text
     assert "mooring compare --stream digits --methods all --seeds 5" in (ROOT / "Makefile").read_text()
+
+
+def test_the_paper_in_one_file_runs_in_miniature(tmp_path):
+    study = str(tmp_path / "paper.sqlite")
+    table = run(ROOT / "examples" / "paper_in_one_file.py", "--stream", "digits", "--seeds", "2", "--study", study)
+    assert "52 settings searched" in table
+    assert len(re.findall(r"^explicit-\w+ .* lr 0\.0\d", table, re.MULTILINE)) == 4

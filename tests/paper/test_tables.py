@@ -162,3 +162,29 @@ def test_a_stream_with_too_few_tasks_is_refused(tmp_path):
     lab = Laboratory(Study(tmp_path / "p.sqlite"), replace(MINIATURE, search_tasks=5).on(None))
     with pytest.raises(MooringError, match="some must be left"):
         lab.trained("digits")
+
+
+def test_caltech_256_runs_from_the_public_folder_layout(tmp_path):
+    """A small tree of class folders, with the clutter that is left out."""
+    from dataclasses import replace
+
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    names = [f"{number:03d}.thing-{number}" for number in range(1, 33)] + ["257.clutter"]
+    for name in names:
+        folder = tmp_path / "data" / "caltech256" / name
+        folder.mkdir(parents=True)
+        for image in range(5):
+            pixels = random.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{name[:3]}_{image:04d}.jpg")
+    small = {"network": "mlp", "other": "mlp", "regimes": PAPER.regimes[:1], "lrs": (0.01,), "strengths": (1e-3,)}
+    few = {"caltech256": replace(PAPER.streams["caltech256"], per_task=8)}  # fewer classes than it has are refused
+    scale = replace(PAPER, **small, streams=few, seeds=1).on(tmp_path / "data")
+    lab = Laboratory(Study(tmp_path / "p.sqlite"), scale)
+    finding = tables.table1(lab)
+    assert len(lab.trained("caltech256").tasks) == 32 // 8 - 3
+    assert {result.status for result in finding.results} <= {"finished", "unstable"}
+    ours = next(shown for shown in finding.tables if shown.title.endswith("at our settings"))
+    assert next(row for row in ours.rows if row["method"] == "explicit-mas")["paper's accuracy"] is None  # of a cnn6
