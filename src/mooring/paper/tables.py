@@ -7,11 +7,12 @@ from typing import Any
 from scipy.special import stdtrit
 
 from mooring.lab.metrics import Interval, paired_difference
-from mooring.lab.summary import Row, summarize
+from mooring.lab.summary import Row
 from mooring.paper.finding import Finding, Table
 from mooring.paper.grids import found_settings, search
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.published import Published, Setting, published, published_setting
+from mooring.paper.rows import over_seeds
 from mooring.paper.scale import CONTROLS, REPLAY, ROWS, Case, Scale
 
 __all__ = ["agrees", "count_resnet", "count_table1", "resnet", "rows_at_our_settings", "table1"]
@@ -73,7 +74,7 @@ def _finding(lab: Laboratory, name: str, cases: Sequence[Case], methods: Sequenc
     cells: list[dict[str, Any]] = []
     beaten: list[str] = []
     for case, settings in wanted:
-        rows = summarize(known[spec.key] for spec in _specs(lab, case, settings))
+        rows = over_seeds(known[spec.key] for spec in _specs(lab, case, settings))
         told = [_cell(case, row) for row in rows]
         which = "at our settings" if settings is chosen[case] else "at the paper's settings"
         if told:
@@ -94,7 +95,7 @@ def rows_at_our_settings(lab: Laboratory, cases: Sequence[Case], methods: Sequen
         for case, settings in chosen.items()
     }
     known = {result.spec.key: result for result in lab.run([spec for specs in wanted.values() for spec in specs])}
-    return {case: summarize(known[spec.key] for spec in specs) for case, specs in wanted.items()}
+    return {case: over_seeds(known[spec.key] for spec in specs) for case, specs in wanted.items()}
 
 
 def _published_settings(case: Case, methods: Sequence[str], ours: Mapping[str, Setting]) -> dict[str, Setting]:

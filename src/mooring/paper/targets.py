@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mooring.errors import unknown
-from mooring.paper import claims, grids, tables
+from mooring.paper import claims, grids, negative, tables, violations
 from mooring.paper.finding import Finding
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import Scale
@@ -35,6 +35,8 @@ TARGETS: dict[str, Target] = {
         Target("grids", "the hyper-parameters found, beside the paper's", grids.count, grids.run),
         Target("table1", "accuracy and forgetting of every method", tables.count_table1, tables.table1),
         Target("resnet", "the same with the second network", tables.count_resnet, tables.resnet),
+        Target("fig-negative", "SI with scores below 0: stable or not", negative.count, negative.run),
+        Target("fig-violations", "who extrapolates, and when training breaks", violations.count, violations.run),
         Target("claims", "each claim of the paper, and what our runs say of it", claims.count, claims.run),
     )
 }
@@ -45,7 +47,7 @@ def chosen(names: Sequence[str]) -> list[Target]:
 
     Example:
         >>> [target.name for target in chosen(["table1", "all"])]
-        ['table1', 'grids', 'resnet', 'claims']
+        ['table1', 'grids', 'resnet', 'fig-negative', 'fig-violations', 'claims']
     """
     found: dict[str, Target] = {}
     for name in names:
