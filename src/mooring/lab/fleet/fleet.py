@@ -23,7 +23,8 @@ from mooring.lab.fleet.replay import Reservoir, project
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.shape import shape
 from mooring.lab.fleet.stack import Stack
-from mooring.lab.methods import METHODS, find
+from mooring.lab.methods import find
+from mooring.lab.methods.registry import rank
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import Weights, starts
 from mooring.lab.order import batch_sizes, task_order
@@ -76,9 +77,8 @@ class Fleet:
             )
         if find(specs[0].method).memory and specs[0].memory is None:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
-        ranks = {name: rank for rank, name in enumerate(METHODS)}
         # runs of a method are neighbours, and the order given does not matter
-        self.specs = sorted(specs, key=lambda spec: (ranks[find(spec.method).name], spec.seed, spec.key))
+        self.specs = sorted(specs, key=lambda spec: (rank(spec.method), spec.seed, spec.key))
         self.common, self.method = self.specs[0], find(self.specs[0].method)
         self.stream, self.reject = stream, reject
         self.device = torch.device(device)

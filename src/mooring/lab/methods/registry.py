@@ -4,11 +4,14 @@ from mooring.errors import unknown
 from mooring.lab.methods import controls, explicit, penalties, proximal, replay
 from mooring.lab.methods.method import Method
 
-__all__ = ["ALIASES", "METHODS", "find", "resolve"]
+__all__ = ["ALIASES", "METHODS", "VARIANTS", "find", "rank", "resolve"]
 
 METHODS: dict[str, Method] = {
     method.name: method for family in (controls, penalties, explicit, proximal, replay) for method in family.METHODS
 }
+
+VARIANTS: dict[str, Method] = {method.name: method for method in explicit.VARIANTS}
+"""Forms that single experiments need: known by name, and in no list."""
 
 ALIASES = {f"{form}vanilla": f"{form}uniform" for form in ("", "balanced-", "clamped-", "explicit-")}
 """The paper's names."""
@@ -22,9 +25,20 @@ def find(name: str) -> Method:
         False
     """
     name = ALIASES.get(name, name)
-    if name not in METHODS:
+    found = METHODS.get(name) or VARIANTS.get(name)
+    if found is None:
         raise unknown("method", name, METHODS)
-    return METHODS[name]
+    return found
+
+
+def rank(name: str) -> int:
+    """The place of a method among all, variants last: runs of one method lie next to each other.
+
+    Example:
+        >>> rank("plain"), rank("explicit-ewc-cube") > rank("er")
+        (0, True)
+    """
+    return [*METHODS, *VARIANTS].index(find(name).name)
 
 
 def resolve(names: str | list[str] | tuple[str, ...]) -> list[str]:
