@@ -10,6 +10,7 @@ from mooring.paper import claims
 from mooring.paper.claim import decided, gain
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import EXPLICIT, MINIATURE, REGULARIZERS, REPLAY, ROWS
+from mooring.paper.targets import TARGETS
 
 CASE = MINIATURE.cases()[0]
 
@@ -63,11 +64,9 @@ def test_explicit_against_its_own_penalty_and_replay_against_both():
     assert {claim.verdict for claim in claims._against_replay(swapped)} == {"not decided"}  # no replay to compare with
 
 
-def test_the_claims_read_the_tables_runs_and_train_nothing_more(tmp_path):
-    from mooring.paper import tables
-
+def test_the_claims_read_the_runs_of_other_targets_and_train_nothing_more(tmp_path):
     lab = Laboratory(Study(tmp_path / "p.sqlite"), MINIATURE.on(None))
-    trained = {result.spec.key for finding in (tables.table1(lab), tables.resnet(lab)) for result in finding.results}
+    trained = {result.spec.key for name in TARGETS["claims"].needs for result in TARGETS[name].run(lab).results}
     before = len(lab.study.results())
     finding = claims.run(lab)
     assert len(lab.study.results()) == before

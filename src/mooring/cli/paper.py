@@ -15,7 +15,7 @@ from mooring.lab.files import check_writable
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.page import write_findings
 from mooring.paper.scale import MINIATURE, PAPER, Scale
-from mooring.paper.targets import TARGETS, Target, chosen
+from mooring.paper.targets import TARGETS, Target, chosen, cost
 
 __all__ = ["paper"]
 
@@ -70,9 +70,7 @@ def paper(
 
 def _cost(targets: list[Target], scale: Scale) -> str:
     """How many models there are to train at most, before the first of them."""
-    counts = {target.name: target.count(scale) for target in targets}
-    if "grids" not in counts and any(name in counts for name in ("table1", "resnet")):
-        counts = {"grids": TARGETS["grids"].count(scale), **counts}
+    counts = {name: count for name, count in cost(targets, scale).items() if count}
     each = ", ".join(f"{name} {count}" for name, count in counts.items())
     total = counted(sum(counts.values()), "model")
-    return f"at most {total} on {', '.join(scale.streams)} ({each}); none is trained twice"
+    return f"at most {total} on {', '.join(scale.streams)}" + (f" ({each}); none is trained twice" if each else "")

@@ -8,7 +8,7 @@ from mooring.lab.metrics import Interval, interval
 from mooring.lab.results import Result
 from mooring.lab.summary import Row
 
-__all__ = ["Claim", "Verdict", "decided", "gain"]
+__all__ = ["Claim", "Verdict", "decided", "gain", "told"]
 
 Verdict = Literal["holds", "does not hold", "not decided"]
 
@@ -69,6 +69,19 @@ def gain(pairs: Sequence[tuple[Row, Row]], metric: str) -> Interval | None:
         each = [_finished(a)[seed].metrics[metric] - _finished(b)[seed].metrics[metric] for a, b in pairs]
         apart.append(sum(each) / len(each))
     return interval(apart)
+
+
+def told(found: Interval | None, form: str = "+.2f") -> str:
+    """A number with its interval.
+
+    Example:
+        >>> told(interval([1.0, 2.0, 3.0])), told(None)
+        ('+2.00 [-0.48, +4.48]', 'no seed finished everywhere')
+    """
+    if found is None:
+        return "no seed finished everywhere"
+    bounds = f" [{found.low:{form}}, {found.high:{form}}]" if found.count > 1 else ""
+    return f"{found.mean:{form}}{bounds}"
 
 
 def _finished(row: Row) -> dict[int, Result]:

@@ -1,10 +1,10 @@
-"""Every claim of the paper that the tables decide, in one table."""
+"""Every claim of the paper, decided by our runs, in one table."""
 
 from collections.abc import Sequence
 
-from mooring.lab.metrics import Interval
 from mooring.lab.summary import Row
-from mooring.paper.claim import Claim, decided, gain
+from mooring.paper import claims_of_figures
+from mooring.paper.claim import Claim, decided, gain, told
 from mooring.paper.finding import Finding, Table
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import EXPLICIT, REGULARIZERS, REPLAY, ROWS, Case, Scale
@@ -16,7 +16,7 @@ Rows = dict[Case, list[Row]]
 
 
 def count(scale: Scale) -> int:
-    """None of its own: it reads the runs of the tables."""
+    """None of its own: it reads the runs of the tables and figures."""
     return 0
 
 
@@ -30,6 +30,7 @@ def run(lab: Laboratory) -> Finding:
         *(claim for data in lab.scale.streams for claim in _on_one(main, data)),
         *_against_replay(main),
         *_explicit_beats_penalty(other, f"with {lab.scale.other}"),
+        *claims_of_figures.claims(lab),
     ]
     rows = [claim.to_row() for claim in claims]
     held = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in ("holds", "does not hold")}
@@ -51,14 +52,14 @@ def _explicit_beats_penalty(rows: Rows, where: str, accuracy: str = "", forgetti
         Claim(
             f"The explicit step is more accurate than its penalty {where}.",
             f"mean difference in accuracy over {what} > 0",
-            _told(better),
+            told(better),
             accuracy,
             decided(better),
         ),
         Claim(
             f"The explicit step forgets less than its penalty {where}.",
             f"mean difference in forgetting over {what} > 0",
-            _told(kept),
+            told(kept),
             forgetting,
             decided(kept),
         ),
@@ -80,14 +81,14 @@ def _against_replay(rows: Rows) -> list[Claim]:
         Claim(
             "The explicit step forgets less than replay.",
             f"mean difference in forgetting over {len(pairs)} pairs with a-gem and er > 0",
-            _told(less),
+            told(less),
             "",
             decided(less),
         ),
         Claim(
             "Replay is more accurate than the explicit step.",
             f"mean difference in accuracy over {len(pairs)} pairs with a-gem and er > 0",
-            _told(accurate),
+            told(accurate),
             "",
             decided(accurate),
         ),
@@ -97,9 +98,3 @@ def _against_replay(rows: Rows) -> list[Claim]:
 def _pairs(rows: Sequence[Row], first: Sequence[str], second: Sequence[str]) -> list[tuple[Row, Row]]:
     found = {row.setting.method: row for row in rows}
     return [(found[a], found[b]) for a, b in zip(first, second, strict=True) if a in found and b in found]
-
-
-def _told(found: Interval | None) -> str:
-    if found is None:
-        return "no seed finished everywhere"
-    return f"{found.mean:+.2f}" if found.count < 2 else f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"

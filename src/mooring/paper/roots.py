@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooring.lab.metrics import Interval, interval
 from mooring.lab.results import Result
-from mooring.paper.cka import bounded, difference, metric, mean_over_seeds
+from mooring.paper.cka import bounded, difference, mean_over_seeds, metric
 from mooring.paper.finding import Finding, Table
 from mooring.paper.importance import train, unfinished
 from mooring.paper.laboratory import Laboratory

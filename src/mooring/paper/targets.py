@@ -9,7 +9,7 @@ from mooring.paper.finding import Finding
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import Scale
 
-__all__ = ["TARGETS", "Target", "chosen"]
+__all__ = ["TARGETS", "Target", "chosen", "cost"]
 
 
 @dataclass(frozen=True)
@@ -21,29 +21,46 @@ class Target:
         line: what it shows, in one line.
         count: how many models it trains at a scale; those of the grid search count there.
         run: trains them and says what came out.
+        needs: the targets whose runs it reads.
     """
 
     name: str
     line: str
     count: Callable[[Scale], int]
     run: Callable[[Laboratory], Finding]
+    needs: tuple[str, ...] = ()
 
+
+READ = ("grids", "table1", "resnet", "fig-negative", "fig-violations", "fig-importance", "fig-cka")
+"""What the claims are decided by."""
 
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target("grids", "the hyper-parameters found, beside the paper's", grids.count, grids.run),
-        Target("table1", "accuracy and forgetting of every method", tables.count_table1, tables.table1),
-        Target("resnet", "the same with the second network", tables.count_resnet, tables.resnet),
+        Target("table1", "accuracy and forgetting of every method", tables.count_table1, tables.table1, ("grids",)),
+        Target("resnet", "the same with the second network", tables.count_resnet, tables.resnet, ("grids",)),
         Target("fig-negative", "SI with scores below 0: stable or not", negative.count, negative.run),
         Target("fig-violations", "who extrapolates, and when training breaks", violations.count, violations.run),
         Target("fig-importance", "mean importance by layer", importance.count, importance.run),
         Target("fig-cka", "how alike layers stay, balanced or not", cka.count, cka.run),
         Target("roots", "square root, cube root and plain ratio in the explicit step", roots.count, roots.run),
         Target("effective-lr", "the unrolled form against the iterates", effective_lr.count, effective_lr.run),
-        Target("claims", "each claim of the paper, and what our runs say of it", claims.count, claims.run),
+        Target("claims", "each claim of the paper, and what our runs say of it", claims.count, claims.run, READ),
     )
 }
+
+
+def cost(targets: Sequence[Target], scale: Scale) -> dict[str, int]:
+    """How many models targets train at most, those of the targets that they read included.
+
+    Example:
+        >>> from mooring.paper.scale import MINIATURE
+        >>> cost(chosen(["table1"]), MINIATURE)
+        {'grids': 112, 'table1': 116}
+    """
+    every = dict.fromkeys(name for target in targets for name in (*target.needs, target.name))
+    return {name: TARGETS[name].count(scale) for name in every}
 
 
 def chosen(names: Sequence[str]) -> list[Target]:
