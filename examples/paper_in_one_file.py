@@ -1,8 +1,8 @@
 """The CIFAR-100 row of the paper's main table, ours beside theirs, with the laboratory's public functions only.
 
-The protocol: ten tasks of ten classes, one epoch each at batch 10, from a backbone trained on CIFAR-10. Learning rate and
-strength of every method are searched on the first three tasks with one seed; then every method is trained on the other
-seven with five seeds. Nothing is trained twice: interrupt it, and the same command goes on.
+The protocol: ten tasks of ten classes, one epoch each at batch 10, from a backbone trained on CIFAR-10. Learning rate
+and strength of every method are searched on the first three tasks with one seed; then every method is trained on the
+other seven with five seeds. Nothing is trained twice: interrupt it, and the same command goes on.
 
     python examples/paper_in_one_file.py --data DIR/cifar100 --init backbone.safetensors --device cuda
     python examples/paper_in_one_file.py --stream digits --seeds 2        # the same in miniature, on any machine
