@@ -185,7 +185,12 @@ class _Voyage:
 
         if not fleet.specs:  # all of them were lost on the way here
             return fleet.results
-        return fleet.sail(_Watch(self._own(part), self.engine.every, self.asked, tell))
+        results = fleet.sail(_Watch(self._own(part), self.engine.every, self.asked, tell))
+        if fleet.recorder.failed:
+            reporter.note(
+                f"steps of {self.common.network} could not be recorded, and took longer: {fleet.recorder.failed}"
+            )
+        return results
 
     def _restored(self, specs: Sequence[RunSpec]) -> Fleet:
         """The fleet of these runs, where they were when they were last saved."""

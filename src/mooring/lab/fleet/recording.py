@@ -21,10 +21,13 @@ class Recorder:
 
     Args:
         on: whether to record at all.
+
+    Attributes:
+        failed: why a step could not be recorded; empty where none failed.
     """
 
     def __init__(self, on: bool) -> None:
-        self.on = on
+        self.on, self.failed = on, ""
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self.seen: dict[Hashable, int] = {}
 
@@ -52,8 +55,8 @@ class Recorder:
                 step()
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError:
-            self.on = False
+        except RuntimeError as error:
+            self.on, self.failed = False, str(error).splitlines()[0]
             torch.cuda.synchronize()
             step()
             return
