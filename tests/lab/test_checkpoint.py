@@ -413,3 +413,28 @@ def test_a_checkpoint_is_safetensors_and_nothing_is_ever_unpickled(saved, monkey
     saved.write_bytes(pickle.dumps(Bomb()))
     refused(saved)
     assert not (tmp_path / "went off").exists()
+
+
+def test_a_run_that_is_lost_but_not_yet_taken_out_is_not_forgotten(tmp_path):
+    """On a GPU that is seen only every so many steps; a checkpoint may be written in between."""
+    specs = [spec_for("plain", CLASSES, seed, batch=4, epochs=1) for seed in (0, 1)]
+    path = tmp_path / "fleet.safetensors"
+
+    class Stopper:
+        def look(self, fleet):
+            if fleet.steps == 3:
+                fleet.bad[1] = 2
+                checkpoint.save(fleet, path)
+                raise KeyboardInterrupt
+
+        def harbour(self, fleet):
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        Fleet(specs, CLASSES).sail(Stopper())
+    fleet = Fleet(specs, CLASSES)
+    checkpoint.restore(fleet, path)
+    results = {result.spec.seed: result for result in fleet.sail()}
+    assert (results[0].status, results[1].status) == ("finished", "unstable")
+    assert results[1].steps == 2
+    assert results[1].reason == "its gradient was not finite in step 3, in task 1"

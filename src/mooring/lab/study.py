@@ -214,4 +214,6 @@ def checked_device(device: str) -> str:
         raise MooringError(f"unknown device {device!r}: give cpu, cuda or cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
         raise MooringError("cuda is not available here: give --device cpu")
+    if kind == "cuda" and torch.device(device).index is not None:
+        torch.cuda.set_device(device)  # kernels of our own and recordings go to the current one
     return device

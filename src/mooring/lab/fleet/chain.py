@@ -52,8 +52,13 @@ def run_chain(x: Tensor, links: tuple[Link, ...], weights: list[Tensor], biases:
         biases: of each link, of shape (runs, outputs), or None.
     """
     _rehearse(x.shape[1:], x.dtype, x.device, links, weights, biases)
+    if not torch.is_grad_enabled():  # a function of one's own is not told: without this it would prepare the way back
+        weights, biases = (
+            [each.detach() for each in weights],
+            [None if each is None else each.detach() for each in biases],
+        )
     out: Tensor = Chain.apply(x, links, *weights, *biases)  # type: ignore[no-untyped-call]
-    return out
+    return out.permute(0, 3, 1, 2)  # out here: what such a function gives as a view may not be changed in place
 
 
 _rehearsed: set[Hashable] = set()
@@ -92,7 +97,7 @@ class _Rehearsal:
 
 
 class Chain(torch.autograd.Function):
-    """out = pool(relu(x * w + b)), link after link."""
+    """out = pool(relu(x * w + b)), link after link; the result has its channels last."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, links: tuple[Link, ...], *parameters: Tensor | None) -> Tensor:
@@ -115,10 +120,11 @@ class Chain(torch.autograd.Function):
             if link.pool:
                 stored = pool(full, half=more)
             # unpooling reads the result itself, and so does the last ReLU; the next link needs its inputs in half
-            saved += [taps, full if link.pool or (link.relu and not more) else taps.new_empty(0), stored.half]
+            saved += [taps, full if link.pool or (link.relu and not more) else taps.new_empty(0)]
+            saved += [stored.half] if number + 1 < count else []
             ctx.geometries.append(geometry)
         ctx.save_for_backward(*saved)
-        return stored.full.permute(0, 3, 1, 2)
+        return stored.full
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -127,7 +133,7 @@ class Chain(torch.autograd.Function):
         count, wanted = len(links), ctx.needs_input_grad
         weights: list[Tensor | None] = [None] * count
         biases: list[Tensor | None] = [None] * count
-        told: Stored | Tensor = g.permute(0, 2, 3, 1).contiguous()
+        told: Stored | Tensor = g.contiguous()
         for number in reversed(range(count)):
             link, geometry = links[number], ctx.geometries[number]
             x, taps, result = saved[3 * number : 3 * number + 3]

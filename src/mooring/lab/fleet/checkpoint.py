@@ -61,7 +61,7 @@ def save(fleet: Fleet, path: Path) -> None:
 
 def _kept(fleet: Fleet) -> Tensors:
     """Every tensor that the fleet's future depends on, by what it is."""
-    tensors: Tensors = {"curve": fleet.curve}
+    tensors: Tensors = {"curve": fleet.curve, "bad": fleet.bad}  # a run may be lost and not yet taken out
     for kind, told in _kinds(fleet).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in told.items()}
     for number, (_, moorings) in enumerate(fleet.groups.moored):
@@ -234,6 +234,8 @@ def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
         {name: laid_out(found[kind][name]) for name in every if name in found[kind]} for kind in ("velocity", "first")
     )
     fleet.curve = tensors["curve"].to(fleet.device)
+    if "bad" in tensors:
+        fleet.bad = tensors["bad"].to(fleet.device)
     if fleet.memory is not None:
         fleet.memory.kept = found["memory"]["kept"].cpu()
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -233,10 +234,13 @@ class Fleet:
         steps = self.bad.tolist()
         if min(steps, default=NEVER) < NEVER:
             where = [f"its gradient was not finite in step {at + 1}, in task {self.position.task + 1}" for at in steps]
-            self._lose(self.bad < NEVER, "unstable", where)
+            self._lose(self.bad < NEVER, "unstable", where, steps)
 
     def _end(self, task: int) -> None:
         """A task is over: consolidate, judge, and score every task."""
+        if self.fused:  # a penalty that overflowed in the last step shows in no gradient any more
+            fine = finite_runs([p.detach() for p in self.stack.parameters.values()])
+            self.bad = torch.where(fine | (self.bad < NEVER), self.bad, self.steps - 1)
         self._lose_bad()
         for rows, moorings in self.groups.moored:
             moorings.consolidate(rows_of(self.stack.parameters, rows))
@@ -312,10 +316,11 @@ class Fleet:
 
     # Runs come and go
 
-    def _lose(self, lost: Tensor, status: Status, reasons: list[str]) -> None:
-        """Take runs out, with a result that says why."""
+    def _lose(self, lost: Tensor, status: Status, reasons: list[str], steps: list[int] | None = None) -> None:
+        """Take runs out, with a result that says why, and after how many steps where that was earlier than now."""
         for row in lost.nonzero().flatten().tolist():
-            self.results.append(self._result(self.books[row], status, reasons[row]))
+            result = self._result(self.books[row], status, reasons[row])
+            self.results.append(result if steps is None else replace(result, steps=steps[row]))
         self.keep(~lost)
         self._train_what(self.position.task)
 
