@@ -437,4 +437,4 @@ def test_a_run_that_is_lost_but_not_yet_taken_out_is_not_forgotten(tmp_path):
     results = {result.spec.seed: result for result in fleet.sail()}
     assert (results[0].status, results[1].status) == ("finished", "unstable")
     assert results[1].steps == 2
-    assert results[1].reason == "its gradient was not finite in step 3, in task 1"
+    assert results[1].reason.startswith("its gradient was not finite in step 3")

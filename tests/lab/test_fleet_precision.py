@@ -117,6 +117,17 @@ def test_what_is_not_a_number_goes_through_a_chain_and_stays_in_its_run(dtype) -
     assert not bool(found[1][1].isfinite().all())
 
 
+@gpu
+def test_what_a_convolution_gives_may_be_changed_in_place() -> None:
+    """As in a network with `nn.ReLU(inplace=True)` of its own, or a sum into the result."""
+    x = torch.randn(3 * 2, 64, 8, 8, device="cuda")
+    weight = torch.randn(3, 64, 64, 3, 3, device="cuda").requires_grad_()
+    with computing("tf32"):
+        apart = torch.autograd.grad(torch.relu(run_chain(x, (Link(1, 1),), [weight], [None]) + 1).sum(), weight)
+        inside = torch.autograd.grad(run_chain(x, (Link(1, 1),), [weight], [None]).add_(1).relu_().sum(), weight)
+    torch.testing.assert_close(inside, apart)
+
+
 METHODS = ["plain", "ewc", "explicit-ewc", "si", "rwalk", "explicit-mas", "proximal-ewc", "uniform"]
 CLOSE = {"float32": 1e-4, "tf32": 2e-2, "bf16": 6e-2}
 

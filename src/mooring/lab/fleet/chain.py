@@ -53,10 +53,8 @@ def run_chain(x: Tensor, links: tuple[Link, ...], weights: list[Tensor], biases:
     """
     _rehearse(x.shape[1:], x.dtype, x.device, links, weights, biases)
     if not torch.is_grad_enabled():  # a function of one's own is not told: without this it would prepare the way back
-        weights, biases = (
-            [each.detach() for each in weights],
-            [None if each is None else each.detach() for each in biases],
-        )
+        weights = [each.detach() for each in weights]
+        biases = [None if each is None else each.detach() for each in biases]
     out: Tensor = Chain.apply(x, links, *weights, *biases)  # type: ignore[no-untyped-call]
     return out.permute(0, 3, 1, 2)  # out here: what such a function gives as a view may not be changed in place
 
