@@ -56,7 +56,7 @@ class Tried:
             >>> Tried(runs=8, step=0.004, took=1.0).each
             0.0005
         """
-        return self.step / self.runs
+        return self.step / self.runs if self.runs else math.inf
 
 
 def tried(
