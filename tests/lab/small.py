@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -12,6 +13,8 @@ from mooring.lab.networks.start import start
 from mooring.lab.order import batch_sizes, joint_order, task_order
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams import Stream, by_class, digits, permuted
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def short(stream: Stream, tasks: int, images: int) -> Stream:

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.small import gpu
 from mooring.importance import EWC, MAS, SI, Importance, Iteration, Random, RWalk, Uniform
 from mooring.lab.fleet.elementwise import NEVER, Elementwise, written
 from mooring.pulls import GradientPull, Interpolation, ParameterPull, Penalty, Proximal, Pull
-
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 IMPORTANCES = [EWC(), EWC(decay=None), MAS(), SI(), SI(sign="signed"), SI(sign=0.3), RWalk(), Uniform(), Random()]
 PULLS = [Interpolation(), Interpolation(root=3, stiffness=0.5), Penalty(2.0), Penalty(2.0, clamp=True), Proximal(3.0)]

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from lab.small import class_stream, domain_stream, spec_for
+from lab.small import class_stream, domain_stream, gpu, spec_for
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.methods import METHODS
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams import Stream
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = gpu
 
 STREAMS = {"classes": class_stream(tasks=3, images=125), "domains": domain_stream(tasks=2, images=125)}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

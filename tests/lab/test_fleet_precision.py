@@ -4,13 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import conv2d, max_pool2d
 
-from lab.small import class_stream, spec_for
+from lab.small import class_stream, gpu, spec_for
 from mooring.errors import MooringError
 from mooring.lab.fleet.chain import Link, run_chain
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.precision import computing
-
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def test_what_only_a_gpu_computes_with_is_refused_on_a_cpu() -> None:

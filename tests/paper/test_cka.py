@@ -10,6 +10,7 @@ from mooring.lab.study import Study
 from mooring.paper import cka
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import MINIATURE, REGULARIZERS
+from paper.rendered import rendered
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +69,7 @@ def test_the_sentence_says_what_the_table_does(finding):
 
 
 def test_it_can_be_drawn(finding):
-    from mooring.report.picture import picture
-    from mooring.report.style import drawing
-
-    with drawing():
-        (drawn,) = finding.draw()
-        image = picture(drawn, finding.name)
+    image = rendered(finding)
     assert image.name == "fig-cka-digits-layers"
     assert image.png.startswith(b"\x89PNG")
 

@@ -8,6 +8,7 @@ from mooring.lab.study import Study
 from mooring.paper import effective_lr
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import MINIATURE
+from paper.rendered import rendered
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +50,7 @@ def test_the_sentences_say_what_the_table_does(finding):
 
 
 def test_it_can_be_drawn(finding):
-    from mooring.report.picture import picture
-    from mooring.report.style import drawing
-
-    with drawing():
-        (drawn,) = finding.draw()
-        image = picture(drawn, finding.name)
+    image = rendered(finding)
     assert image.name == "effective-lr-age"
     assert image.png.startswith(b"\x89PNG")
 

@@ -11,6 +11,7 @@ from mooring.paper import importance
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.published import Setting
 from mooring.paper.scale import MINIATURE, PAPER, REGULARIZERS, Case
+from paper.rendered import rendered
 
 LAYERS = [f"backbone.features.{place}" for place in (0, 2, 5, 7, 10, 12)]
 
@@ -64,12 +65,7 @@ def test_runs_that_did_not_finish_are_named_and_not_counted(finding):
 
 
 def test_it_can_be_drawn(finding):
-    from mooring.report.picture import picture
-    from mooring.report.style import drawing
-
-    with drawing():
-        (drawn,) = finding.draw()
-        made = picture(drawn, finding.name)
+    made = rendered(finding)
     assert made.name == "fig-importance-layers"
     assert made.png.startswith(b"\x89PNG")
 

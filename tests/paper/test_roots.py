@@ -11,6 +11,7 @@ from mooring.lab.study import Study
 from mooring.paper import roots
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import EXPLICIT, MINIATURE
+from paper.rendered import rendered
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +63,7 @@ def _mean_forgetting(finding, ending):
 
 
 def test_it_can_be_drawn(finding):
-    from mooring.report.picture import picture
-    from mooring.report.style import drawing
-
-    with drawing():
-        (drawn,) = finding.draw()
-        image = picture(drawn, finding.name)
+    image = rendered(finding)
     assert image.name == "roots-forgetting"
     assert image.png.startswith(b"\x89PNG")
 

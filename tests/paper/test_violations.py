@@ -9,6 +9,7 @@ from mooring.lab.study import Study
 from mooring.paper import violations
 from mooring.paper.finding import Finding
 from mooring.paper.laboratory import Laboratory
+from mooring.paper.published import published_violations
 from mooring.paper.scale import MINIATURE, REGULARIZERS
 from mooring.report.picture import picture
 from mooring.report.style import drawing
@@ -124,5 +125,5 @@ def test_the_figure_can_be_drawn(finding: Finding) -> None:
 
 
 def test_the_papers_counts_are_the_papers() -> None:
-    told = [violations.published_violations("flowers102", method) for method in REGULARIZERS]
+    told = [published_violations("flowers102", method) for method in REGULARIZERS]
     assert told == [35, 4, 8, 17]

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.options import StudyFlags, spread
+from mooring.cli.options import AsJson, StudyFlags, spread
 from mooring.cli.output import command_line, opened
 from mooring.cli.tables import as_json
-from mooring.cli.text import counted
 from mooring.lab.files import check_writable
+from mooring.lab.words import counted
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.page import write_findings
 from mooring.paper.scale import MINIATURE, PAPER, Scale
@@ -44,7 +44,7 @@ def paper(
     seeds: Annotated[int | None, typer.Option("--seeds", help="How many; 5 in the paper.", min=1)] = None,
     miniature: Annotated[bool, typer.Option("--miniature", help="Everything small, on the embedded digits.")] = False,
     out: Annotated[Path, typer.Option("--out", help="Where the page goes.", metavar="DIR")] = Path("reproduction"),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Reproduce the paper: train what has no result yet, and write ours beside theirs."""
     wanted = chosen(targets)

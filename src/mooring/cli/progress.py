@@ -7,11 +7,11 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mooring.cli.text import counted
 from mooring.lab.engines.local import Reporter, Silent
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
+from mooring.lab.words import counted
 
 __all__ = ["Bars", "Lines", "reporter"]
 

@@ -10,10 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from mooring.cli.text import counted
 from mooring.lab.metrics import Interval
 from mooring.lab.protocol import Choice
 from mooring.lab.summary import Row
+from mooring.lab.words import counted
 
 APART = ("network", "epochs", "batch", "momentum", "weight_decay", "heads", "init", "dtype")
 """Settings that are shown where they differ within a table."""

@@ -4,17 +4,7 @@ from collections.abc import Sequence
 
 from mooring.errors import MooringError
 
-__all__ = ["counted", "numbers", "numbers_by_method", "seeds"]
-
-
-def counted(number: int, thing: str) -> str:
-    """So many things, in words.
-
-    Example:
-        >>> counted(1, "run"), counted(3, "run")
-        ('1 run', '3 runs')
-    """
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+__all__ = ["numbers", "numbers_by_method", "seeds"]
 
 
 def seeds(text: str, option: str = "--seeds") -> int | list[int]:

@@ -19,6 +19,7 @@ from mooring.moor import Mooring
 from mooring.paper.finding import Finding, Table
 from mooring.paper.importance import setting
 from mooring.paper.laboratory import Laboratory
+from mooring.paper.rows import first_cases
 from mooring.paper.scale import Case, Scale
 from mooring.pulls import Interpolation, Penalty, Pull
 from mooring.pulls.interpolation import relative_importance
@@ -60,7 +61,7 @@ def count(scale: Scale) -> int:
 def run(lab: Laboratory) -> Finding:
     """The paper's equation 4 for the penalty, and the same with R for the explicit step; EWC, in float64."""
     scale = lab.scale
-    case = Case(scale.network, scale.regimes[0], next(iter(scale.streams)))
+    case = first_cases(scale)[0]
     stream = lab.trained(case.data)
     told = setting(scale, case, "ewc", "ewc")
     asked = told.strength or 0.0

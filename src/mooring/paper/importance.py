@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from mooring.lab.methods import find
 from mooring.lab.metrics import Interval, interval
 from mooring.lab.results import Result
+from mooring.lab.words import counted
 from mooring.paper.finding import Finding, Table
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.published import Setting, published_setting
+from mooring.paper.rows import first_cases
 from mooring.paper.scale import REGULARIZERS, Case, Scale
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ __all__ = [
     "Line",
     "count",
     "draw_lines",
-    "plural",
     "rank_correlation",
     "relative",
     "run",
@@ -97,11 +98,10 @@ def train(lab: Laboratory, methods: Mapping[str, str]) -> Runs:
     """
     scale = lab.scale
     specs = {}
-    for data in scale.streams:
-        case = Case(scale.network, scale.regimes[0], data)
+    for case in first_cases(scale):
         for method, like in methods.items():
             told = setting(scale, case, method, like)
-            specs[data, method] = [lab.spec(case, method, seed, told) for seed in range(scale.seeds)]
+            specs[case.data, method] = [lab.spec(case, method, seed, told) for seed in range(scale.seeds)]
     found = {result.spec.key: result for result in lab.run([spec for some in specs.values() for spec in some])}
     return {
         data: {method: [found[spec.key] for spec in specs[data, method]] for method in methods}
@@ -144,16 +144,6 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | No
     return correlation(_ranks(one), _ranks(other))
 
 
-def plural(number: int, thing: str) -> str:
-    """A number of things.
-
-    Example:
-        >>> plural(1, "layer"), plural(2, "layer")
-        ('1 layer', '2 layers')
-    """
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
 def _ranks(values: Sequence[float]) -> list[float]:
     """Those of equal values are their mean."""
     return [sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2 for value in values]
@@ -179,7 +169,7 @@ def _said(
         layers = max(len(lines[name]) for name in known)
         text.append(
             f"{data}: mean importance falls with depth for {len(fewer)} of {len(known)} definitions{named}; "
-            f"rank correlation over {plural(layers, 'layer')}: {told}."
+            f"rank correlation over {counted(layers, 'layer')}: {told}."
         )
         ends = {name: [found.mean for found in lines[name].values()] for name in known}
         shares = {name: 10 ** (means[-1] - means[0]) for name, means in ends.items()}

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["Published", "Setting", "published", "published_setting"]
+__all__ = ["Published", "Setting", "published", "published_setting", "published_violations"]
 
 NAMES = {"uniform": "vanilla"}
 """What the paper calls a method."""
@@ -70,6 +70,17 @@ def published_setting(network: str, regime: str, data: str, method: str) -> Sett
     name = NAMES.get(method, method)
     found = _at(told, network, regime, data, name) or _at(told, network, data, name)  # the ResNet has one regime
     return None if found is None else Setting(found["lr"], found["lambda"])
+
+
+def published_violations(data: str, method: str) -> int | None:
+    """How many of the paper's 1.2 million parameters violated the bound when training first became unstable.
+
+    Example:
+        >>> published_violations("cifar100", "ewc"), published_violations("digits", "ewc")
+        (5, None)
+    """
+    found: int | None = _at(_everything(), "instability", "violations_at_first_instability", data, method)
+    return found
 
 
 @cache

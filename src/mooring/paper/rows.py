@@ -14,7 +14,7 @@ __all__ = ["bounds", "first_cases", "over_seeds", "papers_rate", "unstable_in"]
 
 
 def first_cases(scale: Scale) -> list[Case]:
-    """Every data set in the first regime, where the paper looks at instability."""
+    """Every data set in the first regime, where the paper looks closer."""
     return [Case(scale.network, scale.regimes[0], data) for data in scale.streams]
 
 

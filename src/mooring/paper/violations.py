@@ -1,10 +1,8 @@
 """Case 2: lr * strength * importance >= 1. Who violates the bound, when training breaks, and clamping."""
 
-import json
 import math
 from collections.abc import Sequence
 from functools import partial
-from importlib import resources
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +10,7 @@ from mooring.lab.results import Result
 from mooring.lab.summary import Row
 from mooring.paper.finding import Finding, Table
 from mooring.paper.laboratory import Laboratory
-from mooring.paper.published import Setting
+from mooring.paper.published import Setting, published_violations
 from mooring.paper.rows import first_cases, over_seeds, papers_rate, unstable_in
 from mooring.paper.scale import REGULARIZERS, Case, Scale
 from mooring.paper.violating import (
@@ -27,7 +25,7 @@ from mooring.paper.violating import (
 )
 from mooring.paper.violations_figure import draw
 
-__all__ = ["count", "lattice", "published_violations", "run"]
+__all__ = ["count", "lattice", "run"]
 
 BELOW, ABOVE = 1, 3
 """Decades of strength around the first violation."""
@@ -61,18 +59,6 @@ def lattice(first: float, each: int) -> list[float]:
     """
     start = math.floor(each * math.log10(first))
     return [float(f"{10 ** (k / each):.3g}") for k in range(start - each * BELOW, start + each * ABOVE + 1)]
-
-
-def published_violations(data: str, method: str) -> int | None:
-    """How many of the paper's 1.2 million parameters violated the bound when training first became unstable.
-
-    Example:
-        >>> published_violations("cifar100", "ewc"), published_violations("digits", "ewc")
-        (5, None)
-    """
-    told: Any = json.loads(resources.files(__package__).joinpath("published.json").read_text("utf-8"))
-    found: int | None = told["instability"]["violations_at_first_instability"].get(data, {}).get(method)
-    return found
 
 
 def run(lab: Laboratory) -> Finding:

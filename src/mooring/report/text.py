@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mooring.lab.spec import RunSpec
+from mooring.lab.words import counted
 from mooring.report.numbers import bounds, fixed, given, printable
 from mooring.report.section import Entry, Section
 
@@ -20,8 +21,8 @@ def compared(section: Section) -> str:
     seeds = sorted({result.spec.seed for result in section.results})
     at = f" at {len(settings)} settings" if len(settings) > methods else ""
     parts = [
-        f"{_number(methods, 'method')}{at} on {_number(section.tasks, 'task')}",
-        f"{_number(len(seeds), 'seed')} ({ranges(seeds)})",
+        f"{counted(methods, 'method')}{at} on {counted(section.tasks, 'task')}",
+        f"{counted(len(seeds), 'seed')} ({ranges(seeds)})",
         f"network {_shared(settings, lambda setting: printable(setting.network, 60))}",
         f"{_shared(settings, lambda setting: setting.epochs)} epochs a task",
         f"batches of {_shared(settings, lambda setting: setting.batch)}",
@@ -124,8 +125,8 @@ def _stability(section: Section) -> str:
     counts = {status: sum(result.status == status for result in results) for status in ("unstable", "rejected")}
     told = [f"{number} {'was' if number == 1 else 'were'} {status}" for status, number in counts.items() if number]
     if not told:
-        return f"All {_number(len(results), 'run')} finished." if len(results) > 1 else "The run finished."
-    return f"Of {_number(len(results), 'run')}, {' and '.join(told)}."
+        return f"All {counted(len(results), 'run')} finished." if len(results) > 1 else "The run finished."
+    return f"Of {counted(len(results), 'run')}, {' and '.join(told)}."
 
 
 def _accuracy(section: Section, method: str) -> float | None:
@@ -141,7 +142,3 @@ def _shared(settings: Sequence[RunSpec], of: Callable[[RunSpec], Any]) -> str:
     """A value, or every one there is."""
     values = sorted({of(setting) for setting in settings})
     return ", ".join(given(value) if isinstance(value, float) else str(value) for value in values)
-
-
-def _number(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.lab.fleet.launching import launch
-from mooring.lab.fleet.tiles import BUSY, Geometry, blocks, box, boxes, weight_blocks, weight_boxes
+from mooring.lab.fleet.tiles import BUSY, Geometry, blocks, box, boxes, next_power, weight_blocks, weight_boxes
 
 try:
     import triton
@@ -148,7 +148,7 @@ def _convolve(
     tile = boxes(rows, outputs, runs, x.dtype) if boxed else blocks(outputs, channels, x.dtype)
     bm, bn, bk, warps, stages = tile
     flat = not transposed and channels * geometry.kh * geometry.kw <= 64
-    bk = max(16, triton.next_power_of_2(channels * geometry.kh * geometry.kw)) if flat else bk
+    bk = max(16, next_power(channels * geometry.kh * geometry.kw)) if flat else bk
     left = _Left(out, runs, triton.cdiv(rows, bm), half=half, sums=sums)
     common: dict[str, Any] = {
         "KH": geometry.kh, "KW": geometry.kw, "PAD": geometry.padding, "TRANSPOSED": transposed,
@@ -238,7 +238,7 @@ def mask(g: Tensor, seen: Tensor | None, runs: int, *, sums: bool) -> Stored:
         return Stored(g, g)
     channels = g.shape[3]
     rows = g.numel() // channels // runs
-    bn = min(64, triton.next_power_of_2(channels))
+    bn = min(64, next_power(channels))
     left = _Left(g if seen is None else torch.empty_like(g), runs, triton.cdiv(rows, 64), half=True, sums=sums)
     launch(
         kernels.mask, (left.tiles * triton.cdiv(channels, bn), runs),
@@ -282,7 +282,7 @@ def unpool(g: Tensor, x: Tensor, runs: int, *, relu: bool, half: bool) -> Stored
     """The gradient of `pool`, and of a ReLU before it, with its sums."""
     channels = g.shape[3]
     rows = g.numel() // channels // runs
-    bn = min(64, triton.next_power_of_2(channels))
+    bn = min(64, next_power(channels))
     left = _Left(torch.empty_like(x), runs, triton.cdiv(rows, 32), half=half, sums=True)
     launch(
         kernels.unpool, (left.tiles * triton.cdiv(channels, bn), runs),

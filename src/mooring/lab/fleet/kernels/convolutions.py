@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from mooring.lab.fleet.kernels.storing import finish, larger
+from mooring.lab.fleet.kernels.storing import activated, finish
 
 __all__ = ["convolve", "convolve_tiles", "transpose"]
 
@@ -66,10 +66,7 @@ def convolve(
             at = n[None, :] * w_output + tap * w_tap + c[:, None] * w_channel
             b = tl.load(w + at, mask=(n < N)[None, :] & (c < C)[:, None], other=0.0)
             total = tl.dot(a, b, total, input_precision="tf32")
-    if BIAS:
-        total += tl.load(bias + run * N + n, mask=n < N, other=0.0)[None, :]
-    if RELU:
-        total = larger(total, 0.0)
+    total = activated(total, bias, run, n, N, BIAS, RELU)
     tiles = tl.num_programs(0) // blocks
     finish(total, run, tile, m, n, rows, N, out, half, sums, seen, tiles, MASK, HALF, SCALE, SUMS)
 
@@ -113,10 +110,7 @@ def convolve_tiles(
         total = tl.dot(a, b, total, input_precision="tf32")
     m = tile * BM + tl.arange(0, BM)
     n = first + tl.arange(0, BN)
-    if BIAS:
-        total += tl.load(bias + run * N + n, mask=n < N, other=0.0)[None, :]
-    if RELU:
-        total = larger(total, 0.0)
+    total = activated(total, bias, run, n, N, BIAS, RELU)
     tiles = tl.num_programs(0) // blocks
     finish(total, run, tile, m, n, rows, N, out, half, sums, seen, tiles, MASK, HALF, SCALE, SUMS)
 

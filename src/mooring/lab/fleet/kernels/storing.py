@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["ALL", "LARGEST", "finish", "larger", "place", "shorten"]
+__all__ = ["ALL", "LARGEST", "activated", "finish", "larger", "place", "shorten"]
 
 LARGEST = tl.constexpr(65504.0)
 """The end of float16's range."""
@@ -30,6 +30,16 @@ def place(out, half, at, value, known, HALF: tl.constexpr, SCALE: tl.constexpr):
     tl.store(out + at, value.to(out.dtype.element_ty), mask=known)
     if HALF:
         tl.store(half + at, shorten(value * SCALE), mask=known)
+
+
+@triton.jit
+def activated(total, bias, run, n, N, BIAS: tl.constexpr, RELU: tl.constexpr):
+    """A tile with its bias, what is below 0 cut off, where these are asked for."""
+    if BIAS:
+        total += tl.load(bias + run * N + n, mask=n < N, other=0.0)[None, :]
+    if RELU:
+        total = larger(total, 0.0)
+    return total
 
 
 @triton.jit
