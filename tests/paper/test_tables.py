@@ -10,6 +10,7 @@ from mooring.errors import MooringError
 from mooring.lab.metrics import interval
 from mooring.lab.study import Study
 from mooring.paper import grids, tables
+from mooring.paper.cell import agrees
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.published import Setting, published, published_setting
 from mooring.paper.scale import CONTROLS, MINIATURE, PAPER, ROWS
@@ -101,12 +102,12 @@ def test_the_papers_numbers_are_found_by_our_names():
 
 def test_two_means_agree_where_their_difference_could_be_chance():
     ours = interval([60.0, 61.0, 62.0, 61.0, 61.0])
-    assert tables.agrees(ours, 61.5, 0.7)
-    assert not tables.agrees(ours, 63.0, 0.7)
-    assert tables.agrees(interval([61.0]), 61.0, 0.7) is None
+    assert agrees(ours, 61.5, 0.7)
+    assert not agrees(ours, 63.0, 0.7)
+    assert agrees(interval([61.0]), 61.0, 0.7) is None
     same = interval([61.0] * 5)
-    assert tables.agrees(same, 61.0, 0.0)
-    assert not tables.agrees(same, 61.1, 0.0)
+    assert agrees(same, 61.0, 0.0)
+    assert not agrees(same, 61.1, 0.0)
 
 
 def test_the_paper_scale_is_the_papers():

@@ -12,6 +12,7 @@ from mooring.cli.output import command_line, opened
 from mooring.cli.tables import as_json
 from mooring.lab.files import check_writable
 from mooring.lab.words import counted
+from mooring.paper.explained import explained
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.page import write_findings
 from mooring.paper.scale import MINIATURE, PAPER, Scale
@@ -57,7 +58,7 @@ def paper(
     lab = Laboratory(study, scale, {network: paths for network, paths in backbones.items() if paths})
     if not kept.quiet:
         print(_cost(wanted, scale), file=sys.stderr)
-    findings = [target.run(lab) for target in wanted]
+    findings = explained([target.run(lab) for target in wanted])
     study.store.log(command_line())
     page = write_findings(findings, out, command=command_line())
     if json:

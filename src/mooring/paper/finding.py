@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mooring.lab.results import Result
+from mooring.paper.cell import Cell
+from mooring.paper.scale import Case
 
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
@@ -20,6 +22,8 @@ class Table:
         title: what it shows.
         columns: names, in their order.
         rows: a value for each column; None where there is none.
+        cells: those of them that stand beside the paper's.
+        notes: what is to be said about it, below it.
 
     Example:
         >>> print(Table("Speed", ["who", "how"], [{"who": "tortoise", "how": 0.2}, {"who": "hare"}]).markdown())
@@ -32,6 +36,8 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Mapping[str, Any]]
+    cells: Sequence[Cell] = field(default=(), repr=False)
+    notes: Sequence[str] = ()
 
     def markdown(self) -> str:
         """As text that is a table wherever Markdown is shown."""
@@ -41,7 +47,8 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {"title": self.title, "columns": list(self.columns), "rows": [dict(row) for row in self.rows]}
+        told = {"title": self.title, "columns": list(self.columns), "rows": [dict(row) for row in self.rows]}
+        return {**told, "notes": list(self.notes)} if self.notes else told
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class Finding:
         tables: the numbers.
         results: the runs they come from.
         draw: makes the figures; only called where they are wanted, since it takes time to import what draws them.
+        reasons: why cells of other targets differ from the paper's, by case, method and metric.
     """
 
     name: str
@@ -61,6 +69,7 @@ class Finding:
     tables: Sequence[Table] = ()
     results: Sequence[Result] = field(default=(), repr=False)
     draw: Callable[[], Sequence["Drawing"]] = field(default=list, repr=False)
+    reasons: Mapping[tuple[Case, str, str], str] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; of the runs their keys."""

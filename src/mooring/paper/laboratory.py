@@ -46,16 +46,26 @@ class Laboratory:
             read = [read_weights(path) for path in paths]
             self.weights |= {each.fingerprint: each for each in read}
             self.starts[network] = [each.fingerprint for each in read]
-        self.whole: dict[str, Stream] = {}
+        self.whole: dict[tuple[str, int | None], Stream] = {}
+        self.parts: dict[tuple[str, str, int | None], Stream] = {}
         self.streams: dict[str, Stream] = {}
 
     def searched(self, data: str) -> Stream:
         """The first tasks of a data set, for the grid search."""
-        return self._part(data, 0, self.scale.search_tasks)
+        return self._part(data, "searched", None)
 
-    def trained(self, data: str) -> Stream:
-        """The tasks after those, for everything else."""
-        return self._part(data, self.scale.search_tasks, None)
+    def trained(self, data: str, *, shuffle: int | None = None) -> Stream:
+        """The tasks after those, for everything else.
+
+        Args:
+            data: the name of the data set.
+            shuffle: the seed of another order of classes; None takes the paper's.
+        """
+        return self._part(data, "trained", shuffle)
+
+    def entire(self, data: str) -> Stream:
+        """All tasks, those that are searched too."""
+        return self._part(data, "entire", None)
 
     def spec(self, case: Case, method: str, seed: int, setting: Setting, *, search: bool = False) -> RunSpec:
         """A run.
@@ -86,17 +96,18 @@ class Laboratory:
         """Their results, in their order; those that are missing are trained first, many at once."""
         return self.study.run(specs, self.streams, self.weights, reject=reject)
 
-    def _part(self, data: str, skip: int, tasks: int | None) -> Stream:
-        if data not in self.whole:
-            self.whole[data] = self.study.open(self.scale.streams[data])
-        stream = self.whole[data]
-        if len(stream.tasks) <= self.scale.search_tasks:
-            raise MooringError(
-                f"{stream.name} has {len(stream.tasks)} tasks: the first {self.scale.search_tasks} are searched, and "
-                "some must be left"
-            )
-        what = "searched" if tasks is not None else "trained"
-        part = sliced(stream, skip, tasks)
-        part = replace(part, name=f"{data}, {what}")
-        self.streams[part.fingerprint] = part
-        return part
+    def _part(self, data: str, kind: str, shuffle: int | None) -> Stream:
+        """Each is cut once: to fingerprint the images of one takes longer than to look up its runs."""
+        if (data, kind, shuffle) not in self.parts:
+            if (data, shuffle) not in self.whole:
+                options = replace(self.scale.streams[data], shuffle=shuffle)
+                self.whole[data, shuffle] = self.study.open(options)
+            stream, first = self.whole[data, shuffle], self.scale.search_tasks
+            if len(stream.tasks) <= first:
+                count = len(stream.tasks)
+                raise MooringError(f"{stream.name} has {count} tasks: {first} are searched, and some must be left")
+            skip, tasks = {"searched": (0, first), "trained": (first, None), "entire": (0, None)}[kind]
+            order = "" if shuffle is None else ", shuffled"
+            part = replace(sliced(stream, skip, tasks), name=f"{data}, {kind}{order}")
+            self.streams[part.fingerprint] = self.parts[data, kind, shuffle] = part
+        return self.parts[data, kind, shuffle]

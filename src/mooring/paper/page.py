@@ -89,4 +89,6 @@ def _section(finding: Finding, figures: Sequence[dict[str, str]]) -> str:
     parts += [f"![{each['alt']}]({each['file']})\n\n{each['caption']}" for each in figures]
     for table in finding.tables:
         parts += [f"### {table.title}", table.markdown()]
+        if table.notes:
+            parts += ["Why cells differ:", "\n".join(f"- {note}" for note in table.notes)]
     return "\n\n".join(parts)

@@ -1,13 +1,11 @@
 """Accuracy and forgetting of every method, ours beside the paper's: the main table, and the second network's."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy.special import stdtrit
-
-from mooring.lab.metrics import Interval, paired_difference
+from mooring.lab.metrics import paired_difference
 from mooring.lab.summary import Row
+from mooring.paper.cell import METRICS, Cell, cell
 from mooring.paper.finding import Finding, Table
 from mooring.paper.grids import found_settings, search
 from mooring.paper.laboratory import Laboratory
@@ -15,9 +13,7 @@ from mooring.paper.published import Published, Setting, published, published_set
 from mooring.paper.rows import over_seeds
 from mooring.paper.scale import CONTROLS, REPLAY, ROWS, Case, Scale
 
-__all__ = ["agrees", "count_resnet", "count_table1", "resnet", "rows_at_our_settings", "table1"]
-
-PAPERS_SEEDS = 5
+__all__ = ["count_resnet", "count_table1", "resnet", "rows_at_our_settings", "table1"]
 
 
 def count_table1(scale: Scale) -> int:
@@ -41,27 +37,6 @@ def resnet(lab: Laboratory) -> Finding:
     return _finding(lab, "resnet", lab.scale.other_cases(), [name for name in ROWS if name not in REPLAY])
 
 
-def agrees(ours: Interval, mean: float, std: float | None) -> bool | None:
-    """Whether two means over seeds differ by no more than chance: within the 95 % interval of their difference.
-
-    |ours - theirs| <= t * sqrt(std^2 / n + theirs_std^2 / 5), with Welch's degrees of freedom. None where either has no
-    standard deviation.
-
-    Example:
-        >>> from mooring.lab.metrics import interval
-        >>> ours = interval([63.0, 64.0, 65.0, 64.0, 64.0])
-        >>> agrees(ours, 64.5, 0.4), agrees(ours, 60.0, 0.4), agrees(ours, 64.5, None)
-        (True, False, None)
-    """
-    if std is None or not math.isfinite(ours.std):
-        return None
-    mine, theirs = ours.std**2 / ours.count, std**2 / PAPERS_SEEDS
-    if not mine + theirs:
-        return ours.mean == mean
-    freedom = (mine + theirs) ** 2 / (mine**2 / (ours.count - 1) + theirs**2 / (PAPERS_SEEDS - 1))
-    return bool(abs(ours.mean - mean) <= float(stdtrit(freedom, 0.975)) * math.sqrt(mine + theirs))
-
-
 def _finding(lab: Laboratory, name: str, cases: Sequence[Case], methods: Sequence[str]) -> Finding:
     """Both settings of every case, trained together."""
     every = (*methods, *CONTROLS)
@@ -75,10 +50,13 @@ def _finding(lab: Laboratory, name: str, cases: Sequence[Case], methods: Sequenc
     beaten: list[str] = []
     for case, settings in wanted:
         rows = over_seeds(known[spec.key] for spec in _specs(lab, case, settings))
-        told = [_cell(case, row) for row in rows]
-        which = "at our settings" if settings is chosen[case] else "at the paper's settings"
+        at_papers = settings is not chosen[case]
+        beside = [_beside(case, row, at_papers) for row in rows]
+        told = [_row(case, row, found) for row, found in zip(rows, beside, strict=True)]
+        which = "at the paper's settings" if at_papers else "at our settings"
         if told:
-            tables.append(Table(f"{case}, {which}", list(told[0]), told))
+            both = [each for found in beside for each in found.values() if each is not None]
+            tables.append(Table(f"{case}, {which}", list(told[0]), told, both))
         cells += told
         beaten += _beaten(str(case), rows)
     for case, settings in chosen.items():
@@ -116,20 +94,21 @@ def _specs(lab: Laboratory, case: Case, settings: Mapping[str, Setting]) -> list
     ]
 
 
-def _cell(case: Case, row: Row) -> dict[str, Any]:
+def _beside(case: Case, row: Row, at_papers: bool) -> dict[str, Cell | None]:
+    method, found = row.setting.method, row.metrics
+    return {metric: cell(case, method, metric, found.get(metric), at_papers=at_papers) for metric in METRICS}
+
+
+def _row(case: Case, row: Row, beside: Mapping[str, Cell | None]) -> dict[str, Any]:
     """Ours, the paper's, and whether they agree."""
     paper = published(case.network, case.regime.name, case.data, row.setting.method)
     told: dict[str, Any] = {"method": row.label, "lr": f"{row.setting.lr:g}"}
-    for metric in ("accuracy", "forgetting"):
+    for metric, found in beside.items():
         ours = row.metrics.get(metric)
         told[metric] = None if ours is None else str(ours)
         told[f"paper's {metric}"] = None if paper is None else _written(paper, metric)
-        told[f"{metric} differs by"] = None
-        told[f"{metric} agrees"] = None
-        if ours is not None and paper is not None:
-            mean, std = getattr(paper, metric), getattr(paper, f"{metric}_std")
-            told[f"{metric} differs by"] = round(ours.mean - mean, 2)
-            told[f"{metric} agrees"] = agrees(ours, mean, std)
+        told[f"{metric} differs by"] = None if found is None else round(found.difference, 2)
+        told[f"{metric} agrees"] = None if found is None else found.agrees
     return {**told, "verdict": row.verdict}
 
 
@@ -160,7 +139,7 @@ def _written(paper: Published, metric: str) -> str:
 
 
 def _said(cells: Sequence[Mapping[str, Any]], tables: Sequence[Table]) -> list[str]:
-    judged = [cell[f"{metric} agrees"] for cell in cells for metric in ("accuracy", "forgetting")]
+    judged = [cell[f"{metric} agrees"] for cell in cells for metric in METRICS]
     decided = [each for each in judged if each is not None]
     text = []
     if decided:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mooring.errors import unknown
-from mooring.paper import cka, claims, effective_lr, grids, importance, negative, roots, tables, violations
+from mooring.paper import cka, claims, effective_lr, grids, importance, negative, reasons, roots, tables, violations
 from mooring.paper.finding import Finding
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import Scale
@@ -46,6 +46,7 @@ TARGETS: dict[str, Target] = {
         Target("fig-cka", "how alike layers stay, balanced or not", cka.count, cka.run),
         Target("roots", "square root, cube root and plain ratio in the explicit step", roots.count, roots.run),
         Target("effective-lr", "the unrolled form against the iterates", effective_lr.count, effective_lr.run),
+        Target("reasons", "what moves a cell: one thing changed at a time", reasons.count, reasons.run),
         Target("claims", "each claim of the paper, and what our runs say of it", claims.count, claims.run, READ),
     )
 }

@@ -1,0 +1,222 @@
+"""What moves a cell: every run once more with one thing changed, to test why ours differs from the paper's."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mooring.lab.metrics import Interval, interval, paired_difference
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
+from mooring.paper.cell import METRICS, Cell, cell
+from mooring.paper.changes import BASE, CHANGES, Change
+from mooring.paper.claim import told
+from mooring.paper.finding import Finding, Table
+from mooring.paper.importance import setting
+from mooring.paper.laboratory import Laboratory
+from mooring.paper.rows import first_cases
+from mooring.paper.scale import REGULARIZERS, Case, Scale
+
+__all__ = ["METHODS", "Effect", "count", "run"]
+
+LIKE = {"plain": "explicit-ewc", **{name: name for name in (*REGULARIZERS, "explicit-ewc", "er")}}
+"""Every method, and the one whose setting in the paper it takes."""
+
+METHODS = tuple(LIKE)
+
+Place = tuple[Case, str]
+"""A data set and a method."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a change does to a metric.
+
+    Attributes:
+        change: what is changed.
+        before, after: over the seeds that finished; None where none did.
+        shift: after minus before, seed by seed; None where no seed finished with and without the change.
+        base, then: the cells without and with it; None where the paper has no number.
+    """
+
+    change: str
+    before: Interval | None
+    after: Interval | None
+    shift: Interval | None
+    base: Cell | None
+    then: Cell | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether it brings ours to the paper's, beyond chance.
+
+        A change whose interval holds 0 has no sure effect, and explains nothing.
+        """
+        if self.after is None:
+            return "does not finish"
+        if self.before is None:
+            return "finishes, and agrees" if self.then is not None and self.then.near else "finishes"
+        if self.shift is None or math.isnan(self.shift.low):
+            return "not decided"
+        if self.shift.low <= 0 <= self.shift.high:
+            return "no sure effect"
+        if self.base is None or self.then is None:
+            return "higher" if self.shift.mean > 0 else "lower"
+        if self.base.near:
+            return "still agrees" if self.then.near else "moves away"
+        if self.then.near:
+            return "explains it"
+        if self.base.difference * self.then.difference < 0:
+            return "overshoots"
+        return "moves towards" if abs(self.then.difference) < abs(self.base.difference) else "moves away"
+
+
+def count(scale: Scale) -> int:
+    """How many models it trains at most; with one backbone, or none, there is less to change.
+
+    Example:
+        >>> from mooring.paper.scale import PAPER
+        >>> count(PAPER)  # 7 methods with 8 to 12 changes each and without any, 5 seeds, 3 data sets
+        1230
+    """
+    each = sum(1 + sum(change.trains and change.fits(method) for change in CHANGES) for method in METHODS)
+    return each * scale.seeds * len(scale.streams)
+
+
+def run(lab: Laboratory) -> Finding:
+    """Every change of every method on every data set in the first regime, at the paper's settings."""
+    wanted = {(case, method): _specs(lab, case, method) for case in first_cases(lab.scale) for method in METHODS}
+    specs = [spec for changed in wanted.values() for some in changed.values() for spec in some]
+    results = lab.run(specs)
+    known = {result.spec.key: result for result in results}
+    found: dict[Place, dict[str, list[Effect]]] = {}
+    for place, changed in wanted.items():
+        runs = {name: [known[spec.key] for spec in some] for name, some in changed.items()}
+        found[place] = {metric: _effects(place, runs, metric) for metric in METRICS}
+    reasons = {(*place, m): _reason(some) for place, both in found.items() for m, some in both.items() if _off(some)}
+    tables = [_table(case, found) for case in first_cases(lab.scale)]
+    return Finding("reasons", _said(found, reasons), tables, results, reasons=reasons)
+
+
+def _specs(lab: Laboratory, case: Case, method: str) -> dict[str, list[RunSpec]]:
+    """The runs of each change that there is, one for each seed; those without any first."""
+    at = setting(lab.scale, case, method, LIKE[method])
+    base = [lab.spec(case, method, seed, at) for seed in range(lab.scale.seeds)]
+    made = {}
+    for change in (BASE, *CHANGES):
+        some = [change.spec(lab, case, spec) for spec in base] if change.fits(method) else [None]
+        if None not in some:
+            made[change.name] = [spec for spec in some if spec is not None]
+    return made
+
+
+def _effects(place: Place, runs: Mapping[str, Sequence[Result]], metric: str) -> list[Effect]:
+    """What each change does to a metric; the first is no change."""
+    base = _scores(BASE, runs[BASE.name], metric)
+    before = interval(list(base.values())) if base else None
+    found = []
+    for change in (BASE, *CHANGES):
+        if change.name not in runs or (not change.trains and metric != "forgetting"):
+            continue
+        scores = _scores(change, runs[change.name], metric)
+        after = interval(list(scores.values())) if scores else None
+        both = [seed for seed in scores if seed in base]
+        shift = paired_difference([scores[s] for s in both], [base[s] for s in both]) if both else None
+        cells = (cell(*place, metric, before), cell(*place, metric, after))
+        found.append(Effect(change.name, before, after, shift, *cells))
+    return found
+
+
+def _scores(change: Change, results: Sequence[Result], metric: str) -> dict[int, float]:
+    return {r.spec.seed: change.score(r, metric) for r in results if r.status == "finished"}
+
+
+def _off(effects: Sequence[Effect]) -> bool:
+    """Whether ours is not the paper's before anything is changed."""
+    base = effects[0]
+    return base.base is not None and base.base.near is False
+
+
+def _reason(effects: Sequence[Effect]) -> str:
+    """What was found about a cell that differs, in a few words."""
+    changed = effects[1:]
+    explaining = [effect for effect in changed if effect.verdict == "explains it"]
+    if explaining:
+        named = [f"{effect.change} ({told(effect.shift)})" for effect in explaining]
+        return f"explained by {' or '.join(named)}"
+    nearer = [effect for effect in changed if effect.verdict in ("moves towards", "overshoots")]
+    text = f"no reason found: none of {len(changed)} single changes explains it"
+    if not nearer:
+        return f"{text}, and none moves it towards the paper"
+    closest = min(nearer, key=_distance)
+    return f"{text}; closest is {closest.change}, which {closest.verdict} ({told(closest.shift)})"
+
+
+def _distance(effect: Effect) -> float:
+    return math.inf if effect.then is None else abs(effect.then.difference)
+
+
+def _said(found: Mapping[Place, Mapping[str, Sequence[Effect]]], reasons: Mapping[Any, str]) -> list[str]:
+    text = [
+        "One thing is changed at a time, at the paper's settings in the first regime. A change explains a cell where "
+        "ours differs from the paper's without it, agrees with it, and is moved by it beyond chance: the 95 % interval "
+        "of the difference over seeds does not hold 0. Where the paper gives no standard deviation, ours stands for it."
+    ]
+    cells = [effects[0] for both in found.values() for effects in both.values() if effects[0].base is not None]
+    if not cells:
+        return [*text, "The paper has no numbers for these data sets: there is nothing to explain."]
+    explained = sum(reason.startswith("explained") for reason in reasons.values())
+    text.append(
+        f"Of {len(cells)} cells {len(reasons)} differ from the paper's; {explained} of these are explained by a single "
+        f"change, {len(reasons) - explained} are not."
+    )
+    for (case, method), both in found.items():
+        parts = []
+        for metric, effects in both.items():
+            base = effects[0].base
+            if (case, method, metric) in reasons and base is not None:
+                parts.append(f"{metric} differs by {base.difference:+.2f}: {reasons[case, method, metric]}")
+        if parts:
+            text.append(f"{case.data}, {method}: {'; '.join(parts)}.")
+        if effects_without_base := [name for name, effects in both.items() if effects[0].before is None]:
+            text.append(
+                f"{case.data}, {method}: no seed finished without a change ({', '.join(effects_without_base)})."
+            )
+    return text
+
+
+def _table(case: Case, found: Mapping[Place, Mapping[str, Sequence[Effect]]]) -> Table:
+    rows: list[dict[str, Any]] = []
+    for (where, method), both in found.items():
+        if where != case:
+            continue
+        by_name: dict[str, dict[str, Any]] = {}
+        for metric, effects in both.items():
+            for effect in effects:
+                row = by_name.setdefault(effect.change, {"method": method, "changed": effect.change})
+                row |= _shown(metric, effect)
+        rows += by_name.values()
+    columns = ["method", "changed", *(column for metric in METRICS for column in _columns(metric))]
+    return Table(f"{case}: one thing changed at a time", columns, rows)
+
+
+def _columns(metric: str) -> list[str]:
+    return [metric, f"{metric} changes by", f"{metric} from the paper's", f"{metric}: what it does"]
+
+
+def _shown(metric: str, effect: Effect) -> dict[str, Any]:
+    base = effect.change == BASE.name
+    values = (
+        None if effect.after is None else str(effect.after),
+        None if base or effect.shift is None else told(effect.shift),
+        None if effect.then is None else round(effect.then.difference, 2),
+        _standing(effect) if base else effect.verdict,
+    )
+    return dict(zip(_columns(metric), values, strict=True))
+
+
+def _standing(effect: Effect) -> str | None:
+    """How ours stands before anything is changed."""
+    if effect.base is None or effect.base.near is None:
+        return None
+    return "agrees" if effect.base.near else "differs"
