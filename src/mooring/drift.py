@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mooring.errors import MooringError
 from mooring.selection import layer_of, module_names
 
-__all__ = ["cka", "debiased_cka", "parameter_drift"]
+__all__ = ["cka", "cka_of_batch", "debiased_cka", "parameter_drift"]
 
 FEATURE_BYTES = 1 << 30
 """How much memory the collected features of one pass over the inputs may take."""
@@ -66,10 +66,26 @@ def debiased_cka(x: Tensor, y: Tensor) -> float:
         raise MooringError(f"CKA compares features of the same inputs, not of {x.shape[0]} and {y.shape[0]}")
     if x.shape[0] < 4:
         raise MooringError(f"debiased CKA needs at least 4 inputs, not {x.shape[0]}")
-    k, m = _gram(x), _gram(y)
-    own, other, both = torch.stack([_hsic(k, k), _hsic(m, m), _hsic(k, m)]).tolist()  # a GPU is waited for once
-    scale = math.sqrt(max(0.0, own) * max(0.0, other))
-    return float(both / scale) if scale else math.nan
+    return float(_likeness(x, y))
+
+
+@torch.no_grad()
+def cka_of_batch(model_a: nn.Module, model_b: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+    """What `cka` says of all layers over one batch, as tensors on its device: nothing waits for them.
+
+    Args:
+        model_a: the first model.
+        model_b: the second, with the same layer names.
+        inputs: at least 4 of them, on the models' device; the features of every layer are kept at once.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> {name: round(float(value), 4) for name, value in cka_of_batch(model, model, torch.randn(20, 4)).items()}
+        {'0': 1.0, '2': 1.0}
+    """
+    names = _pick_layers(model_a, model_b, None)
+    a, b = (_features(model, inputs, names) for model in (model_a, model_b))
+    return {name: _likeness(a[name], b[name]) for name in names if name in a and name in b}
 
 
 @torch.no_grad()
@@ -204,6 +220,13 @@ def _features(model: nn.Module, x: Tensor, names: Sequence[str]) -> dict[str, Te
 def _rows(x: Tensor) -> Tensor:
     """One row of features for each input."""
     return x.unsqueeze(1) if x.ndim == 1 else x.flatten(1)
+
+
+def _likeness(x: Tensor, y: Tensor) -> Tensor:
+    """Debiased CKA, without a check; not a number where one of the two does not vary."""
+    k, m = _gram(x), _gram(y)
+    scale = (_hsic(k, k).clamp(min=0) * _hsic(m, m).clamp(min=0)).sqrt()
+    return torch.where(scale > 0, _hsic(k, m) / scale, torch.nan)
 
 
 def _gram(x: Tensor) -> Tensor:

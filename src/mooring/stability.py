@@ -158,8 +158,6 @@ def verdicts(p: Tensor, limit: float) -> Verdicts:
         >>> verdicts(torch.tensor([-0.1, 0.0, 0.5, 1.5, 9.0]), limit=2.0)
         Verdicts(free=1, interpolate=1, extrapolate=1, diverge=2, negative=1)
     """
-    negative = int((p < 0).sum())
-    free = int((p == 0).sum())
-    beyond = int((p >= limit).sum()) + int(p.isnan().sum())
-    extrapolate = int(((p >= 1) & (p < limit)).sum())
+    kinds = (p < 0, p == 0, (p >= limit) | p.isnan(), (p >= 1) & (p < limit))
+    negative, free, beyond, extrapolate = torch.stack([kind.sum() for kind in kinds]).tolist()
     return Verdicts(free, p.numel() - negative - free - extrapolate - beyond, extrapolate, beyond + negative, negative)

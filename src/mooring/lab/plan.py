@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from mooring.lab.fleet.shape import shape
+from mooring.lab.fleet.twins import twins
 from mooring.lab.spec import RunSpec
 
 __all__ = ["evenly", "fleets"]
@@ -11,6 +12,8 @@ __all__ = ["evenly", "fleets"]
 
 def fleets(specs: Sequence[RunSpec], size: Callable[[list[RunSpec]], int]) -> list[list[RunSpec]]:
     """Runs of one shape together, as many at a time as is said; shapes in the order of their first run.
+
+    Twins are neighbours, so that few fleets have some of them.
 
     Args:
         specs: the runs, each once.
@@ -24,7 +27,8 @@ def fleets(specs: Sequence[RunSpec], size: Callable[[list[RunSpec]], int]) -> li
     groups: dict[tuple[object, ...], list[RunSpec]] = {}
     for spec in dict.fromkeys(specs):
         groups.setdefault(shape(spec), []).append(spec)
-    return [fleet for group in groups.values() for fleet in evenly(group, size(group))]
+    sided = ([spec for some in twins(group).values() for spec in some] for group in groups.values())
+    return [fleet for group in sided for fleet in evenly(group, size(group))]
 
 
 def evenly(runs: Sequence[RunSpec], most: int) -> list[list[RunSpec]]:

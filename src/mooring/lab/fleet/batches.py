@@ -84,7 +84,11 @@ class Batches:
             task: the task's number.
             epoch: the epoch's number within the task.
         """
-        parts = [part.train for part in self.stream.tasks]
-        if data == "joint":
-            return torch.stack([joint_order(spec.seed, task, epoch, parts, spec.epochs) for spec in specs])
-        return torch.stack([task_order(spec.seed, task, epoch, parts[task]) for spec in specs])
+        parts, epochs = [part.train for part in self.stream.tasks], specs[0].epochs
+        drawn = {}  # runs of one seed see the same
+        for seed in dict.fromkeys(spec.seed for spec in specs):
+            alone = data != "joint"
+            drawn[seed] = (
+                task_order(seed, task, epoch, parts[task]) if alone else joint_order(seed, task, epoch, parts, epochs)
+            )
+        return torch.stack([drawn[spec.seed] for spec in specs])

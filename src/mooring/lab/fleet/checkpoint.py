@@ -22,6 +22,7 @@ from mooring.lab.fleet.moorings import Held, Moorings
 from mooring.lab.fleet.stack import laid_out
 from mooring.lab.methods import find
 from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
 
 __all__ = ["CheckpointError", "restore", "runs_in", "save", "size", "split", "steps_in"]
 
@@ -47,6 +48,7 @@ def save(fleet: Fleet, path: Path) -> None:
     header = {
         "version": VERSION,
         "runs": [spec.key for spec in fleet.specs],
+        "twins": {key: [spec.to_json() for spec in some] for key, some in fleet.twins.items()},
         "books": [book.to_json() for book in fleet.books],
         "results": [result.to_json() for result in fleet.results],
         "position": asdict(fleet.position),
@@ -61,7 +63,7 @@ def save(fleet: Fleet, path: Path) -> None:
 
 def _kept(fleet: Fleet) -> Tensors:
     """Every tensor that the fleet's future depends on, by what it is."""
-    tensors: Tensors = {"curve": fleet.curve, "bad": fleet.bad}  # a run may be lost and not yet taken out
+    tensors: Tensors = {"curve": fleet.curve.sums, "bad": fleet.bad}  # a run may be lost and not yet taken out
     for kind, told in _kinds(fleet).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in told.items()}
     for number, (_, moorings) in enumerate(fleet.groups.moored):
@@ -77,7 +79,7 @@ def restore(fleet: Fleet, path: Path) -> None:
         CheckpointError: where the file is damaged, of a newer version, or of other runs.
     """
     with _opened(path) as (header, opened):
-        runs = {spec.key for spec in fleet.specs}
+        runs = {spec.key for some in fleet.twins.values() for spec in some}
         _bring(fleet, *_part(header, _tensors(header, opened, path), runs, path))
 
 
@@ -103,7 +105,11 @@ def split(path: Path, parts: Mapping[Path, Collection[str]]) -> int:
 
 
 def _bring(fleet: Fleet, header: Header, tensors: Tensors) -> None:
-    fleet.keep(torch.tensor([spec.key in header["runs"] for spec in fleet.specs]))
+    if not header.get("twins"):
+        fleet.board()
+    places = {spec.key: row for row, spec in enumerate(fleet.specs)}
+    fleet.twins = {key: some for key, some in fleet.twins.items() if key in header["runs"]}
+    fleet.keep(torch.tensor([places[key] for key in header["runs"]], dtype=torch.int64, device=fleet.device))
     _restore_tensors(fleet, tensors)
     for number, ((_, moorings), told) in enumerate(zip(fleet.groups.moored, header["groups"], strict=True)):
         _restore_moorings(moorings, told, _under(tensors, f"held/{number}/"), fleet.device)
@@ -128,7 +134,15 @@ def steps_in(path: Path) -> int:
 
 
 def _runs(header: Header) -> set[str]:
-    return {*header["runs"], *map(_lost, header["results"])}
+    aboard = (spec["key"] for some in _rows(header) for spec in some)
+    return {*aboard, *map(_lost, header["results"])}
+
+
+def _rows(header: Header) -> list[list[dict[str, Any]]]:
+    """For each row the runs that it stands for, by their key and spec: one, or twins in their first task."""
+    twins = header.get("twins", {})
+    every = [twins.get(key, [book["spec"]]) for key, book in zip(header["runs"], header["books"], strict=True)]
+    return [[{"key": RunSpec.from_json(spec).key, "spec": spec} for spec in some] for some in every]
 
 
 def _lost(told: dict[str, Any]) -> str:
@@ -151,7 +165,8 @@ def _part(header: Header, tensors: Tensors, runs: set[str], path: Path) -> tuple
         raise CheckpointError(f"the checkpoint {path} is of other runs: delete it to start again")
     if runs == _runs(header):
         return header, tensors
-    rows = [row for row, key in enumerate(header["runs"]) if key in runs]
+    every = [[run for run in some if run["key"] in runs] for some in _rows(header)]
+    rows = [row for row, some in enumerate(every) if some]
     taken = {name: tensor[rows] for name, tensor in tensors.items() if not name.startswith("held/")}
     groups: list[dict[str, Any]] = []
     for number, (told, span) in enumerate(zip(header["groups"], _spans(header), strict=True)):
@@ -159,12 +174,15 @@ def _part(header: Header, tensors: Tensors, runs: set[str], path: Path) -> tuple
             held = _under(tensors, f"held/{number}/")
             taken |= {f"held/{len(groups)}/{name}": tensor[mine] for name, tensor in held.items()}
             groups.append(told)
-    kept = {
-        "runs": [header["runs"][row] for row in rows],
-        "books": [header["books"][row] for row in rows],
+    first = {row: every[row][0] for row in rows}  # a row whose first run is not wanted goes on as its twin
+    kept: Header = {
+        "runs": [run["key"] for run in first.values()],
+        "books": [header["books"][row] | {"spec": run["spec"]} for row, run in first.items()],
         "results": [told for told in header["results"] if _lost(told) in runs],
         "groups": groups,
     }
+    if header.get("twins"):
+        kept["twins"] = {run["key"]: [twin["spec"] for twin in every[row]] for row, run in first.items()}
     return header | kept, taken
 
 
@@ -233,7 +251,7 @@ def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
     fleet.sgd.velocity, fleet.first = (
         {name: laid_out(found[kind][name]) for name in every if name in found[kind]} for kind in ("velocity", "first")
     )
-    fleet.curve = tensors["curve"].to(fleet.device)
+    fleet.curve.sums = tensors["curve"].to(fleet.device)
     if "bad" in tensors:
         fleet.bad = tensors["bad"].to(fleet.device)
     if fleet.memory is not None:

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from mooring.errors import MooringError
 from mooring.lab.fleet.batches import Batches
+from mooring.lab.fleet.curve import Curve
 from mooring.lab.fleet.elementwise import NEVER
 from mooring.lab.fleet.feed import Feed
 from mooring.lab.fleet.fused import advance_all, fused_for
@@ -24,6 +25,7 @@ from mooring.lab.fleet.replay import Reservoir, project
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.shape import shape
 from mooring.lab.fleet.stack import Stack
+from mooring.lab.fleet.twins import twins
 from mooring.lab.methods import find
 from mooring.lab.methods.registry import rank
 from mooring.lab.networks.inputs import scaled
@@ -35,11 +37,11 @@ from mooring.lab.streams.stream import Stream
 
 __all__ = ["Fleet", "Position", "Watcher"]
 
-POINTS = 20
-"""Into how many stretches the loss curve of a task is cut."""
-
 LOOK = 50
 """After so many steps a GPU is waited for, to see which runs are lost."""
+
+MANY = 0.2
+"""What part of a stack must be lost for them to be taken out at once: the rest has to be recorded anew."""
 
 
 class Fleet:
@@ -79,7 +81,8 @@ class Fleet:
         if find(specs[0].method).memory and specs[0].memory is None:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
         # runs of a method are neighbours, and the order given does not matter
-        self.specs = sorted(specs, key=lambda spec: (rank(spec.method), spec.seed, spec.key))
+        self.twins = twins(sorted(specs, key=lambda spec: (rank(spec.method), spec.seed, spec.key)))
+        self.specs = [some[0] for some in self.twins.values()]
         self.common, self.method = self.specs[0], find(self.specs[0].method)
         self.stream, self.reject = stream, reject
         self.device = torch.device(device)
@@ -103,9 +106,9 @@ class Fleet:
         self.results: list[Result] = []
         self.first: Tensors = {}
         self.position = Position()
-        self.curve = torch.zeros(len(specs), POINTS, dtype=torch.float64, device=self.device)
+        self.curve = Curve(len(self.specs), self.device)
         self.feed = Feed(self.device)
-        self.bad = torch.full((len(specs),), NEVER, device=self.device)
+        self.bad = torch.full((len(self.specs),), NEVER, device=self.device)
         self.now = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.steps, self.seconds = 0, 0.0
 
@@ -127,7 +130,7 @@ class Fleet:
                 for step in range(self.position.step, len(self.feed.sizes)):
                     self._iterate(task, epoch, step)
                     if self.fused and self.steps % LOOK == 0:
-                        self._lose_bad()
+                        self._lose_bad(MANY)
                     if not self.specs:
                         return self.results
                     self._tick()
@@ -148,10 +151,9 @@ class Fleet:
         return self.results
 
     def _tick(self) -> None:
-        """Give each run its share of the time that has passed."""
-        now = time.perf_counter()
-        self.seconds += (now - self.mark) / len(self.specs)
-        self.mark = now
+        """Give each run its share of the time that has passed, a twin that waits included."""
+        before, self.mark = self.mark, time.perf_counter()
+        self.seconds += (self.mark - before) / (sum(map(len, self.twins.values())) or len(self.specs))
 
     def _begin(self, task: int) -> None:
         """A task starts: its head from the one before, no velocity, an empty curve."""
@@ -161,7 +163,7 @@ class Fleet:
         elif self.stream.heads == "per task" and self.common.heads == "inherit" and self.method.data != "joint":
             self.stack.inherit(task, task - 1)
         self.sgd.reset()
-        self.curve.zero_()
+        self.curve.reset()
 
     def _train_what(self, task: int) -> None:
         """Ask for gradients where this task has any to give."""
@@ -207,8 +209,7 @@ class Fleet:
             gradients = project(gradients, self._gradients(self._forward(remembered, None)[1].sum()))
         fine = self._move(gradients, probes, indices.shape[1])
         loss = loss.detach() if fine is None else loss.detach()[fine]
-        total = len(self.feed.sizes) * self.common.epochs
-        self.curve.index_add_(1, (self.now - self.began) * POINTS // total, loss.double().unsqueeze(1))
+        self.curve.add(self.now - self.began, len(self.feed.sizes) * self.common.epochs, loss)
         self.feed.move(size)
         self.now += 1
 
@@ -229,10 +230,10 @@ class Fleet:
         self.groups.advance(self.stack.parameters, gradients, loaded, probes, samples, self.sgd)
         return fine if lost else None
 
-    def _lose_bad(self) -> None:
-        """Take out the runs whose gradient was not finite."""
+    def _lose_bad(self, part: float = 0.0) -> None:
+        """Take out the runs whose gradient was not finite, if they are more than this part of all."""
         steps = self.bad.tolist()
-        if min(steps, default=NEVER) < NEVER:
+        if sum(at < NEVER for at in steps) > part * len(steps):
             where = [f"its gradient was not finite in step {at + 1}, in task {self.position.task + 1}" for at in steps]
             self._lose(self.bad < NEVER, "unstable", where, steps)
 
@@ -244,6 +245,7 @@ class Fleet:
         self._lose_bad()
         for rows, moorings in self.groups.moored:
             moorings.consolidate(rows_of(self.stack.parameters, rows))
+        self.board()
         self._judge(task)
         if not self.specs:
             return
@@ -254,22 +256,16 @@ class Fleet:
             now = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in now.items()}
         steps = len(batch_sizes(len(self.stream.tasks[task].train), self.common.batch)) * self.common.epochs
-        counts = torch.bincount(torch.arange(steps) * POINTS // steps, minlength=POINTS).to(self.curve)
-        for book, row, losses in zip(
-            self.books, self._score(task).tolist(), (self.curve / counts).tolist(), strict=True
-        ):
+        for book, row, losses in zip(self.books, self._score(task).tolist(), self.curve.means(steps), strict=True):
             book.matrix.append(row)
-            book.losses.append([value for value, count in zip(losses, counts.tolist(), strict=True) if count])
+            book.losses.append(losses)
 
     def _judge(self, task: int) -> None:
         """Write down what each penalty will do, and reject those that do not interpolate."""
         too_strong = torch.zeros(len(self.specs), dtype=torch.bool)
-        for rows, moorings in self.groups.moored:
-            for run in range(len(moorings)):
-                verdict = moorings.stability(run, self.common.momentum)
-                if verdict:
-                    self.books[rows.start + run].stability.append(verdict)
-                    too_strong[rows.start + run] = bool(verdict.trouble) and moorings.method.can_extrapolate
+        for run, verdict, can_extrapolate in self.groups.judged(self.common.momentum):
+            self.books[run].stability.append(verdict)
+            too_strong[run] = bool(verdict.trouble) and can_extrapolate
         if self.reject and task == 0 and bool(too_strong.any()):
             troubles = [book.stability[-1].trouble if book.stability else "" for book in self.books]
             self._lose(too_strong, "rejected", troubles)
@@ -279,10 +275,7 @@ class Fleet:
         inputs = scaled(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
         measured = by_layer(self.stack, self.first, inputs)
         for run, (book, (drift, cka)) in enumerate(zip(self.books, measured, strict=True)):
-            importance = {}
-            for rows, moorings in self.groups.moored:
-                if rows.start <= run < rows.stop:
-                    importance = moorings.importance_by_layer(run - rows.start)
+            importance = self.groups.importance_by_layer(run)
             self.results.append(self._result(book, "finished", "", importance=importance, drift=drift, cka=cka))
         self.specs, self.books = [], []
 
@@ -320,27 +313,34 @@ class Fleet:
         """Take runs out, with a result that says why, and after how many steps where that was earlier than now."""
         for row in lost.nonzero().flatten().tolist():
             result = self._result(self.books[row], status, reasons[row])
-            self.results.append(result if steps is None else replace(result, steps=steps[row]))
-        self.keep(~lost)
+            result = result if steps is None else replace(result, steps=steps[row])
+            self.results += [replace(result, spec=spec) for spec in self.twins.pop(result.spec.key, [result.spec])]
+        self.keep((~lost).nonzero().flatten())
         self._train_what(self.position.task)
 
-    def keep(self, kept: Tensor) -> None:
-        """Go on with some of the runs only.
+    def board(self) -> None:
+        """Twins go on from where one of them has come for all."""
+        every = [self.twins.pop(spec.key, [spec]) for spec in self.specs]
+        if all(len(some) == 1 for some in every):
+            return
+        rows = [row for row, some in enumerate(every) for _ in some]
+        self.keep(torch.tensor(rows, device=self.device))
+        self.specs = [spec for some in every for spec in some]
+        self.books = [book.of(spec) for book, spec in zip(self.books, self.specs, strict=True)]
+        self.groups.strengthen(self.specs)
 
-        Args:
-            kept: bool of shape (runs,).
-        """
-        left = [bool(kept[rows].any()) for rows, _ in self.groups.every]
-        self.fused = [fused for fused, some in zip(self.fused, left, strict=False) if some]
-        self.groups.keep(kept.cpu())
-        rows = kept.nonzero().flatten()
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the runs in these rows, those of a method next to each other; a row may come several times."""
+        left = self.groups.keep(rows.cpu())
+        self.fused = [self.fused[number] for number in left if self.fused]
         self.stack.keep(rows)
         self.sgd.keep(rows)
         for memory in {id(each): each for each in (self.memory, self.ahead) if each is not None}.values():
             memory.keep(rows)
         self.feed.keep(rows)
         self.first = {name: p[rows] for name, p in self.first.items()}
-        self.curve, self.bad = self.curve[rows], self.bad[rows]
+        self.curve.keep(rows)
+        self.bad = self.bad[rows]
         self.specs = [self.specs[row] for row in rows.tolist()]
         self.books = [self.books[row] for row in rows.tolist()]
 

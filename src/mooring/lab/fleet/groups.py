@@ -1,6 +1,6 @@
 """The runs of a fleet by method: neighbours in the stack, each group with its own importance and pull."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import torch
@@ -10,6 +10,7 @@ from mooring.lab.fleet.moorings import Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.methods import find
 from mooring.lab.order import generator
+from mooring.lab.results import Stability
 from mooring.lab.spec import RunSpec
 
 __all__ = ["Groups", "rows_of"]
@@ -41,8 +42,7 @@ class Groups:
             begin = rows.stop
             moorings = None
             if method.importance is not None:
-                strength = lr.new_tensor([spec.strength or 0.0 for spec in mine])
-                moorings = Moorings(method, [spec.seed for spec in mine], lr[rows], strength, names)
+                moorings = Moorings(method, [spec.seed for spec in mine], lr[rows], _strengths(mine, lr), names)
             self.every.append((rows, moorings))
 
     @property
@@ -101,17 +101,50 @@ class Groups:
             own, seen = rows_of(gradients, rows), rows_of(probes, rows)
             moorings.after(rows_of(parameters, rows), own, kept, seen, samples)
 
-    def keep(self, kept: Tensor) -> None:
-        """Go on with some of the runs only, moved up; kept is bool of shape (runs,)."""
-        left: list[tuple[slice, Moorings | None]] = []
-        for rows, moorings in self.every:
-            mine = kept[rows].nonzero().flatten()
+    def keep(self, rows: Tensor) -> list[int]:
+        """Go on with these runs, moved up, those of a method next to each other.
+
+        Args:
+            rows: where they are now, int64 on the CPU; a run may be there several times.
+
+        Returns:
+            Which groups are left, by their numbers until now.
+        """
+        left: dict[int, tuple[slice, Moorings | None]] = {}
+        begin = 0
+        for number, (span, moorings) in enumerate(self.every):
+            mine = rows[(rows >= span.start) & (rows < span.stop)] - span.start
             if len(mine):
                 if moorings is not None:
                     moorings.keep(mine.to(moorings.lr.device))
-                begin = int(kept[: rows.start].sum())
-                left.append((slice(begin, begin + len(mine)), moorings))
-        self.every = left
+                left[number] = (slice(begin, begin + len(mine)), moorings)
+                begin += len(mine)
+        self.every = list(left.values())
+        return list(left)
+
+    def strengthen(self, specs: Sequence[RunSpec]) -> None:
+        """Give each run the strength that its spec says."""
+        for rows, moorings in self.moored:
+            moorings.strengthen(_strengths(specs[rows], moorings.lr))
+
+    # What the results tell
+
+    def judged(self, momentum: float) -> Iterator[tuple[int, Stability, bool]]:
+        """What each penalty will do from here on: the run, the verdict, and whether it may extrapolate at all."""
+        for rows, moorings in self.moored:
+            for run in range(len(moorings)):
+                verdict = moorings.stability(run, momentum)
+                if verdict:
+                    yield rows.start + run, verdict, moorings.method.can_extrapolate
+
+    def importance_by_layer(self, run: int) -> dict[str, float]:
+        """The mean importance over past tasks of each layer of one run; nothing where it moors nothing."""
+        mine = [(rows, moorings) for rows, moorings in self.moored if rows.start <= run < rows.stop]
+        return mine[0][1].importance_by_layer(run - mine[0][0].start) if mine else {}
+
+
+def _strengths(specs: Sequence[RunSpec], like: Tensor) -> Tensor:
+    return like.new_tensor([spec.strength or 0.0 for spec in specs])
 
 
 def rows_of(tensors: Tensors, rows: slice) -> Tensors:

@@ -37,6 +37,11 @@ class Logbook:
             **rest,
         )
 
+    def of(self, spec: RunSpec) -> "Logbook":
+        """The same measurements so far, as another run's."""
+        kept = (self.untrained, self.matrix, self.losses, self.stability)
+        return Logbook(spec, *(list(each) for each in kept))  # type: ignore[arg-type]
+
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return asdict(self)

@@ -6,8 +6,9 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from mooring.drift import cka, parameter_drift
+from mooring.drift import cka, cka_of_batch, parameter_drift
 from mooring.lab.fleet.precision import computing
+from mooring.lab.fleet.recording import Recorder
 from mooring.lab.fleet.stack import Stack
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.streams.stream import Stream
@@ -69,15 +70,30 @@ def by_layer(
         first: the stack's parameters and buffers after the first task.
         inputs: what to compare representations on; CKA is left out for fewer than 4.
     """
-    then, now = deepcopy(stack.network), deepcopy(stack.network)
     names = [name for name in stack.parameters if name.startswith("backbone.")]
-    for run in range(len(stack)):
+    likenesses = _likenesses(stack, first, inputs) if names and len(inputs) >= 4 else [{}] * len(stack)
+    for run, likeness in enumerate(likenesses):
         drift = parameter_drift((name, stack.parameters[name].detach()[run], first[name][run]) for name in names)
-        if len(inputs) < 4 or not drift:
-            yield drift, {}
-            continue
-        stack.fill(then, run, first)
-        stack.fill(now, run)
-        with computing("float32"):
-            likeness = cka(then, now, inputs)
         yield drift, {layer: likeness[layer] for layer in drift if layer in likeness}  # some never run as modules
+
+
+def _likenesses(stack: Stack, first: dict[str, Tensor], inputs: Tensor) -> list[dict[str, float]]:
+    """CKA of every layer of each run with itself after the first task; on a GPU recorded with the first runs."""
+    then, now = deepcopy(stack.network), deepcopy(stack.network)
+    recorder, found = Recorder(on=inputs.is_cuda), list[dict[str, float]]()
+    kept: dict[str, Tensor] = {}
+
+    def compare() -> None:
+        for layer, value in cka_of_batch(then, now, inputs).items():
+            kept[layer] = kept[layer].copy_(value) if layer in kept else value
+
+    with computing("float32"):
+        for run in range(len(stack)):
+            stack.fill(then, run, first)
+            stack.fill(now, run)
+            if inputs.is_cuda:
+                recorder.run("compare", len(stack) - run, compare)
+                found.append(dict(zip(kept, torch.stack(list(kept.values())).tolist(), strict=True)))
+            else:
+                found.append(cka(then, now, inputs))
+    return found

@@ -177,12 +177,17 @@ class Moorings:
     def keep(self, rows: Tensor) -> None:
         """Go on with these runs only."""
         self.importances = [self.importances[row] for row in rows.tolist()]
-        self.lr, self.strength = self.lr[rows], self.strength[rows]
-        self.pull = self.method.pull(self.strength)
+        self.lr = self.lr[rows]
+        self.strengthen(self.strength[rows])
         for held in self.held.values():
             held.anchor = laid_out(held.anchor[rows])
             held.state = {slot: laid_out(tensor[rows]) for slot, tensor in held.state.items()}
             held.previous = None if held.previous is None else laid_out(held.previous[rows])
+
+    def strengthen(self, strength: Tensor) -> None:
+        """Go on with these strengths, of shape (runs,)."""
+        self.strength = strength
+        self.pull = self.method.pull(strength)
 
     # What the results tell
 
