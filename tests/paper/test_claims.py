@@ -2,14 +2,16 @@
 
 import pytest
 
+from mooring.lab.protocol import choices_of
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
 from mooring.lab.study import Study
 from mooring.lab.summary import Row, summarize
-from mooring.paper import claims
+from mooring.paper import claims, claims_of_search, claims_of_tables
 from mooring.paper.claim import decided, gain
 from mooring.paper.laboratory import Laboratory
-from mooring.paper.scale import EXPLICIT, MINIATURE, REGULARIZERS, REPLAY, ROWS
+from mooring.paper.published import Setting
+from mooring.paper.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS, REPLAY, ROWS
 from mooring.paper.targets import TARGETS
 
 CASE = MINIATURE.cases()[0]
@@ -52,16 +54,107 @@ def test_what_is_beyond_chance_is_decided():
     ]
 
 
+BETTER = [row(name, [65.0, 65.2, 64.8], forgotten=0.1) for name in EXPLICIT]
+WORSE = [row(name, [60.0, 60.1, 59.9], forgotten=3.0) for name in REGULARIZERS]
+
+
+def against(rows):
+    return claims_of_tables._pairs({CASE: rows}, EXPLICIT, REGULARIZERS)
+
+
 def test_explicit_against_its_own_penalty_and_replay_against_both():
-    better = [row(name, [65.0, 65.2, 64.8], forgotten=0.1) for name in EXPLICIT]
-    worse = [row(name, [60.0, 60.1, 59.9], forgotten=3.0) for name in REGULARIZERS]
     replay = [row(name, [68.0, 68.1, 67.9], forgotten=1.0) for name in REPLAY]
-    rows = {CASE: [*better, *worse, *replay]}
-    assert [claim.verdict for claim in claims._explicit_beats_penalty(rows, "here")] == ["holds", "holds"]
-    assert [claim.verdict for claim in claims._against_replay(rows)] == ["holds", "holds"]
-    swapped = {CASE: [row(name, [55.0, 55.1, 54.9], forgotten=9.0) for name in EXPLICIT] + worse}
-    assert {claim.verdict for claim in claims._explicit_beats_penalty(swapped, "here")} == {"does not hold"}
-    assert {claim.verdict for claim in claims._against_replay(swapped)} == {"not decided"}  # no replay to compare with
+    assert [claim.verdict for claim in claims_of_tables._better(against([*BETTER, *WORSE]), "here")] == ["holds"] * 2
+    both = claims_of_tables._against_replay({CASE: [*BETTER, *replay]})
+    assert [claim.verdict for claim in both] == ["holds", "holds"]
+    swapped = [row(name, [55.0, 55.1, 54.9], forgotten=9.0) for name in EXPLICIT] + WORSE
+    assert {claim.verdict for claim in claims_of_tables._better(against(swapped), "here")} == {"does not hold"}
+    lone = claims_of_tables._against_replay({CASE: swapped})
+    assert {claim.verdict for claim in lone} == {"not decided"}  # no replay to compare with
+
+
+def test_one_pair_the_other_way_round_is_not_consistent():
+    assert [claim.verdict for claim in claims_of_tables._everywhere(against([*BETTER, *WORSE]))] == ["holds"] * 2
+    one = [*BETTER[1:], row(EXPLICIT[0], [50.0, 50.1, 49.9], forgotten=9.0), *WORSE]
+    found = claims_of_tables._everywhere(against(one))
+    assert [claim.verdict for claim in found] == ["does not hold"] * 2
+    assert found[0].ours == "surely in 3 of 4, surely not in 1"
+
+
+def test_the_papers_side_is_the_mean_of_its_tables():
+    pairs = claims_of_tables._pairs({PAPER.cases()[0]: [*BETTER, *WORSE]}, EXPLICIT, REGULARIZERS)
+    accuracy = claims_of_tables._better(pairs, "here")[0]
+    assert accuracy.papers == "+1.00 by its tables"  # 63.8 - 62.5, 64.0 - 63.9, 63.9 - 61.2, 63.8 - 63.9
+    assert claims_of_tables._everywhere(pairs)[0].papers == "in 3 of 4 by its tables"
+
+
+def test_gains_are_compared_between_data_sets_seed_by_seed():
+    cifar, flowers = PAPER.cases()[:2]
+    rows = {cifar: [*BETTER, *WORSE], flowers: [*(row(n, [80.0, 80.2, 79.8]) for n in EXPLICIT), *WORSE]}
+    competitive, more = claims_of_tables._long_streams(claims_of_tables._pairs(rows, EXPLICIT, REGULARIZERS))
+    assert (competitive.verdict, more.verdict) == ("does not hold", "holds")
+    assert more.ours.startswith("+15.00")
+    assert not claims_of_tables._long_streams(against([*BETTER, *WORSE]))  # no cifar100
+
+
+def test_the_largest_gain_is_named():
+    found = claims_of_tables._largest(against([*BETTER, *WORSE]), MINIATURE)
+    assert (found.verdict, found.ours) == ("does not hold", "+5.00 [+4.75, +5.25], explicit-ewc on digits")
+    assert claims_of_tables._largest([], MINIATURE).verdict == "not decided"
+
+
+def test_penalties_without_importance_against_those_with():
+    simple = [row(name, [64.0, 64.1, 63.9], forgotten=0.2) for name in ("uniform", "random")]
+    rows = {CASE: [row("plain", [50.0, 50.1, 49.9], forgotten=9.0), *WORSE, *simple]}
+    assert [claim.verdict for claim in claims_of_tables._simple(rows)] == ["holds"] * 3
+    assert claims_of_tables._plain_against_ewc(rows, "resnet").verdict == "does not hold"
+    assert claims_of_tables._plain_against_ewc({}, "resnet").verdict == "not decided"
+
+
+# The grid search
+
+
+def choices(**grids: list[tuple[float, float | None, str, float]]) -> dict:
+    """A case in which methods were tried at (lr, strength) with this outcome."""
+    told = []
+    for name, tried in grids.items():
+        results = []
+        for lr, strength, status, accuracy in tried:
+            spec = RunSpec("digits", "0", name.replace("_", "-"), 0, lr=lr, strength=strength)
+            results.append(Result(spec, status, "", [10.0], [[accuracy]] if status == "finished" else []))
+        told += choices_of("digits", results, [name.replace("_", "-")])
+    return {CASE: told}
+
+
+PLAIN = [(0.1, None, "unstable", 0.0), (0.01, None, "finished", 60.0)]
+
+
+def test_what_breaks_where_plain_breaks_is_not_held_against_a_method():
+    found = choices(plain=PLAIN, explicit_ewc=PLAIN)
+    assert claims_of_search._stable(found).verdict == "holds"
+    lost = choices(plain=PLAIN, explicit_ewc=[(0.01, None, "unstable", 0.0)])
+    assert claims_of_search._stable(lost).verdict == "does not hold"
+
+
+def test_the_bound_is_judged_by_what_it_lets_through():
+    tried = [(0.01, 1.0, "finished", 61.0), (0.01, 10.0, "rejected", 0.0)]
+    assert claims_of_search._bound(choices(plain=PLAIN, ewc=tried)).ours == "1 of 1"
+    through = choices(plain=PLAIN, ewc=[*tried, (0.01, 2.0, "unstable", 0.0)])
+    assert claims_of_search._bound(through).verdict == "does not hold"
+
+
+def test_sensitivity_is_the_share_of_the_grid_near_the_best():
+    tried = [(0.01, 1.0, "finished", 61.0), (0.01, 10.0, "rejected", 0.0), (0.01, 0.1, "finished", 50.0)]
+    found = claims_of_search._sensitive(choices(plain=PLAIN, ewc=tried, explicit_ewc=PLAIN))
+    assert (found.ours, found.verdict) == ("1 of 3 against 1 of 1", "holds")
+    assert claims_of_search._sensitive(choices(plain=PLAIN, ewc=tried)).verdict == "not decided"
+
+
+def test_hyper_parameters_a_step_away_are_near():
+    assert claims_of_search._near(Setting(0.001, 1e3), Setting(0.003, 1e2))
+    assert not claims_of_search._near(Setting(0.001, 1e3), Setting(0.01, 1e3))
+    assert not claims_of_search._near(Setting(0.001, 1e3), Setting(0.001, 10.0))
+    assert claims_of_search._near(Setting(0.001, None), Setting(0.001, None))
 
 
 def test_the_claims_read_the_runs_of_other_targets_and_train_nothing_more(tmp_path):
@@ -72,6 +165,7 @@ def test_the_claims_read_the_runs_of_other_targets_and_train_nothing_more(tmp_pa
     assert len(lab.study.results()) == before
     assert {result.spec.key for result in finding.results} <= trained
     assert {result.spec.method for result in finding.results} == set(ROWS)
-    rows = finding.tables[0].rows
+    rows = [shown for table in finding.tables for shown in table.rows]
+    assert len({shown["claim"] for shown in rows}) == len(rows)
     assert {shown["verdict"] for shown in rows} <= {"holds", "does not hold", "not decided"}
     assert finding.text[0].startswith(f"Of {len(rows)} claims ")

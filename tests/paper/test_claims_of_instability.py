@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
 from mooring.lab.results import Result, Stability
 from mooring.lab.spec import RunSpec
 from mooring.lab.study import Study
-from mooring.paper import claims_of_figures as claims
+from mooring.paper import claims_of_instability as claims
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import MINIATURE
 
@@ -44,15 +42,37 @@ def test_violations_that_do_no_harm_and_clamps_that_do_not_help_are_counted():
     assert (few[2].ours, few[2].verdict) == ("0 of 1", "does not hold")
 
 
-def test_pairs_are_averaged_seed_by_seed():
-    found = claims._by_seed([([1.0, 2.0], [0.0, 0.0]), ([3.0, float("nan")], [0.0, 0.0])])
-    assert (found.mean, found.count) == (pytest.approx(2.0), 2)
-    assert claims._by_seed([([float("nan")], [1.0])]) is None
+def test_positive_scores_that_break_are_told_with_what_violates():
+    runs = [result("si-absolute"), result("si-absolute", 1, lost=True, violations=2)]
+    found = claims._positive_scores(runs)
+    assert found.ours.startswith("1 of 2; 1 of the others violate")
+    assert found.verdict == "does not hold"
 
 
-def test_in_miniature_all_of_them_are_decided_or_said_to_be_open(tmp_path):
+def test_the_weakest_strength_is_compared_with_plain():
+    runs = [result("plain", seed, strength=None) for seed in (0, 1)]
+    runs += [result("si-signed", seed, strength=strength) for seed in (0, 1) for strength in (0.1, 10.0)]
+    assert claims._weak_penalty(runs).verdict == "holds"
+    assert claims._weak_penalty([]).verdict == "not decided"
+
+
+def test_iterations_are_counted_from_the_start_of_the_task_that_broke(tmp_path):
     lab = Laboratory(Study(tmp_path / "p.sqlite"), MINIATURE.on(None))
-    found = claims.claims(lab)
-    assert len(found) == 7
-    assert len({claim.statement for claim in found}) == 7
-    assert {claim.verdict for claim in found} <= {"holds", "does not hold", "not decided"}
+    stream = lab.trained("digits")
+    batches = -(-len(stream.tasks[0].train) // 10)
+    run = result("ewc", lost=True)
+    run = replace(run, spec=replace(run.spec, data=stream.fingerprint, batch=10, epochs=1), steps=batches + 3)
+    found = claims._soon([run, run], {stream.fingerprint: stream})
+    assert found.ours == "1 of 1, the last in iteration 4"
+
+
+def test_clamped_runs_are_compared_with_the_weakest():
+    def pair(strength, accuracy, lost=False):
+        runs = [result("ewc", s, lost=lost, violations=1, strength=strength) for s in (0, 1)]
+        clamped = [result("clamped-ewc", s, strength=strength) for s in (0, 1)]
+        return [*runs, *(replace(run, matrix=[[accuracy + run.spec.seed]]) for run in clamped)]
+
+    accurate, learned = claims._clamped([*pair(1.0, 80.0), *pair(10.0, 90.0, lost=True), *pair(100.0, 70.0)])
+    assert (accurate.ours, accurate.verdict) == ("+10.00 [+10.00, +10.00]", "holds")
+    assert learned.ours == "+10.00 [+10.00, +10.00]"
+    assert [claim.verdict for claim in claims._clamped([])] == ["not decided"] * 2

@@ -1,6 +1,8 @@
 """A claim of the paper as a statement that runs decide."""
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,9 +10,11 @@ from mooring.lab.metrics import Interval, interval
 from mooring.lab.results import Result
 from mooring.lab.summary import Row
 
-__all__ = ["Claim", "Verdict", "decided", "gain", "told"]
+__all__ = ["Claim", "Verdict", "by_seed", "decided", "gain", "gains", "share", "told", "within"]
 
 Verdict = Literal["holds", "does not hold", "not decided"]
+Score = str | Callable[[Result], float]
+"""A metric of a run by name, or what computes one."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +53,67 @@ def decided(found: Interval | None) -> Verdict:
     return "holds" if found.low > 0 else "does not hold" if found.high < 0 else "not decided"
 
 
-def gain(pairs: Sequence[tuple[Row, Row]], metric: str) -> Interval | None:
+def within(found: Interval | None, low: float, high: float) -> Verdict:
+    """Whether something lies between bounds: by its 95 % interval.
+
+    Example:
+        >>> found = interval([1.0, 1.1, 0.9])
+        >>> within(found, 0, 2), within(found, 2, 3), within(found, 0, 1), within(None, 0, 1)
+        ('holds', 'does not hold', 'not decided', 'not decided')
+    """
+    if found is None or found.count < 2:
+        return "not decided"
+    if low < found.low and found.high < high:
+        return "holds"
+    return "does not hold" if found.high < low or found.low > high else "not decided"
+
+
+def share(found: int, of: int) -> Verdict:
+    """Whether it is at least half of them; with none there is nothing to decide.
+
+    Example:
+        >>> share(2, 4), share(1, 4), share(0, 0)
+        ('holds', 'does not hold', 'not decided')
+    """
+    return "not decided" if not of else "holds" if 2 * found >= of else "does not hold"
+
+
+def by_seed(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval | None:
+    """The mean over pairs of first minus second, for each seed that finished somewhere in both.
+
+    Args:
+        pairs: a value for each seed in both; not a number where a run did not finish.
+
+    Example:
+        >>> by_seed([([1.0, 2.0], [0.0, 0.0]), ([3.0, math.nan], [0.0, 0.0])]).mean
+        2.0
+    """
+    apart: dict[int, list[float]] = defaultdict(list)
+    for first, second in pairs:
+        for seed, (one, other) in enumerate(zip(first, second, strict=True)):
+            if math.isfinite(one) and math.isfinite(other):
+                apart[seed].append(one - other)
+    return interval([math.fsum(each) / len(each) for each in apart.values()]) if apart else None
+
+
+def gain(pairs: Sequence[tuple[Row, Row]], metric: Score) -> Interval | None:
     """How much higher a metric is in the first of each pair, averaged over the pairs and taken seed by seed.
 
     Seeds that are not in every row finished are left out; None where none is left.
 
     Args:
         pairs: rows to compare.
-        metric: a name of `Result.metrics`.
+        metric: a name of `Result.metrics`, or what computes another.
     """
-    if not pairs:
-        return None
-    finished = [_finished(row) for pair in pairs for row in pair]
-    seeds = sorted(set.intersection(*(set(each) for each in finished)))
-    if not seeds:
-        return None
-    apart = []
-    for seed in seeds:
-        each = [_finished(a)[seed].metrics[metric] - _finished(b)[seed].metrics[metric] for a, b in pairs]
-        apart.append(sum(each) / len(each))
-    return interval(apart)
+    apart = list(gains(pairs, metric).values())
+    return interval(apart) if apart else None
+
+
+def gains(pairs: Sequence[tuple[Row, Row]], metric: Score) -> dict[int, float]:
+    """The same for each seed."""
+    each = [(_scores(a, metric), _scores(b, metric)) for a, b in pairs]
+    seeds = sorted(set.intersection(*(set(scores) for pair in each for scores in pair))) if each else []
+    return {seed: math.fsum(a[seed] - b[seed] for a, b in each) / len(each) for seed in seeds}
 
 
 def told(found: Interval | None, form: str = "+.2f") -> str:
@@ -84,5 +129,7 @@ def told(found: Interval | None, form: str = "+.2f") -> str:
     return f"{found.mean:{form}}{bounds}"
 
 
-def _finished(row: Row) -> dict[int, Result]:
-    return {result.spec.seed: result for result in row.results if result.status == "finished"}
+def _scores(row: Row, metric: Score) -> dict[int, float]:
+    """By seed, of the runs that finished."""
+    finished = [result for result in row.results if result.status == "finished"]
+    return {r.spec.seed: r.metrics[metric] if isinstance(metric, str) else metric(r) for r in finished}

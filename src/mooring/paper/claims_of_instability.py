@@ -1,27 +1,39 @@
-"""The claims that the figures' runs decide: what destabilises, what is protected, and what balancing does."""
+"""The claims about instability: scores below 0, violations of the bound, and clamping."""
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from mooring.lab.metrics import Interval, interval
+from mooring.lab.order import batch_sizes
 from mooring.lab.results import Result
-from mooring.paper import cka, importance, negative, violations
-from mooring.paper.claim import Claim, Verdict, decided, told
+from mooring.lab.streams.stream import Stream
+from mooring.lab.summary import Row
+from mooring.paper import negative, violations
+from mooring.paper.claim import Claim, decided, gain, share, told, within
 from mooring.paper.laboratory import Laboratory
-from mooring.paper.scale import REGULARIZERS
+from mooring.paper.rows import over_seeds
 from mooring.paper.violating import after_first, broke, violations_in
 
 __all__ = ["claims"]
 
+SOON = 10
+"""Iterations of a task within which the paper sees instability, in general."""
+
+CLOSE = 1.0
+"""Points of accuracy within which a penalty does as much as none."""
+
 
 def claims(lab: Laboratory) -> list[Claim]:
     """All of them; their runs are those of the figures."""
+    signs, strengths = negative.run(lab).results, violations.run(lab).results
+    streams = {lab.trained(data).fingerprint: lab.trained(data) for data in lab.scale.streams}
     return [
-        _negative_scores(negative.run(lab).results),
-        *_violations(violations.run(lab).results),
-        _depth(lab),
-        *_balance(lab),
+        _negative_scores(signs),
+        _positive_scores(signs),
+        _weak_penalty(signs),
+        *_violations(strengths),
+        _soon([*signs, *strengths], streams),
+        *_clamped(strengths),
     ]
 
 
@@ -40,7 +52,7 @@ def _negative_scores(results: Sequence[Result]) -> Claim:
         f"where {negative.POSITIVE} is stable, at least half of the runs with scores below 0 are unstable",
         f"{lost} of {seen}",
         "",
-        _share(lost, seen),
+        share(lost, seen),
     )
 
 
@@ -69,7 +81,7 @@ def _violations(results: Sequence[Result]) -> list[Claim]:
             "at least half of the runs with a violation after the first task are unstable",
             f"{len(broken) - len(early)} of {len(violating)}",
             "all, from 1 to 35 violating parameters on",
-            _share(len(broken) - len(early), len(violating)),
+            share(len(broken) - len(early), len(violating)),
         ),
         Claim(
             "Clamping cures the instability.",
@@ -81,57 +93,83 @@ def _violations(results: Sequence[Result]) -> list[Claim]:
     ]
 
 
-def _depth(lab: Laboratory) -> Claim:
-    runs = importance.train(lab, {name: name for name in REGULARIZERS})
-    orders = []
-    for methods in runs.values():
-        for results in methods.values():
-            means = [found.mean for found in importance.relative(results).values()]
-            order = importance.rank_correlation(list(range(len(means))), means)
-            orders += [] if order is None or math.isnan(order) else [order]
-    falls = sum(order < 0 for order in orders)
+def _positive_scores(results: Sequence[Result]) -> Claim:
+    runs = [result for result in results if result.spec.method == negative.POSITIVE]
+    lost = [result for result in runs if result.status == "unstable"]
+    violating = sum(violations_in(after_first(result)) > 0 for result in lost)
     return Claim(
-        "Deeper layers get less importance.",
-        "mean importance falls with depth (rank correlation < 0) for every definition and data set",
-        f"{falls} of {len(orders)}",
+        "With positive scores alone training is always stable.",
+        f"every run of {negative.POSITIVE} is stable, at every strength of the grid",
+        f"{len(runs) - len(lost)} of {len(runs)}; {violating} of the others violate the bound after the first task",
         "all",
-        "not decided" if not orders else "holds" if falls == len(orders) else "does not hold",
+        "not decided" if not runs else "does not hold" if lost else "holds",
     )
 
 
-def _balance(lab: Laboratory) -> list[Claim]:
-    runs = importance.train(lab, cka.LIKE)
-    pairs = [(methods[f"balanced-{name}"], methods[name]) for methods in runs.values() for name in REGULARIZERS]
-    alike = _by_seed([([cka.deep(run) for run in a], [cka.deep(run) for run in b]) for a, b in pairs])
-    forgotten = _by_seed([(cka.metric(b, "forgetting"), cka.metric(a, "forgetting")) for a, b in pairs])
+def _weak_penalty(results: Sequence[Result]) -> Claim:
+    """At a small strength signed scores do no harm, and no good."""
+    rows = over_seeds(results)
+    weakest = min((row.setting.strength for row in rows if row.setting.strength is not None), default=None)
+    plain = {row.setting.data: row for row in rows if row.setting.method == "plain"}
+    signed = [row for row in rows if row.setting.method == "si-signed" and row.setting.strength == weakest]
+    found = gain([(row, plain[row.setting.data]) for row in signed], "accuracy")
+    return Claim(
+        "A strength small enough for scores below 0 does no more than plain fine-tuning.",
+        f"at the smallest strength si-signed is within {CLOSE:g} point of plain in accuracy",
+        told(found),
+        "similar",
+        within(found, -CLOSE, CLOSE),
+    )
+
+
+def _soon(results: Sequence[Result], streams: dict[str, Stream]) -> Claim:
+    """How long into a task training breaks, where it does."""
+    ages = []
+    for result in filter(broke, {result.spec.key: result for result in results}.values()):
+        done = streams[result.spec.data].tasks[: len(result.stability)]
+        before = sum(len(batch_sizes(len(task.train), result.spec.batch)) for task in done) * result.spec.epochs
+        ages.append(result.steps - before + 1)
+    soon = sum(age <= SOON for age in ages)
+    latest = f", the last in iteration {max(ages)}" if ages else ""
+    return Claim(
+        "Instability shows in the first few iterations of a task.",
+        f"at least half of the runs that become unstable do so within {SOON} iterations of a task",
+        f"{soon} of {len(ages)}{latest}",
+        "fewer than 10, in general",
+        share(soon, len(ages)),
+    )
+
+
+def _clamped(results: Sequence[Result]) -> list[Claim]:
+    """What clamping leaves of a penalty: accuracy where it would have broken, and too little to learn when strong."""
+    families: dict[tuple[str, str, float], dict[float, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in over_seeds(results):
+        setting = row.setting
+        name = setting.method.removeprefix("clamped-")
+        families[setting.data, name, setting.lr][setting.strength or math.nan].append(row)
+    pairs, ends = [], []
+    for strengths in families.values():
+        both = {s: {row.setting.method.startswith("clamped-"): row for row in rows} for s, rows in strengths.items()}
+        full = sorted(strength for strength, rows in both.items() if len(rows) == 2)
+        if full:
+            weakest, strongest = (both[strength][True] for strength in (full[0], full[-1]))
+            broken = [s for s in full if any(map(broke, both[s][False].results))]
+            pairs += [(both[strength][True], weakest) for strength in broken]
+            ends.append((weakest, strongest))
+    accurate, learned = gain(pairs, "accuracy"), gain(ends, "learned")
     return [
         Claim(
-            "Balanced importance keeps the representations of deep layers.",
-            "mean difference in CKA of the deeper half of the layers, balanced minus plain form > 0",
-            told(alike, "+.4f"),
+            "Clamped penalties are accurate where they would have broken without.",
+            f"mean difference in accuracy over {len(pairs)} unstable strengths, clamped minus the weakest clamped > 0",
+            told(accurate),
             "",
-            decided(alike),
+            decided(accurate),
         ),
         Claim(
-            "Balanced importance forgets less.",
-            "mean difference in forgetting, plain minus balanced form > 0",
-            told(forgotten),
+            "Clamped at an overly large strength a model learns less of new tasks.",
+            "mean difference in accuracy right after a task, at the weakest strength minus the largest > 0",
+            told(learned),
             "",
-            decided(forgotten),
+            decided(learned),
         ),
     ]
-
-
-def _by_seed(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval | None:
-    """The mean over pairs of first minus second, for each seed that finished somewhere in both."""
-    apart: dict[int, list[float]] = defaultdict(list)
-    for first, second in pairs:
-        for seed, (one, other) in enumerate(zip(first, second, strict=True)):
-            if math.isfinite(one) and math.isfinite(other):
-                apart[seed].append(one - other)
-    return interval([math.fsum(each) / len(each) for each in apart.values()]) if apart else None
-
-
-def _share(found: int, of: int) -> Verdict:
-    """Whether it is at least half of them; with none there is nothing to decide."""
-    return "not decided" if not of else "holds" if 2 * found >= of else "does not hold"

@@ -28,7 +28,7 @@ from mooring.selection import layer_of
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["Unrolled", "count", "run", "unroll"]
+__all__ = ["Measured", "Unrolled", "count", "measure", "run", "unroll"]
 
 STEPS = 16
 """Iterations of each of two tasks: enough for the form to differ from the iterates, if it did."""
@@ -53,6 +53,27 @@ class Unrolled:
     mean: dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Both pulls on the first data set.
+
+    Attributes:
+        case: network, regime and data set.
+        lr: the learning rate.
+        asked: the paper's strength.
+        safe: the first at which a parameter would extrapolate.
+        strength: the penalty's.
+        pulls: by name, the penalty first.
+    """
+
+    case: Case
+    lr: float
+    asked: float
+    safe: float
+    strength: float
+    pulls: dict[str, Unrolled]
+
+
 def count(scale: Scale) -> int:
     """None is kept: two tasks of a few iterations are trained on the spot."""
     return 0
@@ -60,6 +81,19 @@ def count(scale: Scale) -> int:
 
 def run(lab: Laboratory) -> Finding:
     """The paper's equation 4 for the penalty, and the same with R for the explicit step; EWC, in float64."""
+    found = measure(lab)
+    rows = [_row(name, layer, each) for name, each in found.pulls.items() for layer in each.difference]
+    table = Table(f"{found.case}: what is left of the learning rate after {STEPS} iterations", list(rows[0]), rows)
+    text = _said(found.pulls, found.lr)
+    if found.strength != found.asked:
+        text.append(
+            f"Strength {found.asked:g} would extrapolate after so short a first task: half of the safe one was taken."
+        )
+    return Finding("effective-lr", text, [table], draw=partial(_draw, str(found.case), found.pulls))
+
+
+def measure(lab: Laboratory) -> Measured:
+    """Unroll a task under the penalty, at the paper's strength or half of the safe one, and under the explicit step."""
     scale = lab.scale
     case = first_cases(scale)[0]
     stream = lab.trained(case.data)
@@ -70,14 +104,7 @@ def run(lab: Laboratory) -> Finding:
     strength = asked if asked < safe else safe / 2
     pulls: dict[str, Pull] = {f"penalty {strength:.4g}": Penalty(strength), "explicit": Interpolation()}
     found = {name: unroll(case, stream, pull, told.lr, weights) for name, pull in pulls.items()}
-    rows = [_row(name, layer, each) for name, each in found.items() for layer in each.difference]
-    table = Table(f"{case}: what is left of the learning rate after {STEPS} iterations", list(rows[0]), rows)
-    text = _said(found, told.lr)
-    if strength != asked:
-        text.append(
-            f"Strength {asked:g} would extrapolate after so short a first task: half of the safe one was taken."
-        )
-    return Finding("effective-lr", text, [table], draw=partial(_draw, str(case), found))
+    return Measured(case, told.lr, asked, safe, strength, found)
 
 
 def unroll(case: Case, stream: Stream, pull: Pull, lr: float, weights: Weights | None = None) -> Unrolled:

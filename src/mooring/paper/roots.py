@@ -16,10 +16,13 @@ from mooring.paper.scale import EXPLICIT, Scale
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["ROOTS", "count", "run"]
+__all__ = ["LIKE", "ROOTS", "count", "run"]
 
 ROOTS = {"square root": "", "cube root": "-cube", "plain ratio": "-ratio"}
 """How each is called, and how the names of its methods end."""
+
+LIKE = {f"{name}{ending}": name for name in EXPLICIT for ending in ROOTS.values()}
+"""Every method, and the one whose setting in the paper it takes."""
 
 
 def count(scale: Scale) -> int:
@@ -35,7 +38,7 @@ def count(scale: Scale) -> int:
 
 def run(lab: Laboratory) -> Finding:
     """Accuracy and forgetting of every root, and each beside the plain ratio, seed by seed."""
-    runs = train(lab, {f"{name}{ending}": name for name in EXPLICIT for ending in ROOTS.values()})
+    runs = train(lab, LIKE)
     tables, text = [], []
     for data, methods in runs.items():
         rows, less = [], {}

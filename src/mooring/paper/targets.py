@@ -31,7 +31,7 @@ class Target:
     needs: tuple[str, ...] = ()
 
 
-READ = ("grids", "table1", "resnet", "fig-negative", "fig-violations", "fig-importance", "fig-cka")
+READ = ("grids", "table1", "resnet", "fig-negative", "fig-violations", "fig-importance", "fig-cka", "roots")
 """What the claims are decided by."""
 
 TARGETS: dict[str, Target] = {
