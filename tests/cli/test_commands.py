@@ -319,6 +319,16 @@ def test_pretrain_writes_a_backbone_that_runs_start_from(asked):
     assert "" in starts
 
 
+def test_pretrain_writes_several_backbones_with_their_seeds_in_the_name(asked):
+    few = ("pretrain", "--network", "mlp", "--limit", "20", "--epochs", "1", "--shifts", "1", "--schedule", "cosine")
+    told = json.loads(asked(*few, "--seed", "1", "--seeds", "2", "--out", "b.safetensors", "--json"))
+    assert [(each["backbone"], each["seed"]) for each in told] == [("b-1.safetensors", 1), ("b-2.safetensors", 2)]
+    assert all(0 <= each["accuracy"] <= 100 for each in told)
+    lines = asked(*few, "--seeds", "2", "--out", "c.safetensors").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["c-0.safetensors", "c-1.safetensors"]
+    assert read_weights("b-1.safetensors").fingerprint == read_weights("c-1.safetensors").fingerprint
+
+
 def test_a_backbone_taught_twice_is_the_same_start(asked):
     for name in ("b.safetensors", "c.safetensors"):
         asked("pretrain", "--network", "mlp", "--limit", "20", "--epochs", "1", "--out", name)

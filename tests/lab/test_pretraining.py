@@ -23,11 +23,12 @@ from mooring.lab.streams.slices import limited, whole
 STREAM = by_class(digits(), 5)
 SMALL = limited(STREAM, 60)
 HERE = "lab.test_pretraining"
+STEPS = 4  # of an epoch of SMALL in batches of 32
 QUICK = Pretraining(network="mlp", epochs=3, lr=0.05, batch=32, seed=2)
 
 
 def by_hand(stream: Stream, settings: Pretraining) -> torch.nn.Module:
-    """The same with torch's own optimizer, image by image where they are mirrored."""
+    """The same with torch's own optimizer, image by image where they are mirrored and moved."""
     stream = whole(stream)
     model = start(settings.network, stream, settings.seed)
     optimizer = torch.optim.SGD(
@@ -40,16 +41,25 @@ def by_hand(stream: Stream, settings: Pretraining) -> torch.nn.Module:
             group["lr"] = settings.lr * (1 if share < 5 / 12 else 0.1 if share < 10 / 12 else 0.01)
         order = task_order(settings.seed, 0, epoch, stream.tasks[0].train)
         mirrored = (torch.rand(len(order), generator=generator(settings.seed, "flips", epoch)) < 0.5).tolist()
+        far, random = settings.shifts, generator(settings.seed, "shifts", epoch)
+        shifts = torch.randint(-far, far + 1, (2, len(order)), generator=random).T.tolist()
         for begin in range(0, len(order), settings.batch):
             batch = order[begin : begin + settings.batch]
             images = [
-                torch.flip(image, [-1]) if settings.flips and mirrored[begin + place] else image
-                for place, image in enumerate(stream.train.images[batch])
+                shifted(torch.flip(image, [-1]) if settings.flips and mirrored[begin + place] else image, far, *by)
+                for place, (image, by) in enumerate(zip(stream.train.images[batch], shifts[begin:], strict=False))
             ]
             optimizer.zero_grad()
             cross_entropy(model(scaled(torch.stack(images)), 0), stream.train.labels[batch]).backward()
             optimizer.step()
     return model
+
+
+def shifted(image: torch.Tensor, far: int, down: int, right: int) -> torch.Tensor:
+    """Cut out of the image with a black frame."""
+    framed = torch.nn.functional.pad(image, [far] * 4)
+    high, wide = image.shape[1:]
+    return framed[:, far - down : far - down + high, far - right : far - right + wide]
 
 
 def content(path: Path) -> tuple[dict[str, str], dict[str, bytes]]:
@@ -61,27 +71,28 @@ def content(path: Path) -> tuple[dict[str, str], dict[str, bytes]]:
 
 def test_a_few_epochs_on_the_digits_are_well_above_chance(tmp_path):
     settings = Pretraining(network="mlp", epochs=6, lr=0.1, batch=32, flips=False)
-    accuracy = pretrain(STREAM, settings, tmp_path / "backbone.safetensors")
-    assert accuracy > 90  # chance is 10
+    [taught] = pretrain(STREAM, settings, tmp_path / "backbone.safetensors")
+    assert taught.accuracy > 90  # chance is 10
     with safe_open(tmp_path / "backbone.safetensors", framework="pt") as opened:
         told = json.loads(opened.metadata()["mooring"])
         assert not any("head" in name for name in opened.keys())  # noqa: SIM118
-    assert (told["network"], told["epochs"], told["accuracy"]) == ("mlp", 6, round(accuracy, 2))
+    assert (told["network"], told["epochs"], told["accuracy"]) == ("mlp", 6, round(taught.accuracy, 2))
 
 
-@pytest.mark.parametrize("flips", [True, False])
+@pytest.mark.parametrize(("flips", "shifts"), [(True, 0), (False, 0), (False, 1), (True, 3)])
 @pytest.mark.parametrize("network", ["mlp", f"{HERE}:normalised"])
-def test_pretraining_is_what_a_loop_by_hand_does(network, flips, tmp_path):
+def test_pretraining_is_what_a_loop_by_hand_does(network, flips, shifts, tmp_path):
     """In float32, so to 1e-5 after 36 steps; the rates are 0.05, 0.005 and 0.0005 in turn."""
-    settings = Pretraining(network=network, epochs=12, lr=0.05, batch=50, seed=4, flips=flips, weight_decay=0.01)
-    accuracy = pretrain(SMALL, settings, tmp_path / "backbone")
+    told = {"flips": flips, "shifts": shifts, "weight_decay": 0.01}
+    settings = Pretraining(network=network, epochs=12, lr=0.05, batch=50, seed=4, **told)
+    [taught] = pretrain(SMALL, settings, tmp_path / "backbone")
     model, everything = by_hand(SMALL, settings), whole(SMALL)
     found = read_weights(tmp_path / "backbone").tensors
     torch.testing.assert_close(found, dict(model.backbone.state_dict()), rtol=1e-4, atol=1e-5)
     model.eval()
     logits = model(scaled(everything.test.images[everything.tasks[0].test]), 0)
     right = (logits.argmax(1) == everything.test.labels[everything.tasks[0].test]).double().mean()
-    assert accuracy == pytest.approx(100 * right.item(), abs=1.0)
+    assert taught.accuracy == pytest.approx(100 * right.item(), abs=1.0)
 
 
 def test_flips_matter_and_half_of_the_images_are_flipped(tmp_path):
@@ -100,20 +111,33 @@ def test_the_rate_falls_to_a_tenth_after_five_twelfths_and_to_a_hundredth_after_
     assert [Pretraining(epochs=12, lr=1.0).rate(e) for e in (4, 5, 9, 10, 11)] == [1.0, 0.1, 0.1, 0.01, 0.01]
 
 
+def test_the_rate_falls_along_half_a_cosine_where_that_is_asked_for():
+    rates = [Pretraining(epochs=4, lr=1.0, schedule="cosine").rate(epoch) for epoch in range(4)]
+    assert rates == pytest.approx([1, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125)])
+
+
 class StoppedError(Exception):
     pass
+
+
+def test_progress_is_told_from_the_first_step_on(tmp_path):
+    said: list[tuple[int, int | None]] = []
+    pretrain(SMALL, QUICK, tmp_path / "backbone", report=lambda which, done, total: said.append((done, total)))
+    assert said[0] == (0, 3 * STEPS)
+    assert said[-1] == (3 * STEPS, 3 * STEPS)
+    assert said == sorted(said)
 
 
 @pytest.mark.parametrize("network", ["mlp", f"{HERE}:normalised", f"{HERE}:dropping"])
 def test_stopped_in_any_epoch_and_continued_equals_never_stopped_bit_for_bit(network, tmp_path, monkeypatch):
     settings = Pretraining(network=network, epochs=4, lr=0.05, batch=32, seed=2)
-    accuracy = pretrain(SMALL, settings, tmp_path / "whole")
+    [taught] = pretrain(SMALL, settings, tmp_path / "whole")
     expected = content(tmp_path / "whole")
     for epoch in range(settings.epochs):
 
         def stop(which: str, done: int, total: int | None, at: int = epoch) -> None:
-            assert total == 4
-            if done == at + 1:
+            assert total == 4 * STEPS
+            if done == (at + 1) * STEPS:
                 raise StoppedError  # before this epoch is written down: it is repeated
 
         path = tmp_path / f"stopped {epoch}"
@@ -121,8 +145,10 @@ def test_stopped_in_any_epoch_and_continued_equals_never_stopped_bit_for_bit(net
             pretrain(SMALL, settings, path, report=stop)
         assert not path.exists()
         said: list[int] = []
-        assert pretrain(SMALL, settings, path, report=lambda which, done, total, s=said: s.append(done)) == accuracy
-        assert said == list(range(epoch + 1, 5))  # those before were not repeated
+        [again] = pretrain(SMALL, settings, path, report=lambda which, done, total, s=said: s.append(done))
+        assert again.accuracy == taught.accuracy
+        assert said[0] == epoch * STEPS  # those before were not repeated
+        assert said[-1] == 4 * STEPS
         assert content(path) == expected
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["whole", *(f"stopped {e}" for e in range(4))])
 
@@ -149,7 +175,7 @@ def test_a_kill_while_the_backbone_is_written_loses_nothing(tmp_path, monkeypatc
 @pytest.mark.parametrize("spoiled", ["other settings", "other data", "cut short", "no checkpoint"])
 def test_what_cannot_be_continued_starts_again_from_the_beginning(spoiled, tmp_path):
     def stop(which: str, done: int, total: int | None) -> None:
-        if done == 3:
+        if done == 3 * STEPS:
             raise StoppedError
 
     path = tmp_path / "backbone"
@@ -240,12 +266,22 @@ def test_pretraining_leaves_the_global_random_state_alone(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("lr", 0.0), ("momentum", 2.0), ("weight_decay", -1.0), ("epochs", 0), ("batch", 0), ("batch", 1.5), ("seed", -1)],
+    [
+        *(("lr", 0.0), ("momentum", 2.0), ("weight_decay", -1.0), ("epochs", 0), ("batch", 0), ("batch", 1.5)),
+        *(("seed", -1), ("seeds", 0), ("shifts", -1), ("shifts", 0.5), ("schedule", "linear"), ("dtype", "half")),
+    ],
 )
 def test_what_cannot_be_pretrained_is_refused_in_one_line_that_names_it(name, value):
     with pytest.raises(MooringError, match=name) as error:
         Pretraining(**{name: value})
     assert "\n" not in str(error.value)
+
+
+def test_images_moved_out_of_sight_are_refused_in_one_line_that_names_it(tmp_path):
+    with pytest.raises(MooringError, match="shifts=8 moves images of 8 pixels out of sight") as error:
+        pretrain(SMALL, Pretraining(network="mlp", epochs=1, shifts=8), tmp_path / "backbone")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
 
 
 def normalised(shape: tuple[int, int, int]) -> torch.nn.Module:
