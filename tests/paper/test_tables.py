@@ -134,9 +134,11 @@ def test_the_command_says_the_cost_first_and_writes_the_page(tmp_path, monkeypat
     page = (tmp_path / "reproduction" / "index.md").read_text()
     assert "## grids: " in page
     assert "| explicit-mas |" in page
-    runs = json.loads((tmp_path / "reproduction" / "runs.json").read_text())
+    written = (tmp_path / "reproduction" / "runs.json").read_text()
+    runs = json.loads(written)["runs"]
     assert len(runs) == grids.count(MINIATURE)
     assert {run["status"] for run in runs} == {"finished", "rejected"}
+    assert sum(line.startswith('{"key"') for line in written.splitlines()) == len(runs)  # a line for each
 
 
 @pytest.mark.parametrize(

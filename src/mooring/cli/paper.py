@@ -1,5 +1,6 @@
 """`mooring paper`: the paper's tables, figures and claims, ours beside theirs."""
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,12 @@ from mooring.cli.output import command_line, opened
 from mooring.cli.tables import as_json
 from mooring.lab.files import check_writable
 from mooring.lab.words import counted
+from mooring.paper.cost import cost
 from mooring.paper.explained import explained
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.page import write_findings
 from mooring.paper.scale import MINIATURE, PAPER, Scale
-from mooring.paper.targets import TARGETS, Target, chosen, cost
+from mooring.paper.targets import TARGETS, Target, chosen
 
 __all__ = ["paper"]
 
@@ -60,7 +62,8 @@ def paper(
         print(_cost(wanted, scale), file=sys.stderr)
     findings = explained([target.run(lab) for target in wanted])
     study.store.log(command_line())
-    page = write_findings(findings, out, command=command_line())
+    told = _elsewhere(data, [*(init or []), *(other_init or []), kept.study])
+    page = write_findings(findings, out, lab, command=told)
     if json:
         typer.echo(as_json({"page": str(page), "findings": [finding.to_json() for finding in findings]}))
         return
@@ -69,9 +72,20 @@ def paper(
     typer.echo(f"results: {study.store.path}\npage:    {page}")
 
 
+def _elsewhere(data: Path | None, files: list[Path]) -> str:
+    """The command as others type it: they keep their data and their backbones elsewhere."""
+    names = {str(path): path.name for path in files} | ({str(data): "DIR"} if data else {})
+    words = sys.argv[1:]
+    for path, name in names.items():
+        words = [name if word == path else word.replace(f"={path}", f"={name}") for word in words]
+    return shlex.join(["mooring", *words])
+
+
 def _cost(targets: list[Target], scale: Scale) -> str:
-    """How many models there are to train at most, before the first of them."""
-    counts = {name: count for name, count in cost(targets, scale).items() if count}
-    each = ", ".join(f"{name} {count}" for name, count in counts.items())
-    total = counted(sum(counts.values()), "model")
-    return f"at most {total} on {', '.join(scale.streams)}" + (f" ({each}); none is trained twice" if each else "")
+    """What there is to train at most, before the first model."""
+    costs = {name: each for name, each in cost(targets, scale).items() if each.models}
+    each = ", ".join(f"{name} {found.models}" for name, found in costs.items())
+    total = counted(sum(found.models for found in costs.values()), "model")
+    steps = sum(found.steps for found in costs.values())
+    where = f"{', '.join(scale.streams)}, about {steps:.2g} iterations of one"
+    return f"at most {total} on {where} ({each}); none is trained twice" if steps else f"{total} to train"

@@ -2,7 +2,7 @@
 
 from mooring.paper import claims_of_instability, claims_of_layers, claims_of_search, claims_of_tables
 from mooring.paper.finding import Finding, Table
-from mooring.paper.grids import search
+from mooring.paper.grids import cases, search
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import REPLAY, ROWS, Scale
 from mooring.paper.tables import rows_at_our_settings
@@ -20,10 +20,9 @@ def run(lab: Laboratory) -> Finding:
     scale = lab.scale
     main = rows_at_our_settings(lab, scale.cases(), ROWS)
     other = rows_at_our_settings(lab, scale.other_cases(), [name for name in ROWS if name not in REPLAY])
-    every = list(dict.fromkeys([*scale.cases(), *scale.other_cases()]))
     groups = {
         "The explicit step, penalties and replay": claims_of_tables.claims(scale, main, other),
-        "Hyper-parameters": claims_of_search.claims(search(lab, every)),
+        "Hyper-parameters": claims_of_search.claims(search(lab, cases(scale))),
         "Instability": claims_of_instability.claims(lab),
         "Layers, and the step itself": claims_of_layers.claims(lab),
     }

@@ -10,7 +10,7 @@ from mooring.paper.laboratory import Laboratory
 from mooring.paper.published import Setting, published_setting
 from mooring.paper.scale import CONTROLS, ROWS, Case, Scale
 
-__all__ = ["count", "found_settings", "run", "search"]
+__all__ = ["cases", "count", "found_settings", "run", "search"]
 
 METHODS = (*ROWS, *CONTROLS)
 
@@ -25,15 +25,20 @@ def count(scale: Scale) -> int:
     """
     strong = sum(find(name).has_strength for name in METHODS)
     each = len(scale.lrs) * (strong * len(scale.strengths) + len(METHODS) - strong)
-    return each * len({*scale.cases(), *scale.other_cases()})
+    return each * len(cases(scale))
 
 
-def search(lab: Laboratory, cases: Sequence[Case], methods: Sequence[str] = METHODS) -> dict[Case, list[Choice]]:
+def cases(scale: Scale) -> list[Case]:
+    """Those of both tables, each once."""
+    return list(dict.fromkeys([*scale.cases(), *scale.other_cases()]))
+
+
+def search(lab: Laboratory, of: Sequence[Case], methods: Sequence[str] = METHODS) -> dict[Case, list[Choice]]:
     """What was best on the searched tasks, for each case and method. All cases are trained together.
 
     Settings whose penalty does not interpolate everywhere after the first task are rejected there and then.
     """
-    specs = {case: _specs(lab, case, methods) for case in cases}
+    specs = {case: _specs(lab, case, methods) for case in of}
     results = lab.run([spec for some in specs.values() for spec in some], reject=True)
     known = {result.spec.key: result for result in results}
     return {case: choices_of(str(case), [known[spec.key] for spec in some], methods) for case, some in specs.items()}
@@ -47,8 +52,7 @@ def found_settings(choices: Sequence[Choice]) -> dict[str, Setting]:
 
 def run(lab: Laboratory) -> Finding:
     """What the search found, beside what the paper's found."""
-    cases = [*lab.scale.cases(), *lab.scale.other_cases()]
-    found = search(lab, list(dict.fromkeys(cases)))
+    found = search(lab, cases(lab.scale))
     tables, results, tried, dropped, same, told = [], [], 0, 0, 0, 0
     for case, choices in found.items():
         rows = []

@@ -65,6 +65,7 @@ class Scale:
         seeds: of every cell.
         search_tasks: the first tasks, on which settings are searched; the rest is trained and scored.
         lrs, strengths: the grids.
+        absent: the data sets of the paper that are not there, or not asked for.
 
     Example:
         >>> [str(case) for case in MINIATURE.cases()]
@@ -79,6 +80,7 @@ class Scale:
     search_tasks: int = 3
     lrs: tuple[float, ...] = LRS
     strengths: tuple[float, ...] = STRENGTHS
+    absent: tuple[str, ...] = ()
 
     def cases(self) -> list[Case]:
         """Those of the main table."""
@@ -102,12 +104,15 @@ class Scale:
         if folder is None:
             if any(told.name != "digits" for told in chosen.values()):
                 raise MooringError("the paper's data sets are read from a folder: give --data, or --miniature")
-            return replace(self, streams=chosen)
+            return self._with(chosen)
         there = {name: told for name, told in chosen.items() if (folder / name).is_dir()}
         if not there or (data and len(there) < len(data)):
             missing = ", ".join(name for name in chosen if name not in there)
             raise MooringError(f"{folder} has no folder {missing}: put each data set into a folder of its name")
-        return replace(self, streams={n: replace(told, data=str(folder / n)) for n, told in there.items()})
+        return self._with({n: replace(told, data=str(folder / n)) for n, told in there.items()})
+
+    def _with(self, streams: Mapping[str, StreamOptions]) -> "Scale":
+        return replace(self, streams=streams, absent=tuple(name for name in self.streams if name not in streams))
 
 
 PAPER = Scale(

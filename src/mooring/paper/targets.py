@@ -7,9 +7,10 @@ from mooring.errors import unknown
 from mooring.paper import cka, claims, effective_lr, grids, importance, negative, reasons, roots, tables, violations
 from mooring.paper.finding import Finding
 from mooring.paper.laboratory import Laboratory
-from mooring.paper.scale import Scale
+from mooring.paper.rows import first_cases
+from mooring.paper.scale import Case, Scale
 
-__all__ = ["TARGETS", "Target", "chosen", "cost"]
+__all__ = ["TARGETS", "Target", "chosen"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Target:
         count: how many models it trains at a scale; those of the grid search count there.
         run: trains them and says what came out.
         needs: the targets whose runs it reads.
+        cases: what it trains on, as many models on each.
+        search: whether on the searched tasks or on the others.
     """
 
     name: str
@@ -29,6 +32,8 @@ class Target:
     count: Callable[[Scale], int]
     run: Callable[[Laboratory], Finding]
     needs: tuple[str, ...] = ()
+    cases: Callable[[Scale], list[Case]] = first_cases
+    search: bool = False
 
 
 READ = ("grids", "table1", "resnet", "fig-negative", "fig-violations", "fig-importance", "fig-cka", "roots")
@@ -37,9 +42,30 @@ READ = ("grids", "table1", "resnet", "fig-negative", "fig-violations", "fig-impo
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("grids", "the hyper-parameters found, beside the paper's", grids.count, grids.run),
-        Target("table1", "accuracy and forgetting of every method", tables.count_table1, tables.table1, ("grids",)),
-        Target("resnet", "the same with the second network", tables.count_resnet, tables.resnet, ("grids",)),
+        Target(
+            "grids",
+            "the hyper-parameters found, beside the paper's",
+            grids.count,
+            grids.run,
+            cases=grids.cases,
+            search=True,
+        ),
+        Target(
+            "table1",
+            "accuracy and forgetting of every method",
+            tables.count_table1,
+            tables.table1,
+            ("grids",),
+            Scale.cases,
+        ),
+        Target(
+            "resnet",
+            "the same with the second network",
+            tables.count_resnet,
+            tables.resnet,
+            ("grids",),
+            Scale.other_cases,
+        ),
         Target("fig-negative", "SI with scores below 0: stable or not", negative.count, negative.run),
         Target("fig-violations", "who extrapolates, and when training breaks", violations.count, violations.run),
         Target("fig-importance", "mean importance by layer", importance.count, importance.run),
@@ -50,18 +76,6 @@ TARGETS: dict[str, Target] = {
         Target("claims", "each claim of the paper, and what our runs say of it", claims.count, claims.run, READ),
     )
 }
-
-
-def cost(targets: Sequence[Target], scale: Scale) -> dict[str, int]:
-    """How many models targets train at most, those of the targets that they read included.
-
-    Example:
-        >>> from mooring.paper.scale import MINIATURE
-        >>> cost(chosen(["table1"]), MINIATURE)
-        {'grids': 112, 'table1': 116}
-    """
-    every = dict.fromkeys(name for target in targets for name in (*target.needs, target.name))
-    return {name: TARGETS[name].count(scale) for name in every}
 
 
 def chosen(names: Sequence[str]) -> list[Target]:
