@@ -125,7 +125,7 @@ def _weak_penalty(results: Sequence[Result]) -> Claim:
 def _soon(results: Sequence[Result], streams: dict[str, Stream]) -> Claim:
     """How long into a task training breaks, where it does."""
     ages = []
-    for result in filter(broke, {result.spec.key: result for result in results}.values()):
+    for result in filter(broke, {result.spec: result for result in results}.values()):
         done = streams[result.spec.data].tasks[: len(result.stability)]
         before = sum(len(batch_sizes(len(task.train), result.spec.batch)) for task in done) * result.spec.epochs
         ages.append(result.steps - before + 1)

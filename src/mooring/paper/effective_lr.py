@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +34,9 @@ STEPS = 16
 """Iterations of each of two tasks: enough for the form to differ from the iterates, if it did."""
 
 QUANTILES = (0.25, 0.5, 0.75)
+
+After = tuple[dict[str, Any], State]
+"""The states of a network and of its mooring."""
 
 
 @dataclass(frozen=True)
@@ -92,22 +95,40 @@ def run(lab: Laboratory) -> Finding:
     return Finding("effective-lr", text, [table], draw=partial(_draw, str(found.case), found.pulls))
 
 
+@lru_cache(maxsize=1)
 def measure(lab: Laboratory) -> Measured:
-    """Unroll a task under the penalty, at the paper's strength or half of the safe one, and under the explicit step."""
+    """Unroll a task under the penalty, at the paper's strength or half of the safe one, and under the explicit step.
+
+    Kept for the claims, which ask once more.
+    """
     scale = lab.scale
     case = first_cases(scale)[0]
     stream = lab.trained(case.data)
     told = setting(scale, case, "ewc", "ewc")
     asked = told.strength or 0.0
-    weights = lab.weights.get(lab.starts.get(case.network, [""])[0])
-    safe = _moored(case, stream, Interpolation(), told.lr, weights)[2].diagnose(asked).safe_strength
+    how: dict[str, Any] = {
+        "weights": lab.weights.get(lab.starts.get(case.network, [""])[0]),
+        "device": lab.study.device,
+    }
+    network, _, moor = _moored(case, stream, Interpolation(), told.lr, **how)
+    safe = moor.diagnose(asked).safe_strength
+    how["after"] = (network.state_dict(), moor.state_dict())  # without a past no pull acts: the first task is the same
     strength = asked if asked < safe else safe / 2
     pulls: dict[str, Pull] = {f"penalty {strength:.4g}": Penalty(strength), "explicit": Interpolation()}
-    found = {name: unroll(case, stream, pull, told.lr, weights) for name, pull in pulls.items()}
+    found = {name: unroll(case, stream, pull, told.lr, **how) for name, pull in pulls.items()}
     return Measured(case, told.lr, asked, safe, strength, found)
 
 
-def unroll(case: Case, stream: Stream, pull: Pull, lr: float, weights: Weights | None = None) -> Unrolled:
+def unroll(
+    case: Case,
+    stream: Stream,
+    pull: Pull,
+    lr: float,
+    *,
+    weights: Weights | None = None,
+    device: str = "cpu",
+    after: After | None = None,
+) -> Unrolled:
     """Train the first batches of two tasks by gradient descent, and write the second as a sum of its gradients.
 
     theta = anchor - sum_j rate_j g_j over the n iterations of the second task. Under a penalty
@@ -120,8 +141,10 @@ def unroll(case: Case, stream: Stream, pull: Pull, lr: float, weights: Weights |
         pull: a `Penalty` or an `Interpolation`.
         lr: of gradient descent; with momentum the form would be another.
         weights: what the backbone starts from instead of random numbers.
+        device: where to compute.
+        after: the network and its mooring after the first task, where that was trained already.
     """
-    network, optimizer, moor = _moored(case, stream, pull, lr, weights)
+    network, optimizer, moor = _moored(case, stream, pull, lr, weights, device, after)
     anchor = {name: value.clone() for name, value in moor.anchor.items()}
     gradients, kept = [], []
     for g in _steps(network, optimizer, stream, 1, case.regime.batch):
@@ -149,12 +172,22 @@ def unroll(case: Case, stream: Stream, pull: Pull, lr: float, weights: Weights |
 
 
 def _moored(
-    case: Case, stream: Stream, pull: Pull, lr: float, weights: Weights | None
+    case: Case,
+    stream: Stream,
+    pull: Pull,
+    lr: float,
+    weights: Weights | None,
+    device: str,
+    after: After | None = None,
 ) -> tuple[Headed, torch.optim.Optimizer, Mooring]:
     """A network after its first task."""
-    network = start(case.network, stream, 0, dtype=torch.float64, weights=weights)
+    network = start(case.network, stream, 0, dtype=torch.float64, weights=weights).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=lr)
     moor = attach(network, optimizer, importance="ewc", pull=pull, exclude=("heads.*",))
+    if after is not None:
+        network.load_state_dict(after[0])
+        moor.load_state_dict({name: value.clone() for name, value in after[1].items()})
+        return network, optimizer, moor
     for _ in _steps(network, optimizer, stream, 0, case.regime.batch):
         pass
     moor.consolidate()
@@ -166,11 +199,14 @@ def _steps(
 ) -> Iterator[dict[str, Tensor]]:
     """Gradient descent on the first images of a task; the gradients after each step."""
     order = task_order(0, task, 0, stream.tasks[task].train)
+    device = next(network.parameters()).device
     for step in range(STEPS):
         chosen = order[torch.arange(step * batch, (step + 1) * batch) % len(order)]
-        logits = network(scaled(stream.train.images[chosen], torch.float64), stream.head(task))
-        optimizer.zero_grad()
-        torch.autograd.backward(nn.functional.cross_entropy(logits, stream.train.labels[chosen]))
+        images, labels = (part[chosen].to(device) for part in (stream.train.images, stream.train.labels))
+        with torch.backends.cudnn.flags(benchmark=False, deterministic=True):
+            logits = network(scaled(images, torch.float64), stream.head(task))
+            optimizer.zero_grad()
+            torch.autograd.backward(nn.functional.cross_entropy(logits, labels))
         found = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
         optimizer.step()
         yield found
@@ -190,14 +226,14 @@ def _rates_of_explicit(kept: Sequence[State], lr: float) -> Iterator[State]:
 
 
 def _spread(values: Mapping[str, Tensor], unit: float) -> dict[str, Tensor]:
-    """Quantiles over the parameters of each layer; of a sorted sample, since `quantile` refuses large ones."""
+    """Quantiles over the parameters of each layer; one by one, since `quantile` refuses large samples."""
     layers: dict[str, list[Tensor]] = {}
     for name, value in values.items():
         layers.setdefault(layer_of(name), []).append(value.flatten() / unit)
     found = {}
     for layer, parts in layers.items():
-        ordered = torch.cat(parts).sort().values
-        found[layer] = torch.stack([ordered[round(q * (len(ordered) - 1))] for q in QUANTILES])
+        every = torch.cat(parts)
+        found[layer] = torch.stack([every.kthvalue(1 + round(q * (len(every) - 1))).values for q in QUANTILES]).cpu()
     return found
 
 

@@ -39,9 +39,8 @@ def search(lab: Laboratory, of: Sequence[Case], methods: Sequence[str] = METHODS
     Settings whose penalty does not interpolate everywhere after the first task are rejected there and then.
     """
     specs = {case: _specs(lab, case, methods) for case in of}
-    results = lab.run([spec for some in specs.values() for spec in some], reject=True)
-    known = {result.spec.key: result for result in results}
-    return {case: choices_of(str(case), [known[spec.key] for spec in some], methods) for case, some in specs.items()}
+    known = lab.run([spec for some in specs.values() for spec in some], reject=True)
+    return {case: choices_of(str(case), [known[spec] for spec in some], methods) for case, some in specs.items()}
 
 
 def found_settings(choices: Sequence[Choice]) -> dict[str, Setting]:

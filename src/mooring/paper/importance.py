@@ -102,10 +102,9 @@ def train(lab: Laboratory, methods: Mapping[str, str]) -> Runs:
         for method, like in methods.items():
             told = setting(scale, case, method, like)
             specs[case.data, method] = [lab.spec(case, method, seed, told) for seed in range(scale.seeds)]
-    found = {result.spec.key: result for result in lab.run([spec for some in specs.values() for spec in some])}
+    found = lab.run([spec for some in specs.values() for spec in some])
     return {
-        data: {method: [found[spec.key] for spec in specs[data, method]] for method in methods}
-        for data in scale.streams
+        data: {method: [found[spec] for spec in specs[data, method]] for method in methods} for data in scale.streams
     }
 
 

@@ -27,6 +27,7 @@ class Laboratory:
         scale: which data sets, networks and grids there are.
         backbones: safetensors files to start from, by network; a run of seed k starts from the k-th, round and round.
             Networks without any start from random weights.
+        device: the device that results come from, where they were trained elsewhere; the study's own if None.
 
     Example:
         >>> import tempfile
@@ -38,8 +39,14 @@ class Laboratory:
         (1, 1.0)
     """
 
-    def __init__(self, study: Study, scale: Scale, backbones: Mapping[str, Sequence[Path | str]] | None = None) -> None:
-        self.study, self.scale = study, scale
+    def __init__(
+        self,
+        study: Study,
+        scale: Scale,
+        backbones: Mapping[str, Sequence[Path | str]] | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.study, self.scale, self.device = study, scale, device or study.device
         self.weights: dict[str, Weights] = {}
         self.starts: dict[str, list[str]] = {}
         for network, paths in (backbones or {}).items():
@@ -49,6 +56,7 @@ class Laboratory:
         self.whole: dict[tuple[str, int | None], Stream] = {}
         self.parts: dict[tuple[str, str, int | None], Stream] = {}
         self.streams: dict[str, Stream] = {}
+        self.known: dict[bool, dict[RunSpec, Result]] = {False: {}, True: {}}
 
     def searched(self, data: str) -> Stream:
         """The first tasks of a data set, for the grid search."""
@@ -79,7 +87,8 @@ class Laboratory:
         """
         stream = self.searched(case.data) if search else self.trained(case.data)
         starts = self.starts.get(case.network, [""])
-        training = Training(case.network, epochs=case.regime.epochs, batch=case.regime.batch).on(self.study.device)
+        dtype = case.regime.on_gpu if self.device.startswith("cuda") else "auto"
+        training = Training(case.network, epochs=case.regime.epochs, batch=case.regime.batch, dtype=dtype)
         return RunSpec(
             stream.name,
             stream.fingerprint,
@@ -89,12 +98,20 @@ class Laboratory:
             strength=setting.strength,
             memory=find(method).memory,
             init=starts[seed % len(starts)],
-            **training.told(),
+            **training.on(self.device).told(),
         )
 
-    def run(self, specs: Sequence[RunSpec], *, reject: bool = False) -> list[Result]:
-        """Their results, in their order; those that are missing are trained first, many at once."""
-        return self.study.run(specs, self.streams, self.weights, reject=reject)
+    def run(self, specs: Sequence[RunSpec], *, reject: bool = False) -> dict[RunSpec, Result]:
+        """Their results, in their order; those that are missing are trained first, many at once.
+
+        What was asked for before is not read again: targets share many of their runs.
+        """
+        known = self.known[reject]
+        asked = list(dict.fromkeys(specs))
+        new = [spec for spec in asked if spec not in known]
+        if new:
+            known.update(zip(new, self.study.run(new, self.streams, self.weights, reject=reject), strict=True))
+        return {spec: known[spec] for spec in asked}
 
     def _part(self, data: str, kind: str, shuffle: int | None) -> Stream:
         """Each is cut once: to fingerprint the images of one takes longer than to look up its runs."""

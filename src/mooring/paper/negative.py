@@ -61,15 +61,14 @@ def run(lab: Laboratory) -> Finding:
         settings += [(name, Setting(lr, strength)) for name in VARIANTS for strength in strengths]
         seeds = range(lab.scale.seeds)
         wanted[case] = [lab.spec(case, name, seed, setting) for name, setting in settings for seed in seeds]
-    results = lab.run([spec for specs in wanted.values() for spec in specs])
-    known = {result.spec.key: result for result in results}
+    known = lab.run([spec for specs in wanted.values() for spec in specs])
     found = []
     for case, specs in wanted.items():
-        rows = over_seeds(known[spec.key] for spec in specs)
+        rows = over_seeds(known[spec] for spec in specs)
         by_variant = {name: [row for row in rows if row.setting.method == name] for name in VARIANTS}
         found.append(Found(case, rows[0], by_variant))
     text = [sentence for each in found for sentence in _said(each)]
-    return Finding("fig-negative", text, [_table(each) for each in found], results, partial(_draw, found))
+    return Finding("fig-negative", text, [_table(each) for each in found], list(known.values()), partial(_draw, found))
 
 
 def _negatives(row: Row) -> list[int]:

@@ -87,15 +87,14 @@ def run(lab: Laboratory) -> Finding:
     """Every change of every method on every data set in the first regime, at the paper's settings."""
     wanted = {(case, method): _specs(lab, case, method) for case in first_cases(lab.scale) for method in METHODS}
     specs = [spec for changed in wanted.values() for some in changed.values() for spec in some]
-    results = lab.run(specs)
-    known = {result.spec.key: result for result in results}
+    known = lab.run(specs)
     found: dict[Place, dict[str, list[Effect]]] = {}
     for place, changed in wanted.items():
-        runs = {name: [known[spec.key] for spec in some] for name, some in changed.items()}
+        runs = {name: [known[spec] for spec in some] for name, some in changed.items()}
         found[place] = {metric: _effects(place, runs, metric) for metric in METRICS}
     reasons = {(*place, m): _reason(some) for place, both in found.items() for m, some in both.items() if _off(some)}
     tables = [_table(case, found) for case in first_cases(lab.scale)]
-    return Finding("reasons", _said(found, reasons), tables, results, reasons=reasons)
+    return Finding("reasons", _said(found, reasons), tables, list(known.values()), reasons=reasons)
 
 
 def _specs(lab: Laboratory, case: Case, method: str) -> dict[str, list[RunSpec]]:

@@ -28,11 +28,13 @@ class Regime:
         name: what the paper calls it.
         epochs: passes over a task.
         batch: samples in a batch.
+        on_gpu: the dtype of products on a GPU; "auto" is tf32.
     """
 
     name: str
     epochs: int
     batch: int
+    on_gpu: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Scale:
     Attributes:
         network: of the main table.
         other: of the second table.
-        regimes: of the main table; the second has the first of them.
+        regimes: of the main table; the second, and every figure, has the first of them.
+        only: the regimes of the main table that are wanted, by name; all of them if empty.
         streams: options of each data set, by name.
         seeds: of every cell.
         search_tasks: the first tasks, on which settings are searched; the rest is trained and scored.
@@ -81,10 +84,12 @@ class Scale:
     lrs: tuple[float, ...] = LRS
     strengths: tuple[float, ...] = STRENGTHS
     absent: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
     def cases(self) -> list[Case]:
         """Those of the main table."""
-        return [Case(self.network, regime, data) for regime in self.regimes for data in self.streams]
+        wanted = [regime for regime in self.regimes if not self.only or regime.name in self.only]
+        return [Case(self.network, regime, data) for regime in wanted for data in self.streams]
 
     def other_cases(self) -> list[Case]:
         """Those of the second table."""
@@ -111,6 +116,19 @@ class Scale:
             raise MooringError(f"{folder} has no folder {missing}: put each data set into a folder of its name")
         return self._with({n: replace(told, data=str(folder / n)) for n, told in there.items()})
 
+    def through(self, regimes: tuple[str, ...]) -> "Scale":
+        """With some of the regimes only in the main table, by name; with all of them if there are none.
+
+        Example:
+            >>> [str(case) for case in MINIATURE.through(("30-epochs",)).cases()]
+            ['mlp, 30-epochs, digits']
+        """
+        known = [regime.name for regime in self.regimes]
+        for name in regimes:
+            if name not in known:
+                raise unknown("regime", name, known)
+        return replace(self, only=regimes)
+
     def _with(self, streams: Mapping[str, StreamOptions]) -> "Scale":
         return replace(self, streams=streams, absent=tuple(name for name in self.streams if name not in streams))
 
@@ -118,7 +136,7 @@ class Scale:
 PAPER = Scale(
     network="cnn6",
     other="resnet18-third",
-    regimes=(Regime("1-epoch", 1, 10), Regime("30-epochs", 30, 256)),
+    regimes=(Regime("1-epoch", 1, 10), Regime("30-epochs", 30, 256, on_gpu="bf16")),
     streams={name: StreamOptions(name) for name in ("cifar100", "flowers102", "caltech256")},
 )
 """As in the paper."""

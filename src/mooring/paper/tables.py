@@ -43,13 +43,12 @@ def _finding(lab: Laboratory, name: str, cases: Sequence[Case], methods: Sequenc
     chosen = {case: found_settings(choices) for case, choices in search(lab, cases, every).items()}
     theirs = {case: _published_settings(case, methods, chosen[case]) for case in cases}
     wanted = [(case, settings) for both in (chosen, theirs) for case, settings in both.items()]
-    results = lab.run([spec for case, settings in wanted for spec in _specs(lab, case, settings)])
-    known = {result.spec.key: result for result in results}
+    known = lab.run([spec for case, settings in wanted for spec in _specs(lab, case, settings)])
     tables: list[Table] = []
     cells: list[dict[str, Any]] = []
     beaten: list[str] = []
     for case, settings in wanted:
-        rows = over_seeds(known[spec.key] for spec in _specs(lab, case, settings))
+        rows = over_seeds(known[spec] for spec in _specs(lab, case, settings))
         at_papers = settings is not chosen[case]
         beside = [_beside(case, row, at_papers) for row in rows]
         told = [_row(case, row, found) for row, found in zip(rows, beside, strict=True)]
@@ -62,7 +61,7 @@ def _finding(lab: Laboratory, name: str, cases: Sequence[Case], methods: Sequenc
     for case, settings in chosen.items():
         if missing := [method for method in every if method not in settings]:
             beaten.append(f"{case}: no setting of {', '.join(missing)} finished the search.")
-    return Finding(name, [*_said(cells, tables), *beaten], tables, results)
+    return Finding(name, [*_said(cells, tables), *beaten], tables, list(known.values()))
 
 
 def rows_at_our_settings(lab: Laboratory, cases: Sequence[Case], methods: Sequence[str]) -> dict[Case, list[Row]]:
@@ -72,8 +71,8 @@ def rows_at_our_settings(lab: Laboratory, cases: Sequence[Case], methods: Sequen
         case: _specs(lab, case, {name: settings[name] for name in methods if name in settings})
         for case, settings in chosen.items()
     }
-    known = {result.spec.key: result for result in lab.run([spec for specs in wanted.values() for spec in specs])}
-    return {case: over_seeds(known[spec.key] for spec in specs) for case, specs in wanted.items()}
+    known = lab.run([spec for specs in wanted.values() for spec in specs])
+    return {case: over_seeds(known[spec] for spec in specs) for case, specs in wanted.items()}
 
 
 def _published_settings(case: Case, methods: Sequence[str], ours: Mapping[str, Setting]) -> dict[str, Setting]:

@@ -69,7 +69,7 @@ def run(lab: Laboratory) -> Finding:
     # Importance after the first task does not depend on the strength: any run tells where the first violation is.
     probes = lab.run([lab.spec(*column, 0, Setting(rates[column], weakest)) for column in columns])
     wanted = {}
-    for column, probe in zip(columns, probes, strict=True):
+    for column, probe in zip(columns, probes.values(), strict=True):
         first = probe.stability[0].safe_strength if probe.stability else math.inf
         strengths = lattice(first, per_decade(lab.scale)) if math.isfinite(first) else []
         wanted[column] = [Setting(rates[column], strength) for strength in strengths]
@@ -80,8 +80,8 @@ def run(lab: Laboratory) -> Finding:
         for setting in settings
         for seed in range(lab.scale.seeds)
     ]
-    results = lab.run(specs) if specs else []
-    rows = {(row.setting.data, row.setting.method, row.setting.strength): row for row in over_seeds(results)}
+    results = lab.run(specs)
+    rows = {(row.setting.data, row.setting.method, row.setting.strength): row for row in over_seeds(results.values())}
     found, lost = [], []
     for (case, method), settings in wanted.items():
         data = lab.trained(case.data).fingerprint
@@ -92,7 +92,7 @@ def run(lab: Laboratory) -> Finding:
             lost.append(f"{method} on {case.data}")
     by_case = {case: [each for each in found if each.case == case] for case in first_cases(lab.scale)}
     tables = [table for case, some in by_case.items() if some for table in _tables(case, some)]
-    every = list({result.spec.key: result for result in [*probes, *results]}.values())
+    every = list({**probes, **results}.values())
     return Finding("fig-violations", _said(found, lost), tables, every, partial(draw, by_case))
 
 
