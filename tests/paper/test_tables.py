@@ -76,6 +76,15 @@ def test_asked_again_nothing_is_trained(lab, searched, table):
     assert [finding.to_json() for finding in again] == [searched.to_json(), table.to_json()]
 
 
+def test_what_was_read_once_is_not_read_again(lab, table, monkeypatch):
+    """Targets share their runs and their streams: a second look costs nothing."""
+    usual = tables.table1(lab).to_json()
+    monkeypatch.setattr(lab.study, "run", None)
+    monkeypatch.setattr(lab.study, "open", None)
+    assert tables.table1(lab).to_json() == usual
+    assert lab.trained("digits") is lab.trained("digits")
+
+
 def test_seeds_take_the_backbones_in_turn(tmp_path):
     from safetensors.torch import save_file
 

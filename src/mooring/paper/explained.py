@@ -59,5 +59,5 @@ def _reason(cell: Cell, at_papers: Cell | None, reason: str | None) -> str:
 
 def _untested(cell: Cell) -> str:
     if cell.method not in METHODS:
-        return f"not tested: single changes are tried on {', '.join(METHODS)}"
+        return "not tested: `reasons` has other methods"
     return f"not tested with {cell.case.network} in {cell.case.regime.name}"

@@ -34,7 +34,11 @@ def write_findings(findings: Sequence[Finding], folder: Path, lab: Laboratory, *
     write_whole(folder / "runs.json", written(runs))
     told = [{**finding.to_json(), "figures": figures[finding.name]} for finding in findings]
     write_whole(folder / "findings.json", (json.dumps(told, indent=1) + "\n").encode())
-    parts = [head(lab, runs, command), *(_section(finding, figures[finding.name]) for finding in findings)]
+    parts = [
+        head(lab, runs, command),
+        _contents(findings),
+        *(_section(finding, figures[finding.name]) for finding in findings),
+    ]
     write_whole(folder / "index.md", ("\n\n".join(parts) + "\n").encode())
     return folder / "index.md"
 
@@ -55,8 +59,22 @@ def _drawn(finding: Finding, folder: Path) -> list[dict[str, str]]:
     ]
 
 
+def _heading(finding: Finding) -> str:
+    return f"{finding.name}: {TARGETS[finding.name].line}"
+
+
+def _contents(findings: Sequence[Finding]) -> str:
+    """A link to each section, by the anchors that Markdown is shown with: letters, digits and hyphens."""
+    links = []
+    for finding in findings:
+        letters = [each for each in _heading(finding).lower().replace(" ", "-") if each.isalnum() or each == "-"]
+        links.append(f"- [{finding.name}](#{''.join(letters)}): {TARGETS[finding.name].line}")
+    return "\n".join(links)
+
+
 def _section(finding: Finding, figures: Sequence[dict[str, str]]) -> str:
-    parts = [f"## {finding.name}: {TARGETS[finding.name].line}", *finding.text]
+    text = "\n".join(f"- {line}" for line in finding.text) if len(finding.text) > 1 else "".join(finding.text)
+    parts = [f"## {_heading(finding)}", *([text] if text else [])]
     parts += [f"![{each['alt']}]({each['file']})\n\n{each['caption']}" for each in figures]
     for table in finding.tables:
         parts += [f"### {table.title}", table.markdown()]
