@@ -51,7 +51,8 @@ def claims(scale: Scale, main: Rows, other: Rows) -> list[Claim]:
     explicit = _pairs(main, EXPLICIT, REGULARIZERS)
     found = _better(explicit, f"with {scale.network}", accuracy="6.2 in its text", forgetting="4.5 in its text")
     found += [_largest(explicit, scale), *_everywhere(explicit)]
-    for regime in scale.regimes if len(scale.regimes) > 1 else ():
+    regimes = list(dict.fromkeys(pair.case.regime for pair in explicit))
+    for regime in regimes if len(regimes) > 1 else ():
         found += _better([pair for pair in explicit if pair.case.regime == regime], f"in {regime.name}")
     for data in scale.streams if len(scale.streams) > 1 else ():
         found += _better([pair for pair in explicit if pair.case.data == data], f"on {data}")

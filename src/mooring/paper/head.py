@@ -24,7 +24,8 @@ def head(lab: Laboratory, runs: Sequence[Result], command: str) -> str:
         command: what made it, to be repeated.
     """
     parts = ["# The paper, reproduced", _trained(runs), f"Repeat with\n\n```\n{command}\n```"]
-    parts += [f"Data sets: {', '.join(lab.scale.streams)}; {lab.scale.seeds} seeds.", _absent(lab)]
+    only = f" The main table has {', '.join(lab.scale.only)} alone." if lab.scale.only else ""
+    parts += [f"Data sets: {', '.join(lab.scale.streams)}; {lab.scale.seeds} seeds.{only}", _absent(lab)]
     parts += [_backbones(lab), "Each run is a row of `runs.json`; everything below is in `findings.json` too."]
     return "\n\n".join(part for part in parts if part)
 
