@@ -23,7 +23,13 @@ def head(lab: Laboratory, runs: Sequence[Result], command: str) -> str:
         runs: those behind the page.
         command: what made it, to be repeated.
     """
-    parts = ["# The paper, reproduced", _trained(runs), f"Repeat with\n\n```\n{command}\n```"]
+    small = "In miniature, on the embedded digits: this shows that everything works, and nothing of the paper."
+    parts = [
+        "# The paper, reproduced",
+        small if "digits" in lab.scale.streams else "",
+        _trained(runs),
+        f"Repeat with\n\n```\n{command}\n```",
+    ]
     only = f" The main table has {', '.join(lab.scale.only)} alone." if lab.scale.only else ""
     parts += [f"Data sets: {', '.join(lab.scale.streams)}; {lab.scale.seeds} seeds.{only}", _absent(lab)]
     parts += [_backbones(lab), "Each run is a row of `runs.json`; everything below is in `findings.json` too."]

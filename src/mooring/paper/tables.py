@@ -119,16 +119,18 @@ def _beaten(case: str, rows: Sequence[Row]) -> list[str]:
         if control not in by_name:
             continue
         base = {result.spec.seed: result.metrics["accuracy"] for result in by_name[control].results}
-        no_better = []
+        worse: list[str] = []
+        no_better: list[str] = []
         for name, row in by_name.items():
             ours = [result.metrics["accuracy"] for result in row.results]
             apart = paired_difference(ours, [base[result.spec.seed] for result in row.results])
             if name not in CONTROLS and not apart.low > 0:  # with one seed nothing is certain
-                no_better.append(name)
+                (worse if apart.high < 0 else no_better).append(name)
+        if worse:
+            found.append(f"{case}: the control {control} is surely more accurate than {', '.join(worse)}.")
         if no_better:
-            found.append(
-                f"{case}: {', '.join(no_better)} are no more accurate than {control}, within the 95 % interval."
-            )
+            named = ", ".join(no_better)
+            found.append(f"{case}: the control {control} equals {named} in accuracy, within the 95 % interval.")
     return found
 
 
