@@ -35,6 +35,9 @@ def paper(
         Path | None, typer.Option("--data", help="A folder with cifar100/, flowers102/, ... in it.", metavar="DIR")
     ] = None,
     sets: Annotated[str, typer.Option("--sets", help="Some of the data sets only, with commas.")] = "",
+    regimes: Annotated[
+        str, typer.Option("--regimes", help="The main table in some of 1-epoch, 30-epochs only, with commas.")
+    ] = "",
     init: Annotated[
         list[Path] | None,
         typer.Option(
@@ -46,18 +49,20 @@ def paper(
     ] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="How many; 5 in the paper.", min=1)] = None,
     miniature: Annotated[bool, typer.Option("--miniature", help="Everything small, on the embedded digits.")] = False,
+    trained_on: Annotated[
+        str | None, typer.Option("--trained-on", help="Read results that were trained on that device: cpu or cuda.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Where the page goes.", metavar="DIR")] = Path("reproduction"),
     json: AsJson = False,
 ) -> None:
     """Reproduce the paper: train what has no result yet, and write ours beside theirs."""
     wanted = chosen(targets)
-    named = tuple(name.strip() for name in sets.split(",") if name.strip())
-    asked = (MINIATURE if miniature else PAPER).on(data, named)
+    asked = (MINIATURE if miniature else PAPER).on(data, _names(sets)).through(_names(regimes))
     scale = asked if seeds is None else replace(asked, seeds=seeds)
     check_writable(out, make=False)
     study = opened(kept)
     backbones = {scale.other: other_init or [], scale.network: init or []}
-    lab = Laboratory(study, scale, {network: paths for network, paths in backbones.items() if paths})
+    lab = Laboratory(study, scale, {network: paths for network, paths in backbones.items() if paths}, trained_on)
     if not kept.quiet:
         print(_cost(wanted, scale), file=sys.stderr)
     findings = explained([target.run(lab) for target in wanted])
@@ -70,6 +75,10 @@ def paper(
     for finding in findings:
         typer.echo("\n".join([f"{finding.name}:", *(f"  {line}" for line in finding.text)]))
     typer.echo(f"results: {study.store.path}\npage:    {page}")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _elsewhere(data: Path | None, files: list[Path]) -> str:
