@@ -19,6 +19,7 @@ IMPORTANCES = {
     "si absolute": lambda: mooring.SI(sign="absolute"),
     "si signed": lambda: mooring.SI(sign="signed"),
     "si half signed": lambda: mooring.SI(sign=0.5),
+    "si flipped": lambda: mooring.SI(sign="flipped"),
     "rwalk": mooring.RWalk,
     "uniform": mooring.Uniform,
     "random": lambda: mooring.Random(seed=5),

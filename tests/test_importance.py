@@ -155,6 +155,21 @@ def test_si_leaves_a_stated_fraction_negative():
     torch.testing.assert_close(current[0.25].abs(), current["signed"].abs())
 
 
+def test_si_makes_a_thousandth_of_its_scores_negative_where_asked_to():
+    current = {}
+    for sign in ("absolute", "flipped"):
+        torch.manual_seed(3)
+        model = nn.Linear(300, 300).to(F64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        moor = mooring.attach(model, optimizer, importance=mooring.SI(sign=sign, seed=1))
+        model(torch.randn(8, 300, dtype=F64)).square().mean().backward()
+        optimizer.step()
+        current[sign] = moor.current["weight"]
+    assert float((current["absolute"] > 0).double().mean()) == 1
+    assert int((current["flipped"] < 0).sum()) == pytest.approx(90, abs=30)
+    torch.testing.assert_close(current["flipped"].abs(), current["absolute"])
+
+
 def test_rwalk_adds_the_walk_to_the_fisher():
     model, record = network(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)

@@ -9,7 +9,8 @@ from mooring.importance import EWC, MAS, SI, Importance, Iteration, Random, RWal
 from mooring.lab.fleet.elementwise import NEVER, Elementwise, written
 from mooring.pulls import GradientPull, Interpolation, ParameterPull, Penalty, Proximal, Pull
 
-IMPORTANCES = [EWC(), EWC(decay=None), MAS(), SI(), SI(sign="signed"), SI(sign=0.3), RWalk(), Uniform(), Random()]
+SIGNED = [SI(), SI(sign="signed"), SI(sign=0.3), SI(sign="flipped")]
+IMPORTANCES = [EWC(), EWC(decay=None), MAS(), *SIGNED, RWalk(), Uniform(), Random()]
 PULLS = [Interpolation(), Interpolation(root=3, stiffness=0.5), Penalty(2.0), Penalty(2.0, clamp=True), Proximal(3.0)]
 
 

@@ -28,10 +28,10 @@ def lab(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("reasons")
     stream = open_stream(MINIATURE.streams["digits"])
-    paths = [folder / f"{seed}.safetensors" for seed in (7, 8)]
-    for seed, path in zip((7, 8), paths, strict=True):
+    *paths, other = [folder / f"{seed}.safetensors" for seed in (7, 8, 9)]
+    for seed, path in zip((7, 8, 9), (*paths, other), strict=True):
         save_file(start("mlp", stream, seed).backbone.state_dict(), path)
-    return Laboratory(Study(folder / "p.sqlite"), MINIATURE.on(None), {"mlp": paths})
+    return Laboratory(Study(folder / "p.sqlite"), MINIATURE.on(None), {"mlp": paths}, instead=other)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_other_splits_have_the_same_images(lab):
 def test_without_a_backbone_there_is_none_to_change(tmp_path):
     bare = Laboratory(Study(tmp_path / "p.sqlite"), MINIATURE.on(None))
     names = set(reasons._specs(bare, bare.scale.cases()[0], "plain"))
-    assert not names & {"a random start", "the first backbone for all seeds"}
+    assert not names & {"a random start", "the first backbone for all seeds", "another backbone"}
 
 
 def test_the_papers_silence_is_told(finding):

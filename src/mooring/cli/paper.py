@@ -47,6 +47,10 @@ def paper(
     other_init: Annotated[
         list[Path] | None, typer.Option("--other-init", help="The same for the second network.", metavar="FILE")
     ] = None,
+    instead: Annotated[
+        Path | None,
+        typer.Option("--instead", help="Another backbone, whose effect `reasons` measures.", metavar="FILE"),
+    ] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="How many; 5 in the paper.", min=1)] = None,
     miniature: Annotated[bool, typer.Option("--miniature", help="Everything small, on the embedded digits.")] = False,
     trained_on: Annotated[
@@ -62,12 +66,14 @@ def paper(
     check_writable(out, make=False)
     study = opened(kept)
     backbones = {scale.other: other_init or [], scale.network: init or []}
-    lab = Laboratory(study, scale, {network: paths for network, paths in backbones.items() if paths}, trained_on)
+    lab = Laboratory(
+        study, scale, {network: paths for network, paths in backbones.items() if paths}, trained_on, instead
+    )
     if not kept.quiet:
         print(_cost(wanted, scale), file=sys.stderr)
     findings = explained([target.run(lab) for target in wanted])
     study.store.log(command_line())
-    told = _elsewhere(data, [*(init or []), *(other_init or []), kept.study])
+    told = _elsewhere(data, [*(init or []), *(other_init or []), *filter(None, [instead]), kept.study])
     page = write_findings(findings, out, lab, command=told)
     if json:
         typer.echo(as_json({"page": str(page), "findings": [finding.to_json() for finding in findings]}))

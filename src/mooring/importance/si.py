@@ -12,6 +12,12 @@ from mooring.importance.random import uniform_draw
 
 __all__ = ["SI", "path_integral", "path_score", "signed_score"]
 
+SIGNS = ("rectified", "absolute", "signed")
+"""What can become of every score alike."""
+
+FLIPPED = 0.001
+"""The share of parameters whose score is made negative by "flipped"."""
+
 
 def path_integral(path: Tensor, g: Tensor, step: Tensor, *, out: Tensor | None = None) -> Tensor:
     """path <- path - g * step: the loss a step saved, to first order, parameter by parameter.
@@ -35,11 +41,11 @@ def path_score(path: Tensor, d: Tensor, damping: float) -> Tensor:
 
 
 def signed_score(
-    score: Tensor, sign: str | float, keeps_sign: Tensor | None = None, *, out: Tensor | None = None
+    score: Tensor, sign: str | float, chosen: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     """What becomes of negative scores: "rectified" to 0, "absolute", "signed" as they are.
 
-    With a fraction, absolute except where `keeps_sign` is true.
+    With a fraction, absolute except where `chosen` is true, which keep their sign; "flipped", negative there.
 
     Example:
         >>> signed_score(torch.tensor([-1.0, 2.0]), "rectified")
@@ -51,8 +57,8 @@ def signed_score(
         return torch.abs(score, out=out)
     if sign == "signed":
         return torch.clone(score) if out is None else out.copy_(score)
-    assert keeps_sign is not None
-    return torch.where(keeps_sign, score, score.abs(), out=out)
+    assert chosen is not None
+    return torch.where(chosen, -score.abs() if sign == "flipped" else score, score.abs(), out=out)
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,9 @@ class SI(Importance):
         damping: keeps the score finite where a parameter hardly moved.
         sign: "rectified" (what the original code does), "absolute", "signed" (what the original paper says), or
             a fraction such as 0.001: absolute, but that share of the parameters, picked at random, keeps
-            its sign. Negative scores make a penalty extrapolate; see `mooring.stability`.
-        seed: for the parameters that keep their sign.
+            its sign; or "flipped": absolute, but a thousandth of the parameters is negative, to see what
+            that does. Negative scores make a penalty extrapolate; see `mooring.stability`.
+        seed: for the parameters that keep their sign, or are flipped.
 
     Example:
         >>> import mooring
@@ -78,7 +85,7 @@ class SI(Importance):
     """
 
     damping: float = 1e-3
-    sign: Literal["rectified", "absolute", "signed"] | float = "rectified"
+    sign: Literal["rectified", "absolute", "signed", "flipped"] | float = "rectified"
     seed: int = 0
 
     needs_step: ClassVar[bool] = True
@@ -87,16 +94,17 @@ class SI(Importance):
         """Refuse options outside their range."""
         check_number("damping", self.damping, 0, above=True)
         if isinstance(self.sign, str):
-            if self.sign not in ("rectified", "absolute", "signed"):
-                raise unknown("sign", self.sign, ["rectified", "absolute", "signed", "a fraction"])
+            if self.sign not in (*SIGNS, "flipped"):
+                raise unknown("sign", self.sign, [*SIGNS, "flipped", "a fraction"])
         else:
             check_number("sign", self.sign, 0, 1)
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
-        """current and path at zero, and which parameters keep their sign where a fraction does."""
+        """current and path at zero, and which parameters keep their sign, or are flipped, where some do."""
         state = {"current": torch.zeros_like(like), "path": torch.zeros_like(like)}
-        if not isinstance(self.sign, str):
-            state["keeps_sign"] = uniform_draw(like, self.seed, name, task) < self.sign
+        if self.sign not in SIGNS:
+            share = FLIPPED if isinstance(self.sign, str) else self.sign
+            state["keeps_sign"] = uniform_draw(like, self.seed, name, task) < share
         return state
 
     def update(self, state: State, it: Iteration) -> None:

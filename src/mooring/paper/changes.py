@@ -39,6 +39,10 @@ def _one_backbone(lab: Laboratory, case: Case, spec: RunSpec) -> RunSpec | None:
     return replace(spec, init=starts[0]) if len(starts) > 1 else None
 
 
+def _another_backbone(lab: Laboratory, case: Case, spec: RunSpec) -> RunSpec | None:
+    return replace(spec, init=lab.instead) if lab.instead and spec.init != lab.instead else None
+
+
 def _random_start(lab: Laboratory, case: Case, spec: RunSpec) -> RunSpec | None:
     return replace(spec, init="") if spec.init else None
 
@@ -88,6 +92,7 @@ BASE = Change("nothing", _with())
 
 CHANGES: tuple[Change, ...] = (
     Change("the first backbone for all seeds", _one_backbone),
+    Change("another backbone", _another_backbone),
     Change("a random start", _random_start),
     Change("classes in another order", _shuffled),
     Change("the searched tasks trained too", _entire),

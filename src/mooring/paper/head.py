@@ -7,6 +7,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from mooring.lab.networks.start import Weights
 from mooring.lab.results import Result
 from mooring.lab.streams.named import NAMED
 from mooring.paper.finding import Table
@@ -73,20 +74,25 @@ def _absent(lab: Laboratory) -> str:
 
 
 def _backbones(lab: Laboratory) -> str:
-    rows = []
+    rows: list[dict[str, object]] = []
     for network in dict.fromkeys((lab.scale.network, lab.scale.other)):
         found = [lab.weights[fingerprint] for fingerprint in lab.starts.get(network, [])]
-        for weights in found:
-            accuracy, on = _taught(Path(weights.path))
-            told = {"network": network, "backbone": Path(weights.path).name, "fingerprint": weights.fingerprint}
-            rows.append({**told, "accuracy when pre-trained": accuracy, "on": on})
+        rows += [_row(network, weights) for weights in found]
         if not found:
             rows.append({"network": network, "backbone": "none: random start"})
+    if lab.instead:
+        rows.append(_row(f"{lab.scale.network}, another (in reasons)", lab.weights[lab.instead]))
     if not lab.weights:
         return "Every run starts from random weights."
     columns = ["network", "backbone", "fingerprint", "accuracy when pre-trained", "on"]
     table = Table("Backbones", columns, rows).markdown()
     return f"Seed k starts from the k-th backbone of its network, round and round:\n\n{table}"
+
+
+def _row(network: str, weights: Weights) -> dict[str, object]:
+    accuracy, on = _taught(Path(weights.path))
+    told = {"network": network, "backbone": Path(weights.path).name, "fingerprint": weights.fingerprint}
+    return {**told, "accuracy when pre-trained": accuracy, "on": on}
 
 
 def _taught(path: Path) -> tuple[float | None, str | None]:

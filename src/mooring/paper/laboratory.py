@@ -28,6 +28,7 @@ class Laboratory:
         backbones: safetensors files to start from, by network; a run of seed k starts from the k-th, round and round.
             Networks without any start from random weights.
         device: the device that results come from, where they were trained elsewhere; the study's own if None.
+        instead: another backbone of the main network, to see what the backbone changes.
 
     Example:
         >>> import tempfile
@@ -45,6 +46,7 @@ class Laboratory:
         scale: Scale,
         backbones: Mapping[str, Sequence[Path | str]] | None = None,
         device: str | None = None,
+        instead: Path | str | None = None,
     ) -> None:
         self.study, self.scale, self.device = study, scale, device or study.device
         self.weights: dict[str, Weights] = {}
@@ -53,6 +55,10 @@ class Laboratory:
             read = [read_weights(path) for path in paths]
             self.weights |= {each.fingerprint: each for each in read}
             self.starts[network] = [each.fingerprint for each in read]
+        self.instead = ""
+        if instead is not None:
+            other = read_weights(instead)
+            self.weights[other.fingerprint], self.instead = other, other.fingerprint
         self.whole: dict[tuple[str, int | None], Stream] = {}
         self.parts: dict[tuple[str, str, int | None], Stream] = {}
         self.streams: dict[str, Stream] = {}

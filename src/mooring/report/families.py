@@ -33,9 +33,10 @@ FAMILIES = (
 """Every family, in the order of figures and legends."""
 
 _BY_NAME = {family.name: family for family in FAMILIES}
+_SIGNS = ("si", "si-absolute", "si-signed", "si-negative", "si-flipped")
 _METHODS = {
     "controls": ("plain", "frozen", "frozen-after-first", "joint"),
-    "penalty": ("ewc", "mas", "si", "rwalk", "uniform", "random", "si-absolute", "si-signed", "si-negative"),
+    "penalty": ("ewc", "mas", "rwalk", "uniform", "random", *_SIGNS),
     "replay": ("a-gem", "er"),
 }
 _PREFIXES = ("clamped", "balanced", "explicit", "proximal")

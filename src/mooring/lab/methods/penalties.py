@@ -12,7 +12,7 @@ from mooring.lab.methods.strengths import DIGITS as STRENGTHS
 from mooring.pulls import Penalty
 from mooring.runs import Number
 
-__all__ = ["IMPORTANCES", "METHODS"]
+__all__ = ["IMPORTANCES", "METHODS", "VARIANTS"]
 
 IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
     "ewc": (lambda seed: EWC(), "the squared gradient"),
@@ -65,3 +65,13 @@ def _family() -> list[Method]:
 
 
 METHODS = _family()
+
+VARIANTS = [
+    Method(
+        "si-flipped",
+        "SI's penalty, absolute scores but for one in a thousand that is negative",
+        partial(_signed, "flipped"),
+        Penalty,
+        STRENGTHS["si"],
+    )
+]

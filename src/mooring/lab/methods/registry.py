@@ -10,7 +10,7 @@ METHODS: dict[str, Method] = {
     method.name: method for family in (controls, penalties, explicit, proximal, replay) for method in family.METHODS
 }
 
-VARIANTS: dict[str, Method] = {method.name: method for method in explicit.VARIANTS}
+VARIANTS: dict[str, Method] = {method.name: method for method in (*explicit.VARIANTS, *penalties.VARIANTS)}
 """Forms that single experiments need: known by name, and in no list."""
 
 ALIASES = {f"{form}vanilla": f"{form}uniform" for form in ("", "balanced-", "clamped-", "explicit-")}
