@@ -7,7 +7,7 @@ import pytest
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
 from mooring.lab.study import Study
-from mooring.paper import cka
+from mooring.paper import cka, grids, rows
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import MINIATURE, REGULARIZERS
 from paper.rendered import rendered
@@ -40,7 +40,9 @@ def made(method, deep, forgotten, status="finished"):
 
 def test_every_method_is_trained_and_has_a_row(lab, finding):
     assert finding.name == "fig-cka"
-    assert len(finding.results) == cka.count(lab.scale) == len(lab.study.results()) == 22
+    assert len(finding.results) == cka.count(lab.scale) == 22
+    searched = [result for result in lab.study.results() if result.spec.data == lab.searched("digits").fingerprint]
+    assert len(lab.study.results()) == 22 + len(searched)
     layers, compared = finding.tables
     assert [row["method"] for row in layers.rows] == list(cka.METHODS)
     assert {"backbone.1", "backbone.3"} <= set(layers.columns)
@@ -54,17 +56,27 @@ def test_a_second_run_trains_nothing(lab, finding):
     assert again.to_json() == finding.to_json()
 
 
+def test_methods_have_the_settings_of_the_main_table(lab, finding):
+    (case,) = rows.first_cases(lab.scale)
+    settings = grids.found_settings(grids.search(lab, [case], REGULARIZERS)[case])
+    assert settings
+    for row in finding.tables[0].rows:
+        if row["method"] in settings:
+            assert float(row["lr"]) == settings[row["method"]].lr
+            assert float(row["strength"]) == settings[row["method"]].strength
+
+
 def test_a_balanced_form_has_the_setting_of_its_plain_form(finding):
-    rows = {row["method"]: row for row in finding.tables[0].rows}
+    told = {row["method"]: row for row in finding.tables[0].rows}
     for name in REGULARIZERS:
         for dial in ("lr", "strength"):
-            assert rows[f"balanced-{name}"][dial] == rows[name][dial]
+            assert told[f"balanced-{name}"][dial] == told[name][dial]
 
 
 def test_the_sentence_says_what_the_table_does(finding):
-    rows = finding.tables[1].rows
+    compared = finding.tables[1].rows
     for column, words in (("deep CKA is higher", "more alike for"), ("forgets less", "it forgets less for")):
-        known = [row for row in rows if row[column] is not None]
+        known = [row for row in compared if row[column] is not None]
         assert f"{words} {sum(row[column] for row in known)} of {len(known)} definitions" in finding.text[0]
 
 

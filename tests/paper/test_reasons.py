@@ -186,7 +186,5 @@ def test_a_setting_can_be_the_reason():
 def test_what_was_not_tested_is_said():
     assert notes([table(CASE, BEFORE, True)]) == [["1 cell not as in the paper; `mooring paper reasons` tests why."]]
     assert "not tested with cnn6 in 30-epochs" in notes([table(LATER, BEFORE, True)], {})[0][0]
-    other = table(CASE, BEFORE, True, "explicit-mas")
-    assert "not tested: `reasons` has other methods" in notes([other], {})[0][0]
     unfinished = replace(table(CASE, BEFORE, False), title="alone")
     assert "no seed finished at the paper's setting" in notes([unfinished], {})[0][0]

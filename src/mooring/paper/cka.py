@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 from mooring.lab.metrics import Interval, interval, paired_difference
 from mooring.lab.results import Result
 from mooring.paper.finding import Finding, Table
-from mooring.paper.importance import Line, draw_lines, span, train, unfinished
+from mooring.paper.grids import found_settings, search
+from mooring.paper.importance import Line, Runs, draw_lines, span, train, unfinished
 from mooring.paper.laboratory import Laboratory
+from mooring.paper.rows import first_cases
 from mooring.paper.scale import REGULARIZERS, Scale
 
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["METHODS", "count", "run"]
+__all__ = ["METHODS", "count", "run", "runs_of"]
 
 LIKE = {
-    "plain": "explicit-ewc",
+    "plain": "plain",
     **{name: name for name in (*REGULARIZERS, "uniform", "random")},
     **{f"balanced-{name}": name for name in REGULARIZERS},
 }
-"""Every method, and the one whose setting in the paper it takes: balancing leaves the mean importance as it was."""
+"""Every method, and the one whose setting it takes: balancing leaves the mean importance as it was."""
 
 METHODS = tuple(LIKE)
 REFERENCES = ("uniform", "random", "plain")
@@ -39,9 +41,15 @@ def count(scale: Scale) -> int:
     return len(METHODS) * scale.seeds * len(scale.streams)
 
 
+def runs_of(lab: Laboratory) -> Runs:
+    """Every method on every data set, each at the setting that our search finds, as in the main table."""
+    found = search(lab, first_cases(lab.scale), tuple(dict.fromkeys(LIKE.values())))
+    return train(lab, LIKE, {case: found_settings(choices) for case, choices in found.items()})
+
+
 def run(lab: Laboratory) -> Finding:
     """CKA by layer of every method, and each balanced form beside its plain form."""
-    runs = train(lab, LIKE)
+    runs = runs_of(lab)
     tables, text = [], []
     for data, methods in runs.items():
         rows = [_row(name, results) for name, results in methods.items()]

@@ -78,7 +78,7 @@ def _depth(lab: Laboratory) -> list[Claim]:
 
 
 def _balance(lab: Laboratory) -> list[Claim]:
-    runs = importance.train(lab, cka.LIKE)
+    runs = cka.runs_of(lab)
     pairs = [(methods[f"balanced-{name}"], methods[name]) for methods in runs.values() for name in REGULARIZERS]
     unbalanced = [results for _, results in pairs]
     drift = by_seed([([_shallow(run) for run in some], [cka.deep(run) for run in some]) for some in unbalanced])

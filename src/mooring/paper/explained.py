@@ -6,7 +6,6 @@ from dataclasses import replace
 from mooring.lab.words import counted
 from mooring.paper.cell import Cell
 from mooring.paper.finding import Finding, Table
-from mooring.paper.reasons import METHODS
 from mooring.paper.scale import Case
 
 __all__ = ["explained"]
@@ -58,6 +57,4 @@ def _reason(cell: Cell, at_papers: Cell | None, reason: str | None) -> str:
 
 
 def _untested(cell: Cell) -> str:
-    if cell.method not in METHODS:
-        return "not tested: `reasons` has other methods"
     return f"not tested with {cell.case.network} in {cell.case.regime.name}"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Line",
+    "Runs",
     "count",
     "draw_lines",
     "rank_correlation",
@@ -89,18 +90,22 @@ def setting(scale: Scale, case: Case, method: str, like: str) -> Setting:
     return Setting(told.lr, told.strength if find(method).has_strength else None)
 
 
-def train(lab: Laboratory, methods: Mapping[str, str]) -> Runs:
+def train(
+    lab: Laboratory, methods: Mapping[str, str], settings: Mapping[Case, Mapping[str, Setting]] | None = None
+) -> Runs:
     """The runs of methods on every data set, in the first regime, all trained together.
 
     Args:
         lab: trains them.
-        methods: for each, the method whose setting in the paper it takes.
+        methods: for each, the method whose setting it takes.
+        settings: of methods in each case; the paper's where there are none.
     """
     scale = lab.scale
     specs = {}
     for case in first_cases(scale):
         for method, like in methods.items():
-            told = setting(scale, case, method, like)
+            ours = (settings or {}).get(case, {}).get(like)
+            told = setting(scale, case, method, like) if ours is None else ours
             specs[case.data, method] = [lab.spec(case, method, seed, told) for seed in range(scale.seeds)]
     found = lab.run([spec for some in specs.values() for spec in some])
     return {

@@ -69,7 +69,7 @@ TARGETS: dict[str, Target] = {
         Target("fig-negative", "SI with scores below 0: stable or not", negative.count, negative.run),
         Target("fig-violations", "who extrapolates, and when training breaks", violations.count, violations.run),
         Target("fig-importance", "mean importance by layer", importance.count, importance.run),
-        Target("fig-cka", "how alike layers stay, balanced or not", cka.count, cka.run),
+        Target("fig-cka", "how alike layers stay, balanced or not", cka.count, cka.run, ("grids",)),
         Target("roots", "square root, cube root and plain ratio in the explicit step", roots.count, roots.run),
         Target("effective-lr", "the unrolled form against the iterates", effective_lr.count, effective_lr.run),
         Target("reasons", "what moves a cell: one thing changed at a time", reasons.count, reasons.run),
