@@ -37,6 +37,8 @@ PULLS = {
     "interpolation plain ratio": lambda: mooring.Interpolation(root=1),
     "proximal": lambda: mooring.Proximal(10.0),
     "proximal huge": lambda: mooring.Proximal(1e30),
+    "budget": lambda: mooring.Budget(1e-6),
+    "budget by layer": lambda: mooring.Budget(1e-7, per="layer", every=2),
 }
 
 

@@ -3,21 +3,22 @@
 from mooring import drift as drift
 from mooring import stability as stability
 from mooring.attach import attach
-from mooring.importance import EWC, MAS, SI, Balanced, Random, RWalk, Uniform
+from mooring.importance import EWC, MAS, SI, Balanced, RWalk, Uniform
+from mooring.importance import Random as Random
 from mooring.moor import Mooring
-from mooring.pulls import Interpolation, Penalty, Proximal
+from mooring.pulls import Budget, Interpolation, Penalty, Proximal
 
 __all__ = [
     "EWC",
     "MAS",
     "SI",
     "Balanced",
+    "Budget",
     "Interpolation",
     "Mooring",
     "Penalty",
     "Proximal",
     "RWalk",
-    "Random",
     "Uniform",
     "attach",
 ]

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from mooring import merges
 from mooring.errors import MooringError, unknown
-from mooring.importance import Importance, resolve
+from mooring.importance import EWC, Importance, resolve
 from mooring.moor import Mooring
-from mooring.pulls import GradientPull, Interpolation, ParameterPull, Pull
+from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull
 from mooring.selection import Exclude, check_exclude, moorable
 from mooring.step import TrainingStep
 
@@ -23,11 +23,11 @@ def attach(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    importance: str | Importance = "ewc",
+    importance: str | Importance | None = None,
     pull: Pull | None = None,
     exclude: Exclude = (),
     buffers: Literal["follow", "keep", "interpolate"] = "follow",
-    merge: str | merges.Merge = "average",
+    merge: str | merges.Merge | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
     check_finite: bool = True,
@@ -40,12 +40,15 @@ def attach(
     Args:
         model: the model that is trained.
         optimizer: any `torch.optim.Optimizer` over (some of) its parameters; one Mooring for each optimizer.
-        importance: "ewc", "mas", "si", "rwalk", "uniform", "random", or an instance with options.
-        pull: `Interpolation()` by default, which has no strength to tune; `Penalty(...)`, `Proximal(...)`.
+        importance: "ewc" (the default), "mas", "si", "rwalk", "uniform", "random", or an instance with options. With a
+            `Budget` the default is the Fisher information, `EWC(decay=None, per_sample=True)`.
+        pull: `Interpolation()` by default, which has no strength to tune; `Budget(...)`, `Penalty(...)`,
+            `Proximal(...)`.
         exclude: what is left free, such as heads: names, glob patterns or modules.
         buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new
             data, "keep" the old ones, or "interpolate" half-way in each iteration.
-        merge: how a finished task's importance joins the past's: "average" (the paper's), "sum", "max", or a function.
+        merge: how a finished task's importance joins the past's: "average" (the paper's, and the default), "sum" (the
+            default with a `Budget`), "max", or a function.
         outputs: from what the model returns to the tensor of outputs, for importances that look at them.
         state_dtype: dtype of anchors and importances; by default float32, or the parameter's own where wider.
         check_finite: stop before a step whose gradient is not finite (costs one reduction and, on a GPU,
@@ -67,23 +70,27 @@ def attach(
         >>> moor
         Mooring(MAS(decay=0.2), Interpolation(stiffness=1.0, every=1, root=2), parameters=2, tasks=2)
     """
-    for given, wanted in ((model, nn.Module), (optimizer, torch.optim.Optimizer)):
-        if not isinstance(given, wanted):
+    for thing, wanted in ((model, nn.Module), (optimizer, torch.optim.Optimizer)):
+        if not isinstance(thing, wanted):
             raise MooringError(
-                f"attach takes a model, then its optimizer: {type(given).__name__} is no {wanted.__name__}"
+                f"attach takes a model, then its optimizer: {type(thing).__name__} is no {wanted.__name__}"
             )
-    importance = resolve(importance)
     pull = Interpolation() if pull is None else pull
-    if not isinstance(pull, GradientPull | ParameterPull):
+    curved = isinstance(pull, Budget)
+    if importance is None:
+        importance = EWC(decay=None, per_sample=True) if curved else EWC()
+    importance = resolve(importance)
+    if not isinstance(pull, GradientPull | ParameterPull | Budget):
         raise MooringError(f"pull={pull!r} is not a pull: give an instance such as Interpolation() or Penalty(100.0)")
-    strength = getattr(pull, "strength", None)
-    if isinstance(strength, Tensor) and strength.ndim:
-        raise MooringError(f"strength={strength.tolist()} is one for each run: give a single model a single number")
+    for name in ("strength", "nats"):
+        given = getattr(pull, name, None)
+        if isinstance(given, Tensor) and given.ndim:
+            raise MooringError(f"{name}={given.tolist()} is one for each run: give a single model a single number")
     if buffers not in BUFFERS:
         raise unknown("buffers", buffers, BUFFERS)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
-    merge = merges.resolve(merge)
+    merge = merges.resolve(merge or ("sum" if curved else "average"))
     excluded = check_exclude(model, exclude)
     _check_optimizer(model, optimizer, excluded)
     return Mooring(

@@ -184,6 +184,8 @@ class Mooring:
             "steps": self.steps,
             "moored": sorted(self._ledger.names.values()),
         }
+        if self._step.spending:
+            header["spending"] = self._step.spending.told()
         return pack(self._ledger.records.values(), self._step.buffer_anchors, header)
 
     @torch.no_grad()
@@ -217,6 +219,8 @@ class Mooring:
         self._ledger.records = records
         self._ledger.tasks, self._ledger.steps = header["tasks"], header["steps"]
         self._step.buffer_anchors = {name: t.to(known[name], copy=True) for name, t in buffers.items()}
+        if self._step.spending:
+            self._step.spending.resume(header.get("spending"))
 
     def detach(self) -> None:
         """Remove every hook. The model and optimizer are as if never moored; the state stays readable."""

@@ -11,9 +11,10 @@ from mooring.errors import MooringError, NonFiniteError
 from mooring.finite import check_finite
 from mooring.importance import Iteration, State
 from mooring.ledger import Ledger, Moored, marks
-from mooring.pulls import GradientPull, ParameterPull, Pull
+from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.runs import Number
 from mooring.selection import layer_of, norm_buffers
+from mooring.spending import Spending
 from mooring.tiles import tiles
 from mooring.watch import Seen, Watch
 
@@ -64,6 +65,7 @@ class TrainingStep:
         self.buffers = buffers
         self.check = check
         self.buffer_anchors: State = {}
+        self.spending = Spending(pull) if isinstance(pull, Budget) else None
         self.reset()
 
     def reset(self) -> None:
@@ -226,6 +228,9 @@ class TrainingStep:
                 for piece in self._pieces(d):
                     piece["current"] = piece["current"] * factors[layer_of(d.moored.name)]
                     pull_back(pull, d, piece)
+        if self.spending and self.ledger.tasks and self.ledger.steps % self.spending.budget.every == 0:
+            moved = {d.moored.parameter for d in self._due}
+            self.spending.spend(self.ledger.records.values(), moved, self.ledger.tasks)
         self._hold_buffers()
         self.reset()
 

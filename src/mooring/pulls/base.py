@@ -7,7 +7,7 @@ from torch import Tensor
 from mooring.errors import check_number
 from mooring.runs import Number
 
-__all__ = ["GradientPull", "ParameterPull", "Pull", "check_strength"]
+__all__ = ["GradientPull", "ParameterPull", "check_strength"]
 
 
 class GradientPull(ABC):
@@ -64,10 +64,7 @@ class ParameterPull(ABC):
         """
 
 
-Pull = GradientPull | ParameterPull
-
-
-def check_strength(strength: Number) -> None:
+def check_strength(strength: Number, name: str = "strength") -> None:
     """Refuse a strength that is negative, infinite or not a number; of a vector, each."""
     for value in strength.reshape(-1).tolist() if isinstance(strength, Tensor) else [strength]:
-        check_number("strength", value, 0)
+        check_number(name, value, 0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from mooring.pulls import GradientPull, ParameterPull, Pull
+from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.testing.cases import CASES, Case
 from mooring.testing.checks import check_equal, check_resumes
 
@@ -32,15 +32,17 @@ def check_pull(make: Make, cases: Iterable[Case] = CASES) -> None:
         >>> import mooring
         >>> check_pull(lambda: mooring.Interpolation(root=3), cases=CASES[:1])
     """
-    check_rule(make())
-    check_runs(make())
+    pull = make()
+    if not isinstance(pull, Budget):  # whose rate is no function of one parameter alone
+        check_rule(pull)
+        check_runs(pull)
     for case in cases:
         check_free_without_past(make, case)
         check_acts(make, case)
         check_resumes(lambda case=case: case.attach("ewc", make()))  # type: ignore[misc]
 
 
-def check_rule(pull: Pull) -> None:
+def check_rule(pull: GradientPull | ParameterPull) -> None:
     """0 <= rate <= 1 and 0 without importance; a force is 0 without importance."""
     scores = torch.tensor(AWKWARD, dtype=torch.float64)
     previous, current = (t.reshape(-1) for t in torch.meshgrid(scores, scores, indexing="ij"))
@@ -59,7 +61,7 @@ def check_rule(pull: Pull) -> None:
     check_equal("a pull must not write to the scores", {"previous": previous, "current": current}, kept)
 
 
-def check_runs(pull: Pull) -> None:
+def check_runs(pull: GradientPull | ParameterPull) -> None:
     """A leading run axis with one learning rate per run gives what each run alone gives."""
     generator = torch.Generator().manual_seed(0)
     previous, current, d = torch.rand(3, 2, 3, 4, generator=generator, dtype=torch.float64).unbind()

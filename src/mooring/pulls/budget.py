@@ -1,0 +1,140 @@
+"""Budget: as little pull as keeps the estimated loss on past tasks from rising by more than so many nats."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mooring.errors import check_number, check_whole, unknown
+from mooring.pulls.base import check_strength
+from mooring.pulls.proximal import proximal_rate
+from mooring.runs import Number, per_run
+
+__all__ = ["Budget", "budget_newton", "budget_spent", "spent_at"]
+
+CLOSE = 1e-3
+"""By what part of itself a budget that is not to be passed may be left unspent."""
+
+
+def spent_at(previous: Tensor, d: Tensor, mu: Number) -> Tensor:
+    """What a parameter would spend if pulled with mu, and how fast that falls with mu; float64.
+
+    spent = sum(F * d^2 / (1 + mu * F)^2) / 2 and -spent' = sum(F^2 * d^2 / (1 + mu * F)^3), F being `previous`.
+    Negative scores count as 0.
+
+    Args:
+        previous: F, the curvature over past tasks, (...) or (runs, ...).
+        d: theta - anchor, of the same shape.
+        mu: one number, or one per run.
+
+    Returns:
+        Both, of shape (2,) or (2, runs).
+
+    Example:
+        >>> spent_at(torch.tensor([2.0]), torch.tensor([3.0]), mu=1.0)
+        tensor([1.0000, 1.3333], dtype=torch.float64)
+    """
+    held = per_run(mu, d) * (scores := previous.clamp(min=0)) + 1
+    left = d / held
+    spent = scores * left.square()
+    each = torch.stack([spent / 2, spent * (scores / held)])
+    whole = isinstance(mu, Tensor) and mu.ndim == 1
+    return each.flatten(2).sum(2, dtype=torch.float64) if whole else each.flatten(1).sum(1, dtype=torch.float64)
+
+
+def budget_spent(sums: Tensor, nats: Number, mu: Tensor) -> Tensor:
+    """Whether mu is the one: the budget is kept, and all but a thousandth of it used where mu is above 0.
+
+    Args:
+        sums: what `spent_at` gave at mu, over all parameters.
+        nats: the budget; one number, or one per run.
+        mu: where it was asked.
+
+    Example:
+        >>> budget_spent(torch.tensor([0.5, 1.0]), 0.4, torch.tensor(0.0))
+        tensor(False)
+    """
+    spent = sums[0]
+    return (spent <= nats) & ((mu == 0) | (spent >= (1 - CLOSE) * nats))
+
+
+def budget_newton(sums: Tensor, nats: Number, mu: Tensor) -> Tensor:
+    """A better mu: mu + 2 * spent / -spent' * (sqrt(spent / nats) - 1), not below 0.
+
+    This is Newton's step on 1 / sqrt(spent), which is nearly straight in mu, and exactly so where all F are alike. It
+    is concave: steps never pass the answer from below, and fall below it from above at once.
+
+    Args:
+        sums: what `spent_at` gave at mu, over all parameters.
+        nats: the budget; one number, or one per run.
+        mu: where it was asked.
+
+    Example:
+        >>> mu = budget_newton(spent_at(torch.tensor([2.0]), torch.tensor([3.0]), 0.0), 1.0, torch.tensor(0.0))
+        >>> mu, spent_at(torch.tensor([2.0]), torch.tensor([3.0]), mu)[0]
+        (tensor(1.0004, dtype=torch.float64), tensor(0.9995, dtype=torch.float64))
+    """
+    spent, slope = sums
+    aim = (1 - CLOSE / 2) * torch.as_tensor(nats, dtype=sums.dtype, device=sums.device)
+    step = 2 * spent / slope * ((spent / aim).sqrt() - 1)
+    largest = torch.finfo(torch.float32).max
+    better = torch.where(slope > 0, mu + step, 0.0)  # 0 where there is nothing to spend
+    return better.nan_to_num(nan=0.0, posinf=largest).clamp(0, largest)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """theta <- anchor + d / (1 + mu * F), with the smallest mu >= 0 that keeps sum(F * d^2) / 2 <= nats.
+
+    F is the importance over past tasks, a curvature: `EWC(decay=None, per_sample=True)`, summed over tasks, is the
+    Fisher information's diagonal, and the sum then estimates how many nats the mean loss on past tasks has risen since
+    the last consolidation. Nothing is pulled before the budget is spent. One number says how much may be forgotten; the
+    strength of the pull follows, step by step.
+
+    Args:
+        nats: how much may be forgotten in each task; one number, or one per run.
+        every: act in each `every`-th iteration of a task.
+        growth: the budget of each task over that of the one before.
+        per: one budget for the whole "model", or its share for each "layer".
+
+    Example:
+        >>> import mooring
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> moor = mooring.attach(model, optimizer, pull=Budget(nats=0.01))
+        >>> for step in range(4):
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(4, 2)).mean().backward()
+        ...     optimizer.step()
+        ...     if step == 0:
+        ...         moor.consolidate()
+        >>> round(moor.pull_energy(), 4)
+        0.01
+    """
+
+    nats: Number
+    every: int = 1
+    growth: float = 1.0
+    per: Literal["model", "layer"] = "model"
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their range."""
+        check_strength(self.nats, "nats")
+        check_whole("every", self.every, 1)
+        check_number("growth", self.growth, 0, above=True)
+        if self.per not in ("model", "layer"):
+            raise unknown("per", self.per, ["model", "layer"])
+
+    def allowed(self, task: int, groups: int = 1) -> Number:
+        """What one of so many groups may spend in a task, counted from 1 for the first after a consolidation.
+
+        Example:
+            >>> Budget(0.1, growth=2.0).allowed(task=3)
+            0.4
+        """
+        return self.nats * self.growth ** (task - 1) / groups
+
+    def rate(self, previous: Tensor, mu: Number) -> Tensor:
+        """How far back to its anchor a parameter goes: mu * F / (1 + mu * F)."""
+        return proximal_rate(previous, mu, 1.0)
