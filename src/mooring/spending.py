@@ -8,15 +8,12 @@ from torch import Tensor
 
 from mooring.importance import State
 from mooring.ledger import Moored
-from mooring.pulls.budget import Budget, budget_newton, budget_spent, spent_at
+from mooring.pulls.budget import Budget, budget_solved, spent_at
 from mooring.runs import Number
 from mooring.selection import layer_of
 from mooring.tiles import tiles
 
-__all__ = ["Spending", "solved"]
-
-MOST, BLIND = 8, 3
-"""Newton's steps at most: where each is looked at, and on a device that is not waited for."""
+__all__ = ["Spending"]
 
 
 class Spending:
@@ -57,7 +54,8 @@ class Spending:
                 resting = _sums([m for m in members if m.parameter not in moved], 0.0)[0]
                 allowed = (allowed - resting).clamp(min=0)
             begin = self.mu.get(name, torch.zeros((), dtype=torch.float64))
-            self.mu[name] = mu = solved(mine, allowed, begin.to(mine[0].anchor.device))
+            mu = budget_solved(lambda mu, done, mine=mine: _sums(mine, mu), allowed, begin.to(mine[0].anchor.device))  # type: ignore[misc]
+            self.mu[name] = mu
             if mu.device.type != "cpu" or bool(mu):
                 for m in mine:
                     _pull_back(self.budget, m, mu)
@@ -71,24 +69,6 @@ class Spending:
         mu = (told or {}).get("mu", {})
         self.mu = {name: torch.tensor(value, dtype=torch.float64) for name, value in mu.items()}
         self.factor = (told or {}).get("factor", 1.0)
-
-
-def solved(members: Collection[Moored], allowed: Number, mu: Tensor) -> Tensor:
-    """The smallest mu >= 0 at which these parameters together spend no more than is allowed.
-
-    Args:
-        members: the records.
-        allowed: nats.
-        mu: where to begin.
-    """
-    waits = mu.device.type == "cpu"
-    for _ in range(MOST if waits else BLIND):
-        sums = _sums(members, mu)
-        done = budget_spent(sums, allowed, mu)
-        if waits and bool(done):
-            break
-        mu = torch.where(done, mu, budget_newton(sums, allowed, mu))
-    return mu
 
 
 def _sums(members: Collection[Moored], mu: Number) -> Tensor:

@@ -24,7 +24,7 @@ HERE = "lab.test_checkpoint"
 CLASSES = class_stream(tasks=3, images=8)
 DOMAINS = domain_stream(tasks=3, images=8)
 PENALTIES = {"ewc": 3.0, "si": 1.0, "rwalk": 0.1, "random": 0.3, "balanced-ewc": 3.0, "clamped-uniform": 5.0}
-STRENGTHS = {**PENALTIES, "si-negative": 0.1, "proximal-ewc": 300.0, "clamped-mas": 1.0}
+STRENGTHS = {**PENALTIES, "si-negative": 0.1, "proximal-ewc": 300.0, "clamped-mas": 1.0, "budget-ewc": 1e-4}
 
 
 class StoppedError(Exception):
@@ -91,7 +91,7 @@ def dropping(shape: tuple[int, int, int]) -> nn.Module:
 
 KINDS = {
     "penalties and steps": (
-        ["plain", *PENALTIES, "si-negative", "explicit-si", "proximal-ewc"],
+        ["plain", *PENALTIES, "si-negative", "explicit-si", "proximal-ewc", "budget-ewc"],
         CLASSES,
         {"seeds": (1,), "batch": 5},
     ),

@@ -34,7 +34,9 @@ Weights = dict[str, torch.Tensor]
 
 GENTLE = {"ewc": 3.0, "mas": 1e-3, "si": 0.1, "rwalk": 0.01, "uniform": 0.1, "random": 0.3}
 GENTLE |= {f"balanced-{name}": strength for name, strength in GENTLE.items()}
-GENTLE |= {"si-signed": 0.1, "si-negative": 0.1, "si-absolute": 0.1, "clamped-ewc": 1e4, "proximal-ewc": 300.0}
+GENTLE |= {"si-signed": 0.1, "si-negative": 0.1, "si-absolute": 0.1, "clamped-ewc": 1e4, "proximal-ewc": 300.0} | {
+    "budget-ewc": 1e-4
+}
 """Strengths at which no run explodes on so little data."""
 
 
@@ -406,7 +408,10 @@ def test_penalties_that_would_extrapolate_are_rejected_after_the_first_task_and_
         fleet = [spec for spec in specs if find(spec.method).watches_outputs == probed]
         results, _ = sailed(fleet, stream, reject=True)
         for spec in fleet:
-            result, safe = results[spec.key], spec.method.startswith(("clamped", "proximal", "explicit", "plain"))
+            result, safe = (
+                results[spec.key],
+                spec.method.startswith(("clamped", "proximal", "budget", "explicit", "plain")),
+            )
             assert result.status == ("finished" if safe else "rejected"), spec.method
             if not safe:
                 beyond = result.stability[0].extrapolate + result.stability[0].diverge

@@ -59,6 +59,7 @@ def test_the_same_weights_and_results_on_both(method: str, kind: str) -> None:
 def test_methods_that_sail_together_too(kind: str) -> None:
     stream = STREAMS[kind]
     methods = ["plain", "ewc", "si", "rwalk", "random", "explicit-ewc", "explicit-si", "proximal-ewc", "balanced-ewc"]
+    methods += ["budget-ewc"]
     specs = [spec_for(method, stream, seed, epochs=2, lr=0.01 * (1 + seed)) for method in methods for seed in (0, 1)]
     one, other = on_both(specs, stream)
     torch.testing.assert_close(tensors(one), tensors(other), **CLOSE)

@@ -126,7 +126,7 @@ def test_what_a_convolution_gives_may_be_changed_in_place() -> None:
     torch.testing.assert_close(inside, apart)
 
 
-METHODS = ["plain", "ewc", "explicit-ewc", "si", "rwalk", "explicit-mas", "proximal-ewc", "uniform"]
+METHODS = ["plain", "ewc", "explicit-ewc", "si", "rwalk", "explicit-mas", "proximal-ewc", "budget-ewc", "uniform"]
 CLOSE = {"float32": 1e-4, "tf32": 2e-2, "bf16": 6e-2}
 
 

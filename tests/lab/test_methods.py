@@ -18,13 +18,14 @@ PROMISED = [
     *SIGNS,
     *(f"{kind}-{name}" for kind in ("balanced", "clamped", "explicit") for name in SIX),
     "proximal-ewc",
+    "budget-ewc",
     "a-gem",
     "er",
 ]
 
 
 def test_every_promised_method_is_there_and_no_other():
-    assert len(PROMISED) == 34
+    assert len(PROMISED) == 35
     assert set(METHODS) == set(PROMISED)
     assert all(method.name == name for name, method in METHODS.items())
 
@@ -90,11 +91,20 @@ def test_the_proximal_step_has_the_mean_fisher_of_each_task_summed():
     assert method.strength > 0
 
 
+def test_a_budget_has_the_curvature_of_the_proximal_step():
+    method, other = find("budget-ewc"), find("proximal-ewc")
+    assert method.importance(0) == other.importance(0)
+    assert method.merge is other.merge
+    assert method.pull(0.1) == mooring.Budget(0.1)
+    assert not method.can_extrapolate
+
+
 def test_a_pull_takes_a_strength_for_each_run():
     strengths = torch.tensor([1.0, 2.0])
     for name, method in METHODS.items():
         if method.has_strength:
-            assert method.pull(strengths).strength is strengths, name
+            pull = method.pull(strengths)
+            assert (pull.nats if name == "budget-ewc" else pull.strength) is strengths, name
 
 
 def test_controls_and_replay_moor_nothing():

@@ -33,7 +33,9 @@ class Widths:
         pass
 
 
-@pytest.mark.parametrize("method", ["ewc", "si", "rwalk", "uniform", "random", "clamped-mas", "proximal-ewc"])
+@pytest.mark.parametrize(
+    "method", ["ewc", "si", "rwalk", "uniform", "random", "clamped-mas", "proximal-ewc", "budget-ewc"]
+)
 def test_twins_end_as_they_would_alone(method):
     specs = siblings(method)
     together, _ = never_stopped([*specs, *(siblings("plain", (None,)) if method != "clamped-mas" else ())], STREAM)
@@ -72,7 +74,7 @@ def test_the_time_of_a_first_task_is_shared_among_twins():
     assert math.fsum(r.seconds for r in many) < 15 * lone[0].seconds  # thirty at the price of thirty would be more
 
 
-@pytest.mark.parametrize("stop", range(0, 12, 2))
+@pytest.mark.parametrize("stop", range(0, 9, 2))
 def test_twins_stopped_anywhere_continue_all_or_some_of_them(stop, tmp_path):
     specs = [*siblings("ewc"), *siblings("si"), *siblings("plain", (None,))]
     expected, _ = never_stopped(specs, STREAM)

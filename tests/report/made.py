@@ -23,6 +23,7 @@ EVERY_METHOD = (
     *(f"balanced-{name}" for name in (*IMPORTANCES[:4], "si-absolute")),
     *(f"explicit-{name}" for name in IMPORTANCES),
     *(f"proximal-{name}" for name in IMPORTANCES),
+    "budget-ewc",
     "a-gem",
     "er",
 )

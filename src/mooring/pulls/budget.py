@@ -1,5 +1,6 @@
 """Budget: as little pull as keeps the estimated loss on past tasks from rising by more than so many nats."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +12,13 @@ from mooring.pulls.base import check_strength
 from mooring.pulls.proximal import proximal_rate
 from mooring.runs import Number, per_run
 
-__all__ = ["Budget", "budget_newton", "budget_spent", "spent_at"]
+__all__ = ["Budget", "budget_newton", "budget_solved", "budget_spent", "spent_at"]
 
 CLOSE = 1e-3
 """By what part of itself a budget that is not to be passed may be left unspent."""
+
+MOST, BLIND = 8, 4
+"""Newton's steps at most: where each is looked at, and on a device that is not waited for."""
 
 
 def spent_at(previous: Tensor, d: Tensor, mu: Number) -> Tensor:
@@ -81,6 +85,30 @@ def budget_newton(sums: Tensor, nats: Number, mu: Tensor) -> Tensor:
     largest = torch.finfo(torch.float32).max
     better = torch.where(slope > 0, mu + step, 0.0)  # 0 where there is nothing to spend
     return better.nan_to_num(nan=0.0, posinf=largest).clamp(0, largest)
+
+
+def budget_solved(spent: Callable[[Tensor, Tensor], Tensor], nats: Number, mu: Tensor) -> Tensor:
+    """The smallest mu >= 0 that keeps the budget, by Newton's steps; each run stops at its own.
+
+    Args:
+        spent: what `spent_at` gives over all parameters at some mu; told also who is done, whose sums do not matter.
+        nats: the budget; one number, or one per run.
+        mu: where to begin, such as the last step's: float64, 0-d or one per run.
+
+    Example:
+        >>> previous, d = torch.tensor([2.0, 1.0]), torch.tensor([3.0, 1.0])
+        >>> mu = budget_solved(lambda mu, done: spent_at(previous, d, mu), 1.0, torch.zeros((), dtype=torch.float64))
+        >>> round(float(mu), 3), round(float(spent_at(previous, d, mu)[0]), 3)
+        (1.094, 1.0)
+    """
+    waits, done = mu.device.type == "cpu", torch.zeros_like(mu, dtype=torch.bool)
+    for _ in range(MOST if waits else BLIND):
+        sums = spent(mu, done)
+        done = done | budget_spent(sums, nats, mu)
+        if waits and bool(done.all()):
+            break
+        mu = torch.where(done, mu, budget_newton(sums, nats, mu))
+    return mu
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ FAMILIES = (
     Family("balanced", "#d98c00", "D"),
     Family("explicit", "#009e73", "^"),
     Family("proximal", "#b65f93", "P"),
+    Family("budget", "#6a51a3", "p"),
     Family("replay", "#d55e00", "X"),
     Family("unknown", "#9c8b6e", "*"),
 )
@@ -39,7 +40,7 @@ _METHODS = {
     "penalty": ("ewc", "mas", "rwalk", "uniform", "random", *_SIGNS),
     "replay": ("a-gem", "er"),
 }
-_PREFIXES = ("clamped", "balanced", "explicit", "proximal")
+_PREFIXES = ("clamped", "balanced", "explicit", "proximal", "budget")
 
 
 def family_of(method: str) -> Family:

@@ -67,6 +67,7 @@ def _kept(fleet: Fleet) -> Tensors:
     for kind, told in _kinds(fleet).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in told.items()}
     for number, (_, moorings) in enumerate(fleet.groups.moored):
+        tensors[f"held/{number}/mu"] = moorings.mu
         for name, held in moorings.held.items():
             tensors |= {f"held/{number}/{name}/{slot}": tensor for slot, tensor in held.slots().items()}
     return tensors
@@ -265,6 +266,8 @@ def _told(moorings: Moorings) -> dict[str, Any]:
 
 def _restore_moorings(moorings: Moorings, told: dict[str, Any], tensors: Tensors, device: torch.device) -> None:
     moorings.tasks, moorings.steps = told["tasks"], told["steps"]
+    if "mu" in tensors:
+        moorings.mu = tensors["mu"].to(device)
     for name, count in told["counts"].items():
         slots = {slot: laid_out(tensor.to(device)) for slot, tensor in _under(tensors, f"{name}/").items()}
         anchor, previous = slots.pop("anchor"), slots.pop("previous", None)

@@ -14,11 +14,11 @@ from mooring.lab.fleet.groups import Groups, rows_of
 from mooring.lab.fleet.launching import rehearsing
 from mooring.lab.fleet.moorings import Held, Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
-from mooring.lab.fleet.stack import laid_out
+from mooring.lab.fleet.stack import flat, laid_out
 from mooring.pulls import GradientPull, ParameterPull, Pull
 from mooring.runs import per_run
 
-__all__ = ["Fused", "advance_all", "flat", "fused_for"]
+__all__ = ["Fused", "advance_all", "fused_for"]
 
 
 class Fused:
@@ -74,8 +74,8 @@ class Fused:
             if moorings is not None and held is not None:
                 tensors |= self._moored(moorings, name, held, probes, rows)
             self._rule(tensors, samples)(tensors, bad[rows], now)
-        if moorings is not None and moorings.importance.balances and self.pulling and not rehearsal:
-            moorings.pull_back(rows_of(parameters, rows), self.due)  # scores are weighed against each other
+        if moorings is not None and self.pulling and not self.alone and not rehearsal:
+            moorings.pull_back(rows_of(parameters, rows), self.due)  # scores, or parameters, against each other
 
     def _prepare(self, rows: slice, parameters: Tensors, gradients: Tensors, probes: Tensors) -> None:
         """Whatever is kept for a parameter is there, and what is counted on the device stands where the host has it."""
@@ -107,9 +107,15 @@ class Fused:
     def pulling(self) -> bool:
         """Whether the next step pulls."""
         moorings = self.moorings
-        if moorings is None or not moorings.tasks or not isinstance(moorings.pull, ParameterPull):
+        if moorings is None or not moorings.tasks or isinstance(moorings.pull, GradientPull):
             return False
         return (moorings.steps + 1) % moorings.pull.every == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether a parameter is pulled without a look at the others."""
+        moorings = self.moorings
+        return moorings is not None and not moorings.importance.balances and isinstance(moorings.pull, ParameterPull)
 
     def _moored(self, moorings: Moorings, name: str, held: Held, probes: Tensors, rows: slice) -> Tensors:
         """The tensors that a mooring brings in."""
@@ -150,8 +156,7 @@ class Fused:
         if "count" in told:
             seen: Any = Iteration(g, theta, anchor, before, told.get("probe"), samples, told["count"])  # type: ignore[arg-type]
             self.moorings.importance.update(state, seen)
-        alone = not self.moorings.importance.balances
-        if pulling and alone and isinstance(pull, ParameterPull) and previous is not None:
+        if pulling and self.alone and isinstance(pull, ParameterPull) and previous is not None:
             theta.lerp_(anchor, pull.rate(previous, state["current"], lr))
 
     def _pull(self, told: Tensors) -> Pull | None:
@@ -177,15 +182,3 @@ def advance_all(fused: Sequence[Fused], groups: Groups, *told: Any, rehearse: bo
                 each.advance(rows, *told, rehearsal=True)
     for each, rows in pairs:
         each.advance(rows, *told)
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """(runs, ...) as (runs, elements) in the order of memory, where kernels have their channels last; never a copy.
-
-    Example:
-        >>> flat(torch.zeros(2, 3, 4)).shape
-        torch.Size([2, 12])
-    """
-    if tensor.ndim == 5:
-        tensor = tensor.permute(0, 1, 3, 4, 2)
-    return tensor.view(len(tensor), -1)

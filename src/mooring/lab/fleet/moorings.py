@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from mooring.importance import Iteration, State
-from mooring.lab.fleet.stack import laid_out
+from mooring.lab.fleet.budgets import Line, pull_back, spent
+from mooring.lab.fleet.stack import flat, laid_out
 from mooring.lab.methods import Method
 from mooring.lab.results import Stability
-from mooring.pulls import GradientPull, ParameterPull
+from mooring.pulls import Budget, GradientPull, ParameterPull
+from mooring.pulls.budget import budget_solved
 from mooring.selection import layer_of
 from mooring.stability import divergence_limit, interpolation_weight, largest_safe_strength, verdicts
 
@@ -62,6 +64,7 @@ class Moorings:
         self.lr, self.strength, self.names = lr, strength, names
         self.pull = method.pull(strength)
         self.held: dict[str, Held] = {}
+        self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
         self.tasks = 0
         self.steps = 0
 
@@ -118,12 +121,15 @@ class Moorings:
                 count=held.count,
             )
             self.importance.update(held.state, seen)
-        if isinstance(self.pull, ParameterPull) and self.tasks and self.steps % self.pull.every == 0:
+        if not isinstance(self.pull, GradientPull) and self.tasks and self.steps % self.pull.every == 0:
             self.pull_back(parameters, due)
 
     @torch.no_grad()
     def pull_back(self, parameters: Tensors, names: Sequence[str]) -> None:
         """theta <- theta + rate * (anchor - theta) for these parameters, changed in place."""
+        if isinstance(self.pull, Budget):
+            self._spend(self.pull, parameters, names)
+            return
         assert isinstance(self.pull, ParameterPull)
         factors = self._factors()
         for name in names:
@@ -131,6 +137,24 @@ class Moorings:
             if held is not None and held.previous is not None:
                 current = _scaled(held.state["current"], factors.get(layer_of(name)))
                 parameters[name].lerp_(held.anchor, self.pull.rate(held.previous, current, self.lr))
+
+    def _spend(self, budget: Budget, parameters: Tensors, names: Sequence[str]) -> None:
+        """Keep every run within its budget; what parameters that did not move have spent is counted in."""
+        known = [name for name, held in self.held.items() if held.previous is not None]
+        lines = {name: self._line(name, parameters[name]) for name in known}
+        moved, rest = ([line for name, line in lines.items() if (name in names) == moves] for moves in (True, False))
+        allowed: Tensor | float = budget.allowed(self.tasks)
+        if rest:
+            none = torch.zeros_like(self.mu)
+            allowed = (allowed - spent(rest, none, none.bool())[0]).clamp(min=0)
+        if moved:
+            self.mu.copy_(budget_solved(lambda mu, done: spent(moved, mu, done), allowed, self.mu))
+            pull_back(budget, moved, self.mu)
+
+    def _line(self, name: str, theta: Tensor) -> Line:
+        held = self.held[name]
+        assert held.previous is not None
+        return Line(flat(theta), flat(held.anchor), flat(held.previous))
 
     @torch.no_grad()
     def consolidate(self, parameters: Tensors) -> None:
@@ -177,7 +201,7 @@ class Moorings:
     def keep(self, rows: Tensor) -> None:
         """Go on with these runs only."""
         self.importances = [self.importances[row] for row in rows.tolist()]
-        self.lr = self.lr[rows]
+        self.lr, self.mu = self.lr[rows], self.mu[rows]
         self.strengthen(self.strength[rows])
         for held in self.held.values():
             held.anchor = laid_out(held.anchor[rows])

@@ -17,7 +17,7 @@ from mooring.lab.networks.headed import Headed
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.order import generator
 
-__all__ = ["Stack", "fastest", "laid_out"]
+__all__ = ["Stack", "fastest", "flat", "laid_out"]
 
 Tensors = dict[str, Tensor]
 
@@ -290,3 +290,15 @@ def laid_out(tensor: Tensor) -> Tensor:
     if tensor.ndim == 5 and tensor.is_cuda:
         return tensor.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     return tensor.contiguous()
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """(runs, ...) as (runs, elements) in the order of memory, where kernels have their channels last; never a copy.
+
+    Example:
+        >>> flat(torch.zeros(2, 3, 4)).shape
+        torch.Size([2, 12])
+    """
+    if tensor.ndim == 5 and tensor.is_cuda:
+        tensor = tensor.permute(0, 1, 3, 4, 2)
+    return tensor.view(len(tensor), -1)

@@ -1,0 +1,20 @@
+"""A budget instead of a strength: how many nats may be forgotten in a task."""
+
+from mooring.importance import EWC
+from mooring.lab.methods.method import Method
+from mooring.lab.methods.strengths import DIGITS
+from mooring.merges import total
+from mooring.pulls import Budget
+
+__all__ = ["METHODS"]
+
+METHODS = [
+    Method(
+        "budget-ewc",
+        "as little pull as keeps the estimated rise of the loss within so many nats (its strength)",
+        lambda seed: EWC(decay=None, per_sample=True),
+        Budget,
+        strength=DIGITS["budget-ewc"],
+        merge=total,
+    )
+]
