@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError
+from mooring.factors import Factor
 from mooring.importance import State
 from mooring.ledger import Moored
 
@@ -53,12 +54,16 @@ def unpack_parameter(flat: Mapping[str, Tensor], fresh: Moored, count: int) -> M
             raise MooringError(f"the state does not fit: {key!r} has shape {have}, the model needs {want}")
         found[slot] = flat[key].detach().to(like, copy=True)
     anchor = found.pop("anchor")
+    factor = None
+    if fresh.factor:
+        inputs, outputs, past_inputs, past_outputs = (found.pop(slot) for slot in fresh.factor.slots())
+        factor = Factor(inputs, outputs, past_inputs, past_outputs)
     previous = flat.get(f"previous.{name}")
     if previous is not None:
         if previous.shape not in (anchor.shape, torch.Size(())):
             raise MooringError(f"the state does not fit: 'previous.{name}' has shape {tuple(previous.shape)}")
         previous = previous.detach().to(anchor, copy=True)
-    return Moored(name, fresh.parameter, anchor, found, previous, count)
+    return Moored(name, fresh.parameter, anchor, found, previous, count, factor)
 
 
 def check_keys(flat: Mapping[str, Tensor], moored: Collection[Moored]) -> None:

@@ -1,11 +1,13 @@
 """What is kept for each moored parameter, and since when."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
+from mooring.factors import Factor, layers_with_factors
 from mooring.importance import Importance, State
 from mooring.merges import Merge
 from mooring.selection import layer_of, moorable
@@ -13,7 +15,8 @@ from mooring.selection import layer_of, moorable
 __all__ = ["Ledger", "Moored", "marks"]
 
 
-RESERVED = {"anchor", "before", "buffer", "g", "previous", "probe", "theta"}
+FACTORS = {"inputs", "outputs", "past_inputs", "past_outputs"}
+RESERVED = {"anchor", "before", "buffer", "g", "previous", "probe", "theta"} | FACTORS
 """Names of what is known of a parameter in a step; an importance's own state has others."""
 
 
@@ -28,6 +31,7 @@ class Moored:
         state: the importance's tensors on this task, `current` among them.
         previous: the importance over past tasks; None before the first consolidation, which counts as 0.
         count: the iterations of this task in which it had a gradient.
+        factor: the Kronecker factors of its curvature, where it has those instead of a score.
         wide: the dtype to compute in: the parameter's or that of what is kept, the wider one, at least float32.
     """
 
@@ -37,6 +41,7 @@ class Moored:
     state: State
     previous: Tensor | None = None
     count: int = 0
+    factor: Factor | None = None
 
     def __post_init__(self) -> None:
         """Settle the dtype to compute in."""
@@ -44,7 +49,7 @@ class Moored:
 
     def slots(self) -> State:
         """Every tensor kept for the parameter, by what it is."""
-        kept = {"anchor": self.anchor, **self.state}
+        kept = {"anchor": self.anchor, **self.state, **(self.factor.slots() if self.factor else {})}
         return kept if self.previous is None else {**kept, "previous": self.previous}
 
     def full(self, score: Tensor | None) -> Tensor:
@@ -84,6 +89,7 @@ class Ledger:
         self.records: dict[Tensor, Moored] = {}
         self.names: dict[Tensor, str] = {}
         self._foreign: set[Tensor] = set()
+        self._layered: set[Tensor] = set()
         self.refresh()
 
     def refresh(self) -> None:
@@ -91,6 +97,8 @@ class Ledger:
         self.names = moorable(self.model, self.exclude)
         self.records = {p: m for p, m in self.records.items() if p in self.names}
         self._foreign = {p for p in self.held() if p not in self.names}
+        if self.importance.by_layer:
+            self._layered = {p for own in layers_with_factors(self.model).values() for p in own.values()}
         self._every_name = moorable(self.model, ())
 
     def held(self) -> list[Tensor]:
@@ -127,6 +135,9 @@ class Ledger:
         """A record that starts here: anchored where the parameter is, free because nothing is known of the past."""
         dtype = self.state_dtype or torch.promote_types(p.dtype, torch.float32)
         anchor = torch.empty_like(p, dtype=dtype, requires_grad=False).copy_(p.detach())
+        if p in self._layered:
+            none = torch.zeros((), dtype=dtype, device=p.device)
+            return Moored(self.names[p], p, anchor, {"current": none}, factor=Factor.fresh(p.detach(), dtype))
         state = self.importance.start(anchor, name=self.names[p], task=task)
         if "current" not in state or RESERVED & state.keys():
             raise MooringError(
@@ -144,18 +155,28 @@ class Ledger:
         for p, m in self.records.items():
             m.previous = merged[p]
             m.anchor.copy_(m.parameter)
-            m.state = self.importance.start(m.anchor, name=m.name, task=self.tasks + 1)
+            if m.factor:
+                m.factor.consolidate()
+            else:
+                m.state = self.importance.start(m.anchor, name=m.name, task=self.tasks + 1)
             m.count = 0
         self.tasks += 1
         self.steps = 0
 
     def _merged(self, m: Moored, factors: State) -> Tensor | None:
         """The importance over past tasks with this one; as it was, where the parameter had no gradient."""
-        if not m.count and self.importance.merges:
+        if m.factor or (not m.count and self.importance.merges):
             return m.previous
         current = m.state["current"] * factors.get(layer_of(m.name), 1.0)
         past = torch.zeros_like(current) if m.previous is None else m.previous
         return self.merge(past, current) if self.importance.merges else current
+
+    def look(self, seen: Iterable[tuple[nn.Module, tuple[Tensor, Tensor, Tensor]]]) -> None:
+        """Average in what layers showed in one iteration: A, G, and a bias's G."""
+        for layer, (inputs, outputs, sums) in seen:
+            for name, p in layer.named_parameters(recurse=False):
+                if (m := self.records.get(p)) and m.factor:
+                    m.factor.look(*((inputs, outputs) if name == "weight" else (None, sums)))
 
     def factors(self) -> State:
         """A factor for the scores of each layer, where the importance is balanced; else nothing."""

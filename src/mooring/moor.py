@@ -1,5 +1,6 @@
 """Mooring: what a user holds after `mooring.attach`. The training step itself is in `step.py`."""
 
+import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
@@ -12,15 +13,16 @@ from mooring.checkpoint import check_keys, pack, unpack_header, unpack_parameter
 from mooring.diagnosis import Diagnosis, diagnose
 from mooring.drift import parameter_drift
 from mooring.errors import MooringError
-from mooring.importance import Importance, State
+from mooring.factors import layers_with_factors
+from mooring.importance import Importance, Kronecker, State
+from mooring.layer_watch import LayerWatch
 from mooring.ledger import Ledger
 from mooring.merges import Merge
 from mooring.pulls import GradientPull, Pull
 from mooring.pulls.base import check_strength
-from mooring.pulls.penalty import energy
 from mooring.selection import layer_of, norm_buffers
+from mooring.spending import line_of
 from mooring.step import TrainingStep
-from mooring.tiles import tiles
 from mooring.watch import Watch
 
 __all__ = ["Mooring"]
@@ -67,7 +69,11 @@ class Mooring:
         self._watch: Watch | None = None
         if importance.watches != "nothing":
             self._watch = Watch(model, importance, self._ledger, outputs)
-        self._step = TrainingStep(self._ledger, pull, self._watch, buffers, check_finite)
+        self._layers: LayerWatch | None = None
+        if isinstance(importance, Kronecker):
+            layers = layers_with_factors(model)
+            self._layers = LayerWatch(layers, importance.every, lambda: self._ledger.steps)
+        self._step = TrainingStep(self._ledger, pull, self._watch, self._layers, buffers, check_finite)
         self._handles = [
             optimizer.register_step_pre_hook(self._step.before),
             optimizer.register_step_post_hook(self._step.after),
@@ -114,12 +120,8 @@ class Mooring:
     @torch.no_grad()
     def pull_energy(self) -> float:
         """sum of previous * d^2 / 2 over all moored parameters: how far the lines are stretched, for logging."""
-        total = 0.0
-        for m in self._ledger.records.values():
-            if m.previous is not None:
-                for theta, anchor, previous in tiles([m.parameter, m.anchor, m.previous]):
-                    total += float(energy(previous, theta.to(anchor.dtype) - anchor).sum(dtype=torch.float64))
-        return total
+        lines = (line_of(m) for m in self._ledger.records.values())
+        return math.fsum(float(line.spent(0.0)[0]) for line in lines if line is not None)
 
     def drift(self) -> dict[str, float]:
         """How far each layer has moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
@@ -183,6 +185,7 @@ class Mooring:
             "tasks": self.tasks,
             "steps": self.steps,
             "moored": sorted(self._ledger.names.values()),
+            "factors": {m.name: [m.factor.looks, m.factor.tasks] for m in self._ledger.records.values() if m.factor},
         }
         if self._step.spending:
             header["spending"] = self._step.spending.told()
@@ -209,6 +212,9 @@ class Mooring:
         for name, count in header["counts"].items():
             p = by_name[name]
             records[p] = unpack_parameter(state, self._ledger.fresh(p, header["tasks"]), count)
+            if factor := records[p].factor:
+                factor.looks, factor.tasks = header["factors"][name]
+                factor.turn()
         check_keys(state, records.values())
         known = norm_buffers(self.model, self._ledger.exclude, self._ledger.held())
         buffers = {key.removeprefix("buffer."): t for key, t in state.items() if key.startswith("buffer.")}
@@ -227,8 +233,9 @@ class Mooring:
         self._step.unload(finished=False)
         for handle in self._handles:
             handle.remove()
-        if self._watch:
-            self._watch.remove()
+        for watch in (self._watch, self._layers):
+            if watch:
+                watch.remove()
 
     def __enter__(self) -> "Mooring":
         return self

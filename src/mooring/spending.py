@@ -1,6 +1,6 @@
 """How a budget is kept over a whole model: one multiplier for all parameters, or for each layer, solved for."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,59 @@ from mooring.runs import Number
 from mooring.selection import layer_of
 from mooring.tiles import tiles
 
-__all__ = ["Spending"]
+__all__ = ["Spending", "line_of"]
+
+
+class Line:
+    """What holds one parameter, weight by weight: spent = sum(F * d^2 / (1 + mu * F)^2) / 2."""
+
+    def __init__(self, m: Moored) -> None:
+        self.m = m
+
+    def _tiles(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+        m = self.m
+        assert m.previous is not None
+        for theta, anchor, previous in tiles([m.parameter, m.anchor, m.previous]):
+            yield theta, anchor.to(m.wide), previous.to(m.wide)
+
+    def spent(self, mu: Number) -> Tensor:
+        """`spent_at` of this parameter."""
+        each = [spent_at(previous, theta.to(self.m.wide) - anchor, mu) for theta, anchor, previous in self._tiles()]
+        return torch.stack(each).sum(0)
+
+    def pull_back(self, budget: Budget, mu: Tensor) -> None:
+        """theta <- anchor + d / (1 + mu * F)."""
+        for theta, anchor, previous in self._tiles():
+            rate = budget.rate(previous, mu.to(self.m.wide))
+            theta.copy_(torch.lerp(theta.to(self.m.wide), anchor, rate))
+
+
+class TurnedLine(Line):
+    """The same in the basis of a layer's Kronecker factors, in which its curvature is diagonal."""
+
+    def __init__(self, m: Moored) -> None:
+        super().__init__(m)
+        assert m.factor is not None
+        assert m.factor.basis is not None
+        self.factor, self.curvature = m.factor, m.factor.basis[2]
+        self.turned = m.factor.turned(m.parameter.to(m.wide) - m.anchor)
+
+    def spent(self, mu: Number) -> Tensor:
+        """`spent_at` in the basis."""
+        return spent_at(self.curvature, self.turned, mu)
+
+    def pull_back(self, budget: Budget, mu: Tensor) -> None:
+        """What the pull takes away, turned back."""
+        taken = self.turned * budget.rate(self.curvature, mu.to(self.curvature.dtype))
+        theta = self.m.parameter
+        theta.sub_(self.factor.turned_back(taken, theta).to(theta.dtype))
+
+
+def line_of(m: Moored) -> Line | None:
+    """What holds a parameter; None where nothing is known of its past."""
+    if m.factor is not None:
+        return None if m.factor.basis is None else TurnedLine(m)
+    return None if m.previous is None else Line(m)
 
 
 class Spending:
@@ -24,7 +76,7 @@ class Spending:
 
     Attributes:
         mu: the multiplier of each group of parameters, where the next step's search begins.
-        factor: the true rise of the loss over the estimated one, as calibrated; 1 where it was not.
+        factor: the true rise of the loss over the estimated one; 1 where that is not known.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -41,24 +93,23 @@ class Spending:
             moved: those that had a gradient in this step.
             task: how many tasks were consolidated.
         """
-        groups: dict[str, list[Moored]] = {}
+        groups: dict[str, list[Line]] = {}
         for m in records:
-            if m.previous is not None:
-                groups.setdefault(layer_of(m.name) if self.budget.per == "layer" else "", []).append(m)
-        for name, members in groups.items():
-            allowed: Number = self.budget.allowed(task, len(groups)) / self.factor
-            mine = [m for m in members if m.parameter in moved]
+            if (line := line_of(m)) is not None:
+                groups.setdefault(layer_of(m.name) if self.budget.per == "layer" else "", []).append(line)
+        for name, lines in groups.items():
+            mine, rest = ([line for line in lines if (line.m.parameter in moved) == moves] for moves in (True, False))
             if not mine:
                 continue
-            if len(mine) < len(members):
-                resting = _sums([m for m in members if m.parameter not in moved], 0.0)[0]
-                allowed = (allowed - resting).clamp(min=0)
-            begin = self.mu.get(name, torch.zeros((), dtype=torch.float64))
-            mu = budget_solved(lambda mu, done, mine=mine: _sums(mine, mu), allowed, begin.to(mine[0].anchor.device))  # type: ignore[misc]
+            allowed: Number = self.budget.allowed(task, len(groups)) / self.factor
+            if rest:
+                allowed = (allowed - _spent(rest, 0.0)[0]).clamp(min=0)
+            begin = self.mu.get(name, torch.zeros((), dtype=torch.float64)).to(mine[0].m.anchor.device)
+            mu = budget_solved(lambda mu, done, lines=mine: _spent(lines, mu), allowed, begin)  # type: ignore[misc]
             self.mu[name] = mu
             if mu.device.type != "cpu" or bool(mu):
-                for m in mine:
-                    _pull_back(self.budget, m, mu)
+                for line in mine:
+                    line.pull_back(self.budget, mu)
 
     def told(self) -> dict[str, Any]:
         """What a saved state carries, as plain values."""
@@ -71,22 +122,5 @@ class Spending:
         self.factor = (told or {}).get("factor", 1.0)
 
 
-def _sums(members: Collection[Moored], mu: Number) -> Tensor:
-    """`spent_at`, over all of them."""
-    total = torch.zeros(2, dtype=torch.float64, device=next(iter(members)).anchor.device)
-    for m in members:
-        assert m.previous is not None
-        for theta, anchor, previous in tiles([m.parameter, m.anchor, m.previous]):
-            total += spent_at(previous.to(m.wide), theta.to(m.wide) - anchor, mu)
-    return total
-
-
-def _pull_back(budget: Budget, m: Moored, mu: Tensor) -> None:
-    """theta <- anchor + d / (1 + mu * F)."""
-    assert m.previous is not None
-    for theta, anchor, previous in tiles([m.parameter, m.anchor, m.previous]):
-        rate = budget.rate(previous.to(m.wide), mu.to(m.wide))
-        if theta.dtype == m.wide:
-            theta.lerp_(anchor.to(m.wide), rate)
-        else:
-            theta.copy_(torch.lerp(theta.to(m.wide), anchor.to(m.wide), rate))
+def _spent(lines: Sequence[Line], mu: Number) -> Tensor:
+    return torch.stack([line.spent(mu) for line in lines]).sum(0)

@@ -10,6 +10,7 @@ from torch import Tensor
 from mooring.errors import MooringError, NonFiniteError
 from mooring.finite import check_finite
 from mooring.importance import Iteration, State
+from mooring.layer_watch import LayerWatch
 from mooring.ledger import Ledger, Moored, marks
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.runs import Number
@@ -46,6 +47,7 @@ class TrainingStep:
         ledger: the records of the moored parameters.
         pull: draws them back.
         watch: sees the model's outputs, where the importance needs them.
+        layers: sees what goes through layers, where it needs that.
         buffers: what becomes of normalisation statistics: "follow", "keep" or "interpolate".
         check: whether to stop at gradients that are not finite.
     """
@@ -55,6 +57,7 @@ class TrainingStep:
         ledger: Ledger,
         pull: Pull,
         watch: Watch | None,
+        layers: LayerWatch | None,
         buffers: Literal["follow", "keep", "interpolate"],
         check: bool,
     ) -> None:
@@ -62,6 +65,7 @@ class TrainingStep:
         self.importance = ledger.importance
         self.pull = pull
         self.watch = watch
+        self.layers = layers
         self.buffers = buffers
         self.check = check
         self.buffer_anchors: State = {}
@@ -129,6 +133,7 @@ class TrainingStep:
         skipped = found_inf is not None and bool(found_inf)  # by a fused kernel, which divides by the scale otherwise
         scale = getattr(optimizer, "grad_scale", None)
         due = [] if skipped else self._collect(optimizer, scale)
+        factors = self.layers.take() if self.layers else []
         if not due:
             if self.watch:
                 self.watch.forget()
@@ -138,6 +143,7 @@ class TrainingStep:
             probes = [(d.moored.name, t) for d in due if (t := seen.of(d.moored.parameter)) is not None]
             check_finite("importance gradient", probes)
         self._load(due, scale)
+        self.ledger.look(factors)
         if self.importance.needs_step:
             self._before = {d.moored.parameter: self._copy(d.moored) for d in due}
         self._due, self._seen, self._marks = due, seen, marks(self.ledger.held())
@@ -217,6 +223,8 @@ class TrainingStep:
         for d in self._due:
             counts = self.importance.watches != "outputs" or self._seen.of(d.moored.parameter) is not None
             d.moored.count += counts
+            if d.moored.factor:
+                continue  # what it is worth was seen in its layer
             for piece in self._pieces(d):
                 if counts:  # the outputs depend on this parameter, where they matter
                     self._update_importance(d.moored, piece)

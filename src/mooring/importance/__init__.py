@@ -3,6 +3,7 @@
 from mooring.importance.balanced import Balanced
 from mooring.importance.base import Importance, Iteration, State
 from mooring.importance.ewc import EWC
+from mooring.importance.kronecker import Kronecker
 from mooring.importance.mas import MAS
 from mooring.importance.random import Random
 from mooring.importance.registry import IMPORTANCES, resolve
@@ -18,6 +19,7 @@ __all__ = [
     "Balanced",
     "Importance",
     "Iteration",
+    "Kronecker",
     "RWalk",
     "Random",
     "State",

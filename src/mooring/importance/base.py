@@ -88,6 +88,9 @@ class Importance:
     draws: ClassVar[bool] = True
     """Whether `probe` draws random numbers; where it does not, many models can be probed at once."""
 
+    by_layer: ClassVar[bool] = False
+    """Whether layers are watched for the Kronecker factors of their curvature (`mooring.factors`)."""
+
     seed: int = 0
     """What random numbers in `start` and `probe` begin from."""
 

@@ -8,17 +8,7 @@ from torch import Tensor
 from mooring.pulls.base import GradientPull, check_strength
 from mooring.runs import Number, per_run
 
-__all__ = ["Penalty", "energy", "penalty_force"]
-
-
-def energy(previous: Tensor, d: Tensor) -> Tensor:
-    """previous * d^2 / 2: the penalty at strength 1, elementwise.
-
-    Example:
-        >>> energy(torch.tensor([4.0]), torch.tensor([3.0]))
-        tensor([18.])
-    """
-    return previous * d.square() / 2
+__all__ = ["Penalty", "penalty_force"]
 
 
 def penalty_force(previous: Tensor, d: Tensor, strength: Number, lr: Number, clamp: bool = False) -> Tensor:

@@ -1,0 +1,64 @@
+"""Kronecker: the curvature of a layer as the product of what goes in and what comes back, not weight by weight."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from mooring.errors import check_whole
+from mooring.importance.averaging import average
+from mooring.importance.base import Importance, Iteration, State
+from mooring.importance.ewc import fisher_observed
+
+__all__ = ["Kronecker"]
+
+
+@dataclass(frozen=True)
+class Kronecker(Importance):
+    """The Fisher information of each linear and convolutional layer as G (x) A; for `Budget` alone.
+
+    A is the mean of a a' over a layer's inputs a, G the mean of b b' over the gradients b that come back to its
+    outputs, both over the iterations of a task. A weight displaced by d then costs tr(G d A d') / 2 nats, in which
+    weights that move together count together; the diagonal, which `EWC` keeps, misses that by orders of magnitude.
+    Biases have their own G. Parameters of other layers have the diagonal.
+
+    Costs two products per layer in every `every`-th iteration, two more for each pull, one eigendecomposition of A and
+    of G per consolidation, and 3 * (in^2 + out^2) numbers per layer, for a convolution with in = channels * kernel.
+
+    Args:
+        every: look at layers in each `every`-th iteration of a task only.
+        batch_size: samples per iteration, where the model's outputs do not show it.
+
+    Example:
+        >>> import torch, mooring
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(0.01))
+        >>> for step in range(8):
+        ...     optimizer.zero_grad()
+        ...     torch.nn.functional.cross_entropy(model(torch.randn(16, 4)), torch.randint(2, (16,))).backward()
+        ...     optimizer.step()
+        ...     if step == 3:
+        ...         moor.consolidate()
+        >>> moor.pull_energy() <= 0.01
+        True
+    """
+
+    every: int = 1
+    batch_size: int | None = None
+
+    by_layer: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their range."""
+        check_whole("every", self.every, 1)
+        if self.batch_size is not None:
+            check_whole("batch_size", self.batch_size, 1)
+
+    @property
+    def watches(self) -> Literal["nothing", "samples", "outputs"]:
+        """The batch size, where it is not given."""
+        return "samples" if self.batch_size is None else "nothing"
+
+    def update(self, state: State, it: Iteration) -> None:
+        """current <- mean over the task of samples * g^2, for parameters that no layer has factors of."""
+        score = fisher_observed(it.g, self.batch_size or it.samples)
+        average(state["current"], score, None, it.count, out=state["current"])

@@ -1,0 +1,71 @@
+"""Sees what goes into layers and what comes back to their outputs, for the Kronecker factors of their curvature."""
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+
+from mooring.factors import kronecker_factors
+from mooring.watch import Watch
+
+__all__ = ["LayerWatch"]
+
+
+class LayerWatch:
+    """Hooks on layers that see what goes in and what comes back; it counts when the optimizer steps.
+
+    Args:
+        layers: which.
+        every: look in each `every`-th iteration only.
+        step: how many iterations there were in this task.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], every: int, step: Callable[[], int]) -> None:
+        self.every, self.step = every, step
+        self.seen: list[tuple[nn.Module, tuple[Tensor, Tensor, Tensor]]] = []
+        self._handles = [layer.register_forward_hook(_Hook(self)) for layer in layers]
+
+    def after_forward(self, layer: nn.Module, a: Tensor, out: Tensor) -> None:
+        """Wait for the gradient of what came out."""
+        if Watch.looking or not torch.is_grad_enabled() or not out.requires_grad or self.step() % self.every:
+            return
+        a = a.detach()
+
+        def arrived(b: Tensor) -> None:
+            if not Watch.looking:
+                with torch.no_grad():
+                    self.seen.append((layer, kronecker_factors(layer, a, b)))
+
+        out.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def take(self) -> list[tuple[nn.Module, tuple[Tensor, Tensor, Tensor]]]:
+        """What was seen since the last step; a new iteration begins."""
+        seen, self.seen = self.seen, []
+        return seen
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _Hook:
+    """The forward hook itself: a copy of the model, or one that was saved, is not watched."""
+
+    def __init__(self, watch: LayerWatch | None = None) -> None:
+        self.watch: Callable[[], LayerWatch | None] = (lambda: None) if watch is None else weakref.ref(watch)
+
+    @_disable_dynamo
+    def __call__(self, module: nn.Module, args: Any, returned: Any) -> None:
+        watch = self.watch()
+        if watch is not None and args and isinstance(returned, Tensor):
+            watch.after_forward(module, args[0], returned)
+
+    def __deepcopy__(self, memo: Any) -> "_Hook":
+        return _Hook()
+
+    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
+        return _Hook, ()

@@ -1,0 +1,277 @@
+"""Kronecker factors: the curvature of a layer from what goes in and what comes back, and budgets in its basis."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+import mooring
+from mooring.errors import MooringError
+from mooring.factors import Factor, kronecker_factors, layers_with_factors
+from mooring.importance import Kronecker
+from mooring.pulls.budget import CLOSE, spent_at
+
+F64 = torch.float64
+
+
+def seen(layer: nn.Module, x: torch.Tensor, loss):
+    """A, G and a bias's G of one batch, with the gradients of the layer's parameters."""
+    out = layer(x)
+    out.retain_grad()
+    loss(out).backward()
+    return kronecker_factors(layer, x, out.grad)
+
+
+def cost(outputs: torch.Tensor, inputs: torch.Tensor, d: torch.Tensor) -> float:
+    return float((outputs @ d @ inputs * d).sum() / 2)
+
+
+def test_with_one_sample_the_cost_of_a_displacement_is_that_of_the_fisher_information():
+    torch.manual_seed(0)
+    layer, x, d = nn.Linear(5, 3).to(F64), torch.randn(1, 5, dtype=F64), torch.randn(3, 5, dtype=F64)
+    inputs, outputs, sums = seen(layer, x, lambda out: out.square().sum())
+    fisher = float((layer.weight.grad * d).sum() ** 2 / 2)  # d' g g' d / 2
+    assert cost(outputs, inputs, d) == pytest.approx(fisher, rel=1e-10)
+    b = torch.randn(3, dtype=F64)
+    assert float(b @ sums @ b / 2) == pytest.approx(float((layer.bias.grad @ b) ** 2 / 2), rel=1e-10)
+
+
+def test_a_convolution_that_sees_the_whole_image_is_a_linear_layer():
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(2, 3, 4).to(F64), torch.randn(6, 2, 4, 4, dtype=F64)
+    flat = nn.Linear(32, 3).to(F64)
+    with torch.no_grad():
+        flat.weight.copy_(layer.weight.flatten(1))
+        flat.bias.copy_(layer.bias)
+    loss = lambda out: out.flatten(1).pow(3).mean()  # noqa: E731
+    for one, other in zip(seen(layer, x, loss), seen(flat, x.flatten(1), loss), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"stride": 2}, {"padding": 1}, {"dilation": 2, "padding": (2, 1), "stride": (1, 2)}]
+)
+def test_a_convolution_sums_over_places(how):
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(2, 3, 3, **how).to(F64), torch.randn(4, 2, 7, 7, dtype=F64)
+    inputs, outputs, sums = seen(layer, x, lambda out: out.pow(3).mean())
+    out = layer(x)
+    out.retain_grad()
+    out.pow(3).mean().backward()
+    places = out[0, 0].numel()
+    b = out.grad.flatten(2)  # (samples, out, places)
+    torch.testing.assert_close(outputs, 4 / places * torch.einsum("nit,njt->ij", b, b))
+    torch.testing.assert_close(sums, 4 * torch.einsum("ni,nj->ij", b.sum(2), b.sum(2)))
+    one = nn.Conv2d(2, 3, 3, **how, bias=False).to(F64)
+    patches = []
+    for place in range(18):  # what each weight sees: the response of a kernel that is 1 there
+        with torch.no_grad():
+            one.weight.zero_().view(3, -1)[0, place] = 1.0
+        patches.append(one(x)[:, 0].flatten().detach())
+    rows = torch.stack(patches)
+    torch.testing.assert_close(inputs, rows @ rows.T / 4)
+
+
+def test_positions_of_a_sequence_are_places():
+    torch.manual_seed(0)
+    layer, x = nn.Linear(5, 3).to(F64), torch.randn(4, 6, 5, dtype=F64)
+    inputs, outputs, sums = seen(layer, x, lambda out: out.pow(3).mean())
+    out = layer(x)
+    out.retain_grad()
+    out.pow(3).mean().backward()
+    b = out.grad
+    torch.testing.assert_close(inputs, torch.einsum("nti,ntj->ij", x, x) / 4)
+    torch.testing.assert_close(outputs, torch.einsum("nti,ntj->ij", b, b) * 4 / 6)
+    torch.testing.assert_close(sums, torch.einsum("ni,nj->ij", b.sum(1), b.sum(1)) * 4)
+
+
+def test_the_scale_does_not_depend_on_the_batch():
+    """With the same sample many times over, a mean loss gives the same factors as that sample alone."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(5, 3).to(F64), torch.randn(1, 5, dtype=F64)
+    for one, other in zip(
+        seen(layer, x, lambda out: out.square().sum(1).mean()),
+        seen(layer, x.expand(7, 5), lambda out: out.square().sum(1).mean()),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_in_its_basis_the_curvature_is_diagonal_and_back_is_back():
+    torch.manual_seed(0)
+    weight = torch.randn(3, 2, 2, 2, dtype=F64)
+    factor = Factor.fresh(weight, F64)
+    for _ in range(2):
+        a, g = torch.randn(20, 8, dtype=F64), torch.randn(20, 3, dtype=F64)
+        factor.look(a.T @ a, g.T @ g)
+        factor.consolidate()
+    d = torch.randn_like(weight)
+    turned = factor.turned(d)
+    torch.testing.assert_close(factor.turned_back(turned, d), d)
+    spent = float(spent_at(factor.basis[2], turned, 0.0)[0])
+    assert spent == pytest.approx(2 * cost(factor.past_outputs, factor.past_inputs, d.flatten(1)), rel=1e-9)
+
+
+# In a training loop
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4 * 16, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.norm(self.features(x))).flatten(1))
+
+
+def moored(nats, **rest):
+    torch.manual_seed(1)
+    model = Mixed().to(F64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, optimizer, mooring.attach(model, optimizer, importance=Kronecker(**rest), pull=mooring.Budget(nats))
+
+
+def train(model, optimizer, steps, seed, watch=lambda: None):
+    random = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        x, y = torch.randn(8, 1, 6, 6, generator=random, dtype=F64), torch.randint(3, (8,), generator=random)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy((1 + seed) * model(x), y).backward()
+        optimizer.step()
+        watch()
+
+
+def test_layers_with_factors_have_no_scores_and_the_others_do():
+    model, optimizer, moor = moored(1e-3)
+    train(model, optimizer, 3, 0)
+    moor.consolidate()
+    assert set(layers_with_factors(model)) == {model.features, model.head}
+    records = {m.name: m for m in moor._ledger.records.values()}
+    assert {name for name, m in records.items() if m.factor} == {
+        "features.weight",
+        "features.bias",
+        "head.weight",
+        "head.bias",
+    }
+    assert float(moor.previous["norm.weight"].abs().sum()) > 0
+    assert records["features.weight"].state["current"].numel() == 1
+
+
+@pytest.mark.parametrize("nats", [1e-4, 1e-2])
+def test_no_more_is_spent_and_all_of_it_where_more_would_be(nats):
+    model, optimizer, moor = moored(nats)
+    train(model, optimizer, 20, 0)
+    moor.consolidate()
+    spent: list[float] = []
+    train(model, optimizer, 30, 1, lambda: spent.append(moor.pull_energy()))
+    assert max(spent) <= nats * (1 + 1e-9)
+    assert max(spent) >= (1 - CLOSE) * nats
+
+
+def test_within_its_budget_training_is_plain_fine_tuning_bit_for_bit():
+    model, optimizer, moor = moored(1e9)
+    torch.manual_seed(1)
+    plain = Mixed().to(F64)
+    other = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for seed in (0, 1):
+        train(model, optimizer, 10, seed)
+        train(plain, other, 10, seed)
+        moor.consolidate()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("stop", [0, 4])
+def test_a_saved_one_goes_on_from_where_it_was(stop):
+    model, optimizer, moor = moored(1e-3, every=2)
+    train(model, optimizer, 10, 0)
+    moor.consolidate()
+    train(model, optimizer, stop, 1)
+    again, other, left = moored(1e-3, every=2)
+    again.load_state_dict(model.state_dict())
+    other.load_state_dict(deepcopy(optimizer.state_dict()))
+    left.load_state_dict(deepcopy(moor.state_dict()))
+    for net, opt, kept in ((model, optimizer, moor), (again, other, left)):
+        train(net, opt, 7, 2)
+        kept.consolidate()
+        train(net, opt, 3, 3)
+    for p, q in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_an_evaluation_without_no_grad_leaves_no_trace():
+    model, optimizer, moor = moored(1e-3)
+    quiet, other, left = moored(1e-3)
+    for net, opt, kept, noisy in ((model, optimizer, moor, True), (quiet, other, left, False)):
+        random = torch.Generator().manual_seed(0)
+        for _ in range(4):
+            x, y = torch.randn(8, 1, 6, 6, generator=random, dtype=F64), torch.randint(3, (8,), generator=random)
+            opt.zero_grad()
+            if noisy:
+                net.eval()
+                net(torch.ones(5, 1, 6, 6, dtype=F64))
+                net.train()
+            nn.functional.cross_entropy(net(x), y).backward()
+            opt.step()
+        kept.consolidate()
+    one, two = ({m.name: m.factor for m in kept._ledger.records.values() if m.factor} for kept in (moor, left))
+    for name, factor in one.items():
+        assert torch.equal(factor.past_inputs, two[name].past_inputs)
+        assert torch.equal(factor.past_outputs, two[name].past_outputs)
+
+
+def test_layers_are_looked_at_as_often_as_asked():
+    for every, looks in ((1, 6), (3, 2)):
+        model, optimizer, moor = moored(1e-3, every=every)
+        train(model, optimizer, 6, 0)
+        assert {m.factor.looks for m in moor._ledger.records.values() if m.factor} == {looks}
+
+
+def test_detached_it_leaves_no_hooks():
+    model, _, moor = moored(1e-3)
+    assert any(module._forward_hooks for module in model.modules())
+    moor.detach()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_weights_that_move_together_cost_more_than_the_diagonal_says():
+    """Of ten inputs that are always alike: all ten weights together cost ten times the sum of what each costs."""
+    costs = []
+    for kind in (mooring.EWC(decay=None, per_sample=True), Kronecker()):
+        torch.manual_seed(0)
+        model = nn.Linear(10, 2, bias=False).to(F64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        moor = mooring.attach(model, optimizer, importance=kind, pull=mooring.Budget(1.0))
+        for _ in range(200):
+            x, y = torch.randn(1, 1, dtype=F64).expand(1, 10), torch.randint(2, (1,))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        moor.consolidate()
+        with torch.no_grad():
+            model.weight[0] += 0.1
+        costs.append(moor.pull_energy())
+    assert costs[1] == pytest.approx(10 * costs[0], rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Kronecker(every=0), "every=0"),
+        (lambda: Kronecker(batch_size=0), "batch_size=0"),
+        (lambda: attached(pull=mooring.Interpolation()), "is for a budget"),
+        (lambda: attached(pull=mooring.Budget(1.0), merge="average"), "is for a budget"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(make, line):
+    with pytest.raises(MooringError, match=line) as told:
+        make()
+    assert "\n" not in str(told.value)
+
+
+def attached(**rest):
+    model = Mixed()
+    return mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=Kronecker(), **rest)
