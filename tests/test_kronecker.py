@@ -105,6 +105,7 @@ def test_in_its_basis_the_curvature_is_diagonal_and_back_is_back():
     for _ in range(2):
         a, g = torch.randn(20, 8, dtype=F64), torch.randn(20, 3, dtype=F64)
         factor.look(a.T @ a, g.T @ g)
+        factor.looks += 1
         factor.consolidate()
     d = torch.randn_like(weight)
     turned = factor.turned(d)

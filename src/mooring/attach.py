@@ -90,7 +90,7 @@ def attach(
         raise unknown("buffers", buffers, BUFFERS)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
-    if isinstance(importance, Kronecker) and (not curved or merge not in (None, "sum")):
+    if isinstance(importance, Kronecker) and (not curved or merge not in (None, "sum", merges.total)):
         raise MooringError("Kronecker() is for a budget, and its tasks are summed: give pull=Budget(...), and no merge")
     merge = merges.resolve(merge or ("sum" if curved else "average"))
     excluded = check_exclude(model, exclude)

@@ -6,20 +6,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-from mooring.importance.averaging import average
+__all__ = ["FACTORS", "Factor", "kronecker_factors", "layers_with_factors"]
 
-__all__ = ["Factor", "kronecker_factors", "layers_with_factors"]
+FACTORS = ("inputs", "outputs", "past_inputs", "past_outputs")
+"""The names of what is kept of a parameter."""
 
 
 @dataclass
 class Factor:
-    """What is known of the curvature of one parameter of a layer.
+    """What is known of the curvature of one parameter of a layer; all tensors may have a leading run axis.
 
     Attributes:
-        inputs: A on this task, of shape (in, in); of a bias, which has one input, (1, 1).
-        outputs: G on this task, of shape (out, out).
-        past_inputs, past_outputs: their means over past tasks.
-        looks: iterations of this task that they are means of.
+        inputs: A summed over iterations of this task, of shape (in, in); of a bias, which has one input, (1, 1).
+        outputs: G summed over them, of shape (out, out).
+        past_inputs, past_outputs: the means of their means over past tasks.
+        looks: how many iterations they are sums over.
         tasks: how many tasks the past is a mean of.
         basis: the eigenvectors of both, and the curvature of each pair of them, (out, in); None without a past.
     """
@@ -33,34 +34,38 @@ class Factor:
     basis: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
     @classmethod
-    def fresh(cls, parameter: Tensor, dtype: torch.dtype) -> "Factor":
-        """Nothing is known of a weight (out, in, ...) or a bias (out,)."""
-        sizes = (1 if parameter.ndim == 1 else parameter[0].numel(), len(parameter))
+    def fresh(cls, parameter: Tensor, dtype: torch.dtype, *, runs: bool = False) -> "Factor":
+        """Nothing is known of a weight (out, in, ...) or a bias (out,); with runs, of each behind a run axis."""
+        lead, shape = (parameter.shape[:1], parameter.shape[1:]) if runs else ((), parameter.shape)
+        sizes = (shape[1:].numel(), shape[0])
         one, two, three, four = (
-            torch.zeros(size, size, dtype=dtype, device=parameter.device) for size in (*sizes, *sizes)
+            torch.zeros(*lead, size, size, dtype=dtype, device=parameter.device) for size in (*sizes, *sizes)
         )
         return cls(one, two, three, four)
 
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these runs only."""
+        for name, tensor in self.slots().items():
+            setattr(self, name, tensor[rows])
+        if self.basis is not None:
+            inputs, outputs, curvature = (part[rows] for part in self.basis)
+            self.basis = inputs, outputs, curvature
+
     def slots(self) -> dict[str, Tensor]:
         """Every tensor, by what it is."""
-        names = ("inputs", "outputs", "past_inputs", "past_outputs")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in FACTORS}
 
     def look(self, inputs: Tensor | None, outputs: Tensor) -> None:
-        """Average in what one iteration showed."""
-        self.looks += 1
-        if inputs is None:
-            self.inputs.fill_(1.0)
-        else:
-            average(self.inputs, inputs.to(self.inputs), None, self.looks, out=self.inputs)
-        average(self.outputs, outputs.to(self.outputs), None, self.looks, out=self.outputs)
+        """Add what one iteration showed, to be counted in `looks`; a bias's input is 1."""
+        self.inputs.add_(1.0 if inputs is None else inputs)
+        self.outputs.add_(outputs)
 
     def consolidate(self) -> None:
         """A task is over: it joins the past, all tasks alike."""
         if self.looks:
             self.tasks += 1
             for past, new in ((self.past_inputs, self.inputs), (self.past_outputs, self.outputs)):
-                past.lerp_(new, 1 / self.tasks)
+                past.lerp_(new / self.looks, 1 / self.tasks)
                 new.zero_()
             self.looks = 0
         self.turn()
@@ -69,20 +74,20 @@ class Factor:
         """Find the basis in which the curvature, tasks * G (x) A, is diagonal."""
         if self.tasks:
             (a, inputs), (g, outputs) = torch.linalg.eigh(self.past_inputs), torch.linalg.eigh(self.past_outputs)
-            curvature = self.tasks * g.clamp(min=0)[:, None] * a.clamp(min=0)[None, :]
+            curvature = self.tasks * g.clamp(min=0).unsqueeze(-1) * a.clamp(min=0).unsqueeze(-2)
             self.basis = inputs, outputs, curvature
 
     def turned(self, d: Tensor) -> Tensor:
         """A displacement in that basis, (out, in)."""
         assert self.basis is not None
         inputs, outputs, _ = self.basis
-        return outputs.T @ d.reshape(len(d), -1).to(inputs) @ inputs
+        return outputs.mT @ d.reshape(*outputs.shape[:-1], -1).to(inputs) @ inputs
 
     def turned_back(self, turned: Tensor, like: Tensor) -> Tensor:
         """And back, in the shape of a parameter."""
         assert self.basis is not None
         inputs, outputs, _ = self.basis
-        return (outputs @ turned @ inputs.T).reshape(like.shape)
+        return (outputs @ turned @ inputs.mT).reshape(like.shape)
 
 
 def layers_with_factors(model: nn.Module) -> dict[nn.Module, dict[str, Tensor]]:
@@ -101,7 +106,7 @@ def layers_with_factors(model: nn.Module) -> dict[nn.Module, dict[str, Tensor]]:
     return found
 
 
-def kronecker_factors(layer: nn.Module, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def kronecker_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """A, G and a bias's G from one batch: of a mean over samples whose gradient at the layer's outputs is b.
 
     With n samples and t places in each (positions of a sequence, pixels of an image): A = sum(a a') / n over samples
@@ -110,20 +115,22 @@ def kronecker_factors(layer: nn.Module, a: Tensor, b: Tensor) -> tuple[Tensor, T
 
     Args:
         layer: a linear one, or a convolution.
-        a: what went in, (n, ..., in) or (n, channels, height, width).
+        a: what went in, (n, ..., in) or (n, channels, height, width); with runs, (runs * n, ...).
         b: the gradient of the mean loss at what came out.
+        runs: how many lie one after the other in the batch, each with a mean loss of its own; each factor then has a
+            leading run axis.
 
     Example:
         >>> a, b = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]])
         >>> [factor.tolist() for factor in kronecker_factors(nn.Linear(2, 1), a, b)]
         [[[1.0, 2.0], [2.0, 4.0]], [[9.0]], [[9.0]]]
     """
-    n = len(a)
+    n, lead = len(a) // (runs or 1), () if runs is None else (runs,)
     wide = torch.promote_types(a.dtype, torch.float32)
     if isinstance(layer, nn.Conv2d):
         how = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        a, b = unfold(a.to(wide), *how).transpose(1, 2), b.flatten(2).transpose(1, 2)  # type: ignore[arg-type]
-    a, b = a.to(wide).reshape(n, -1, a.shape[-1]), b.to(wide).reshape(n, -1, b.shape[-1])
-    places, sums = a.shape[1], b.sum(1)
-    rows, back = a.flatten(0, 1), b.flatten(0, 1)
-    return rows.T @ rows / n, back.T @ back * (n / places), sums.T @ sums * n
+        a, b = unfold(a.to(wide), *how).mT, b.flatten(2).mT  # type: ignore[arg-type]
+    a, b = (t.to(wide).reshape(*lead, n, -1, t.shape[-1]) for t in (a, b))
+    places, sums = a.shape[-2], b.sum(-2)
+    rows, back = a.flatten(-3, -2), b.flatten(-3, -2)
+    return rows.mT @ rows / n, back.mT @ back * (n / places), sums.mT @ sums * n

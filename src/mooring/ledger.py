@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.factors import Factor, layers_with_factors
+from mooring.factors import FACTORS, Factor, layers_with_factors
 from mooring.importance import Importance, State
 from mooring.merges import Merge
 from mooring.selection import layer_of, moorable
@@ -15,8 +15,7 @@ from mooring.selection import layer_of, moorable
 __all__ = ["Ledger", "Moored", "marks"]
 
 
-FACTORS = {"inputs", "outputs", "past_inputs", "past_outputs"}
-RESERVED = {"anchor", "before", "buffer", "g", "previous", "probe", "theta"} | FACTORS
+RESERVED = {"anchor", "before", "buffer", "g", "previous", "probe", "theta", *FACTORS}
 """Names of what is known of a parameter in a step; an importance's own state has others."""
 
 
@@ -177,6 +176,7 @@ class Ledger:
             for name, p in layer.named_parameters(recurse=False):
                 if (m := self.records.get(p)) and m.factor:
                     m.factor.look(*((inputs, outputs) if name == "weight" else (None, sums)))
+                    m.factor.looks += 1
 
     def factors(self) -> State:
         """A factor for the scores of each layer, where the importance is balanced; else nothing."""

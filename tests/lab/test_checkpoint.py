@@ -25,6 +25,7 @@ CLASSES = class_stream(tasks=3, images=8)
 DOMAINS = domain_stream(tasks=3, images=8)
 PENALTIES = {"ewc": 3.0, "si": 1.0, "rwalk": 0.1, "random": 0.3, "balanced-ewc": 3.0, "clamped-uniform": 5.0}
 STRENGTHS = {**PENALTIES, "si-negative": 0.1, "proximal-ewc": 300.0, "clamped-mas": 1.0, "budget-ewc": 1e-4}
+STRENGTHS["budget-kronecker"] = 1e-4
 
 
 class StoppedError(Exception):
@@ -97,6 +98,7 @@ KINDS = {
     ),
     "one head": (["ewc", "balanced-ewc", "explicit-rwalk"], DOMAINS, {"epochs": 2}),
     "outputs": (["explicit-mas", "clamped-mas"], CLASSES, {}),
+    "layers": (["budget-kronecker"], DOMAINS, {"epochs": 2}),
     "joint": (["joint"], CLASSES, {"epochs": 2}),
     "er": (["er"], CLASSES, {"epochs": 2}),
     "a-gem": (["a-gem"], DOMAINS, {}),

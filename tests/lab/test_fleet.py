@@ -18,6 +18,7 @@ from mooring.diagnosis import Diagnosis
 from mooring.drift import cka
 from mooring.errors import MooringError, NonFiniteError
 from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.fleet.shape import shape
 from mooring.lab.methods import METHODS, find
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import start
@@ -35,7 +36,8 @@ Weights = dict[str, torch.Tensor]
 GENTLE = {"ewc": 3.0, "mas": 1e-3, "si": 0.1, "rwalk": 0.01, "uniform": 0.1, "random": 0.3}
 GENTLE |= {f"balanced-{name}": strength for name, strength in GENTLE.items()}
 GENTLE |= {"si-signed": 0.1, "si-negative": 0.1, "si-absolute": 0.1, "clamped-ewc": 1e4, "proximal-ewc": 300.0} | {
-    "budget-ewc": 1e-4
+    "budget-ewc": 1e-4,
+    "budget-kronecker": 1e-4,
 }
 """Strengths at which no run explodes on so little data."""
 
@@ -404,8 +406,8 @@ def test_penalties_that_would_extrapolate_are_rejected_after_the_first_task_and_
     strengths = {name: 1e9 for name, method in METHODS.items() if method.has_strength}
     specs = [spec_for(name, stream, 0, strength=strength, epochs=1) for name, strength in strengths.items()]
     specs += [spec_for(name, stream, 0, epochs=1) for name in METHODS if name.startswith(("explicit", "plain"))]
-    for probed in (False, True):
-        fleet = [spec for spec in specs if find(spec.method).watches_outputs == probed]
+    for kind in {shape(spec) for spec in specs}:
+        fleet = [spec for spec in specs if shape(spec) == kind]
         results, _ = sailed(fleet, stream, reject=True)
         for spec in fleet:
             result, safe = (

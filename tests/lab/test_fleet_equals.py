@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lab.small import class_stream, domain_stream, spec_for, trained_by_hand
+from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.shape import shape
 from mooring.lab.methods import METHODS
@@ -36,17 +37,27 @@ def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network
     stream = STREAMS[kind]
     specs = [
         spec_for(name, stream, seed, lr=0.01 * (seed + 1), network=network, epochs=1)
-        for name in METHODS
+        for name, method in METHODS.items()
         for seed in (0, 1)
+        if network != "lab.test_fleet_equals:dropping" or not method.watches_layers
     ]
     fleets: dict[tuple[object, ...], list] = {}
     for spec in specs:
         fleets.setdefault(shape(spec), []).append(spec)
-    assert len(fleets) == 7  # plain, frozen, frozen after first, joint, outputs, er, a-gem
+    layers = network != "lab.test_fleet_equals:dropping"
+    assert len(fleets) == 7 + layers  # plain, frozen, frozen after first, joint, outputs, er, a-gem; and layers
     for fleet in fleets.values():
         together = final(Fleet(fleet, stream))
         for spec in fleet[:: max(1, len(fleet) // 4)]:
             torch.testing.assert_close(final(Fleet([spec], stream))[spec.key], together[spec.key], **EXACT)
+
+
+def test_factors_of_layers_that_cannot_be_seen_are_refused_in_one_line() -> None:
+    stream = STREAMS["classes"]
+    spec = spec_for("budget-kronecker", stream, 0, network="lab.test_fleet_equals:dropping")
+    with pytest.raises(MooringError, match="needs layers that know about runs") as told:
+        Fleet([spec], stream)
+    assert "\n" not in str(told.value)
 
 
 def normalised(shape: tuple[int, int, int]) -> torch.nn.Module:

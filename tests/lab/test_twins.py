@@ -34,11 +34,14 @@ class Widths:
 
 
 @pytest.mark.parametrize(
-    "method", ["ewc", "si", "rwalk", "uniform", "random", "clamped-mas", "proximal-ewc", "budget-ewc"]
+    "method",
+    ["ewc", "si", "rwalk", "uniform", "random", "clamped-mas", "proximal-ewc", "budget-ewc", "budget-kronecker"],
 )
 def test_twins_end_as_they_would_alone(method):
     specs = siblings(method)
-    together, _ = never_stopped([*specs, *(siblings("plain", (None,)) if method != "clamped-mas" else ())], STREAM)
+    together, _ = never_stopped(
+        [*specs, *(siblings("plain", (None,)) if method not in ("clamped-mas", "budget-kronecker") else ())], STREAM
+    )
     alone = {key: value for spec in specs for key, value in told(Fleet([spec], STREAM).sail()).items()}
     near({spec.key: together[spec.key] for spec in specs}, alone, specs)
     assert len(set(alone.values())) == len(specs)

@@ -24,6 +24,7 @@ EVERY_METHOD = (
     *(f"explicit-{name}" for name in IMPORTANCES),
     *(f"proximal-{name}" for name in IMPORTANCES),
     "budget-ewc",
+    "budget-kronecker",
     "a-gem",
     "er",
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mooring.factors import Factor
 from mooring.lab.fleet.convolution import has_kernels
 from mooring.lab.fleet.launching import launch
 from mooring.pulls.budget import Budget, spent_at
@@ -17,12 +18,12 @@ try:
 except ImportError:  # no GPU compiler here
     triton = None
 
-__all__ = ["Line", "pull_back", "spent"]
+__all__ = ["Line", "TurnedLine", "pull_back", "spent"]
 
 BLOCK = 1024
 
 
-@dataclass(frozen=True)
+@dataclass
 class Line:
     """What holds one parameter of every run.
 
@@ -40,6 +41,27 @@ class Line:
     def blocks(self) -> int:
         """How many pieces a kernel cuts a run's elements into."""
         return -(-self.theta.shape[1] // BLOCK)
+
+
+class TurnedLine(Line):
+    """The same in the basis of a layer's Kronecker factors.
+
+    Args:
+        theta: the parameter, of shape (runs, ...); changed in place.
+        anchor: of the same shape.
+        factor: its curvature.
+    """
+
+    def __init__(self, theta: Tensor, anchor: Tensor, factor: Factor) -> None:
+        assert factor.basis is not None
+        turned = factor.turned(theta - anchor)
+        super().__init__(turned.flatten(1), torch.zeros_like(turned).flatten(1), factor.basis[2].flatten(1))
+        self.parameter, self.factor, self.before = theta, factor, turned.clone()
+
+    def put_back(self) -> None:
+        """What the pull took away in the basis is taken from the parameter."""
+        taken = self.before - self.theta.view_as(self.before)
+        self.parameter.sub_(self.factor.turned_back(taken, self.parameter))
 
 
 def spent(lines: Sequence[Line], mu: Tensor, done: Tensor) -> Tensor:
@@ -77,3 +99,5 @@ def pull_back(budget: Budget, lines: Sequence[Line], mu: Tensor) -> None:
             launch(kernels.pull_back, (line.blocks, len(mu)), *told, line.theta.shape[1], B=BLOCK)
         else:
             line.theta.lerp_(line.anchor, budget.rate(line.previous, mu.to(line.theta.dtype)))
+        if isinstance(line, TurnedLine):
+            line.put_back()

@@ -15,6 +15,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from mooring.errors import MooringError
+from mooring.factors import FACTORS, Factor
 from mooring.lab.files import write_whole
 from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.logbook import Logbook
@@ -261,7 +262,8 @@ def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
 
 def _told(moorings: Moorings) -> dict[str, Any]:
     counts = {name: held.count for name, held in moorings.held.items()}
-    return {"tasks": moorings.tasks, "steps": moorings.steps, "counts": counts}
+    factors = {name: [held.factor.looks, held.factor.tasks] for name, held in moorings.held.items() if held.factor}
+    return {"tasks": moorings.tasks, "steps": moorings.steps, "counts": counts, "factors": factors}
 
 
 def _restore_moorings(moorings: Moorings, told: dict[str, Any], tensors: Tensors, device: torch.device) -> None:
@@ -271,7 +273,18 @@ def _restore_moorings(moorings: Moorings, told: dict[str, Any], tensors: Tensors
     for name, count in told["counts"].items():
         slots = {slot: laid_out(tensor.to(device)) for slot, tensor in _under(tensors, f"{name}/").items()}
         anchor, previous = slots.pop("anchor"), slots.pop("previous", None)
-        moorings.held[name] = Held(anchor, slots, previous, count)
+        moorings.held[name] = Held(anchor, slots, previous, count, _factor(slots, told.get("factors", {}).get(name)))
+
+
+def _factor(slots: Tensors, told: list[int] | None) -> Factor | None:
+    """The Kronecker factors among the tensors of a parameter, taken out of them."""
+    if told is None:
+        return None
+    inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in FACTORS)
+    looks, tasks = told
+    factor = Factor(inputs, outputs, past_inputs, past_outputs, looks, tasks)
+    factor.turn()
+    return factor
 
 
 def _under(tensors: Tensors, prefix: str) -> Tensors:

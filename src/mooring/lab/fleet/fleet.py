@@ -26,6 +26,7 @@ from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.shape import shape
 from mooring.lab.fleet.stack import Stack
 from mooring.lab.fleet.twins import twins
+from mooring.lab.fleet.watching import StackWatch
 from mooring.lab.methods import find
 from mooring.lab.methods.registry import rank
 from mooring.lab.networks.inputs import scaled
@@ -84,8 +85,7 @@ class Fleet:
         self.twins = twins(sorted(specs, key=lambda spec: (rank(spec.method), spec.seed, spec.key)))
         self.specs = [some[0] for some in self.twins.values()]
         self.common, self.method = self.specs[0], find(self.specs[0].method)
-        self.stream, self.reject = stream, reject
-        self.device = torch.device(device)
+        self.stream, self.reject, self.device = stream, reject, torch.device(device)
         check_precision(self.common.dtype, str(self.device))
         self.dtype = parameters_of(self.common.dtype)
         networks = starts(self.specs, stream, self.dtype, weights or {})
@@ -98,19 +98,19 @@ class Fleet:
         self.memory = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
         self.ahead = self.memory
         names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
-        self.groups = Groups(self.specs, names, self.sgd.lr)
+        self.watch = StackWatch(self.stack, self.method.looks_every) if self.method.watches_layers else None
+        self.groups = Groups(self.specs, names, self.sgd.lr, self.watch.parameters if self.watch else ())
         self.fused = fused_for(self.groups, self.sgd)
         drawing = any(moorings.importance.draws for _, moorings in self.groups.moored) and self.method.watches_outputs
         self.recorder = Recorder(on=bool(self.fused) and self.stack.way != "in turn" and not drawing)
         self.books = [Logbook(spec) for spec in self.specs]
         self.results: list[Result] = []
         self.first: Tensors = {}
-        self.position = Position()
+        self.position, self.steps, self.seconds = Position(), 0, 0.0
         self.curve = Curve(len(self.specs), self.device)
         self.feed = Feed(self.device)
         self.bad = torch.full((len(self.specs),), NEVER, device=self.device)
         self.now = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.steps, self.seconds = 0, 0.0
 
     # Through the stream
 
@@ -191,10 +191,13 @@ class Fleet:
         """Take a step, as told or as recorded."""
         sizes, size, drawn = self.feed.sizes, self.feed.sizes[step], self.feed.drawn[step]
         left = sizes[step:].count(size) + (self.common.epochs - epoch - 1) * sizes.count(size)
-        kind = (size, drawn, *(fused.pulling for fused in self.fused))
+        looks = self.watch is not None and self.watch.begin(epoch * len(sizes) + step)
+        kind = (size, drawn, looks, *(fused.pulling for fused in self.fused))
         self.recorder.run(kind, left, lambda: self._step(task, size, drawn))
-        for fused in self.fused:
-            fused.tick()
+        if looks:
+            self.groups.looked()
+        for each in self.fused:
+            each.tick()
 
     def _step(self, task: int, size: int, drawn: int) -> None:
         """One iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
@@ -208,6 +211,8 @@ class Fleet:
         if remembered is not None and self.method.data == "a-gem":
             gradients = project(gradients, self._gradients(self._forward(remembered, None)[1].sum()))
         fine = self._move(gradients, probes, indices.shape[1])
+        if self.watch is not None and self.watch.on:
+            self.groups.look(self.watch.take(), fine)
         loss = loss.detach() if fine is None else loss.detach()[fine]
         self.curve.add(self.now - self.began, len(self.feed.sizes) * self.common.epochs, loss)
         self.feed.move(size)
@@ -262,13 +267,9 @@ class Fleet:
 
     def _judge(self, task: int) -> None:
         """Write down what each penalty will do, and reject those that do not interpolate."""
-        too_strong = torch.zeros(len(self.specs), dtype=torch.bool)
-        for run, verdict, can_extrapolate in self.groups.judged(self.common.momentum):
-            self.books[run].stability.append(verdict)
-            too_strong[run] = bool(verdict.trouble) and can_extrapolate
+        too_strong = self.groups.judge(self.books, self.common.momentum)
         if self.reject and task == 0 and bool(too_strong.any()):
-            troubles = [book.stability[-1].trouble if book.stability else "" for book in self.books]
-            self._lose(too_strong, "rejected", troubles)
+            self._lose(too_strong, "rejected", [book.trouble for book in self.books])
 
     def _finish(self) -> None:
         """The stream is over: measure what is left of the first task's model, run by run."""

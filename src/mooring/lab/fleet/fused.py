@@ -88,7 +88,8 @@ class Fused:
             return
         moorings.adopt(rows_of(parameters, rows), gradients)
         outputs = moorings.importance.watches == "outputs"
-        mine = [name for name in self.due if name in moorings.held and (name in probes or not outputs)]
+        known = [name for name in self.due if name in moorings.held and not moorings.held[name].factor]
+        mine = [name for name in known if name in probes or not outputs]
         if set(mine) != set(self.counts):
             self.counts = {name: self.sgd.lr.new_tensor(moorings.held[name].count) for name in mine}
 

@@ -1,16 +1,16 @@
 """The runs of a fleet by method: neighbours in the stack, each group with its own importance and pull."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from mooring.lab.fleet.moorings import Moorings, Tensors
+from mooring.lab.fleet.logbook import Logbook
+from mooring.lab.fleet.moorings import Factors, Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.methods import find
 from mooring.lab.order import generator
-from mooring.lab.results import Stability
 from mooring.lab.spec import RunSpec
 
 __all__ = ["Groups", "rows_of"]
@@ -23,6 +23,7 @@ class Groups:
         specs: the runs, those of a method next to each other.
         names: the parameters to moor.
         lr: of each run, of shape (runs,).
+        layered: the parameters whose curvature is known by its factors, where a method keeps those.
 
     Attributes:
         every: the rows of each method, with its moorings where it has any.
@@ -33,7 +34,7 @@ class Groups:
         [slice(2, 4, None)]
     """
 
-    def __init__(self, specs: Sequence[RunSpec], names: list[str], lr: Tensor) -> None:
+    def __init__(self, specs: Sequence[RunSpec], names: list[str], lr: Tensor, layered: Collection[str] = ()) -> None:
         self.every: list[tuple[slice, Moorings | None]] = []
         begin = 0
         for name, runs in groupby(specs, key=lambda spec: find(spec.method).name):
@@ -42,7 +43,8 @@ class Groups:
             begin = rows.stop
             moorings = None
             if method.importance is not None:
-                moorings = Moorings(method, [spec.seed for spec in mine], lr[rows], _strengths(mine, lr), names)
+                seeds, strength = [spec.seed for spec in mine], _strengths(mine, lr)
+                moorings = Moorings(method, seeds, lr[rows], strength, names, layered)
             self.every.append((rows, moorings))
 
     @property
@@ -67,6 +69,24 @@ class Groups:
                 random = torch.Generator(logits.device).manual_seed(generator(seed, "probe", step).initial_seed())
                 total = total + importance.probe(outputs, random)
         return total
+
+    def look(self, seen: Factors, fine: Tensor | None) -> None:
+        """Tell those who ask what layers showed; their runs are then the whole stack.
+
+        Args:
+            seen: the factors of every layer.
+            fine: which of the runs that they are of are still there; None for all.
+        """
+        if fine is not None:
+            seen = {layer: (a[fine], g[fine], sums[fine]) for layer, (a, g, sums) in seen.items()}
+        for _, moorings in self.moored:
+            if moorings.importance.by_layer:
+                moorings.look(seen)
+
+    def looked(self) -> None:
+        """Count an iteration in which layers were looked at."""
+        for _, moorings in self.moored:
+            moorings.looked()
 
     @torch.no_grad()
     def penalized(self, parameters: Tensors, gradients: Tensors) -> Tensors:
@@ -129,13 +149,23 @@ class Groups:
 
     # What the results tell
 
-    def judged(self, momentum: float) -> Iterator[tuple[int, Stability, bool]]:
-        """What each penalty will do from here on: the run, the verdict, and whether it may extrapolate at all."""
+    def judge(self, books: Sequence[Logbook], momentum: float) -> Tensor:
+        """Write down what each penalty will do from here on.
+
+        Args:
+            books: of the runs.
+            momentum: of SGD.
+
+        Returns:
+            For each run whether its penalty extrapolates somewhere; bool of shape (runs,).
+        """
+        too_strong = torch.zeros(len(books), dtype=torch.bool)
         for rows, moorings in self.moored:
-            for run in range(len(moorings)):
-                verdict = moorings.stability(run, momentum)
-                if verdict:
-                    yield rows.start + run, verdict, moorings.method.can_extrapolate
+            for run, book in enumerate(books[rows]):
+                if verdict := moorings.stability(run, momentum):
+                    book.stability.append(verdict)
+                    too_strong[rows.start + run] = bool(verdict.trouble) and moorings.method.can_extrapolate
+        return too_strong
 
     def importance_by_layer(self, run: int) -> dict[str, float]:
         """The mean importance over past tasks of each layer of one run; nothing where it moors nothing."""

@@ -24,6 +24,8 @@ from mooring.lab.networks.headed import Headed
 __all__ = ["LAYERS", "widened"]
 
 Tensors = Mapping[str, Tensor]
+Watcher = Callable[[nn.Module, Tensor, Tensor, int], None]
+"""Told a layer, what went in, what came out, and how many runs that is."""
 
 
 def convolution(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
@@ -126,13 +128,16 @@ class Wide(nn.Module):
     Args:
         layer: the layer as it is in one network.
         own: gives the layer's parameters and buffers as they are now, each with a leading run axis.
+        name: what it is called in the network.
     """
 
-    def __init__(self, layer: nn.Module, own: Callable[[], tuple[Tensors, int]]) -> None:
+    def __init__(self, layer: nn.Module, own: Callable[[], tuple[Tensors, int]], name: str = "") -> None:
         super().__init__()
+        self.name = name
         self.__dict__["layer"] = layer  # not a submodule: its own parameters are never used
         self.own = own
         self.rule = LAYERS[type(layer)]
+        self.watcher: Watcher | None = None
 
     def train(self, mode: bool = True) -> "Wide":
         """As any module, and the layer with it."""
@@ -149,7 +154,10 @@ class Wide(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the layer is called with; tensors of shape (runs * batch, ...)."""
         own, runs = self.own()
-        return self.rule(self.__dict__["layer"], *args, own=own, runs=runs, **kwargs)
+        out = self.rule(self.__dict__["layer"], *args, own=own, runs=runs, **kwargs)
+        if self.watcher is not None:
+            self.watcher(self.__dict__["layer"], args[0], out, runs)
+        return out
 
 
 def widened(network: nn.Module, own: Callable[[str], tuple[Tensors, int]]) -> nn.Module | None:
@@ -169,7 +177,7 @@ def widened(network: nn.Module, own: Callable[[str], tuple[Tensors, int]]) -> nn
     made: dict[nn.Module, Wide] = {}
     for name, module in list(wide.named_modules(remove_duplicate=False)):
         if type(module) in LAYERS and name:
-            made.setdefault(module, Wide(module, _asking(own, name)))
+            made.setdefault(module, Wide(module, _asking(own, name), name))
             parent, _, child = name.rpartition(".")
             setattr(wide.get_submodule(parent), child, made[module])
     left = (*wide.parameters(), *wide.buffers())
@@ -215,7 +223,8 @@ class WideChain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x of shape (runs * batch, channels, height, width)."""
-        if not all(takes(each.__dict__["layer"], x) for each in self.convolutions) or not self._even(x):
+        watched = any(each.watcher for each in self.convolutions)
+        if watched or not all(takes(each.__dict__["layer"], x) for each in self.convolutions) or not self._even(x):
             out: Tensor = self.parts(x)
             return out
         own = [each.own()[0] for each in self.convolutions]

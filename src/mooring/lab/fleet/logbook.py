@@ -37,6 +37,11 @@ class Logbook:
             **rest,
         )
 
+    @property
+    def trouble(self) -> str:
+        """What the last verdict has against the run's penalty; nothing where there was none."""
+        return self.stability[-1].trouble if self.stability else ""
+
     def of(self, spec: RunSpec) -> "Logbook":
         """The same measurements so far, as another run's."""
         kept = (self.untrained, self.matrix, self.losses, self.stability)

@@ -1,13 +1,14 @@
 """The moorings of those runs of a fleet that share a method: the core's importance and pull over a run axis."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from mooring.factors import Factor
 from mooring.importance import Iteration, State
-from mooring.lab.fleet.budgets import Line, pull_back, spent
+from mooring.lab.fleet.budgets import Line, TurnedLine, pull_back, spent
 from mooring.lab.fleet.stack import flat, laid_out
 from mooring.lab.methods import Method
 from mooring.lab.results import Stability
@@ -19,6 +20,8 @@ from mooring.stability import divergence_limit, interpolation_weight, largest_sa
 __all__ = ["Moorings"]
 
 Tensors = dict[str, Tensor]
+Factors = dict[str, tuple[Tensor, Tensor, Tensor]]
+"""A, G and a bias's G of each layer by name, each behind a run axis."""
 
 
 @dataclass
@@ -30,17 +33,24 @@ class Held:
         state: the importance's tensors on this task.
         previous: the importance over past tasks; None before the first consolidation.
         count: the iterations of this task in which it had a gradient.
+        factor: the Kronecker factors of its curvature, where it has those instead of scores.
     """
 
     anchor: Tensor
     state: State
     previous: Tensor | None = None
     count: int = 0
+    factor: Factor | None = None
 
     def slots(self) -> Tensors:
         """Every tensor by what it is."""
-        kept = {"anchor": self.anchor, **self.state}
+        kept = {"anchor": self.anchor, **self.state, **(self.factor.slots() if self.factor else {})}
         return kept if self.previous is None else {**kept, "previous": self.previous}
+
+    @property
+    def knows_the_past(self) -> bool:
+        """Whether anything is known of past tasks."""
+        return self.previous is not None if self.factor is None else self.factor.basis is not None
 
 
 class Moorings:
@@ -54,14 +64,23 @@ class Moorings:
         lr: of each run, of shape (runs,).
         strength: of each run, of shape (runs,); ignored where the method has none.
         names: the parameters to moor.
+        layered: those of them whose curvature is known by its factors.
     """
 
-    def __init__(self, method: Method, seeds: Sequence[int], lr: Tensor, strength: Tensor, names: list[str]) -> None:
+    def __init__(
+        self,
+        method: Method,
+        seeds: Sequence[int],
+        lr: Tensor,
+        strength: Tensor,
+        names: list[str],
+        layered: Collection[str] = (),
+    ) -> None:
         assert method.importance is not None
         self.method = method
         self.importances = [method.importance(seed) for seed in seeds]
         self.importance = self.importances[0]
-        self.lr, self.strength, self.names = lr, strength, names
+        self.lr, self.strength, self.names, self.layered = lr, strength, names, layered
         self.pull = method.pull(strength)
         self.held: dict[str, Held] = {}
         self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
@@ -111,6 +130,8 @@ class Moorings:
             if self.importance.watches == "outputs" and name not in probes:
                 continue  # the outputs do not depend on it
             held.count += 1
+            if held.factor:
+                continue  # what it is worth was seen in its layer
             seen = Iteration(
                 g=gradients[name],
                 theta=parameters[name],
@@ -140,7 +161,7 @@ class Moorings:
 
     def _spend(self, budget: Budget, parameters: Tensors, names: Sequence[str]) -> None:
         """Keep every run within its budget; what parameters that did not move have spent is counted in."""
-        known = [name for name, held in self.held.items() if held.previous is not None]
+        known = [name for name, held in self.held.items() if held.knows_the_past]
         lines = {name: self._line(name, parameters[name]) for name in known}
         moved, rest = ([line for name, line in lines.items() if (name in names) == moves] for moves in (True, False))
         allowed: Tensor | float = budget.allowed(self.tasks)
@@ -153,8 +174,24 @@ class Moorings:
 
     def _line(self, name: str, theta: Tensor) -> Line:
         held = self.held[name]
+        if held.factor is not None:
+            return TurnedLine(theta, held.anchor, held.factor)
         assert held.previous is not None
         return Line(flat(theta), flat(held.anchor), flat(held.previous))
+
+    @torch.no_grad()
+    def look(self, seen: Factors) -> None:
+        """Add what layers showed in one iteration, to be counted by `looked`."""
+        for layer, (inputs, outputs, sums) in seen.items():
+            for name, told in ((f"{layer}.weight", (inputs, outputs)), (f"{layer}.bias", (None, sums))):
+                if (held := self.held.get(name)) and held.factor:
+                    held.factor.look(*told)
+
+    def looked(self) -> None:
+        """Count an iteration in which layers were looked at."""
+        for held in self.held.values():
+            if held.factor:
+                held.factor.looks += 1
 
     @torch.no_grad()
     def consolidate(self, parameters: Tensors) -> None:
@@ -166,6 +203,10 @@ class Moorings:
         self.tasks += 1
         self.steps = 0
         for name, held in list(self.held.items()):
+            if held.factor:
+                held.factor.consolidate()
+                self.held[name] = replace(held, anchor=parameters[name].detach().clone(), count=0)
+                continue
             previous = self._merged(held, factors.get(layer_of(name)))
             self.held[name] = replace(self._fresh(name, parameters[name], self.tasks), previous=previous)
 
@@ -180,6 +221,9 @@ class Moorings:
     def _fresh(self, name: str, theta: Tensor, task: int) -> Held:
         """Anchored here. What an importance draws at random, each run draws by its own seed."""
         anchor = theta.detach().clone()
+        if name in self.layered:
+            none = torch.zeros(len(theta), *(1,) * (theta.ndim - 1), dtype=theta.dtype, device=theta.device)
+            return Held(anchor, {"current": none}, factor=Factor.fresh(anchor, theta.dtype, runs=True))
         each = [i.start(anchor[run], name=name, task=task) for run, i in enumerate(self.importances)]
         state = {slot: torch.stack([told[slot] for told in each]) for slot in each[0]}
         ones = (1,) * (theta.ndim - 1)  # a score that is one number for a whole parameter goes on doing so
@@ -207,6 +251,8 @@ class Moorings:
             held.anchor = laid_out(held.anchor[rows])
             held.state = {slot: laid_out(tensor[rows]) for slot, tensor in held.state.items()}
             held.previous = None if held.previous is None else laid_out(held.previous[rows])
+            if held.factor:
+                held.factor.keep(rows)
 
     def strengthen(self, strength: Tensor) -> None:
         """Go on with these strengths, of shape (runs,)."""

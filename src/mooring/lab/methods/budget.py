@@ -1,6 +1,6 @@
 """A budget instead of a strength: how many nats may be forgotten in a task."""
 
-from mooring.importance import EWC
+from mooring.importance import EWC, Kronecker
 from mooring.lab.methods.method import Method
 from mooring.lab.methods.strengths import DIGITS
 from mooring.merges import total
@@ -16,5 +16,13 @@ METHODS = [
         Budget,
         strength=DIGITS["budget-ewc"],
         merge=total,
-    )
+    ),
+    Method(
+        "budget-kronecker",
+        "the same with the curvature of whole layers instead of single weights",
+        lambda seed: Kronecker(every=4),
+        Budget,
+        strength=DIGITS["budget-kronecker"],
+        merge=total,
+    ),
 ]

@@ -55,6 +55,16 @@ class Method:
         return self.importance is not None and self.importance(0).watches == "outputs"
 
     @property
+    def watches_layers(self) -> bool:
+        """Whether it needs to see what goes through layers."""
+        return self.importance is not None and self.importance(0).by_layer
+
+    @property
+    def looks_every(self) -> int:
+        """In which steps of a task it looks at layers, where it does: each of these."""
+        return int(getattr(self.importance(0), "every", 1)) if self.importance is not None else 1
+
+    @property
     def can_extrapolate(self) -> bool:
         """Whether its pull leaves the interval between parameter and anchor when it is too strong."""
         pull = self.pull(self.strength or 0.0)
