@@ -27,7 +27,7 @@ from mooring.lab.spec import RunSpec
 
 __all__ = ["CheckpointError", "restore", "runs_in", "save", "size", "split", "steps_in"]
 
-VERSION = 1
+VERSION = 2
 
 Header = dict[str, Any]
 Tensors = dict[str, Tensor]
