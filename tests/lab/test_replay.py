@@ -329,3 +329,11 @@ def test_memory_holds_indices_of_training_images_of_tasks_that_were_met(method, 
         for row in kept.tolist():
             assert len(set(row)) == 12
             assert set(row) <= met
+
+
+def test_a_step_may_draw_more_than_it_takes():
+    memory = Reservoir([0, 1], 50)
+    memory.offer(torch.arange(40).expand(2, 40))
+    drawn = memory.plan(torch.arange(30).expand(2, 30), [10, 10, 10], offer=False, count=25)
+    assert [each.shape for each in drawn] == [(2, 25)] * 3
+    assert all(len(set(row.tolist())) == 25 for each in drawn for row in each)

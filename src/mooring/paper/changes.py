@@ -110,6 +110,7 @@ CHANGES: tuple[Change, ...] = (
     Change("absolute scores", _with(method="si-absolute"), lambda method: method == "si"),
     Change("learning rate x 3", _faster(3.0), lambda method: method == "plain"),  # the paper does not tell plain's
     Change("learning rate / 3", _faster(1 / 3), lambda method: method == "plain"),
+    Change("a gradient from 256 old samples", _with(method="a-gem-256"), lambda method: method == "a-gem"),
     Change("fresh heads", _with(heads="fresh"), _examined),
     Change("momentum 0", _with(momentum=0.0), _examined),
     Change("weight decay 1e-4", _with(weight_decay=1e-4), _examined),

@@ -38,7 +38,7 @@ _SIGNS = ("si", "si-absolute", "si-signed", "si-negative", "si-flipped")
 _METHODS = {
     "controls": ("plain", "frozen", "frozen-after-first", "joint"),
     "penalty": ("ewc", "mas", "rwalk", "uniform", "random", *_SIGNS),
-    "replay": ("a-gem", "er"),
+    "replay": ("a-gem", "a-gem-256", "er"),
 }
 _PREFIXES = ("clamped", "balanced", "explicit", "proximal", "budget")
 

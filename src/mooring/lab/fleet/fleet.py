@@ -31,7 +31,7 @@ from mooring.lab.methods import find
 from mooring.lab.methods.registry import rank
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import Weights, starts
-from mooring.lab.order import batch_sizes, task_order
+from mooring.lab.order import batch_sizes
 from mooring.lab.results import Result, Status
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams.stream import Stream
@@ -182,7 +182,8 @@ class Fleet:
         remembered: list[Tensor] = []
         if self.memory is not None:
             self.ahead = self.memory.copy()
-            remembered = self.ahead.plan(order, sizes, offer=self.method.data == "er" and epoch == 0)
+            offers, recalls = self.method.data == "er" and epoch == 0, self.method.recalls
+            remembered = self.ahead.plan(order, sizes, offer=offers, count=recalls)
         self.feed.load(order, sizes, remembered, self.position.step)
         self.now.fill_(self.steps)
         self.began = self.steps - epoch * len(sizes) - self.position.step
@@ -255,8 +256,7 @@ class Fleet:
         if not self.specs:
             return
         if self.memory is not None and self.method.data == "a-gem":
-            mine = [task_order(spec.seed, task, 0, self.stream.tasks[task].train) for spec in self.specs]
-            self.memory.offer(torch.stack(mine))
+            self.memory.offer(self.batches.order(self.specs, "task", task, 0))
         if task == 0:
             now = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in now.items()}

@@ -63,17 +63,18 @@ class Reservoir:
             chosen.append(self.kept[run, places])
         return torch.stack(chosen)
 
-    def plan(self, order: Tensor, sizes: Sequence[int], *, offer: bool) -> list[Tensor]:
+    def plan(self, order: Tensor, sizes: Sequence[int], *, offer: bool, count: int | None = None) -> list[Tensor]:
         """What each step of an epoch draws, as if the steps were taken; draws do not depend on what training does.
 
         Args:
             order: the epoch's indices, of shape (runs, images).
             sizes: how many of them each step takes; it draws as many.
             offer: whether each step then offers what it took.
+            count: how many each step draws instead.
         """
         drawn = []
         for taken in torch.split(order, list(sizes), 1):
-            drawn.append(self.sample(taken.shape[1]) if len(self) else taken[:, :0])
+            drawn.append(self.sample(count or taken.shape[1]) if len(self) else taken[:, :0])
             if offer:
                 self.offer(taken)
         return drawn

@@ -16,4 +16,5 @@ def shape(spec: RunSpec) -> tuple[object, ...]:
     """
     method = find(spec.method)
     steps = (spec.data, spec.network, spec.epochs, spec.batch, spec.momentum, spec.weight_decay, spec.memory)
-    return (*steps, spec.heads, spec.dtype, method.data, method.frozen, method.watches_outputs, method.watches_layers)
+    seen = (method.data, method.recalls, method.frozen, method.watches_outputs, method.watches_layers)
+    return (*steps, spec.heads, spec.dtype, *seen)

@@ -27,6 +27,7 @@ class Method:
         data: what a batch is drawn from: "task", "joint" (all tasks), "er" (the task and a memory), or "a-gem" (the
             task, with a gradient from a memory beside it).
         memory: how many samples are kept where none is given; None where none are.
+        recalls: how many of them are drawn in each step; None for as many as a batch has.
 
     Example:
         >>> from mooring.importance import Uniform
@@ -43,6 +44,7 @@ class Method:
     frozen: Literal["never", "always", "after first"] = "never"
     data: Literal["task", "joint", "er", "a-gem"] = "task"
     memory: int | None = None
+    recalls: int | None = None
 
     @property
     def has_strength(self) -> bool:

@@ -12,7 +12,9 @@ METHODS: dict[str, Method] = {
     for method in family.METHODS
 }
 
-VARIANTS: dict[str, Method] = {method.name: method for method in (*explicit.VARIANTS, *penalties.VARIANTS)}
+VARIANTS: dict[str, Method] = {
+    method.name: method for method in (*explicit.VARIANTS, *penalties.VARIANTS, *replay.VARIANTS)
+}
 """Forms that single experiments need: known by name, and in no list."""
 
 ALIASES = {f"{form}vanilla": f"{form}uniform" for form in ("", "balanced-", "clamped-", "explicit-")}
