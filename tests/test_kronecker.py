@@ -224,6 +224,50 @@ def test_an_evaluation_without_no_grad_leaves_no_trace():
         assert torch.equal(factor.past_outputs, two[name].past_outputs)
 
 
+def test_accumulated_gradients_give_the_factors_of_the_whole_batch():
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8, 1, 6, 6, generator=random, dtype=F64), torch.randint(3, (8,), generator=random)
+    found = []
+    for cuts in ([8], [2, 6]):
+        model, optimizer, moor = moored(1e-3)
+        model.eval()  # the statistics of a batch norm would differ
+        optimizer.zero_grad()
+        for xs, ys in zip(torch.split(x, cuts), torch.split(y, cuts), strict=True):
+            (nn.functional.cross_entropy(model(xs), ys) * len(xs) / 8).backward()
+        optimizer.step()
+        found.append({m.name: m.factor.slots() for m in moor._ledger.records.values() if m.factor})
+        assert {m.factor.looks for m in moor._ledger.records.values() if m.factor} == {1}
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_layer_that_is_used_twice_counts_both_uses():
+    """As the places of a sequence do."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 2, 4, dtype=F64)
+    found = []
+    for twice in (False, True):
+        torch.manual_seed(1)
+        layer = nn.Linear(4, 3, bias=False).to(F64)
+        model = nn.Sequential(layer)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        moor = mooring.attach(model, optimizer, importance=Kronecker(batch_size=6), pull=mooring.Budget(1.0))
+        outs = [layer(x[:, place]) for place in (0, 1)] if twice else [layer(x)]
+        (sum(out.pow(3).sum() for out in outs) / 6).backward()
+        optimizer.step()
+        (record,) = moor._ledger.records.values()
+        found.append(record.factor.slots())
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_layers_of_one_rank_are_not_taken_for_those_of_all(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    model, optimizer, _ = moored(1e-3, batch_size=8)
+    with pytest.raises(MooringError, match="one rank only") as told:
+        train(model, optimizer, 1, 0)
+    assert "\n" not in str(told.value)
+
+
 def test_layers_are_looked_at_as_often_as_asked():
     for every, looks in ((1, 6), (3, 2)):
         model, optimizer, moor = moored(1e-3, every=every)

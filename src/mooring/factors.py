@@ -1,12 +1,16 @@
 """The Kronecker factors of a layer's curvature: of one batch, over a task, over tasks, and the basis they make."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-__all__ = ["FACTORS", "Factor", "kronecker_factors", "layers_with_factors"]
+__all__ = ["FACTORS", "Factor", "Factors", "kronecker_factors", "layers_with_factors", "over_passes", "over_uses"]
+
+Factors = tuple[Tensor, Tensor, Tensor]
+"""A, G and a bias's G of a layer."""
 
 FACTORS = ("inputs", "outputs", "past_inputs", "past_outputs")
 """The names of what is kept of a parameter."""
@@ -106,7 +110,7 @@ def layers_with_factors(model: nn.Module) -> dict[nn.Module, dict[str, Tensor]]:
     return found
 
 
-def kronecker_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def kronecker_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) -> Factors:
     """A, G and a bias's G from one batch: of a mean over samples whose gradient at the layer's outputs is b.
 
     With n samples and t places in each (positions of a sequence, pixels of an image): A = sum(a a') / n over samples
@@ -134,3 +138,34 @@ def kronecker_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None =
     places, sums = a.shape[-2], b.sum(-2)
     rows, back = a.flatten(-3, -2), b.flatten(-3, -2)
     return rows.mT @ rows / n, back.mT @ back * (n / places), sums.mT @ sums * n
+
+
+def over_uses(factors: Sequence[Factors]) -> Factors:
+    """Of a layer that is used several times in one pass: its uses are places of the same samples.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> [factor.item() for factor in over_uses([(one, one, one), (3 * one, 3 * one, 3 * one)])]
+        [4.0, 2.0, 4.0]
+    """
+    a, g, sums = (torch.stack(each).sum(0) for each in zip(*factors, strict=True))
+    return a, g / len(factors), sums
+
+
+def over_passes(factors: Sequence[Factors], samples: Sequence[int]) -> Factors:
+    """Of a step whose gradient was accumulated over several passes, each with its share of one mean loss.
+
+    Args:
+        factors: what `kronecker_factors` gave for each.
+        samples: in each.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> [factor.item() for factor in over_passes([(one, one, one), (one, one, one)], [2, 2])]
+        [1.0, 4.0, 4.0]
+    """
+    total = sum(samples)
+    pairs = list(zip(factors, samples, strict=True))
+    a = torch.stack([each[0] * (n / total) for each, n in pairs]).sum(0)
+    g, sums = (torch.stack([each[k] * (total / n) for each, n in pairs]).sum(0) for k in (1, 2))
+    return a, g, sums

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from mooring.factors import kronecker_factors
+from mooring.errors import MooringError
+from mooring.factors import Factors, kronecker_factors, over_passes, over_uses
 from mooring.watch import Watch
 
 __all__ = ["LayerWatch"]
@@ -25,7 +27,7 @@ class LayerWatch:
 
     def __init__(self, layers: Iterable[nn.Module], every: int, step: Callable[[], int]) -> None:
         self.every, self.step = every, step
-        self.seen: list[tuple[nn.Module, tuple[Tensor, Tensor, Tensor]]] = []
+        self.seen: dict[nn.Module, dict[int, tuple[int, list[Factors]]]] = {}
         self._handles = [layer.register_forward_hook(_Hook(self)) for layer in layers]
 
     def after_forward(self, layer: nn.Module, a: Tensor, out: Tensor) -> None:
@@ -36,15 +38,26 @@ class LayerWatch:
 
         def arrived(b: Tensor) -> None:
             if not Watch.looking:
+                number = torch._C._current_graph_task_id()
+                _, uses = self.seen.setdefault(layer, {}).setdefault(number, (len(a), []))
                 with torch.no_grad():
-                    self.seen.append((layer, kronecker_factors(layer, a, b)))
+                    uses.append(kronecker_factors(layer, a, b))
 
         out.register_hook(arrived)  # type: ignore[no-untyped-call]
 
-    def take(self) -> list[tuple[nn.Module, tuple[Tensor, Tensor, Tensor]]]:
-        """What was seen since the last step; a new iteration begins."""
-        seen, self.seen = self.seen, []
-        return seen
+    def take(self) -> list[tuple[nn.Module, Factors]]:
+        """What was seen since the last step, over all passes together; a new iteration begins."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise MooringError(
+                "Kronecker would see the layers of one rank only: under torch.distributed use EWC(per_sample=True), "
+                "with a batch_size"
+            )
+        seen, self.seen = self.seen, {}
+        found = []
+        for layer, passes in seen.items():
+            every = [over_uses(uses) for _, uses in passes.values()]
+            found.append((layer, over_passes(every, [samples for samples, _ in passes.values()])))
+        return found
 
     def remove(self) -> None:
         """Stop watching."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.factors import FACTORS, Factor, layers_with_factors
+from mooring.factors import FACTORS, Factor, Factors, layers_with_factors
 from mooring.importance import Importance, State
 from mooring.merges import Merge
 from mooring.selection import layer_of, moorable
@@ -170,7 +170,7 @@ class Ledger:
         past = torch.zeros_like(current) if m.previous is None else m.previous
         return self.merge(past, current) if self.importance.merges else current
 
-    def look(self, seen: Iterable[tuple[nn.Module, tuple[Tensor, Tensor, Tensor]]]) -> None:
+    def look(self, seen: Iterable[tuple[nn.Module, Factors]]) -> None:
         """Average in what layers showed in one iteration: A, G, and a bias's G."""
         for layer, (inputs, outputs, sums) in seen:
             for name, p in layer.named_parameters(recurse=False):

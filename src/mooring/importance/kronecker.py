@@ -23,6 +23,9 @@ class Kronecker(Importance):
     Costs two products per layer in every `every`-th iteration, two more for each pull, one eigendecomposition of A and
     of G per consolidation, and 3 * (in^2 + out^2) numbers per layer, for a convolution with in = channels * kernel.
 
+    What comes back is taken as the gradient of the loss itself: with float16 and a GradScaler it is not, and G would be
+    too large by the square of the scale; use bfloat16.
+
     Args:
         every: look at layers in each `every`-th iteration of a task only.
         batch_size: samples per iteration, where the model's outputs do not show it.

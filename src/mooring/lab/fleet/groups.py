@@ -1,13 +1,14 @@
 """The runs of a fleet by method: neighbours in the stack, each group with its own importance and pull."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from mooring.factors import Factors
 from mooring.lab.fleet.logbook import Logbook
-from mooring.lab.fleet.moorings import Factors, Moorings, Tensors
+from mooring.lab.fleet.moorings import Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.methods import find
 from mooring.lab.order import generator
@@ -70,7 +71,7 @@ class Groups:
                 total = total + importance.probe(outputs, random)
         return total
 
-    def look(self, seen: Factors, fine: Tensor | None) -> None:
+    def look(self, seen: Mapping[str, Factors], fine: Tensor | None) -> None:
         """Tell those who ask what layers showed; their runs are then the whole stack.
 
         Args:

@@ -1,12 +1,12 @@
 """The moorings of those runs of a fleet that share a method: the core's importance and pull over a run axis."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mooring.factors import Factor
+from mooring.factors import Factor, Factors
 from mooring.importance import Iteration, State
 from mooring.lab.fleet.budgets import Line, TurnedLine, pull_back, spent
 from mooring.lab.fleet.stack import flat, laid_out
@@ -20,8 +20,6 @@ from mooring.stability import divergence_limit, interpolation_weight, largest_sa
 __all__ = ["Moorings"]
 
 Tensors = dict[str, Tensor]
-Factors = dict[str, tuple[Tensor, Tensor, Tensor]]
-"""A, G and a bias's G of each layer by name, each behind a run axis."""
 
 
 @dataclass
@@ -180,7 +178,7 @@ class Moorings:
         return Line(flat(theta), flat(held.anchor), flat(held.previous))
 
     @torch.no_grad()
-    def look(self, seen: Factors) -> None:
+    def look(self, seen: Mapping[str, Factors]) -> None:
         """Add what layers showed in one iteration, to be counted by `looked`."""
         for layer, (inputs, outputs, sums) in seen.items():
             for name, told in ((f"{layer}.weight", (inputs, outputs)), (f"{layer}.bias", (None, sums))):

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.factors import kronecker_factors, layers_with_factors
+from mooring.factors import Factors, kronecker_factors, layers_with_factors, over_uses
 from mooring.lab.fleet.layers import Wide
-from mooring.lab.fleet.moorings import Factors
 from mooring.lab.fleet.stack import Stack
 
 __all__ = ["StackWatch"]
@@ -31,7 +30,7 @@ class StackWatch:
 
     def __init__(self, stack: Stack, every: int) -> None:
         self.every, self.on = every, False
-        self.seen: Factors = {}
+        self.seen: dict[str, list[Factors]] = {}
         self.parameters: list[str] = []
         if stack.wide is None or stack.way != "wide":
             raise MooringError(
@@ -53,7 +52,7 @@ class StackWatch:
 
         def arrived(b: Tensor) -> None:
             with torch.no_grad():
-                self.seen[name] = kronecker_factors(layer, a, b, runs)
+                self.seen.setdefault(name, []).append(kronecker_factors(layer, a, b, runs))
 
         out.register_hook(arrived)  # type: ignore[no-untyped-call]
 
@@ -62,10 +61,10 @@ class StackWatch:
         self.on = step % self.every == 0
         return self.on
 
-    def take(self) -> Factors:
-        """What was seen; from here on anew."""
+    def take(self) -> dict[str, Factors]:
+        """What was seen, by layer, each factor behind a run axis; from here on anew."""
         seen, self.seen = self.seen, {}
-        return seen
+        return {name: over_uses(uses) for name, uses in seen.items()}
 
 
 def _wide_layers(network: nn.Module) -> list[tuple[str, Wide]]:
