@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mooring import merges
 from mooring.errors import MooringError, unknown
-from mooring.importance import EWC, Importance, Kronecker, resolve
+from mooring.importance import EWC, Importance, resolve
 from mooring.moor import Mooring
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull
 from mooring.selection import Exclude, check_exclude, moorable
@@ -90,8 +90,10 @@ def attach(
         raise unknown("buffers", buffers, BUFFERS)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
-    if isinstance(importance, Kronecker) and (not curved or merge not in (None, "sum", merges.total)):
-        raise MooringError("Kronecker() is for a budget, and its tasks are summed: give pull=Budget(...), and no merge")
+    if importance.by_layer and (not curved or merge not in (None, "sum", merges.total)):
+        raise MooringError(
+            f"{importance.name}() is for a budget, and its tasks are summed: give pull=Budget(...), and no merge"
+        )
     merge = merges.resolve(merge or ("sum" if curved else "average"))
     excluded = check_exclude(model, exclude)
     _check_optimizer(model, optimizer, excluded)

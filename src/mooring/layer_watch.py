@@ -1,16 +1,14 @@
 """Sees what goes into layers and what comes back to their outputs, for the Kronecker factors of their curvature."""
 
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 
 from mooring.errors import MooringError
 from mooring.factors import Factors, kronecker_factors, over_passes, over_uses
+from mooring.forward_hook import ForwardHook, ranks
 from mooring.watch import Watch
 
 __all__ = ["LayerWatch"]
@@ -28,26 +26,28 @@ class LayerWatch:
     def __init__(self, layers: Iterable[nn.Module], every: int, step: Callable[[], int]) -> None:
         self.every, self.step = every, step
         self.seen: dict[nn.Module, dict[int, tuple[int, list[Factors]]]] = {}
-        self._handles = [layer.register_forward_hook(_Hook(self)) for layer in layers]
+        self._handles = [layer.register_forward_hook(ForwardHook(self)) for layer in layers]
 
-    def after_forward(self, layer: nn.Module, a: Tensor, out: Tensor) -> None:
+    def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """Wait for the gradient of what came out."""
-        if Watch.looking or not torch.is_grad_enabled() or not out.requires_grad or self.step() % self.every:
+        if Watch.looking or not torch.is_grad_enabled() or self.step() % self.every:
             return
-        a = a.detach()
+        if not args or not isinstance(returned, Tensor) or not returned.requires_grad:
+            return
+        a: Tensor = args[0].detach()
 
         def arrived(b: Tensor) -> None:
             if not Watch.looking:
                 number = torch._C._current_graph_task_id()
-                _, uses = self.seen.setdefault(layer, {}).setdefault(number, (len(a), []))
+                _, uses = self.seen.setdefault(module, {}).setdefault(number, (len(a), []))
                 with torch.no_grad():
-                    uses.append(kronecker_factors(layer, a, b))
+                    uses.append(kronecker_factors(module, a, b))
 
-        out.register_hook(arrived)  # type: ignore[no-untyped-call]
+        returned.register_hook(arrived)  # type: ignore[no-untyped-call]
 
     def take(self) -> list[tuple[nn.Module, Factors]]:
         """What was seen since the last step, over all passes together; a new iteration begins."""
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if ranks() > 1:
             raise MooringError(
                 "Kronecker would see the layers of one rank only: under torch.distributed use EWC(per_sample=True), "
                 "with a batch_size"
@@ -63,22 +63,3 @@ class LayerWatch:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
-
-
-class _Hook:
-    """The forward hook itself: a copy of the model, or one that was saved, is not watched."""
-
-    def __init__(self, watch: LayerWatch | None = None) -> None:
-        self.watch: Callable[[], LayerWatch | None] = (lambda: None) if watch is None else weakref.ref(watch)
-
-    @_disable_dynamo
-    def __call__(self, module: nn.Module, args: Any, returned: Any) -> None:
-        watch = self.watch()
-        if watch is not None and args and isinstance(returned, Tensor):
-            watch.after_forward(module, args[0], returned)
-
-    def __deepcopy__(self, memo: Any) -> "_Hook":
-        return _Hook()
-
-    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
-        return _Hook, ()

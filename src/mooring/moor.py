@@ -14,7 +14,7 @@ from mooring.diagnosis import Diagnosis, diagnose
 from mooring.drift import parameter_drift
 from mooring.errors import MooringError
 from mooring.factors import layers_with_factors
-from mooring.importance import Importance, Kronecker, State
+from mooring.importance import Importance, State
 from mooring.layer_watch import LayerWatch
 from mooring.ledger import Ledger
 from mooring.merges import Merge
@@ -70,7 +70,7 @@ class Mooring:
         if importance.watches != "nothing":
             self._watch = Watch(model, importance, self._ledger, outputs)
         self._layers: LayerWatch | None = None
-        if isinstance(importance, Kronecker):
+        if importance.by_layer:
             layers = layers_with_factors(model)
             self._layers = LayerWatch(layers, importance.every, lambda: self._ledger.steps)
         self._step = TrainingStep(self._ledger, pull, self._watch, self._layers, buffers, check_finite)

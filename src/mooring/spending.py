@@ -76,13 +76,11 @@ class Spending:
 
     Attributes:
         mu: the multiplier of each group of parameters, where the next step's search begins.
-        factor: the true rise of the loss over the estimated one; 1 where that is not known.
     """
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.mu: State = {}
-        self.factor = 1.0
 
     @torch.no_grad()
     def spend(self, records: Iterable[Moored], moved: Collection[Tensor], task: int) -> None:
@@ -101,7 +99,7 @@ class Spending:
             mine, rest = ([line for line in lines if (line.m.parameter in moved) == moves] for moves in (True, False))
             if not mine:
                 continue
-            allowed: Number = self.budget.allowed(task, len(groups)) / self.factor
+            allowed: Number = self.budget.allowed(task, len(groups))
             if rest:
                 allowed = (allowed - _spent(rest, 0.0)[0]).clamp(min=0)
             begin = self.mu.get(name, torch.zeros((), dtype=torch.float64)).to(mine[0].m.anchor.device)
@@ -113,13 +111,12 @@ class Spending:
 
     def told(self) -> dict[str, Any]:
         """What a saved state carries, as plain values."""
-        return {"mu": {name: float(mu) for name, mu in self.mu.items()}, "factor": self.factor}
+        return {"mu": {name: float(mu) for name, mu in self.mu.items()}}
 
     def resume(self, told: dict[str, Any] | None) -> None:
         """Go on from what was told; from the beginning where nothing was."""
         mu = (told or {}).get("mu", {})
         self.mu = {name: torch.tensor(value, dtype=torch.float64) for name, value in mu.items()}
-        self.factor = (told or {}).get("factor", 1.0)
 
 
 def _spent(lines: Sequence[Line], mu: Number) -> Tensor:

@@ -2,17 +2,15 @@
 
 import dataclasses
 import sys
-import weakref
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 
 from mooring.errors import MooringError
+from mooring.forward_hook import ForwardHook, ranks
 from mooring.importance import Importance
 from mooring.ledger import Ledger, marks
 
@@ -107,7 +105,7 @@ class Watch:
         self._pass = -1
         self._looks = 0
         self._had_gradient = False
-        self._handle = model.register_forward_hook(_Hook(self))
+        self._handle = model.register_forward_hook(ForwardHook(self))
         if importance.watches == "outputs":
             _let_graphs_be_differentiated_twice()
 
@@ -120,8 +118,7 @@ class Watch:
                 f"{self.importance.name} saw no outputs since the last step: call the model itself, model(x), "
                 "with gradients enabled before optimizer.step()"
             )
-        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        if ranks > 1:
+        if ranks() > 1:
             raise MooringError(
                 f"{self.importance.name} would see the outputs of one rank only: under torch.distributed use an "
                 "importance of the gradient, such as EWC(), SI() or RWalk(), and give per_sample a batch_size"
@@ -136,7 +133,7 @@ class Watch:
         """Stop watching."""
         self._handle.remove()
 
-    def after_forward(self, returned: Any) -> None:
+    def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """The model has run: look at its outputs, and keep what was found until a backward pass comes through."""
         if Watch.looking or not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
             return  # an evaluation, or one inside torch.func
@@ -210,25 +207,6 @@ class Watch:
 
     def _some_gradient(self) -> bool:
         return any(p.grad is not None and bool(p.grad.any()) for p in self.ledger.trained())
-
-
-class _Hook:
-    """The forward hook itself: a copy of the model, or one that was saved, is not watched."""
-
-    def __init__(self, watch: Watch | None = None) -> None:
-        self.watch: Callable[[], Watch | None] = (lambda: None) if watch is None else weakref.ref(watch)
-
-    @_disable_dynamo  # torch.compiler.disable, without importing the compiler now
-    def __call__(self, module: nn.Module, args: Any, returned: Any) -> None:
-        watch = self.watch()
-        if watch is not None:
-            watch.after_forward(returned)
-
-    def __deepcopy__(self, memo: Any) -> "_Hook":
-        return _Hook()
-
-    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
-        return _Hook, ()
 
 
 def _tensors(returned: Any, visited: set[int]) -> list[Tensor]:

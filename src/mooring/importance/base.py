@@ -91,6 +91,9 @@ class Importance:
     by_layer: ClassVar[bool] = False
     """Whether layers are watched for the Kronecker factors of their curvature (`mooring.factors`)."""
 
+    every: int = 1
+    """Layers are then watched in each `every`-th iteration of a task."""
+
     seed: int = 0
     """What random numbers in `start` and `probe` begin from."""
 

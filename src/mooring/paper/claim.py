@@ -78,6 +78,16 @@ def share(found: int, of: int) -> Verdict:
     return "not decided" if not of else "holds" if 2 * found >= of else "does not hold"
 
 
+def every(found: int, of: int) -> Verdict:
+    """The verdict on a claim about all of them.
+
+    Example:
+        >>> every(3, 3), every(2, 3), every(0, 0)
+        ('holds', 'does not hold', 'not decided')
+    """
+    return "not decided" if not of else "holds" if found == of else "does not hold"
+
+
 def by_seed(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval | None:
     """The mean over pairs of first minus second, for each seed that finished somewhere in both.
 

@@ -9,7 +9,7 @@ from mooring.lab.results import Result
 from mooring.lab.streams.stream import Stream
 from mooring.lab.summary import Row
 from mooring.paper import negative, violations
-from mooring.paper.claim import Claim, decided, gain, share, told, within
+from mooring.paper.claim import Claim, decided, every, gain, share, told, within
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.rows import over_seeds
 from mooring.paper.violating import after_first, broke, violations_in
@@ -74,7 +74,7 @@ def _violations(results: Sequence[Result]) -> list[Claim]:
             "every unstable run had a violation after its first task",
             f"{len(broken) - len(early)} of {len(broken)}",
             "all",
-            "not decided" if not broken else "does not hold" if early else "holds",
+            every(len(broken) - len(early), len(broken)),
         ),
         Claim(
             "A few violations are enough.",
@@ -88,7 +88,7 @@ def _violations(results: Sequence[Result]) -> list[Claim]:
             "every setting that is unstable without clamping is stable with it",
             f"{len(lost - clamped)} of {len(lost)}",
             "all",
-            "not decided" if not lost else "does not hold" if lost & clamped else "holds",
+            every(len(lost - clamped), len(lost)),
         ),
     ]
 
@@ -102,7 +102,7 @@ def _positive_scores(results: Sequence[Result]) -> Claim:
         f"every run of {negative.POSITIVE} is stable, at every strength of the grid",
         f"{len(runs) - len(lost)} of {len(runs)}; {violating} of the others violate the bound after the first task",
         "all",
-        "not decided" if not runs else "does not hold" if lost else "holds",
+        every(len(runs) - len(lost), len(runs)),
     )
 
 

@@ -4,7 +4,7 @@ import math
 
 from mooring.lab.results import Result
 from mooring.paper import cka, effective_lr, importance, roots
-from mooring.paper.claim import Claim, by_seed, decided, told, within
+from mooring.paper.claim import Claim, by_seed, decided, every, told, within
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.scale import EXPLICIT, REGULARIZERS
 
@@ -65,14 +65,14 @@ def _depth(lab: Laboratory) -> list[Claim]:
             "mean importance falls with depth (rank correlation < 0) for ewc, mas and rwalk on every data set",
             f"{falls} of {len(falling)}",
             "all",
-            "not decided" if not falling else "holds" if falls == len(falling) else "does not hold",
+            every(falls, len(falling)),
         ),
         Claim(
             "SI is the exception: its importance does not fall with depth.",
             "rank correlation of its mean importance with depth >= 0 on every data set",
             f"{rises} of {len(orders['si'])}",
             "all",
-            "not decided" if not orders["si"] else "holds" if rises == len(orders["si"]) else "does not hold",
+            every(rises, len(orders["si"])),
         ),
     ]
 

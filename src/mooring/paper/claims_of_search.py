@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from mooring.lab.protocol import Choice
 from mooring.lab.results import Result
-from mooring.paper.claim import Claim, share
+from mooring.paper.claim import Claim, every, share
 from mooring.paper.grids import found_settings
 from mooring.paper.published import Setting, published_setting
 from mooring.paper.scale import EXPLICIT, REGULARIZERS, Case
@@ -41,7 +41,7 @@ def _stable(found: Found) -> Claim:
         "at every learning rate of the grid at which plain fine-tuning is stable, so is every explicit step",
         f"{len(runs) - lost} of {len(runs)}",
         "all",
-        "not decided" if not runs else "does not hold" if lost else "holds",
+        every(len(runs) - lost, len(runs)),
     )
 
 
@@ -54,7 +54,7 @@ def _bound(found: Found) -> Claim:
         "every penalty of the grid that the bound does not reject is stable where plain fine-tuning is",
         f"{len(kept) - lost} of {len(kept)}",
         "all",
-        "not decided" if not kept else "does not hold" if lost else "holds",
+        every(len(kept) - lost, len(kept)),
     )
 
 

@@ -85,10 +85,9 @@ class Batches:
             epoch: the epoch's number within the task.
         """
         parts, epochs = [part.train for part in self.stream.tasks], specs[0].epochs
-        drawn = {}  # runs of one seed see the same
-        for seed in dict.fromkeys(spec.seed for spec in specs):
-            alone = data != "joint"
-            drawn[seed] = (
-                task_order(seed, task, epoch, parts[task]) if alone else joint_order(seed, task, epoch, parts, epochs)
-            )
+        seeds = dict.fromkeys(spec.seed for spec in specs)  # runs of one seed see the same
+        if data == "joint":
+            drawn = {seed: joint_order(seed, task, epoch, parts, epochs) for seed in seeds}
+        else:
+            drawn = {seed: task_order(seed, task, epoch, parts[task]) for seed in seeds}
         return torch.stack([drawn[spec.seed] for spec in specs])

@@ -1,7 +1,8 @@
 """A budget instead of a strength: how many nats may be forgotten in a task."""
 
-from mooring.importance import EWC, Kronecker
+from mooring.importance import Kronecker
 from mooring.lab.methods.method import Method
+from mooring.lab.methods.proximal import mean_fisher
 from mooring.lab.methods.strengths import DIGITS
 from mooring.merges import total
 from mooring.pulls import Budget
@@ -12,7 +13,7 @@ METHODS = [
     Method(
         "budget-ewc",
         "as little pull as keeps the estimated rise of the loss within so many nats (its strength)",
-        lambda seed: EWC(decay=None, per_sample=True),
+        mean_fisher,
         Budget,
         strength=DIGITS["budget-ewc"],
         merge=total,

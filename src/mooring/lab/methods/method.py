@@ -64,7 +64,7 @@ class Method:
     @property
     def looks_every(self) -> int:
         """In which steps of a task it looks at layers, where it does: each of these."""
-        return int(getattr(self.importance(0), "every", 1)) if self.importance is not None else 1
+        return self.importance(0).every if self.importance is not None else 1
 
     @property
     def can_extrapolate(self) -> bool:

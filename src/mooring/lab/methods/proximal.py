@@ -6,13 +6,24 @@ from mooring.lab.methods.strengths import DIGITS
 from mooring.merges import total
 from mooring.pulls import Proximal
 
-__all__ = ["METHODS"]
+__all__ = ["METHODS", "mean_fisher"]
+
+
+def mean_fisher(seed: int) -> EWC:
+    """The Fisher information's diagonal, as a mean over a task; no random numbers in it.
+
+    Example:
+        >>> mean_fisher(seed=0).per_sample
+        True
+    """
+    return EWC(decay=None, per_sample=True)
+
 
 METHODS = [
     Method(
         "proximal-ewc",
         "EWC's penalty as a step of its own, with the mean Fisher of each task, summed",
-        lambda seed: EWC(decay=None, per_sample=True),
+        mean_fisher,
         Proximal,
         strength=DIGITS["proximal-ewc"],
         merge=total,
