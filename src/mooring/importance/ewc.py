@@ -13,7 +13,7 @@ from mooring.importance.base import Importance, Iteration, State
 __all__ = ["EWC", "fisher_observed", "fisher_sampled"]
 
 
-def fisher_observed(g: Tensor, samples: int = 1) -> Tensor:
+def fisher_observed(g: Tensor, samples: int | Tensor = 1) -> Tensor:
     """The score of one batch with the labels it came with: samples * g^2.
 
     g is the batch mean, so the square is taken after the mean. With samples=1 this is the paper's score,
@@ -23,10 +23,11 @@ def fisher_observed(g: Tensor, samples: int = 1) -> Tensor:
         >>> fisher_observed(torch.tensor([3.0]), samples=10)
         tensor([90.])
     """
-    return g.square() if samples == 1 else g.square().mul_(samples)
+    once = isinstance(samples, int) and samples == 1
+    return g.square() if once else g.square().mul_(samples)
 
 
-def fisher_sampled(score: Tensor, samples: int) -> Tensor:
+def fisher_sampled(score: Tensor, samples: int | Tensor) -> Tensor:
     """An unbiased estimate of the Fisher diagonal from labels the model drew itself: score^2 / samples.
 
     score is the gradient of the log-likelihood summed over the batch. Drawn labels make the per-sample

@@ -36,6 +36,7 @@ class Fused:
         self.moorings, self.sgd = moorings, sgd
         self.rules: dict[tuple[object, ...], Elementwise] = {}
         self.counts: dict[str, Tensor] = {}
+        self.sizes: dict[int, Tensor] = {}
         self.due: list[str] = []
 
     @torch.no_grad()
@@ -73,7 +74,9 @@ class Fused:
             held = None if moorings is None else moorings.held.get(name)
             if moorings is not None and held is not None:
                 tensors |= self._moored(moorings, name, held, probes, rows)
-            self._rule(tensors, samples)(tensors, bad[rows], now)
+            if "count" in tensors:
+                tensors["samples"] = self._size(samples)
+            self._rule(tensors)(tensors, bad[rows], now)
         if moorings is not None and self.pulling and not self.alone and not rehearsal:
             moorings.pull_back(rows_of(parameters, rows), self.due)  # scores, or parameters, against each other
 
@@ -131,15 +134,21 @@ class Fused:
             found["probe"] = flat(laid_out(probes[name]))[rows]
         return found | {f"state_{slot}": flat(tensor) for slot, tensor in held.state.items()}
 
-    def _rule(self, tensors: Tensors, samples: int) -> Elementwise:
-        kind = (*((what, tensor.shape[1:2] == (1,)) for what, tensor in tensors.items()), samples, self.pulling)
+    def _size(self, samples: int) -> Tensor:
+        """A batch size on the device, so that tasks whose last batches differ share their kernels."""
+        if samples not in self.sizes:
+            self.sizes[samples] = self.sgd.lr.new_tensor(samples)
+        return self.sizes[samples]
+
+    def _rule(self, tensors: Tensors) -> Elementwise:
+        kind = (*((what, tensor.shape[1:2] == (1,)) for what, tensor in tensors.items()), self.pulling)
         if kind not in self.rules:
             checked = [what for what in ("g", "probe") if what in tensors]
             pulling = self.pulling
-            self.rules[kind] = Elementwise(lambda told: self._move(told, samples, pulling), tensors, checked)
+            self.rules[kind] = Elementwise(lambda told: self._move(told, pulling), tensors, checked)
         return self.rules[kind]
 
-    def _move(self, told: Tensors, samples: int, pulling: bool) -> None:
+    def _move(self, told: Tensors, pulling: bool) -> None:
         """One parameter of some runs, each tensor of shape (runs, elements)."""
         theta, g, velocity, lr = (told[what] for what in ("theta", "g", "velocity", "lr"))
         anchor, previous = told.get("anchor"), told.get("previous")
@@ -155,7 +164,8 @@ class Fused:
             return
         state = {what.removeprefix("state_"): tensor for what, tensor in told.items() if what.startswith("state_")}
         if "count" in told:
-            seen: Any = Iteration(g, theta, anchor, before, told.get("probe"), samples, told["count"])  # type: ignore[arg-type]
+            counts = told["samples"], told["count"]
+            seen: Any = Iteration(g, theta, anchor, before, told.get("probe"), *counts)  # type: ignore[arg-type]
             self.moorings.importance.update(state, seen)
         if pulling and self.alone and isinstance(pull, ParameterPull) and previous is not None:
             theta.lerp_(anchor, pull.rate(previous, state["current"], lr))
