@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import mooring
+from mooring.errors import MooringError
+from mooring.pulls import Blend
 from mooring.pulls.interpolation import relative_importance
 from mooring.pulls.penalty import penalty_force
 from mooring.pulls.proximal import proximal_rate
@@ -164,3 +166,66 @@ def test_stiffness_scales_the_rate():
     p, c = torch.tensor([1.0]), torch.tensor([3.0])
     full, soft = mooring.Interpolation().rate(p, c, 0.1), mooring.Interpolation(stiffness=0.25).rate(p, c, 0.1)
     assert torch.equal(soft, 0.25 * full)
+
+
+def two_tasks(pull, importance="uniform", merge=None, steps=4):
+    """Parameters at the end of the first task, at the end of the second, and after it was consolidated."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance=importance, pull=pull, merge=merge)
+    seen = []
+    for task in range(2):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (model(torch.randn(5, 3, dtype=F64)) - task).square().mean().backward()
+            optimizer.step()
+        seen.append(model.weight.detach().clone())
+        current = moor.current["weight"].clone()
+        moor.consolidate()
+    return *seen, model.weight.detach(), moor, current
+
+
+def test_a_blend_acts_once_when_the_task_is_consolidated_and_anchors_what_it_made():
+    first, second, blended, moor, _ = two_tasks(Blend(0.3))
+    torch.testing.assert_close(blended, 0.7 * second + 0.3 * first)
+    assert torch.equal(moor.anchor["weight"], blended)
+
+
+def test_a_blend_in_every_third_iteration_leaves_the_end_of_the_task_alone():
+    _, second, after, _, _ = two_tasks(Blend(0.3, every=3))
+    assert torch.equal(second, after)
+
+
+def test_merging_weights_by_their_fisher_information():
+    pull, fisher = mooring.Interpolation(root=1, every="task"), mooring.EWC(decay=None, per_sample=True)
+    first, second, merged, moor, current = two_tasks(pull, fisher, "sum")
+    previous = moor.previous["weight"] - current
+    torch.testing.assert_close(merged, (previous * first + current * second) / (previous + current))
+
+
+@settings(deadline=None, max_examples=60)
+@given(*(st.one_of(st.just(0.0), st.floats(1e-30, 1e30)),) * 2, st.sampled_from([1, 2, 3]), st.floats(1e-3, 1e3))
+def test_the_weight_of_the_past_is_a_factor_of_its_importance(previous, current, root, weight):
+    told = torch.tensor([previous], dtype=F64), torch.tensor([current], dtype=F64)
+    weighted = relative_importance(*told, root=root, weight=weight)
+    torch.testing.assert_close(weighted, relative_importance(told[0] * weight, told[1], root=root), rtol=1e-9, atol=0)
+    each = torch.tensor([1.0, weight], dtype=F64)
+    both = relative_importance(*(t.expand(2, 1) for t in told), root=root, weight=each)
+    torch.testing.assert_close(both[1], weighted)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Blend(1.5), "share=1.5"),
+        (lambda: Blend(0.5, every="epoch"), "every='epoch'"),
+        (lambda: mooring.Interpolation(every=0), "every=0"),
+        (lambda: mooring.Interpolation(weight=0.0), "weight=0.0"),
+        (lambda: mooring.Interpolation(stiffness=torch.tensor([0.5, 2.0])), "stiffness=2.0"),
+    ],
+)
+def test_numbers_outside_their_range_are_refused_in_one_line(make, told):
+    with pytest.raises(MooringError, match=told) as error:
+        make()
+    assert "\n" not in str(error.value)

@@ -87,6 +87,7 @@ class Mooring:
         `current` starts anew. Parameters that had no gradient during the task keep their importance.
         """
         self._refuse_interrupted()
+        self._step.end_task()
         self._ledger.consolidate()
         self._step.anchor_buffers()
 

@@ -13,6 +13,7 @@ from mooring.importance import Iteration, State
 from mooring.layer_watch import LayerWatch
 from mooring.ledger import Ledger, Moored, marks
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
+from mooring.pulls.base import acts
 from mooring.runs import Number
 from mooring.selection import layer_of, norm_buffers
 from mooring.spending import Spending
@@ -218,7 +219,7 @@ class TrainingStep:
         if not self._due:
             return
         self.ledger.steps += 1
-        pull = self.pull if isinstance(self.pull, ParameterPull) and self.ledger.steps % self.pull.every == 0 else None
+        pull = self.pull if isinstance(self.pull, ParameterPull) and acts(self.pull.every, self.ledger.steps) else None
         balanced = self.importance.balances
         for d in self._due:
             counts = self.importance.watches != "outputs" or self._seen.of(d.moored.parameter) is not None
@@ -229,18 +230,33 @@ class TrainingStep:
                 if counts:  # the outputs depend on this parameter, where they matter
                     self._update_importance(d.moored, piece)
                 if pull and not balanced:
-                    pull_back(pull, d, piece)
+                    pull_back(pull, d.moored, d.lr, piece)
         if pull and balanced:
             factors = self.ledger.factors()
             for d in self._due:
                 for piece in self._pieces(d):
                     piece["current"] = piece["current"] * factors[layer_of(d.moored.name)]
-                    pull_back(pull, d, piece)
+                    pull_back(pull, d.moored, d.lr, piece)
         if self.spending and self.ledger.tasks and self.ledger.steps % self.spending.budget.every == 0:
             moved = {d.moored.parameter for d in self._due}
             self.spending.spend(self.ledger.records.values(), moved, self.ledger.tasks)
         self._hold_buffers()
         self.reset()
+
+    @torch.no_grad()
+    def end_task(self) -> None:
+        """A pull that acts once in a task acts: on the parameters that had a gradient in it."""
+        if not (self.ledger.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
+            return
+        factors = self.ledger.factors()
+        rates = {p: group.get("lr", 1.0) for group in self.ledger.optimizer.param_groups for p in group["params"]}
+        for p, m in self.ledger.records.items():
+            if not m.count or m.previous is None or p not in rates:
+                continue
+            for theta, anchor, previous, current in tiles([m.parameter, m.anchor, m.previous, m.state["current"]]):
+                scaled = current * factors.get(layer_of(m.name), 1.0)
+                piece = {"theta": theta, "anchor": anchor, "previous": previous, "current": scaled}
+                pull_back(self.pull, m, rates[p], piece)
 
     def unload(self, *, finished: bool) -> None:
         """Give the parameters their task's gradient back, unless they were given another one since."""
@@ -303,13 +319,13 @@ def penalized(pull: GradientPull, d: Due) -> Tensor:
     return load
 
 
-def pull_back(pull: ParameterPull, d: Due, piece: State) -> None:
+def pull_back(pull: ParameterPull, m: Moored, lr: Number, piece: State) -> None:
     """theta <- theta + rate * (anchor - theta), as a lerp, which never leaves the interval."""
     if "previous" not in piece:
         return  # nothing is known of the past
-    wide = d.moored.wide
+    wide = m.wide
     theta, anchor = piece["theta"], piece["anchor"].to(wide)
-    rate = pull.rate(piece["previous"].to(wide), piece["current"].to(wide), d.lr).to(wide)
+    rate = pull.rate(piece["previous"].to(wide), piece["current"].to(wide), lr).to(wide)
     if theta.dtype == wide:
         theta.lerp_(anchor, rate)
     else:

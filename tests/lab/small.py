@@ -34,8 +34,9 @@ def domain_stream(tasks: int = 3, images: int = 36) -> Stream:
 def spec_for(method: str, stream: Stream, seed: int = 0, **rest) -> RunSpec:
     """A run of a method at a strength that is safe on so little data, in float64."""
     found = find(method)
-    mild = {"ewc": 1e3, "mas": 1e-3, "proximal": 300.0}
-    strength = next((value for name, value in mild.items() if name in method), found.strength)
+    mild = {"ewc": 1e3, "mas": 1e-3, "balanced-ewc": 1e3, "clamped-ewc": 1e3, "proximal-ewc": 300.0}
+    mild |= {"balanced-mas": 1e-3, "clamped-mas": 1e-3}
+    strength = mild.get(method, found.strength)
     told = {
         "strength": strength if found.has_strength else None,
         "memory": 20 if found.memory else None,
@@ -64,6 +65,8 @@ def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
     for number, task in enumerate(stream.tasks):
         if number and stream.heads == "per task" and spec.heads == "inherit" and method.data != "joint":
             model.inherit(number, number - 1)
+        if moor is not None and method.anchors == "start" and number == 0:
+            moor.consolidate()
         optimizer.state.clear()
         still = method.frozen == "always" or (method.frozen == "after first" and number > 0)
         model.backbone.requires_grad_(not still)
@@ -79,7 +82,7 @@ def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
                 head = heads[batch] if method.data == "joint" else stream.head(number)
                 cross_entropy(model(x, head), stream.train.labels[batch]).backward()
                 optimizer.step()
-        if moor is not None:
+        if moor is not None and method.anchors == "last":
             moor.consolidate()
     assert sum(batch_sizes(len(order), spec.batch)) == len(order)
     return model

@@ -8,6 +8,7 @@ from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Ra
 from mooring.errors import MooringError
 from mooring.lab.methods import METHODS, find, resolve
 from mooring.merges import average, total
+from mooring.pulls import Blend
 
 SIX = {"ewc": EWC, "mas": MAS, "si": SI, "rwalk": RWalk, "uniform": Uniform, "random": Random}
 SIGNS = {"si-absolute": "absolute", "si-signed": "signed", "si-negative": 0.001}
@@ -17,6 +18,8 @@ PROMISED = [
     *SIX,
     *SIGNS,
     *(f"{kind}-{name}" for kind in ("balanced", "clamped", "explicit") for name in SIX),
+    *(f"soft-{name}" for name in ("ewc", "mas", "si", "rwalk")),
+    *("l2-sp", "sfa", "wise-ft", "imm-mean", "imm-mode", "cofima"),
     "proximal-ewc",
     "budget-ewc",
     "budget-kronecker",
@@ -26,7 +29,7 @@ PROMISED = [
 
 
 def test_every_promised_method_is_there_and_no_other():
-    assert len(PROMISED) == 36
+    assert len(PROMISED) == 46
     assert set(METHODS) == set(PROMISED)
     assert all(method.name == name for name, method in METHODS.items())
 
@@ -101,11 +104,10 @@ def test_a_budget_has_the_curvature_of_the_proximal_step():
 
 
 def test_a_pull_takes_a_strength_for_each_run():
-    strengths = torch.tensor([1.0, 2.0])
+    strengths = torch.tensor([0.5, 1.0])
     for name, method in METHODS.items():
         if method.has_strength:
-            pull = method.pull(strengths)
-            assert (pull.nats if name.startswith("budget") else pull.strength) is strengths, name
+            assert any(value is strengths for value in vars(method.pull(strengths)).values()), name
 
 
 def test_controls_and_replay_moor_nothing():
@@ -119,7 +121,7 @@ def test_controls_and_replay_moor_nothing():
 
 
 def test_only_a_penalty_that_is_not_clamped_can_extrapolate():
-    expected = {*SIX, *SIGNS, *(f"balanced-{name}" for name in SIX)}
+    expected = {*SIX, *SIGNS, "l2-sp", *(f"balanced-{name}" for name in SIX)}
     assert {name for name, method in METHODS.items() if method.can_extrapolate} == expected
 
 
@@ -154,3 +156,23 @@ def test_an_empty_name_is_refused_in_one_line():
     for given in ("", "ewc,", ","):
         with pytest.raises(MooringError, match="unknown method ''"):
             resolve(given)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.has_strength])
+def test_a_dial_has_strengths_that_its_pull_allows_and_the_usual_one_lies_between_its_ends(name):
+    method = find(name)
+    assert len(method.dial) >= 6
+    assert list(method.dial) == sorted(method.dial)
+    assert all(type(method.pull(strength)) is type(method.pull(1.0)) for strength in method.dial)
+    assert method.dial[0] <= method.strength <= method.dial[-1]
+
+
+def test_known_names_are_made_of_the_same_pieces():
+    assert find("wise-ft").pull(0.3) == Blend(0.3, every="task")
+    assert find("sfa").pull(0.3) == Blend(0.3, every=50)
+    assert find("l2-sp").pull(3.0) == Penalty(3.0)
+    assert find("l2-sp").anchors == "start"
+    assert find("soft-si").pull(0.3) == Interpolation(stiffness=0.3)
+    assert find("imm-mode").pull(0.0) == Interpolation(root=1, every="task")
+    assert find("cofima").pull(3.0) == Interpolation(root=1, every="task", weight=3.0)
+    assert all(find(name).merge is total for name in ("imm-mean", "imm-mode", "cofima"))

@@ -28,7 +28,9 @@ def tune(
     search_tasks: Annotated[int, typer.Option("--search-tasks", help="Tasks to search on; the rest is trained.")] = 3,
     search_seeds: Annotated[str, typer.Option("--search-seeds", help="Seeds of the search.")] = "1",
     lrs: Annotated[str, typer.Option("--lrs", help="Learning rates to try.")] = _told(protocol.LRS),
-    strengths: Annotated[str, typer.Option("--strengths", help="Strengths to try.")] = _told(protocol.STRENGTHS),
+    strengths: Annotated[
+        str, typer.Option("--strengths", help="Strengths to try; by default the paper's, or a method's own dial.")
+    ] = "",
 ) -> None:
     """Search learning rate and strength on the first tasks, then train every method on the rest with the best."""
     study = opened(kept, output.report)
@@ -36,7 +38,7 @@ def tune(
         study,
         tasks=search_tasks,
         lrs=text.numbers("--lrs", lrs),
-        strengths=text.numbers("--strengths", strengths),
+        strengths=text.numbers("--strengths", strengths) if strengths else None,
         search_seeds=text.seeds(search_seeds, "--search-seeds"),
         baseline=output.baseline,
         stream=streams.options(),

@@ -41,9 +41,11 @@ class Comparison:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, before any data is read."""
-        for name in self.strength:
+        for name, strengths in self.strength.items():
             if not find(name).has_strength:
                 raise MooringError(f"{name} has no strength to give: leave it out")
+            for strength in strengths:
+                find(name).pull(strength)  # refuses what is outside its range
         for kind, given in (("lr", self.lr), ("strength", self.strength)):
             for name in given:
                 if name not in self.methods:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mooring.errors import MooringError, check_whole
 from mooring.lab.comparison import Comparison, comparison, seeds_of
-from mooring.lab.methods import find
+from mooring.lab.methods import Method, find
 from mooring.lab.networks.start import Weights, start
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
@@ -14,6 +14,7 @@ from mooring.lab.streams.slices import sliced
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study import Study, checked_baseline, read_start
 from mooring.lab.summary import Row, summarize
+from mooring.pulls import Penalty, Proximal
 
 __all__ = ["LRS", "STRENGTHS", "Choice", "Tuned", "choices_of", "tune"]
 
@@ -73,7 +74,7 @@ def tune(
     *,
     tasks: int = 3,
     lrs: Sequence[float] = LRS,
-    strengths: Sequence[float] = STRENGTHS,
+    strengths: Sequence[float] | None = None,
     search_seeds: int | Sequence[int] = 1,
     baseline: str | None = None,
     **told: Any,
@@ -87,7 +88,8 @@ def tune(
         study: where results are kept.
         tasks: how many tasks are searched; the others are trained and scored.
         lrs: the learning rates to try.
-        strengths: the strengths to try, for methods that have one.
+        strengths: the strengths to try, for methods that have one; by default the paper's grid for penalties, and
+            each method's own dial where its strength is something else.
         search_seeds: of the search; how many, or which.
         baseline: a method to compare accuracy with, seed by seed.
         told: the arguments of `mooring.lab.comparison.comparison` but for lr and strength.
@@ -102,7 +104,7 @@ def tune(
     """
     check_whole("tasks", tasks, 1)
     for name, given in (("lrs", lrs), ("strengths", strengths)):
-        if not isinstance(given, list | tuple):
+        if given is not None and not isinstance(given, list | tuple):
             raise MooringError(f"{name}={given!r} is not allowed: give numbers in a list")
     asked = comparison(**told)
     asked = replace(asked, streams=tuple((each, how.on(study.device)) for each, how in asked.streams))
@@ -137,16 +139,21 @@ def tune(
 
 
 def _grid(
-    asked: Comparison, lrs: Sequence[float], strengths: Sequence[float], seeds: int | Sequence[int]
+    asked: Comparison, lrs: Sequence[float], strengths: Sequence[float] | None, seeds: int | Sequence[int]
 ) -> Comparison:
     """The same comparison at every point of the grid."""
-    strong = [name for name in asked.methods if find(name).has_strength]
+    strong = [find(name) for name in asked.methods if find(name).has_strength]
     return replace(
         asked,
         seeds=seeds_of(seeds),
         lr=dict.fromkeys(asked.methods, tuple(lrs)),
-        strength=dict.fromkeys(strong, tuple(strengths)),
+        strength={method.name: _strengths(method) if strengths is None else tuple(strengths) for method in strong},
     )
+
+
+def _strengths(method: Method) -> tuple[float, ...]:
+    """The paper's grid where the strength is a penalty's; else the method's dial."""
+    return STRENGTHS if isinstance(method.pull(1.0), Penalty | Proximal) else method.dial
 
 
 def choices_of(stream: str, results: Sequence[Result], methods: Sequence[str]) -> list[Choice]:

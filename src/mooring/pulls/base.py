@@ -1,13 +1,18 @@
 """What a pull is: a force added to the gradient, or a rate at which a parameter returns to its anchor."""
 
+import math
 from abc import ABC, abstractmethod
+from typing import Literal
 
 from torch import Tensor
 
-from mooring.errors import check_number
+from mooring.errors import MooringError, check_number, check_whole
 from mooring.runs import Number
 
-__all__ = ["GradientPull", "ParameterPull", "check_strength"]
+__all__ = ["Every", "GradientPull", "ParameterPull", "acts", "check_each", "check_every", "check_strength"]
+
+Every = int | Literal["task"]
+"""In which iterations a pull acts: in each so many-th of a task, or once, at its end."""
 
 
 class GradientPull(ABC):
@@ -50,8 +55,8 @@ class ParameterPull(ABC):
         tensor([0.0000, 0.5000])
     """
 
-    every: int = 1
-    """Act in each iteration, or only in each `every`-th of a task."""
+    every: Every = 1
+    """Act in each iteration, only in each `every`-th of a task, or with "task" once, when it is consolidated."""
 
     @abstractmethod
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:
@@ -64,7 +69,30 @@ class ParameterPull(ABC):
         """
 
 
+def acts(every: Every, steps: int) -> bool:
+    """Whether a pull acts after so many iterations of a task.
+
+    Example:
+        >>> acts(2, steps=4), acts(2, steps=5), acts("task", steps=4)
+        (True, False, False)
+    """
+    return every != "task" and steps % every == 0
+
+
+def check_every(every: Every) -> None:
+    """Refuse anything but a whole number from 1 on, or "task"."""
+    if isinstance(every, str) and every != "task":
+        raise MooringError(f'every={every!r} is not allowed: give a number of iterations, or "task"')
+    if every != "task":
+        check_whole("every", every, 1)
+
+
+def check_each(name: str, value: Number, low: float, high: float = math.inf, *, above: bool = False) -> None:
+    """Refuse a number outside its range; of a vector, each."""
+    for each in value.reshape(-1).tolist() if isinstance(value, Tensor) else [value]:
+        check_number(name, each, low, high, above=above)
+
+
 def check_strength(strength: Number, name: str = "strength") -> None:
     """Refuse a strength that is negative, infinite or not a number; of a vector, each."""
-    for value in strength.reshape(-1).tolist() if isinstance(strength, Tensor) else [strength]:
-        check_number(name, value, 0)
+    check_each(name, strength, 0)

@@ -17,8 +17,8 @@ __all__ = ["Budget", "budget_newton", "budget_solved", "budget_spent", "spent_at
 CLOSE = 1e-3
 """By what part of itself a budget that is not to be passed may be left unspent."""
 
-MOST, BLIND = 8, 4
-"""Newton's steps at most: where each is looked at, and on a device that is not waited for."""
+MOST = 8
+"""Newton's steps at most; a device that is not waited for is told them all, and those after the answer do nothing."""
 
 
 def spent_at(previous: Tensor, d: Tensor, mu: Number) -> Tensor:
@@ -102,7 +102,7 @@ def budget_solved(spent: Callable[[Tensor, Tensor], Tensor], nats: Number, mu: T
         (1.094, 1.0)
     """
     waits, done = mu.device.type == "cpu", torch.zeros_like(mu, dtype=torch.bool)
-    for _ in range(MOST if waits else BLIND):
+    for _ in range(MOST):
         sums = spent(mu, done)
         done = done | budget_spent(sums, nats, mu)
         if waits and bool(done.all()):

@@ -14,7 +14,7 @@ from mooring.lab.fleet.curve import Curve
 from mooring.lab.fleet.elementwise import NEVER
 from mooring.lab.fleet.feed import Feed
 from mooring.lab.fleet.fused import advance_all, fused_for
-from mooring.lab.fleet.groups import Groups, rows_of
+from mooring.lab.fleet.groups import Groups
 from mooring.lab.fleet.logbook import Logbook, versions
 from mooring.lab.fleet.measure import by_layer, finite_runs, score
 from mooring.lab.fleet.moorings import Tensors
@@ -158,6 +158,7 @@ class Fleet:
     def _begin(self, task: int) -> None:
         """A task starts: its head from the one before, no velocity, an empty curve."""
         if task == 0:
+            self.groups.set_out(self.stack.parameters)
             for book, accuracy in zip(self.books, self._score(0).tolist(), strict=True):
                 book.untrained = accuracy
         elif self.stream.heads == "per task" and self.common.heads == "inherit" and self.method.data != "joint":
@@ -249,8 +250,7 @@ class Fleet:
             fine = finite_runs([p.detach() for p in self.stack.parameters.values()])
             self.bad = torch.where(fine | (self.bad < NEVER), self.bad, self.steps - 1)
         self._lose_bad()
-        for rows, moorings in self.groups.moored:
-            moorings.consolidate(rows_of(self.stack.parameters, rows))
+        self.groups.consolidate(self.stack.parameters)
         self.board()
         self._judge(task)
         if not self.specs:

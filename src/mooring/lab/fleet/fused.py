@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from mooring.lab.fleet.launching import rehearsing
 from mooring.lab.fleet.moorings import Held, Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack import flat, laid_out
-from mooring.pulls import GradientPull, ParameterPull, Pull
+from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
+from mooring.pulls.base import acts
 from mooring.runs import per_run
 
 __all__ = ["Fused", "advance_all", "fused_for"]
@@ -113,7 +115,7 @@ class Fused:
         moorings = self.moorings
         if moorings is None or not moorings.tasks or isinstance(moorings.pull, GradientPull):
             return False
-        return (moorings.steps + 1) % moorings.pull.every == 0
+        return acts(moorings.pull.every, moorings.steps + 1)
 
     @property
     def alone(self) -> bool:
@@ -126,8 +128,7 @@ class Fused:
         found = {"anchor": flat(held.anchor)}
         if held.previous is not None:
             found["previous"] = flat(held.previous)
-        if isinstance(getattr(moorings.pull, "strength", None), Tensor):
-            found["strength"] = moorings.strength
+        found |= dials(moorings.pull)
         if name in self.counts:
             found["count"] = self.counts[name]
         if name in probes:
@@ -171,12 +172,27 @@ class Fused:
             theta.lerp_(anchor, pull.rate(previous, state["current"], lr))
 
     def _pull(self, told: Tensors) -> Pull | None:
-        """The pull, with the strengths that are among the rule's tensors."""
-        if self.moorings is None or "strength" not in told:
+        """The pull, with the numbers per run that are among the rule's tensors."""
+        if self.moorings is None or not (mine := [name for name in dials(self.moorings.pull) if name in told]):
             return None if self.moorings is None else self.moorings.pull
         pull = copy(self.moorings.pull)
-        object.__setattr__(pull, "strength", told["strength"])  # a frozen one checks its strength when it is made
+        for name in mine:
+            object.__setattr__(pull, name, told[name])  # a frozen one checks its numbers when it is made
         return pull
+
+
+def dials(pull: Pull) -> Tensors:
+    """What a pull has of each run, by name; a budget's is looked at elsewhere.
+
+    Example:
+        >>> from mooring.pulls import Penalty
+        >>> dials(Penalty(torch.tensor([1.0, 10.0])))
+        {'strength': tensor([ 1., 10.])}
+    """
+    if isinstance(pull, Budget):
+        return {}
+    told = {field.name: getattr(pull, field.name) for field in fields(pull)}  # type: ignore[arg-type]
+    return {name: value for name, value in told.items() if isinstance(value, Tensor)}
 
 
 def fused_for(groups: Groups, sgd: SGD) -> list[Fused]:

@@ -53,6 +53,18 @@ class Groups:
         """The groups whose method moors."""
         return [(rows, moorings) for rows, moorings in self.every if moorings is not None]
 
+    def set_out(self, parameters: Tensors) -> None:
+        """Before the first task: who holds on to the start drops anchor there, and never again."""
+        for rows, moorings in self.moored:
+            if moorings.method.anchors == "start":
+                moorings.consolidate(rows_of(parameters, rows))
+
+    def consolidate(self, parameters: Tensors) -> None:
+        """A task is over: the others drop anchor here."""
+        for rows, moorings in self.moored:
+            if moorings.method.anchors == "last":
+                moorings.consolidate(rows_of(parameters, rows))
+
     def asked(self, logits: Tensor, seeds: Sequence[int], step: int) -> Tensor:
         """What the importances ask of the outputs, of all runs together: the gradient of one does not reach another.
 

@@ -13,6 +13,7 @@ from mooring.lab.fleet.stack import flat, laid_out
 from mooring.lab.methods import Method
 from mooring.lab.results import Stability
 from mooring.pulls import Budget, GradientPull, ParameterPull
+from mooring.pulls.base import acts
 from mooring.pulls.budget import budget_solved
 from mooring.selection import layer_of
 from mooring.stability import divergence_limit, interpolation_weight, largest_safe_strength, verdicts
@@ -140,7 +141,7 @@ class Moorings:
                 count=held.count,
             )
             self.importance.update(held.state, seen)
-        if not isinstance(self.pull, GradientPull) and self.tasks and self.steps % self.pull.every == 0:
+        if not isinstance(self.pull, GradientPull) and self.tasks and acts(self.pull.every, self.steps):
             self.pull_back(parameters, due)
 
     @torch.no_grad()
@@ -197,6 +198,8 @@ class Moorings:
         for name in self.names:
             if name not in self.held:
                 self.held[name] = self._fresh(name, parameters[name], self.tasks)
+        if isinstance(self.pull, ParameterPull) and self.pull.every == "task" and self.tasks:
+            self.pull_back(parameters, [name for name, held in self.held.items() if held.count])
         factors = self._factors()
         self.tasks += 1
         self.steps = 0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mooring.lab.methods import find
 from mooring.lab.spec import RunSpec
 
 __all__ = ["kin", "twins"]
@@ -11,12 +12,15 @@ __all__ = ["kin", "twins"]
 def kin(spec: RunSpec) -> str:
     """What twins have in common: the key of the run without its strength, which counts from the second task on.
 
+    Where a method holds on to the start, it counts from the first step on, and nobody has a twin.
+
     Example:
         >>> weak, strong = (RunSpec("digits", "0", "ewc", 0, strength=strength) for strength in (1.0, 10.0))
         >>> kin(weak) == kin(strong), kin(weak) == kin(RunSpec("digits", "0", "ewc", 1, strength=1.0))
         (True, False)
     """
-    return (spec if spec.strength is None else replace(spec, strength=None)).key
+    alone = spec.strength is None or find(spec.method).anchors == "start"
+    return (spec if alone else replace(spec, strength=None)).key
 
 
 def twins(specs: Sequence[RunSpec]) -> dict[str, list[RunSpec]]:

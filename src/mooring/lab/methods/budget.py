@@ -1,7 +1,7 @@
 """A budget instead of a strength: how many nats may be forgotten in a task."""
 
 from mooring.importance import Kronecker
-from mooring.lab.methods.method import Method
+from mooring.lab.methods.method import Method, decades
 from mooring.lab.methods.proximal import mean_fisher
 from mooring.lab.methods.strengths import DIGITS
 from mooring.merges import total
@@ -17,6 +17,7 @@ METHODS = [
         Budget,
         strength=DIGITS["budget-ewc"],
         merge=total,
+        dial=decades(-7, 0),
     ),
     Method(
         "budget-kronecker",
@@ -25,5 +26,6 @@ METHODS = [
         Budget,
         strength=DIGITS["budget-kronecker"],
         merge=total,
+        dial=decades(-7, 0),
     ),
 ]

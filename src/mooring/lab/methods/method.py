@@ -9,7 +9,17 @@ from mooring.merges import Merge, average
 from mooring.pulls import GradientPull, Interpolation, Pull
 from mooring.runs import Number
 
-__all__ = ["Method"]
+__all__ = ["Method", "decades"]
+
+
+def decades(first: int, last: int) -> tuple[float, ...]:
+    """Powers of ten, both ends included.
+
+    Example:
+        >>> decades(-1, 1)
+        (0.1, 1.0, 10.0)
+    """
+    return tuple(10.0**power for power in range(first, last + 1))
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,8 @@ class Method:
         pull: makes the pull from a strength, one number or one per run; by default the explicit step.
         strength: the strength where none is given; None where there is none to give.
         merge: how the importance of a finished task joins the past.
+        anchors: what it holds on to: where it was at the end of the "last" task, or at the "start".
+        dial: the strengths that a sweep goes through.
         frozen: when the backbone stands still: "never", "always" or "after first".
         data: what a batch is drawn from: "task", "joint" (all tasks), "er" (the task and a memory), or "a-gem" (the
             task, with a gradient from a memory beside it).
@@ -41,6 +53,8 @@ class Method:
     pull: Callable[[Number], Pull] = lambda strength: Interpolation()
     strength: float | None = None
     merge: Merge = average
+    anchors: Literal["last", "start"] = "last"
+    dial: tuple[float, ...] = ()
     frozen: Literal["never", "always", "after first"] = "never"
     data: Literal["task", "joint", "er", "a-gem"] = "task"
     memory: int | None = None

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import partial
 
 from mooring.importance import EWC, MAS, SI, Balanced, Importance, Random, RWalk, Uniform
-from mooring.lab.methods.method import Method
+from mooring.lab.methods.method import Method, decades
 from mooring.lab.methods.strengths import DIGITS as STRENGTHS
 from mooring.pulls import Penalty
 from mooring.runs import Number
 
-__all__ = ["IMPORTANCES", "METHODS", "VARIANTS"]
+__all__ = ["DIALS", "IMPORTANCES", "METHODS", "VARIANTS"]
 
 IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
     "ewc": (lambda seed: EWC(), "the squared gradient"),
@@ -23,6 +23,16 @@ IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
     "random": (lambda seed: Random(seed=seed), "a random number"),
 }
 """Each importance from a run's seed, and what it is in a few words."""
+
+DIALS = {
+    "ewc": decades(0, 7),
+    "mas": decades(-4, 3),
+    "si": decades(-3, 4),
+    "rwalk": decades(-3, 4),
+    "uniform": decades(-3, 4),
+    "random": decades(-3, 4),
+}
+"""The strengths that a sweep goes through: eight decades, wherever scores of that kind put them."""
 
 SIGNS: dict[str, tuple[str | float, str]] = {
     "si-absolute": ("absolute", "scores without their sign"),
@@ -52,15 +62,17 @@ def _signed(sign: str | float, seed: int) -> Importance:
 def _family() -> list[Method]:
     methods = []
     for name, (make, what) in IMPORTANCES.items():
-        methods.append(Method(name, f"penalty weighted by {what}", make, Penalty, STRENGTHS[name]))
+        methods.append(Method(name, f"penalty weighted by {what}", make, Penalty, STRENGTHS[name], dial=DIALS[name]))
     for name, (sign, what) in SIGNS.items():
-        methods.append(Method(name, f"SI's penalty, {what}", partial(_signed, sign), Penalty, STRENGTHS["si"]))
+        line, importance = f"SI's penalty, {what}", partial(_signed, sign)
+        methods.append(Method(name, line, importance, Penalty, STRENGTHS["si"], dial=DIALS["si"]))
     for name, (make, what) in IMPORTANCES.items():
         line = f"penalty weighted by {what}, every layer with the same mean"
-        methods.append(Method(f"balanced-{name}", line, partial(_balanced, make), Penalty, STRENGTHS[name]))
+        importance = partial(_balanced, make)
+        methods.append(Method(f"balanced-{name}", line, importance, Penalty, STRENGTHS[name], dial=DIALS[name]))
     for name, (make, what) in IMPORTANCES.items():
         line = f"penalty weighted by {what}, capped where it would extrapolate"
-        methods.append(Method(f"clamped-{name}", line, make, clamped, STRENGTHS[name]))
+        methods.append(Method(f"clamped-{name}", line, make, clamped, STRENGTHS[name], dial=DIALS[name]))
     return methods
 
 
@@ -73,5 +85,6 @@ VARIANTS = [
         partial(_signed, "flipped"),
         Penalty,
         STRENGTHS["si"],
+        dial=DIALS["si"],
     )
 ]

@@ -1,7 +1,7 @@
 """The penalty as a proximal step, which cannot extrapolate at any strength."""
 
 from mooring.importance import EWC
-from mooring.lab.methods.method import Method
+from mooring.lab.methods.method import Method, decades
 from mooring.lab.methods.strengths import DIGITS
 from mooring.merges import total
 from mooring.pulls import Proximal
@@ -27,5 +27,6 @@ METHODS = [
         Proximal,
         strength=DIGITS["proximal-ewc"],
         merge=total,
+        dial=decades(0, 7),
     )
 ]

@@ -1,14 +1,14 @@
 """Every method by name."""
 
 from mooring.errors import unknown
-from mooring.lab.methods import budget, controls, explicit, penalties, proximal, replay
+from mooring.lab.methods import budget, controls, explicit, merging, penalties, proximal, replay
 from mooring.lab.methods.method import Method
 
 __all__ = ["ALIASES", "METHODS", "VARIANTS", "find", "rank", "resolve"]
 
 METHODS: dict[str, Method] = {
     method.name: method
-    for family in (controls, penalties, explicit, proximal, budget, replay)
+    for family in (controls, penalties, explicit, merging, proximal, budget, replay)
     for method in family.METHODS
 }
 

@@ -5,6 +5,9 @@ A good strength depends on the network, the data and the learning rate; `mooring
 
 __all__ = ["DIGITS", "PAPER", "paper_strength"]
 
+OPEN = {"soft": 0.3, "sfa": 0.5, "wise-ft": 0.5, "cofima": 1.0}
+"""Stiffness, shares and a weight: where their range has its middle."""
+
 DIGITS = {
     "ewc": 1e7,
     "mas": 0.03,
@@ -15,6 +18,8 @@ DIGITS = {
     "proximal-ewc": 1e4,
     "budget-ewc": 1e-5,
     "budget-kronecker": 1e-5,
+    **OPEN,
+    "l2-sp": 0.1,
 }
 """Found by `mooring tune` on the digits, two at a time (docs/tuning.md)."""
 
@@ -28,8 +33,10 @@ PAPER = {
     "proximal-ewc": 1e5,
     "budget-ewc": 1e-4,
     "budget-kronecker": 1e-3,
+    **OPEN,
+    "l2-sp": 100.0,
 }
-"""The paper's own for CIFAR-100 in one epoch at learning rate 0.001; the last three are not in the paper."""
+"""The paper's own for CIFAR-100 in one epoch at learning rate 0.001; it has none of those from proximal-ewc on."""
 
 
 def paper_strength(method: str) -> float | None:
