@@ -10,9 +10,9 @@ from mooring import merges
 from mooring.errors import MooringError, unknown
 from mooring.importance import EWC, Importance, resolve
 from mooring.moor import Mooring
+from mooring.optimizers import check_optimizer, stepping
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull
-from mooring.selection import Exclude, check_exclude, moorable
-from mooring.step import TrainingStep
+from mooring.selection import Exclude, check_exclude
 
 __all__ = ["attach"]
 
@@ -39,7 +39,8 @@ def attach(
 
     Args:
         model: the model that is trained.
-        optimizer: any `torch.optim.Optimizer` over (some of) its parameters; one Mooring for each optimizer.
+        optimizer: any `torch.optim.Optimizer` over (some of) its parameters, prepared by Accelerate or not; one Mooring
+            for each optimizer.
         importance: "ewc" (the default), "mas", "si", "rwalk", "uniform", "random", or an instance with options. With a
             `Budget` the default is the Fisher information, `EWC(decay=None, per_sample=True)`.
         pull: `Interpolation()` by default, which has no strength to tune; `Budget(...)`, `Penalty(...)`,
@@ -68,13 +69,14 @@ def attach(
         ...         optimizer.step()
         ...     moor.consolidate()
         >>> moor
-        Mooring(MAS(decay=0.2), Interpolation(stiffness=1.0, every=1, root=2), parameters=2, tasks=2)
+        Mooring(MAS(decay=0.2), Interpolation(stiffness=1.0, every=1, root=2, weight=1.0), parameters=2, tasks=2)
     """
     for thing, wanted in ((model, nn.Module), (optimizer, torch.optim.Optimizer)):
         if not isinstance(thing, wanted):
             raise MooringError(
                 f"attach takes a model, then its optimizer: {type(thing).__name__} is no {wanted.__name__}"
             )
+    optimizer = stepping(optimizer)
     pull = Interpolation() if pull is None else pull
     curved = isinstance(pull, Budget)
     if importance is None:
@@ -96,7 +98,7 @@ def attach(
         )
     merge = merges.resolve(merge or ("sum" if curved else "average"))
     excluded = check_exclude(model, exclude)
-    _check_optimizer(model, optimizer, excluded)
+    check_optimizer(model, optimizer, excluded)
     return Mooring(
         model,
         optimizer,
@@ -109,35 +111,3 @@ def attach(
         state_dtype=state_dtype,
         check_finite=check_finite,
     )
-
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, exclude: tuple[str, ...]) -> None:
-    """Refuse what cannot be moored, before anything is touched."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise MooringError(
-            "LBFGS evaluates its closure several times in a step and cannot be moored: use another optimizer"
-        )
-    if any(
-        isinstance(getattr(h, "__self__", None), TrainingStep) for h in optimizer._optimizer_step_pre_hooks.values()
-    ):
-        raise MooringError(
-            "this optimizer is moored already: detach() the first Mooring, or give each optimizer its own"
-        )
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    everything = moorable(model, ())
-    if not any(p in everything for p in held):
-        raise MooringError("the optimizer holds none of the model's parameters: build it from model.parameters()")
-    names = moorable(model, exclude)
-    moored = {names[p]: p for p in held if p in names}
-    if not moored:
-        raise MooringError("every parameter the optimizer holds is excluded: leave at least one to moor")
-    for name, p in moored.items():
-        if p.is_complex():
-            raise MooringError(f"{name!r} is complex, which cannot be moored: exclude it")
-    for path, module in model.named_modules():
-        if (
-            getattr(module, "sparse", False)
-            and isinstance(module, nn.Embedding | nn.EmbeddingBag)
-            and module.weight in names
-        ):
-            raise MooringError(f"{path!r} has sparse gradients, which cannot be moored: use sparse=False or exclude it")

@@ -18,6 +18,7 @@ from mooring.importance import Importance, State
 from mooring.layer_watch import LayerWatch
 from mooring.ledger import Ledger
 from mooring.merges import Merge
+from mooring.optimizers import check_optimizer, stepping
 from mooring.pulls import GradientPull, Pull
 from mooring.pulls.base import check_strength
 from mooring.selection import layer_of, norm_buffers
@@ -74,10 +75,7 @@ class Mooring:
             layers = layers_with_factors(model)
             self._layers = LayerWatch(layers, importance.every, lambda: self._ledger.steps)
         self._step = TrainingStep(self._ledger, pull, self._watch, self._layers, buffers, check_finite)
-        self._handles = [
-            optimizer.register_step_pre_hook(self._step.before),
-            optimizer.register_step_post_hook(self._step.after),
-        ]
+        self._hook()
 
     @torch.no_grad()
     def consolidate(self) -> None:
@@ -229,11 +227,22 @@ class Mooring:
         if self._step.spending:
             self._step.spending.resume(header.get("spending"))
 
+    def rebind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Go on with another optimizer of the same model, where each task has its own; what is kept stays."""
+        self._refuse_interrupted()
+        optimizer = stepping(optimizer)
+        if optimizer is self.optimizer:
+            return
+        check_optimizer(self.model, optimizer, self._ledger.exclude)
+        self._unhook()
+        self._step.reset()
+        self.optimizer = self._ledger.optimizer = optimizer
+        self._ledger.refresh()
+        self._hook()
+
     def detach(self) -> None:
         """Remove every hook. The model and optimizer are as if never moored; the state stays readable."""
-        self._step.unload(finished=False)
-        for handle in self._handles:
-            handle.remove()
+        self._unhook()
         for watch in (self._watch, self._layers):
             if watch:
                 watch.remove()
@@ -255,6 +264,17 @@ class Mooring:
     def __repr__(self) -> str:
         moored = len(self._ledger.trained())
         return f"Mooring({self.importance!r}, {self.pull!r}, parameters={moored}, tasks={self.tasks})"
+
+    def _hook(self) -> None:
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._step.before),
+            self.optimizer.register_step_post_hook(self._step.after),
+        ]
+
+    def _unhook(self) -> None:
+        self._step.unload(finished=False)
+        for handle in self._handles:
+            handle.remove()
 
     def _strength(self, strength: float | None) -> float:
         given = getattr(self.pull, "strength", None) if strength is None else strength
