@@ -48,6 +48,29 @@ def never_trained(monkeypatch) -> None:
     monkeypatch.setattr(Fleet, "sail", lambda *args: pytest.fail("it trained"))
 
 
+# frontier
+
+
+def test_frontier_sweeps_dials_and_says_who_is_on_it(asked, monkeypatch):
+    command = ["frontier", *DIGITS, "--methods", "plain,wise-ft,explicit-ewc", "--out", "drawn"]
+    told = asked(*command)
+    strengths = {result.spec.strength for result in Store("mooring.sqlite").results()}
+    assert strengths == {None, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9}
+    assert "on the frontier: " in told
+    never_trained(monkeypatch)
+    found = json.loads(asked(*command, "--json"))
+    assert [Path(path).suffix for path in found["files"]] == [".svg", ".png", ".json"]
+    assert all(Path(path).is_file() for path in found["files"])
+    assert json.loads(Path("drawn/frontier.json").read_text()) == found["frontiers"]
+    (stream,) = found["frontiers"]
+    assert {each["method"] for each in stream["methods"]} == {"plain", "wise-ft", "explicit-ewc"}
+
+
+def test_frontier_takes_another_dial_for_a_method(asked):
+    asked("frontier", *DIGITS, "--methods", "wise-ft", "--strength", "wise-ft=0.25,0.75")
+    assert {result.spec.strength for result in Store("mooring.sqlite").results()} == {0.25, 0.75}
+
+
 # compare
 
 

@@ -22,6 +22,7 @@ EVERY_METHOD = (
     *(f"clamped-{name}" for name in IMPORTANCES[:4]),
     *(f"balanced-{name}" for name in (*IMPORTANCES[:4], "si-absolute")),
     *(f"explicit-{name}" for name in IMPORTANCES),
+    *("l2-sp", "sfa", "wise-ft", "imm-mean", "imm-mode", "cofima"),
     *(f"proximal-{name}" for name in IMPORTANCES),
     "budget-ewc",
     "budget-kronecker",

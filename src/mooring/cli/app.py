@@ -6,7 +6,7 @@ import sys
 import typer
 
 import mooring
-from mooring.cli import compare, data, file, methods, paper, pretrain, show, tune
+from mooring.cli import compare, data, file, frontier, methods, paper, pretrain, show, tune
 from mooring.errors import MooringError
 from mooring.lab.engines.local import InterruptedStudyError
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.command("compare")(compare.compare)
 app.command("tune")(tune.tune)
+app.command("frontier")(frontier.frontier)
 app.command("run")(file.run)
 app.command("show")(show.show)
 app.command("report")(show.report)

@@ -26,6 +26,7 @@ FAMILIES = (
     Family("clamped", "#45a5e0", "v"),
     Family("balanced", "#d98c00", "D"),
     Family("explicit", "#009e73", "^"),
+    Family("merging", "#8c6d31", "h"),
     Family("proximal", "#b65f93", "P"),
     Family("budget", "#6a51a3", "p"),
     Family("replay", "#d55e00", "X"),
@@ -37,7 +38,9 @@ _BY_NAME = {family.name: family for family in FAMILIES}
 _SIGNS = ("si", "si-absolute", "si-signed", "si-negative", "si-flipped")
 _METHODS = {
     "controls": ("plain", "frozen", "frozen-after-first", "joint"),
-    "penalty": ("ewc", "mas", "rwalk", "uniform", "random", *_SIGNS),
+    "penalty": ("ewc", "mas", "rwalk", "uniform", "random", "l2-sp", *_SIGNS),
+    "explicit": tuple(f"soft-{name}" for name in ("ewc", "mas", "si", "rwalk")),
+    "merging": ("sfa", "wise-ft", "imm-mean", "imm-mode", "cofima"),
     "replay": ("a-gem", "a-gem-256", "er"),
 }
 _PREFIXES = ("clamped", "balanced", "explicit", "proximal", "budget")

@@ -113,7 +113,7 @@ def sections(results: Iterable[Result], baseline: str | None) -> list[Section]:
         groups.setdefault((row.setting.stream, row.setting.data), []).append(row)
     slugs: list[str] = []
     for stream, _ in groups:
-        slugs.append(_slug(stream, slugs))
+        slugs.append(slug(stream, slugs))
     return [
         _section(stream, slug, rows, baseline) for ((stream, _), rows), slug in zip(groups.items(), slugs, strict=True)
     ]
@@ -173,7 +173,7 @@ def _details(settings: Sequence[RunSpec]) -> list[str]:
     return told
 
 
-def _slug(stream: str, taken: Sequence[str]) -> str:
+def slug(stream: str, taken: Sequence[str]) -> str:
     plain = re.sub(r"[^a-z0-9]+", "-", stream.lower()).strip("-")[:40].strip("-") or "stream"
     slug, number = plain, 2
     while slug in taken:
