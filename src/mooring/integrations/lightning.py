@@ -1,0 +1,111 @@
+"""Mooring in Lightning's Trainer: a callback that moors what the Trainer trains, and travels in its checkpoints."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mooring.errors import MooringError
+from mooring.integrations.berth import Berth, Given
+from mooring.moor import Mooring
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        try:
+            from pytorch_lightning import Callback
+        except ImportError as error:
+            message = "mooring.integrations.lightning needs lightning: pip install 'mooring[lightning]'"
+            raise ImportError(message) from error
+
+__all__ = ["MooringCallback"]
+
+
+class MooringCallback(Callback):
+    """Moors the model that Lightning's `Trainer` trains, with the optimizer of `configure_optimizers`.
+
+    One `fit()` is one task: at its end the task is consolidated, and the next `fit()` with this callback, of whichever
+    Trainer, goes on from there. The state travels in Lightning's checkpoints: `fit(ckpt_path=...)` takes it up again.
+
+    Args:
+        consolidate: whether the end of `fit()` is the end of a task; if not, call `callback.moor.consolidate()`.
+        state: what to go on from: a `state_dict()`, or the file or folder that one was saved to. A checkpoint that
+            training is resumed from comes first.
+        optimizer: which optimizer's parameters to moor, by number, where `configure_optimizers` gives several.
+        module: the name of the submodule to moor, by default the whole LightningModule. Importances that look at
+            outputs ("mas", "ewc" with `labels="sampled"` or `per_sample`) look at those of this module, so name the
+            one that `training_step` calls.
+        options: those of `mooring.attach`, such as `importance`, `pull` and `exclude`.
+
+    Example:
+        >>> import torch
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> class Line(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.net = torch.nn.Linear(3, 1)
+        ...     def training_step(self, batch, index):
+        ...         return self.net(batch).square().mean()
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+        >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        >>> trainer = Trainer(max_steps=2, accelerator="cpu", enable_model_summary=False, **quiet)
+        >>> callback = MooringCallback(importance="mas", module="net")
+        >>> trainer.callbacks.append(callback)
+        >>> trainer.fit(Line(), torch.utils.data.DataLoader(torch.ones(8, 3), batch_size=4))
+        >>> callback.moor.tasks
+        1
+    """
+
+    def __init__(
+        self,
+        *,
+        consolidate: bool = True,
+        state: Given = None,
+        optimizer: int | None = None,
+        module: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.consolidate = consolidate
+        self.optimizer = optimizer
+        self.module = module
+        self._berth = Berth(state, options)
+
+    @property
+    def moor(self) -> Mooring:
+        """The Mooring, from the start of the first `fit()` on."""
+        return self._berth.moor
+
+    def save(self, path: str | Path) -> Path:
+        """Write the state to a file, or into a folder, for another process's `MooringCallback(state=...)`."""
+        return self._berth.save(path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the mooring."""
+        return dict(self._berth.state() or {})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A checkpoint is taken up; Lightning does so before it makes the optimizer."""
+        self._berth.resume(state_dict)
+
+    def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """The optimizers are there, and no data was read."""
+        optimizers = trainer.optimizers
+        if self.optimizer is None and len(optimizers) != 1:
+            raise MooringError(
+                f"the model has {len(optimizers)} optimizers: name the one to moor, as in MooringCallback(optimizer=0)"
+            )
+        number = self.optimizer or 0
+        if not 0 <= number < len(optimizers):
+            raise MooringError(f"optimizer={number} is not allowed: the model has {len(optimizers)}, counted from 0")
+        modules = dict(pl_module.named_modules())
+        if (name := self.module or "") not in modules:
+            known = ", ".join(name for name, _ in pl_module.named_children())
+            raise MooringError(f"module={name!r} is not a module of this model; it has {known}")
+        self._berth.attach(modules[name], optimizers[number])
+
+    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Training is over, and so are its checkpoints."""
+        if self.consolidate:
+            self.moor.consolidate()

@@ -1,0 +1,55 @@
+"""A language model of two layers of width 16, nothing downloaded, and Trainers that train it on made-up text."""
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+from mooring.integrations.transformers import MooringCallback, last_checkpoint
+
+WORDS, LENGTH = 24, 8
+
+
+def gpt(dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> GPT2LMHeadModel:
+    torch.manual_seed(1)
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    size = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": WORDS, "n_positions": LENGTH}
+    return GPT2LMHeadModel(GPT2Config(**size, **rates, bos_token_id=0, eos_token_id=0)).to(dtype)
+
+
+def text(task: int, sentences: int = 24) -> list[dict[str, torch.Tensor]]:
+    """Sentences that count up in steps of task + 1, from words of their own."""
+    steps = (task + 1) * torch.arange(LENGTH)
+    return [{"input_ids": (start + steps) % WORDS, "labels": (start + steps) % WORDS} for start in range(sentences)]
+
+
+def arguments(folder, **told) -> TrainingArguments:
+    usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "max_steps": 6, "save_strategy": "no"}
+    quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
+    return TrainingArguments(str(folder), **{**quiet, **usual, **told})
+
+
+def train(model, callback: MooringCallback, task: int, folder, resume: str | None = None, **told) -> Trainer:
+    data = {"train_dataset": text(task), "eval_dataset": text(task, 4)}
+    trainer = Trainer(model, arguments(folder, **told), **data, callbacks=[callback])
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def two_tasks(importance: str, steps: int) -> tuple[GPT2LMHeadModel, MooringCallback]:
+    """A script that starts or goes on, whichever is due: only the second task writes checkpoints."""
+    model, callback = gpt(dropout=0.1, dtype=torch.float32), MooringCallback(importance=importance)
+    resume = last_checkpoint("second")
+    if resume is None:
+        train(model, callback, 0, "first")
+    more = {"max_steps": steps, "save_strategy": "steps", "save_steps": 4, "gradient_accumulation_steps": 2}
+    train(model, callback, 1, "second", resume, save_total_limit=1, **more)
+    return model, callback
+
+
+def everything(model, callback: MooringCallback) -> dict[str, torch.Tensor]:
+    """Weights and mooring, to be compared bit for bit."""
+    weights = {f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()}
+    return weights | {key: tensor.clone() for key, tensor in callback.moor.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)

@@ -1,0 +1,138 @@
+"""Lightning's Trainer with a MooringCallback trains what a hand-written loop trains, and resumes after a kill."""
+
+import pytest
+import torch
+
+import mooring
+from mooring.errors import MooringError
+from processes import Child, wait_for
+
+pytest.importorskip("lightning", reason="needs mooring[lightning]")
+
+from integrations.lines import QUIET, Lines, batches, loader, loss, network, trainer, two_tasks
+from mooring.integrations.lightning import MooringCallback
+
+EPOCHS = 40
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+
+
+def by_hand(importance, norm: float, accumulation: int) -> torch.nn.Module:
+    model = network()
+    moor = None
+    for task in range(2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+        if moor is None:
+            moor = mooring.attach(model, optimizer, importance=importance)
+        moor.rebind(optimizer)
+        for number, x in enumerate(batches(task)):
+            (loss(model, x) / accumulation).backward()
+            if (number + 1) % accumulation == 0:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+                optimizer.step()
+                optimizer.zero_grad()
+        moor.consolidate()
+    return model
+
+
+@pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
+def test_the_trainer_gives_the_weights_of_a_loop_by_hand(importance):
+    model, callback = Lines(), MooringCallback(importance=importance)
+    for task in range(2):
+        told = {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}
+        trainer(callback, **told).fit(model, loader(task))
+    expected = by_hand(importance, norm=0.1, accumulation=2).state_dict()
+    torch.testing.assert_close(model.net.state_dict(), expected, rtol=1e-12, atol=1e-12)
+    assert callback.moor.tasks == 2
+
+
+def test_the_other_name_of_lightning_works_as_well():
+    pl = pytest.importorskip("pytorch_lightning")
+
+    class Others(pl.LightningModule):
+        forward, training_step = Lines.forward, Lines.training_step
+        configure_optimizers = Lines.configure_optimizers
+
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+    model, callback = Others(), MooringCallback()
+    for task in range(2):
+        told = {**QUIET, "max_epochs": 1, "enable_checkpointing": False, "callbacks": [callback]}
+        pl.Trainer(**told, gradient_clip_val=0.1, accumulate_grad_batches=2).fit(model, loader(task))
+    expected = by_hand("ewc", norm=0.1, accumulation=2).state_dict()
+    torch.testing.assert_close(model.net.state_dict(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_killed_and_resumed_equals_undisturbed(tmp_path, monkeypatch):
+    child = Child(tmp_path / "killed", two_tasks, EPOCHS)
+    assert wait_for((tmp_path / "killed" / "second" / "epoch=6.ckpt").exists, child), child.ended().err
+    child.kill()
+    assert child.ended().status == -9
+    (tmp_path / "whole").mkdir()
+    ends = []
+    for folder in ("whole", "killed"):
+        monkeypatch.chdir(tmp_path / folder)
+        model, callback = two_tasks(EPOCHS)
+        ends.append({**model.state_dict(), **callback.moor.state_dict()})
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+def test_a_next_task_in_another_process_starts_from_what_was_saved(tmp_path):
+    ends = []
+    for apart in (False, True):
+        model, callback = Lines(), MooringCallback(importance="si")
+        trainer(callback).fit(model, loader(0))
+        if apart:
+            file = callback.save(tmp_path)
+            weights = model.state_dict()
+            model, callback = Lines(), MooringCallback(importance="si", state=file)
+            model.load_state_dict(weights)
+        trainer(callback).fit(model, loader(1))
+        ends.append({**model.state_dict(), **callback.moor.state_dict()})
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+class Rivals(Lines):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rival = network()
+        self.automatic_optimization = False
+
+    def training_step(self, x, index) -> None:
+        for net, optimizer in zip((self.net, self.rival), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(loss(net, x))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(net.parameters(), lr=0.3) for net in (self.net, self.rival)]
+
+
+def test_of_several_optimizers_one_is_named():
+    with pytest.raises(MooringError, match="the model has 2 optimizers: name the one to moor"):
+        trainer(MooringCallback()).fit(Rivals(), loader(0))
+    with pytest.raises(MooringError, match=r"optimizer=2 is not allowed: the model has 2, counted from 0"):
+        trainer(MooringCallback(optimizer=2)).fit(Rivals(), loader(0))
+    callback = MooringCallback(optimizer=1, consolidate=False)
+    trainer(callback).fit(Rivals(), loader(0))
+    assert callback.moor.steps == 8
+    assert {name.partition(".")[0] for name in callback.moor.anchor} == {"rival"}
+
+
+def test_the_module_that_is_called_is_the_one_to_name():
+    with pytest.raises(MooringError, match="MAS saw no outputs since the last step"):
+        trainer(MooringCallback(importance="mas", optimizer=1)).fit(Rivals(), loader(0))
+    callback = MooringCallback(importance="mas", optimizer=1, module="rival")
+    trainer(callback).fit(Rivals(), loader(0))
+    assert callback.moor.previous["0.weight"].sum() > 0
+    with pytest.raises(MooringError, match="module='body' is not a module of this model; it has net, rival"):
+        trainer(MooringCallback(module="body", optimizer=0)).fit(Rivals(), loader(0))
+
+
+def test_mixed_precision_moors_float32():
+    model, callback = Lines().float(), MooringCallback(importance="mas")
+    data = [x.float() for x in batches(0)]
+    trainer(callback, precision="bf16-mixed").fit(model, torch.utils.data.DataLoader(data, batch_size=None))
+    assert {anchor.dtype for anchor in callback.moor.anchor.values()} == {torch.float32}
+    assert callback.moor.previous["net.0.weight"].sum() > 0

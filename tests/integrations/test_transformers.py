@@ -1,0 +1,187 @@
+"""The Trainer with a MooringCallback trains what a hand-written loop with `mooring.attach` trains, task after task."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import mooring
+from mooring.errors import MooringError
+
+pytest.importorskip("transformers", reason="needs mooring[transformers]")
+
+from safetensors.torch import load_file
+from transformers import Trainer
+
+from integrations.gpt import arguments, everything, gpt, same, text, train
+from mooring.integrations.transformers import MooringCallback
+
+IMPORTANCES = ["ewc", "mas", "si", mooring.EWC(decay=None, per_sample=True)]
+
+
+class InOrder(Trainer):
+    def _get_train_sampler(self, *args):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def by_hand(importance, tasks: int, steps: int, accumulation: int, norm: float) -> torch.nn.Module:
+    model = gpt().train()
+    moor = None
+    for task in range(tasks):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+        before, moor = moor, mooring.attach(model, optimizer, importance=importance)
+        if before:
+            moor.load_state_dict(before.state_dict())
+            before.detach()
+        words = torch.stack([each["input_ids"] for each in text(task)]).split(4)
+        for step in range(steps):
+            optimizer.zero_grad()
+            for micro in range(accumulation):
+                x = words[(step * accumulation + micro) % len(words)]
+                model(input_ids=x, labels=x, num_items_in_batch=accumulation * x.numel()).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+            optimizer.step()
+            schedule.step()
+        moor.consolidate()
+    return model
+
+
+@pytest.mark.parametrize("importance", IMPORTANCES, ids=str)
+def test_the_trainer_gives_the_weights_of_a_loop_by_hand(importance, tmp_path):
+    model, callback = gpt(), MooringCallback(importance=importance)
+    told = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "lr_scheduler_type": "linear"}
+    for task in range(2):
+        InOrder(model, arguments(tmp_path, **told), train_dataset=text(task), callbacks=[callback]).train()
+    torch.testing.assert_close(
+        dict(model.named_parameters()),
+        dict(by_hand(importance, tasks=2, steps=6, accumulation=2, norm=0.1).named_parameters()),
+        rtol=1e-9,
+        atol=1e-9,
+    )
+    assert callback.moor.tasks == 2
+
+
+def test_a_pull_counts_once_for_each_step_of_the_optimizer(tmp_path):
+    callback = MooringCallback(consolidate=False)
+    trainer = train(gpt(), callback, 0, tmp_path, gradient_accumulation_steps=3)
+    assert (callback.moor.steps, callback.moor.tasks) == (6, 0)
+    trainer.train()  # the same optimizer and the same task, longer
+    assert (callback.moor.steps, callback.moor.tasks) == (12, 0)
+    callback.moor.consolidate()
+    assert callback.moor.tasks == 1
+
+
+def test_without_a_past_it_is_plain_fine_tuning(tmp_path):
+    moored, plain = gpt(), gpt()
+    train(moored, MooringCallback(), 0, tmp_path)
+    Trainer(plain, arguments(tmp_path), train_dataset=text(0)).train()
+    assert same(moored.state_dict(), plain.state_dict())
+
+
+def test_the_past_holds(tmp_path):
+    """One Trainer after another, and one Trainer that trains twice: the second task moves the model less."""
+    moved = {}
+    for name, callbacks in {"plain": [], "moored": [MooringCallback()]}.items():
+        trainer = Trainer(gpt(), arguments(tmp_path), train_dataset=text(0), callbacks=callbacks)
+        trainer.train()
+        start = {key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}
+        trainer.train_dataset = text(1)
+        trainer.train()
+        moved[name] = sum((tensor - start[key]).norm() for key, tensor in trainer.model.state_dict().items())
+    assert moved["moored"] < 0.8 * moved["plain"]
+
+
+def test_a_next_task_in_another_process_starts_from_the_folder_of_the_first(tmp_path):
+    ends = []
+    for apart in (False, True):
+        model, callback = gpt(), MooringCallback(importance="si")
+        train(model, callback, 0, tmp_path / "first", save_strategy="epoch")
+        if apart:
+            weights = model.state_dict()
+            model, callback = gpt(), MooringCallback(importance="si", state=tmp_path / "first")
+            model.load_state_dict(weights)
+        train(model, callback, 1, tmp_path / "second")
+        ends.append(everything(model, callback))
+    assert same(*ends)
+
+
+def test_the_best_weights_come_back_with_their_own_mooring(tmp_path):
+    model, callback = gpt(), MooringCallback(importance="si", consolidate=False)
+    told = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    told |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = train(model, callback, 0, tmp_path, **told)
+    best = load_file(f"{trainer.state.best_model_checkpoint}/mooring.safetensors")
+    assert trainer.state.best_global_step < 6
+    assert callback.moor.steps == trainer.state.best_global_step
+    assert same(best, callback.moor.state_dict())
+    callback.moor.consolidate()
+    weights = dict(model.named_parameters())
+    assert all(torch.equal(anchor, weights[name].data) for name, anchor in callback.moor.anchor.items())
+
+
+def test_a_strategy_of_saving_the_best_alone_saves_its_mooring(tmp_path):
+    told = {"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 2}
+    train(gpt(), MooringCallback(), 0, tmp_path, **told)
+    folders = sorted(tmp_path.glob("checkpoint-*"))
+    assert folders
+    assert all((folder / "mooring.safetensors").is_file() for folder in folders)
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["mooring.safetensors"]
+
+
+@pytest.mark.parametrize("importance", ["ewc", "mas"])
+def test_mixed_precision_moors_float32(importance, tmp_path):
+    model, callback = gpt(dtype=torch.float32), MooringCallback(importance=importance)
+    train(model, callback, 0, tmp_path, bf16=True, gradient_checkpointing=True)
+    train(model, callback, 1, tmp_path, bf16=True)
+    assert {anchor.dtype for anchor in callback.moor.anchor.values()} == {torch.float32}
+    assert callback.moor.tasks == 2
+    assert callback.moor.previous["transformer.h.0.mlp.c_fc.weight"].sum() > 0
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path):
+    model, callback = gpt(), MooringCallback()
+    with torch.no_grad():
+        model.transformer.ln_f.weight[0] = torch.inf
+    with pytest.raises(mooring.errors.NonFiniteError, match=r"gradient of .* is not finite"):
+        train(model, callback, 0, tmp_path)
+
+
+@pytest.mark.parametrize("way", ["deepspeed", "fsdp"])
+def test_what_cannot_be_moored_is_refused_before_training(way):
+    args = SimpleNamespace(**{"deepspeed": None, "fsdp": [], way: ["full_shard"]})
+    with pytest.raises(MooringError, match=f"under {way} yet: train on one device, or with DDP"):
+        MooringCallback().on_init_end(args, None, None)
+
+
+def test_bad_options_are_refused_when_the_callback_is_made(tmp_path):
+    with pytest.raises(
+        MooringError, match=r"unknown option of mooring.attach 'importanse' \(did you mean 'importance'"
+    ):
+        MooringCallback(importanse="ewc")
+    with pytest.raises(MooringError, match=r"there is no .*mooring\.safetensors: give the file or folder"):
+        MooringCallback(state=tmp_path)
+    (tmp_path / "mooring.safetensors").write_text("something else")
+    with pytest.raises(MooringError, match="is not a mooring's state"):
+        MooringCallback(state=tmp_path)
+    with pytest.raises(MooringError, match="nothing is moored yet: train first"):
+        MooringCallback().moor.consolidate()
+
+
+def test_a_state_that_does_not_fit_leaves_nothing_attached(tmp_path):
+    train(gpt(), MooringCallback(importance="si"), 0, tmp_path, save_strategy="epoch")
+    callback = MooringCallback(importance="ewc", state=tmp_path)
+    with pytest.raises(MooringError, match="made by importance SI, this Mooring has EWC"):
+        train(gpt(), callback, 1, tmp_path)
+    with pytest.raises(MooringError, match="nothing is moored yet"):
+        _ = callback.moor
+
+
+@pytest.mark.parametrize(("stack", "extra"), [("transformers", "transformers"), ("lightning", "lightning")])
+def test_a_missing_library_is_named_with_what_to_install(stack, extra, monkeypatch):
+    for name in (stack, "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"mooring.integrations.{stack}", raising=False)
+    with pytest.raises(ImportError, match=rf"pip install 'mooring\[{extra}\]'"):
+        __import__(f"mooring.integrations.{stack}")

@@ -1,0 +1,87 @@
+"""Killed and resumed, the Trainer and its mooring end where an undisturbed run ends, bit for bit."""
+
+import shutil
+
+import pytest
+
+from mooring.errors import MooringError
+from processes import Child, wait_for
+
+pytest.importorskip("transformers", reason="needs mooring[transformers]")
+
+from integrations.gpt import everything, gpt, same, train, two_tasks
+from mooring.integrations.transformers import MooringCallback, last_checkpoint
+
+STEPS = 60
+
+
+class KilledError(Exception):
+    """Stands for a kill at a moment that no signal would hit."""
+
+
+@pytest.mark.parametrize("importance", ["si"])
+def test_killed_and_resumed_equals_undisturbed(importance, tmp_path, monkeypatch):
+    child = Child(tmp_path / "killed", two_tasks, importance, STEPS)
+    saved = tmp_path / "killed" / "second" / "checkpoint-12" / "mooring.safetensors"
+    assert wait_for(saved.exists, child), child.ended().err
+    child.kill()
+    assert child.ended().status == -9
+    (tmp_path / "whole").mkdir()
+    ends = []
+    for folder in ("whole", "killed"):
+        monkeypatch.chdir(tmp_path / folder)
+        assert (last_checkpoint("second") is None) == (folder == "whole")
+        ends.append(everything(*two_tasks(importance, STEPS)))
+    assert same(*ends)
+
+
+@pytest.mark.parametrize("moment", ["_save_optimizer_and_scheduler", "on_save", "_stage"])
+def test_killed_while_a_checkpoint_is_written_nothing_is_lost(moment, tmp_path, monkeypatch):
+    """The older checkpoint is deleted before the Trainer tells that the newer one is written."""
+    from transformers import Trainer
+
+    owner = Trainer if moment == "_save_optimizer_and_scheduler" else MooringCallback
+    usual = getattr(owner, moment)
+    calls = []
+
+    def killed_at_the_second(*args, **kwargs):
+        calls.append(moment)
+        if len(calls) == 2:
+            raise KilledError
+        return usual(*args, **kwargs)
+
+    (tmp_path / "whole").mkdir()
+    monkeypatch.chdir(tmp_path / "whole")
+    undisturbed = everything(*two_tasks("mas", 12))
+    (tmp_path / "killed").mkdir()
+    monkeypatch.chdir(tmp_path / "killed")
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, moment, killed_at_the_second)
+        with pytest.raises(KilledError):
+            two_tasks("mas", 12)
+    assert last_checkpoint("second") == ("second/checkpoint-8" if moment == "on_save" else "second/checkpoint-4")
+    assert same(everything(*two_tasks("mas", 12)), undisturbed)
+
+
+def test_a_state_that_belongs_to_other_weights_is_refused(tmp_path):
+    told = {"save_strategy": "steps", "save_steps": 2}
+    train(gpt(), MooringCallback(), 0, tmp_path, **told)
+    shutil.copy(tmp_path / "checkpoint-2" / "mooring.safetensors", tmp_path / "checkpoint-4")
+    with pytest.raises(MooringError, match=r"checkpoint-4/mooring\.safetensors belongs to other weights than these"):
+        train(gpt(), MooringCallback(), 0, tmp_path, resume=f"{tmp_path}/checkpoint-4", **told)
+    (tmp_path / "checkpoint-4" / "mooring.safetensors").unlink()
+    with pytest.raises(MooringError, match="resume from a checkpoint that was written with a MooringCallback"):
+        train(gpt(), MooringCallback(), 0, tmp_path, resume=f"{tmp_path}/checkpoint-4", **told)
+
+
+def test_a_checkpoint_in_another_folder_is_named_in_the_arguments(tmp_path):
+    ends = []
+    train(gpt(), MooringCallback(), 0, tmp_path, save_strategy="steps", save_steps=2)
+    moved = str(tmp_path / "elsewhere" / "checkpoint-4")
+    for resume in (str(tmp_path / "checkpoint-4"), moved):
+        if resume == moved:
+            shutil.move(tmp_path / "checkpoint-4", moved)
+        model, callback = gpt(), MooringCallback()
+        train(model, callback, 0, tmp_path, resume, resume_from_checkpoint=resume)
+        ends.append(everything(model, callback))
+    assert same(*ends)
