@@ -180,7 +180,7 @@ def test_a_state_that_does_not_fit_leaves_nothing_attached(tmp_path):
 
 @pytest.mark.parametrize(("stack", "extra"), [("transformers", "transformers"), ("lightning", "lightning")])
 def test_a_missing_library_is_named_with_what_to_install(stack, extra, monkeypatch):
-    for name in (stack, "pytorch_lightning"):
+    for name in (stack, f"{stack}.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"mooring.integrations.{stack}", raising=False)
     with pytest.raises(ImportError, match=rf"pip install 'mooring\[{extra}\]'"):
