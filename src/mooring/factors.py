@@ -64,12 +64,12 @@ class Factor:
         self.inputs.add_(1.0 if inputs is None else inputs)
         self.outputs.add_(outputs)
 
-    def consolidate(self) -> None:
-        """A task is over: it joins the past, all tasks alike."""
+    def consolidate(self, scale: float = 1.0) -> None:
+        """A task is over: it joins the past, its curvature times a scale, all tasks alike."""
         if self.looks:
             self.tasks += 1
-            for past, new in ((self.past_inputs, self.inputs), (self.past_outputs, self.outputs)):
-                past.lerp_(new / self.looks, 1 / self.tasks)
+            for past, new, times in ((self.past_inputs, self.inputs, 1.0), (self.past_outputs, self.outputs, scale)):
+                past.lerp_(new * (times / self.looks), 1 / self.tasks)
                 new.zero_()
             self.looks = 0
         self.turn()

@@ -85,6 +85,7 @@ class Ledger:
         self.state_dtype = state_dtype
         self.tasks = 0
         self.steps = 0
+        self.calibration: list[float] = []
         self.records: dict[Tensor, Moored] = {}
         self.names: dict[Tensor, str] = {}
         self._foreign: set[Tensor] = set()
@@ -144,29 +145,30 @@ class Ledger:
             )
         return Moored(self.names[p], p, anchor, state)
 
-    def consolidate(self) -> None:
-        """anchor <- parameter; previous <- merge(previous, current); a new task begins."""
+    def consolidate(self, scale: float = 1.0) -> None:
+        """anchor <- parameter; previous <- merge(previous, scale * current); a new task begins."""
         self.refresh()
         for p in self.trained():
             self.adopt(p)
         factors = self.factors()
-        merged = {p: self._merged(m, factors) for p, m in self.records.items()}
+        merged = {p: self._merged(m, factors, scale) for p, m in self.records.items()}
         for p, m in self.records.items():
             m.previous = merged[p]
             m.anchor.copy_(m.parameter)
             if m.factor:
-                m.factor.consolidate()
+                m.factor.consolidate(scale)
             else:
                 m.state = self.importance.start(m.anchor, name=m.name, task=self.tasks + 1)
             m.count = 0
+        self.calibration += [1.0] * (self.tasks - len(self.calibration)) + [scale]
         self.tasks += 1
         self.steps = 0
 
-    def _merged(self, m: Moored, factors: State) -> Tensor | None:
+    def _merged(self, m: Moored, factors: State, scale: float) -> Tensor | None:
         """The importance over past tasks with this one; as it was, where the parameter had no gradient."""
         if m.factor or (not m.count and self.importance.merges):
             return m.previous
-        current = m.state["current"] * factors.get(layer_of(m.name), 1.0)
+        current = m.state["current"] * (factors.get(layer_of(m.name), 1.0) * scale)
         past = torch.zeros_like(current) if m.previous is None else m.previous
         return self.merge(past, current) if self.importance.merges else current
 

@@ -1,7 +1,7 @@
 """Mooring: what a user holds after `mooring.attach`. The training step itself is in `step.py`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring import stability
+from mooring.calibration import Loss, calibration_factor, cross_entropy
 from mooring.checkpoint import check_keys, pack, unpack_header, unpack_parameter
 from mooring.diagnosis import Diagnosis, diagnose
 from mooring.drift import parameter_drift
@@ -19,7 +20,7 @@ from mooring.layer_watch import LayerWatch
 from mooring.ledger import Ledger
 from mooring.merges import Merge
 from mooring.optimizers import check_optimizer, stepping
-from mooring.pulls import GradientPull, Pull
+from mooring.pulls import Budget, GradientPull, Pull
 from mooring.pulls.base import check_strength
 from mooring.selection import layer_of, norm_buffers
 from mooring.spending import line_of
@@ -78,15 +79,37 @@ class Mooring:
         self._hook()
 
     @torch.no_grad()
-    def consolidate(self) -> None:
+    def consolidate(self, *, data: Iterable[Any] | None = None, loss: Loss | None = None) -> None:
         """End a task: what was learned is now part of what is kept.
 
         anchor <- parameter; previous <- merge(previous, current), `current` as it was last computed; then
         `current` starts anew. Parameters that had no gradient during the task keep their importance.
+
+        With data, for a `Budget`: `current` is first multiplied by the factor that makes its estimate agree with the
+        rise of the loss on that data, measured along probes (`mooring.calibration`). Nothing else is changed by it.
+
+        Args:
+            data: batches of this task, best held out; a few hundred samples are enough. They are read once, kept in
+                memory meanwhile, and evaluated about a hundred times.
+            loss: the mean loss of a model on a batch, loss(model, batch); by default the cross entropy of
+                (inputs, labels).
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 2)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, pull=mooring.Budget(nats=0.01))
+            >>> x, y = torch.randn(64, 2), torch.randint(2, (64,))
+            >>> nn.functional.cross_entropy(model(x[:32]), y[:32]).backward()
+            >>> optimizer.step()
+            >>> moor.consolidate(data=[(x[32:48], y[32:48]), (x[48:], y[48:])])
+            >>> len(moor.calibration)
+            1
         """
         self._refuse_interrupted()
+        scale = self._calibrated(data, loss)
         self._step.end_task()
-        self._ledger.consolidate()
+        self._ledger.consolidate(scale)
         self._step.anchor_buffers()
 
     @property
@@ -98,6 +121,11 @@ class Mooring:
     def steps(self) -> int:
         """How many steps were taken since the last consolidation."""
         return self._ledger.steps
+
+    @property
+    def calibration(self) -> list[float]:
+        """By what each task's curvature was multiplied when it was consolidated; 1 without data."""
+        return list(self._ledger.calibration)
 
     @property
     def anchor(self) -> State:
@@ -188,6 +216,7 @@ class Mooring:
         }
         if self._step.spending:
             header["spending"] = self._step.spending.told()
+            header["calibration"] = self.calibration
         return pack(self._ledger.records.values(), self._step.buffer_anchors, header)
 
     @torch.no_grad()
@@ -223,6 +252,7 @@ class Mooring:
         self._step.reset()
         self._ledger.records = records
         self._ledger.tasks, self._ledger.steps = header["tasks"], header["steps"]
+        self._ledger.calibration = header.get("calibration", [1.0] * header["tasks"])
         self._step.buffer_anchors = {name: t.to(known[name], copy=True) for name, t in buffers.items()}
         if self._step.spending:
             self._step.spending.resume(header.get("spending"))
@@ -275,6 +305,19 @@ class Mooring:
         self._step.unload(finished=False)
         for handle in self._handles:
             handle.remove()
+
+    def _calibrated(self, data: Iterable[Any] | None, loss: Loss | None) -> float:
+        """By what to multiply what is known of this task."""
+        if data is None:
+            if loss is not None:
+                raise MooringError("loss has no effect without data: give consolidate both, or neither")
+            return 1.0
+        if not isinstance(self.pull, Budget):
+            raise MooringError(
+                f"{type(self.pull).__name__} has no budget that data could calibrate: leave data out, or attach with "
+                "pull=Budget(...)"
+            )
+        return calibration_factor(self._ledger, self.pull, data, loss or cross_entropy)
 
     def _strength(self, strength: float | None) -> float:
         given = getattr(self.pull, "strength", None) if strength is None else strength

@@ -1,0 +1,253 @@
+"""Calibration: what a task's curvature is multiplied by, so that its budget is in nats; nothing else changes by it."""
+
+import json
+import random
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+import mooring
+from mooring.errors import MooringError, NonFiniteError
+from mooring.importance import Importance, Kronecker
+from mooring.testing import check_equal
+
+F64 = torch.float64
+CURVATURE = torch.tensor([[0.5, 3.0, 40.0], [1.0, 0.0, 7.0]], dtype=F64)
+
+
+class Known(Importance):
+    """A curvature that is told, not estimated."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def update(self, state, it):
+        state["current"].copy_((self.scale * CURVATURE).flatten()[: it.g.numel()].view_as(it.g))
+
+
+def quadratic(importance, nats=0.02, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2, bias=False).to(F64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    moor = mooring.attach(model, optimizer, importance=importance, pull=mooring.Budget(nats, **options))
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    at = model.weight.detach().clone()
+    return moor, lambda model, slope: (
+        (CURVATURE * (model.weight - at).square()) / 2 + slope * (model.weight - at)
+    ).sum()
+
+
+@pytest.mark.parametrize("slopes", [[0.0], [0.01, -0.03, 0.02]])
+@pytest.mark.parametrize("scale", [1.0, 2.0, 0.1])
+def test_an_exact_estimate_is_left_and_one_that_is_too_large_by_two_is_halved(scale, slopes):
+    moor, loss = quadratic(Known(scale))
+    moor.consolidate(data=slopes, loss=loss)
+    assert moor.calibration == [pytest.approx(1 / scale, rel=0.02)]
+    torch.testing.assert_close(moor.previous["weight"], CURVATURE, rtol=0.02, atol=0)
+
+
+def test_kronecker_factors_that_are_exact_are_left():
+    """Of one sample whose gradient is plus or minus 1 at the output, under a squared error: H = x x'."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1, bias=False).to(F64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(0.02))
+    x, y = torch.randn(1, 3, dtype=F64), []
+    for sign in (1, -1):
+        y.append(model(x).detach() + sign)
+        optimizer.zero_grad()
+        ((model(x) - y[-1]).square().sum() / 2).backward()
+        optimizer.step()
+    moor.consolidate(data=y, loss=lambda model, y: (model(x) - y).square().sum() / 2)
+    assert moor.calibration == [pytest.approx(1.0, rel=0.02)]
+
+
+def test_the_next_tasks_budget_is_what_counts():
+    moor, loss = quadratic(Known(1.0), nats=0.02, growth=2.0)
+
+    def steep(model, slope):  # r + 10 r^2, of a quadratic r
+        r = loss(model, slope)
+        return r + 10 * r.square()
+
+    moor.consolidate(data=[0.0], loss=steep)
+    moor.model.weight.grad = torch.ones_like(moor.model.weight)
+    moor.optimizer.step()
+    moor.consolidate(data=[0.0], loss=steep)
+    # r + 10 r^2 = nats has r = (sqrt(1 + 40 nats) - 1) / 20
+    expected = [nats * 20 / ((1 + 40 * nats) ** 0.5 - 1) for nats in (0.02, 0.04)]
+    assert moor.calibration == pytest.approx(expected, rel=0.02)
+
+
+# In a training loop
+
+IMPORTANCES = {
+    "diagonal": lambda: None,
+    "sampled": lambda: mooring.EWC(decay=None, labels="sampled"),
+    "balanced": lambda: mooring.Balanced(mooring.EWC(decay=None, per_sample=True)),
+    "kronecker": Kronecker,
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(4 * 16, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += 1
+        return self.head(self.drop(torch.relu(self.norm(self.features(x)))).flatten(1))
+
+
+def batches(seed, count=6):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 8, 1, 6, 6, generator=generator)
+    return [(each, (each.mean((1, 2, 3)) > 0).long() + seed % 2) for each in x]
+
+
+def moored(name, nats=0.05, **options):
+    torch.manual_seed(1)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    pull = mooring.Budget(nats, **options)
+    return model, optimizer, mooring.attach(model, optimizer, importance=IMPORTANCES[name](), pull=pull)
+
+
+def train(model, optimizer, seed, times=5):
+    for x, y in batches(seed) * times:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", IMPORTANCES)
+def test_measuring_changes_nothing(name):
+    model, optimizer, moor = moored(name)
+    train(model, optimizer, 0)
+    model.drop.eval()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    gradients = {key: (p.grad, p.grad.clone()) for key, p in model.named_parameters()}
+    modes = [module.training for module in model.modules()]
+    states = torch.get_rng_state(), random.getstate()
+    data = torch.utils.data.DataLoader([(x[0], y[0]) for x, y in batches(10, 30)], batch_size=8, shuffle=True)
+    moor.consolidate(data=data)
+    check_equal("model", model.state_dict(), before)
+    for key, p in model.named_parameters():
+        assert p.grad is gradients[key][0]
+        assert torch.equal(p.grad, gradients[key][1])
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+
+
+@pytest.mark.parametrize("name", IMPORTANCES)
+def test_a_task_counts_its_factor_times_as_much_and_the_next_is_estimated_as_ever(name):
+    (_, _, plain), (_, _, measured) = both = [moored(name) for _ in range(2)]
+    for model, optimizer, _ in both:
+        torch.manual_seed(5)
+        train(model, optimizer, 0)
+    plain.consolidate()
+    measured.consolidate(data=batches(10))
+    (factor,) = measured.calibration
+    assert factor != 1.0
+    for moor in (plain, measured):
+        with torch.no_grad():
+            for p in moor.model.parameters():
+                p.add_(0.01)
+    assert measured.pull_energy() == pytest.approx(factor * plain.pull_energy(), rel=1e-4)
+    for model, optimizer, _ in both:
+        x, y = batches(1)[0]
+        optimizer.zero_grad()
+        model.eval()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    looks = [{m.name: m.factor.looks for m in moor._ledger.records.values() if m.factor} for moor in (plain, measured)]
+    assert looks[0] == looks[1]  # what was evaluated in between left no trace
+    check_equal("current", measured.current, plain.current)
+
+
+@pytest.mark.parametrize("options", [{}, {"per": "layer"}])
+@pytest.mark.parametrize("name", IMPORTANCES)
+def test_a_saved_state_has_the_factors(name, options):
+    model, optimizer, moor = moored(name, **options)
+    train(model, optimizer, 0)
+    moor.consolidate(data=batches(10))
+    train(model, optimizer, 1, 1)
+    again, other, left = moored(name, **options)
+    again.load_state_dict(model.state_dict())
+    other.load_state_dict(deepcopy(optimizer.state_dict()))
+    left.load_state_dict(deepcopy(moor.state_dict()))
+    assert left.calibration == moor.calibration
+    for net, opt, kept in ((model, optimizer, moor), (again, other, left)):
+        torch.manual_seed(5)
+        train(net, opt, 1, 2)
+        kept.consolidate(data=batches(11))
+    assert left.calibration == moor.calibration
+    assert len(left.calibration) == 2
+    check_equal("state", left.state_dict(), moor.state_dict())
+
+
+def test_a_state_from_before_there_were_factors_still_loads():
+    model, optimizer, moor = moored("diagonal")
+    train(model, optimizer, 0, 1)
+    moor.consolidate()
+    state = deepcopy(moor.state_dict())
+    header = json.loads(bytes(state["mooring"].tolist()))
+    del header["calibration"]
+    state["mooring"] = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
+    moor.load_state_dict(state)
+    assert moor.calibration == [1.0]
+
+
+def unsure(model, batch):
+    return model(batch[0]).sum() * torch.nan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "line"),
+    [
+        ({"data": []}, MooringError, "data has no batches"),
+        ({"data": 3}, MooringError, "data of type int is not"),
+        ({"data": torch.zeros(3)}, MooringError, "data of type Tensor is not"),
+        ({"data": [torch.zeros(3)]}, MooringError, "a batch of type Tensor is not"),
+        ({"data": batches(1), "loss": unsure}, NonFiniteError, "the loss on data is not finite"),
+        ({"data": batches(1), "loss": lambda model, batch: model(batch[0])}, MooringError, "returned shape"),
+        ({"data": batches(1), "loss": lambda model, batch: 1.0}, MooringError, "returned type float"),
+        ({"data": batches(1), "loss": lambda model, batch: torch.ones(())}, MooringError, "no moored parameter"),
+        ({"loss": unsure}, MooringError, "loss has no effect without data"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line_and_nothing_changes(arguments, error, line):
+    model, optimizer, moor = moored("diagonal")
+    train(model, optimizer, 0, 1)
+    before = {k: v.clone() for k, v in (*moor.state_dict().items(), *model.state_dict().items())}
+    with pytest.raises(error, match=line) as told:
+        moor.consolidate(**arguments)
+    assert "\n" not in str(told.value)
+    check_equal("untouched", {**moor.state_dict(), **model.state_dict()}, before)
+    assert moor.tasks == 0
+
+
+def test_data_without_a_budget_or_before_a_task_is_refused(monkeypatch):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mooring.attach(model, optimizer) as moor, pytest.raises(MooringError, match="Interpolation has no budget"):
+        moor.consolidate(data=batches(0))
+    with (
+        mooring.attach(model, optimizer, pull=mooring.Budget(0.1)) as moor,
+        pytest.raises(MooringError, match="nothing was learned"),
+    ):
+        moor.consolidate(data=batches(0))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with (
+        mooring.attach(model, optimizer, pull=mooring.Budget(0.1)) as moor,
+        pytest.raises(MooringError, match="one rank only"),
+    ):
+        moor.consolidate(data=batches(0))
