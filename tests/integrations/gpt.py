@@ -45,6 +45,17 @@ def two_tasks(importance: str, steps: int) -> tuple[GPT2LMHeadModel, MooringCall
     return model, callback
 
 
+def one_of_two(task_steps: int) -> None:
+    """What one rank of two does: two tasks, the second ended by its best weights; it leaves all that it has."""
+    model, callback = gpt(dtype=torch.float32), MooringCallback(importance="si")
+    train(model, callback, 0, "first", ddp_backend="gloo", max_steps=task_steps)
+    told = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    told |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}
+    train(model, callback, 1, "second", ddp_backend="gloo", max_steps=task_steps, **told)
+    torch.save(everything(model, callback), f"rank{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
 def everything(model, callback: MooringCallback) -> dict[str, torch.Tensor]:
     """Weights and mooring, to be compared bit for bit."""
     weights = {f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()}

@@ -15,8 +15,9 @@ from accelerate.state import AcceleratorState, GradientState
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
-    """Accelerate keeps its settings for the whole process."""
+def _fresh(monkeypatch):
+    """Accelerate keeps its settings for the whole process, and Trainers of old put theirs into the environment."""
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -67,7 +68,7 @@ def test_a_prepared_model_and_optimizer_train_as_by_hand():
 
 def test_accelerates_checkpoints_carry_what_is_registered(tmp_path):
     def begin():
-        _ = AcceleratorState._reset_state(reset_partial_state=True)
+        AcceleratorState._reset_state(reset_partial_state=True)
         accelerator = Accelerator(cpu=True)
         model = network()
         model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.02))

@@ -1,5 +1,7 @@
 """Lightning's Trainer with a MooringCallback trains what a hand-written loop trains, and resumes after a kill."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -118,6 +120,26 @@ def test_of_several_optimizers_one_is_named():
     trainer(callback).fit(Rivals(), loader(0))
     assert callback.moor.steps == 8
     assert {name.partition(".")[0] for name in callback.moor.anchor} == {"rival"}
+
+
+def test_each_optimizer_may_have_a_callback_of_its_own_and_both_are_in_checkpoints(tmp_path):
+    callbacks = [MooringCallback(optimizer=number, module=name) for number, name in enumerate(("net", "rival"))]
+    sailor = trainer(*callbacks)
+    sailor.fit(Rivals(), loader(0))
+    sailor.save_checkpoint(tmp_path / "both.ckpt")
+    kept = torch.load(tmp_path / "both.ckpt", weights_only=True)["callbacks"]
+    for callback in callbacks:
+        assert torch.equal(kept[callback.state_key]["anchor.0.weight"], callback.moor.anchor["0.weight"])
+    assert len({callback.state_key for callback in callbacks}) == 2
+
+
+@pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"])
+def test_a_sharded_strategy_is_refused(name):
+    import lightning.pytorch.strategies as strategies
+
+    strategy = object.__new__(getattr(strategies, name))
+    with pytest.raises(MooringError, match=f"under {name} yet: use one device, or DDP"):
+        MooringCallback().on_fit_start(SimpleNamespace(strategy=strategy), Lines())
 
 
 def test_the_module_that_is_called_is_the_one_to_name():

@@ -133,7 +133,8 @@ def test_a_strategy_of_saving_the_best_alone_saves_its_mooring(tmp_path):
 @pytest.mark.parametrize("importance", ["ewc", "mas"])
 def test_mixed_precision_moors_float32(importance, tmp_path):
     model, callback = gpt(dtype=torch.float32), MooringCallback(importance=importance)
-    train(model, callback, 0, tmp_path, bf16=True, gradient_checkpointing=True)
+    checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    train(model, callback, 0, tmp_path, bf16=True, **checkpointing)
     train(model, callback, 1, tmp_path, bf16=True)
     assert {anchor.dtype for anchor in callback.moor.anchor.values()} == {torch.float32}
     assert callback.moor.tasks == 2

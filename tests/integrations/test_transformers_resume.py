@@ -1,15 +1,17 @@
 """Killed and resumed, the Trainer and its mooring end where an undisturbed run ends, bit for bit."""
 
 import shutil
+import socket
 
 import pytest
+import torch
 
 from mooring.errors import MooringError
 from processes import Child, wait_for
 
 pytest.importorskip("transformers", reason="needs mooring[transformers]")
 
-from integrations.gpt import everything, gpt, same, train, two_tasks
+from integrations.gpt import everything, gpt, one_of_two, same, train, two_tasks
 from mooring.integrations.transformers import MooringCallback, last_checkpoint
 
 STEPS = 60
@@ -61,6 +63,20 @@ def test_killed_while_a_checkpoint_is_written_nothing_is_lost(moment, tmp_path, 
             two_tasks("mas", 12)
     assert last_checkpoint("second") == ("second/checkpoint-8" if moment == "on_save" else "second/checkpoint-4")
     assert same(everything(*two_tasks("mas", 12)), undisturbed)
+
+
+def test_two_ranks_are_moored_alike_and_one_of_them_writes(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    told = [{**world, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    children = [Child(tmp_path, one_of_two, 6, **each) for each in told]
+    assert [child.ended().status for child in children] == [0, 0], children[0].err.read_text()
+    assert same(*(torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)))
+    folders = sorted((tmp_path / "second").glob("checkpoint-*"))
+    assert [(folder / "mooring.safetensors").is_file() for folder in folders] == [True] * 3
+    assert not list((tmp_path / "second").glob("mooring-next*"))
 
 
 def test_a_state_that_belongs_to_other_weights_is_refused(tmp_path):

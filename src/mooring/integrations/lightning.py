@@ -21,6 +21,9 @@ else:
 
 __all__ = ["MooringCallback"]
 
+SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
+"""Strategies in which no rank has whole parameters."""
+
 
 class MooringCallback(Callback):
     """Moors the model that Lightning's `Trainer` trains, with the optimizer of `configure_optimizers`.
@@ -32,7 +35,8 @@ class MooringCallback(Callback):
         consolidate: whether the end of `fit()` is the end of a task; if not, call `callback.moor.consolidate()`.
         state: what to go on from: a `state_dict()`, or the file or folder that one was saved to. A checkpoint that
             training is resumed from comes first.
-        optimizer: which optimizer's parameters to moor, by number, where `configure_optimizers` gives several.
+        optimizer: which optimizer's parameters to moor, by number, where `configure_optimizers` gives several; each may
+            have a callback of its own.
         module: the name of the submodule to moor, by default the whole LightningModule. Importances that look at
             outputs ("mas", "ewc" with `labels="sampled"` or `per_sample`) look at those of this module, so name the
             one that `training_step` calls.
@@ -81,6 +85,11 @@ class MooringCallback(Callback):
         """Write the state to a file, or into a folder, for another process's `MooringCallback(state=...)`."""
         return self._berth.save(path)
 
+    @property
+    def state_key(self) -> str:
+        """What the state is called in checkpoints: a name of its own for each optimizer that is named."""
+        return "MooringCallback" if self.optimizer is None else f"MooringCallback{self.optimizer}"
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the mooring."""
         return dict(self._berth.state() or {})
@@ -91,6 +100,8 @@ class MooringCallback(Callback):
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """The optimizers are there, and no data was read."""
+        if (strategy := type(trainer.strategy).__name__) in SHARDED:
+            raise MooringError(f"MooringCallback cannot moor a model under {strategy} yet: use one device, or DDP")
         optimizers = trainer.optimizers
         if self.optimizer is None and len(optimizers) != 1:
             raise MooringError(

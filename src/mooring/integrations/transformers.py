@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mooring.errors import MooringError
+from mooring.forward_hook import ranks
 from mooring.integrations.berth import Berth, Given
 from mooring.integrations.files import NAME
 from mooring.moor import Mooring
@@ -124,6 +126,8 @@ class MooringCallback(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Training is over, and the best weights are back where that was asked for: their state comes with them."""
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            if ranks() > 1:
+                dist.barrier()  # the first rank may still be writing
             self._berth.resume_from(Path(state.best_model_checkpoint) / NAME)
         if self.consolidate:
             self.moor.consolidate()
