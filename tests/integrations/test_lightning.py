@@ -14,7 +14,7 @@ pytest.importorskip("lightning", reason="needs mooring[lightning]")
 from integrations.lines import QUIET, Lines, batches, loader, loss, network, trainer, two_tasks
 from mooring.integrations.lightning import MooringCallback
 
-EPOCHS = 40
+EPOCHS = 24
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
 
 
@@ -68,7 +68,7 @@ def test_the_other_name_of_lightning_works_as_well():
 
 def test_killed_and_resumed_equals_undisturbed(tmp_path, monkeypatch):
     child = Child(tmp_path / "killed", two_tasks, EPOCHS)
-    assert wait_for((tmp_path / "killed" / "second" / "epoch=6.ckpt").exists, child), child.ended().err
+    assert wait_for((tmp_path / "killed" / "second" / "epoch=3.ckpt").exists, child), child.ended().err
     child.kill()
     assert child.ended().status == -9
     (tmp_path / "whole").mkdir()

@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="needs mooring[transformers]")
 from integrations.gpt import everything, gpt, one_of_two, same, train, two_tasks
 from mooring.integrations.transformers import MooringCallback, last_checkpoint
 
-STEPS = 60
+STEPS = 36
 
 
 class KilledError(Exception):
@@ -24,8 +24,9 @@ class KilledError(Exception):
 @pytest.mark.parametrize("importance", ["si"])
 def test_killed_and_resumed_equals_undisturbed(importance, tmp_path, monkeypatch):
     child = Child(tmp_path / "killed", two_tasks, importance, STEPS)
-    saved = tmp_path / "killed" / "second" / "checkpoint-12" / "mooring.safetensors"
-    assert wait_for(saved.exists, child), child.ended().err
+    second = tmp_path / "killed" / "second"
+    places = [second / f"checkpoint-{step}" / "mooring.safetensors" for step in range(8, STEPS - 12, 4)]
+    assert wait_for(lambda: any(place.exists() for place in places), child), child.ended().err
     child.kill()
     assert child.ended().status == -9
     (tmp_path / "whole").mkdir()
