@@ -158,3 +158,16 @@ def test_mixed_precision_moors_float32():
     trainer(callback, precision="bf16-mixed").fit(model, torch.utils.data.DataLoader(data, batch_size=None))
     assert {anchor.dtype for anchor in callback.moor.anchor.values()} == {torch.float32}
     assert callback.moor.previous["net.0.weight"].sum() > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("every", [1, "task"])
+def test_a_gpu_is_left_after_each_task_and_gives_the_same_weights(every):
+    ends = []
+    for accelerator in ("cpu", "gpu"):
+        model, callback = Lines(), MooringCallback(pull=mooring.Interpolation(every=every))
+        for task in range(3):
+            trainer(callback, accelerator=accelerator, devices=1).fit(model, loader(task))
+            assert {anchor.device.type for anchor in callback.moor.anchor.values()} == {"cpu"}
+        ends.append(model.state_dict())
+    torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-6)

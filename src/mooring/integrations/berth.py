@@ -57,6 +57,7 @@ class Berth:
         before = self._moor
         if before is not None and before.model is model:
             before.rebind(optimizer)
+            self.settle()
             return before
         if before is not None:
             self._state = before.state_dict()
@@ -70,6 +71,12 @@ class Berth:
                 raise
         self._moor, self._state = moor, None
         return moor
+
+    def settle(self) -> None:
+        """Bring what is kept to where the model is now: Lightning takes it to the GPU to train, and back."""
+        here = {p.device for p in self.moor.model.parameters()}
+        if any(anchor.device not in here for anchor in self.moor.anchor.values()):
+            self.moor.load_state_dict(self.moor.state_dict())
 
     def state(self) -> State | None:
         """What the next Mooring would go on from; None where nothing is known yet."""

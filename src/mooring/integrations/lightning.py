@@ -117,6 +117,7 @@ class MooringCallback(Callback):
         self._berth.attach(modules[name], optimizers[number])
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Training is over, and so are its checkpoints."""
+        """Training is over, and so are its checkpoints; the model is back on the CPU."""
+        self._berth.settle()
         if self.consolidate:
             self.moor.consolidate()
