@@ -73,13 +73,12 @@ def calibration_factor(ledger: Ledger, budget: Budget, data: Iterable[Any], loss
     """What a task's own curvature is to be multiplied by, so that its loss rises by the budget where the budget ends.
 
     The mean over probes of loss(pulled(theta + v, q)) - loss(theta) = nats is solved for q; the factor is nats / q.
-    pulled(., q) is what `Budget` does where q nats are allowed, with the curvature of this task alone. It is not enough
-    to measure close by: the loss is nearly quadratic there, and the estimate right, but further out, where training
-    ends up, it rises far more steeply.
+    pulled(., q) is what `Budget` does where q nats are allowed, with the curvature of this task alone. It is measured
+    where the budget ends, not close by: along the way that training goes, the loss does not follow the quadratic.
 
     A probe v is a gradient, plus and minus, of the batches' losses added with random signs, as long as the way
-    that the task went: directions in which outputs on this task's data change. The signs make half of the
-    batches better and half of them worse, so that what is left is not to first order.
+    that the task went: directions in which outputs on this task's data change. Each with its opposite, what is
+    left is not to first order.
 
     Everything is put back: parameters, buffers, gradients, modes and random states.
 
