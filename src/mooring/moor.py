@@ -250,6 +250,7 @@ class Mooring:
             if name not in known or tensor.shape != known[name].shape:
                 raise MooringError(f"the state does not fit: the model has no buffer {name!r} of that shape")
         self._step.reset()
+        self._step.forget()
         self._ledger.records = records
         self._ledger.tasks, self._ledger.steps = header["tasks"], header["steps"]
         self._ledger.calibration = header.get("calibration", [1.0] * header["tasks"])

@@ -1,15 +1,17 @@
 """One training step of a moored model, from top to bottom: Algorithm 1 of the paper in an optimizer's hooks."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from mooring.due import Due, penalized, pull_back
 from mooring.errors import MooringError, NonFiniteError
 from mooring.finite import check_finite
+from mooring.fused import Fused, Told, advancing, loading
 from mooring.importance import Iteration, State
+from mooring.kernels.writing import has_compiler
 from mooring.layer_watch import LayerWatch
 from mooring.ledger import Ledger, Moored, marks
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
@@ -21,24 +23,6 @@ from mooring.tiles import tiles
 from mooring.watch import Seen, Watch
 
 __all__ = ["TrainingStep"]
-
-
-@dataclass
-class Due:
-    """A parameter that has a gradient in this step.
-
-    Attributes:
-        moored: its record.
-        lr: its learning rate.
-        g: the gradient of the task's loss, which nothing will write to until the step is over.
-        factor: how many times g the optimizer is handed: -1 where it maximizes, GradScaler's scale where a fused
-            kernel unscales; None is 1.
-    """
-
-    moored: Moored
-    lr: Number
-    g: Tensor
-    factor: Number | None
 
 
 class TrainingStep:
@@ -71,6 +55,8 @@ class TrainingStep:
         self.check = check
         self.buffer_anchors: State = {}
         self.spending = Spending(pull) if isinstance(pull, Budget) else None
+        self.advance = Fused(advancing(self.importance, pull if isinstance(pull, ParameterPull) else None))
+        self.load = Fused(loading(pull)) if isinstance(pull, GradientPull) else None
         self.reset()
 
     def reset(self) -> None:
@@ -184,9 +170,8 @@ class TrainingStep:
         """g <- g + force, in a gradient of its own, so that the task's can be put back after the step."""
         loads: dict[Tensor, Tensor] = {}
         if isinstance(self.pull, GradientPull):
-            for d in due:
-                if d.moored.previous is not None:
-                    loads[d.moored.parameter] = penalized(self.pull, d)
+            for d, load in self._loads([d for d in due if d.moored.previous is not None]):
+                loads[d.moored.parameter] = penalized(self.pull, d) if load is None else load
         if self.check:
             try:
                 self._check_everything(loads)
@@ -199,6 +184,21 @@ class TrainingStep:
                 p.grad.div_(scale)  # as the kernel leaves it
             self._laden.append((p, p.grad, load, load._version))
             p.grad = load
+
+    def _loads(self, due: list[Due]) -> list[tuple[Due, Tensor | None]]:
+        """What a kernel can do of it in one go."""
+        assert self.load is not None
+        told, loads = [], {}
+        for place, d in enumerate(due):
+            m, factor = d.moored, 1.0 if d.factor is None else d.factor
+            if has_compiler(m.parameter.device) and m.previous is not None:
+                loads[place] = torch.empty_like(m.parameter)
+                tensors = {"theta": m.parameter, "g": d.g, "anchor": m.anchor, "previous": m.previous}
+                tensors["load"] = loads[place]
+                told.append(Told(tensors, {"lr": d.lr, "factor": factor}, m.wide))
+        places = list(loads)
+        left = {places[each] for each in self.load.run(told, [due[place].moored for place in places])}
+        return [(d, None if place in left else loads.get(place)) for place, d in enumerate(due)]
 
     def _copy(self, m: Moored) -> Tensor:
         """The parameter before the step, kept in the memory of `current`, which is computed anew after it."""
@@ -222,12 +222,11 @@ class TrainingStep:
         pull = self.pull if isinstance(self.pull, ParameterPull) and acts(self.pull.every, self.ledger.steps) else None
         balanced = self.importance.balances
         for d in self._due:
-            counts = self.importance.watches != "outputs" or self._seen.of(d.moored.parameter) is not None
-            d.moored.count += counts
-            if d.moored.factor:
-                continue  # what it is worth was seen in its layer
+            d.moored.count += self._counts(d)
+        # what a parameter with a factor is worth was seen in its layer
+        for d in self._fused([d for d in self._due if not d.moored.factor], pulls=bool(pull) and not balanced):
             for piece in self._pieces(d):
-                if counts:  # the outputs depend on this parameter, where they matter
+                if self._counts(d):
                     self._update_importance(d.moored, piece)
                 if pull and not balanced:
                     pull_back(pull, d.moored, d.lr, piece)
@@ -243,9 +242,31 @@ class TrainingStep:
         self._hold_buffers()
         self.reset()
 
+    def _counts(self, d: Due) -> bool:
+        """Whether this step says anything about a parameter: where outputs matter, they must depend on it."""
+        return self.importance.watches != "outputs" or self._seen.of(d.moored.parameter) is not None
+
+    def _fused(self, due: list[Due], *, pulls: bool) -> list[Due]:
+        """Have kernels do what they can, and say who is left."""
+        told = []
+        if not any(has_compiler(d.moored.parameter.device) for d in due):
+            return due
+        for d in due:
+            tensors = {slot if slot not in d.moored.state else f"state_{slot}": t for slot, t in self._named(d).items()}
+            numbers = {"lr": d.lr, "count": d.moored.count, "samples": self._seen.samples}
+            told.append(Told(tensors, numbers, d.moored.wide, (self._counts(d), pulls)))
+        return [due[place] for place in self.advance.run(told, [d.moored for d in due])]
+
+    def forget(self) -> None:
+        """What is kept lies elsewhere from now on."""
+        self.advance.forget()
+        if self.load:
+            self.load.forget()
+
     @torch.no_grad()
     def end_task(self) -> None:
         """A pull that acts once in a task acts: on the parameters that had a gradient in it."""
+        self.forget()
         if not (self.ledger.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
             return
         factors = self.ledger.factors()
@@ -265,13 +286,17 @@ class TrainingStep:
                 p.grad = own
         self._laden = []
 
-    def _pieces(self, d: Due) -> Iterator[State]:
-        """Everything about a parameter by name, in aligned pieces that stay in the cache from first to last use."""
+    def _named(self, d: Due) -> State:
+        """Everything about a parameter by name."""
         m = d.moored
         before, probe = self._before.get(m.parameter), self._seen.of(m.parameter)
         extra = {"previous": m.previous, "before": before, "probe": probe}
         named = {"theta": m.parameter, "anchor": m.anchor, "g": d.g, **m.state}
-        named |= {key: tensor for key, tensor in extra.items() if tensor is not None}
+        return named | {key: tensor for key, tensor in extra.items() if tensor is not None}
+
+    def _pieces(self, d: Due) -> Iterator[State]:
+        """The same in aligned pieces that stay in the cache from first to last use."""
+        named = self._named(d)
         for pieces in tiles(list(named.values())):
             yield dict(zip(named, pieces, strict=True))
 
@@ -303,30 +328,3 @@ class TrainingStep:
         for name, buffer in self._norm_buffers().items():
             if name in self.buffer_anchors:
                 buffer.lerp_(self.buffer_anchors[name], 1.0 if self.buffers == "keep" else 0.5)
-
-
-def penalized(pull: GradientPull, d: Due) -> Tensor:
-    """g + force, times the factor that the optimizer expects."""
-    m = d.moored
-    assert m.previous is not None
-    load = torch.empty_like(m.parameter)
-    for theta, anchor, previous, g, piece in tiles([m.parameter, m.anchor, m.previous, d.g, load]):
-        force = pull.force(previous.to(m.wide), theta.to(m.wide) - anchor, d.lr)
-        if d.factor is None and force.dtype == piece.dtype:
-            torch.add(g, force, out=piece)
-        else:
-            piece.copy_((g + force) * (1 if d.factor is None else d.factor))
-    return load
-
-
-def pull_back(pull: ParameterPull, m: Moored, lr: Number, piece: State) -> None:
-    """theta <- theta + rate * (anchor - theta), as a lerp, which never leaves the interval."""
-    if "previous" not in piece:
-        return  # nothing is known of the past
-    wide = m.wide
-    theta, anchor = piece["theta"], piece["anchor"].to(wide)
-    rate = pull.rate(piece["previous"].to(wide), piece["current"].to(wide), lr).to(wide)
-    if theta.dtype == wide:
-        theta.lerp_(anchor, rate)
-    else:
-        theta.copy_(torch.lerp(theta.to(wide), anchor, rate))

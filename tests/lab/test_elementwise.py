@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lab.small import gpu
 from mooring.importance import EWC, MAS, SI, Importance, Iteration, Random, RWalk, Uniform
-from mooring.lab.fleet.elementwise import NEVER, Elementwise, written
+from mooring.lab.fleet.elementwise import NEVER, Elementwise, source
 from mooring.pulls import GradientPull, Interpolation, ParameterPull, Penalty, Proximal, Pull
 
 SIGNED = [SI(), SI(sign="signed"), SI(sign=0.3), SI(sign="flipped")]
@@ -70,14 +70,14 @@ def test_the_first_step_at_which_a_run_was_not_finite_is_written_down():
 
 
 def test_numbers_of_a_run_are_read_once_for_the_run_and_elements_one_by_one():
-    source = written(rule_of(EWC(), Penalty(2.0)), tensors(EWC(), torch.float32), ["g"])
-    assert "x_lr = tl.load(p_lr + run)" in source
-    assert "x_theta = tl.load(p_theta + row, mask=there, other=0)" in source
-    assert "probe" not in source.split(":\n", 1)[1]  # what a rule does not read is not loaded
+    text = source(rule_of(EWC(), Penalty(2.0)), tensors(EWC(), torch.float32), ["g"])
+    assert "x_lr = tl.load(p_lr + run)" in text
+    assert "x_theta = tl.load(p_theta + row, mask=there, other=0)" in text
+    assert "probe" not in text.split(":\n", 1)[1]  # what a rule does not read is not loaded
 
 
 def test_in_float64_numbers_are_written_in_full():
-    assert "tl.full((), 2.0, tl.float64)" in written(rule_of(EWC(), Penalty(2.0)), tensors(EWC(), torch.float64))
+    assert "tl.full((), 2.0, tl.float64)" in source(rule_of(EWC(), Penalty(2.0)), tensors(EWC(), torch.float64))
 
 
 def test_what_cannot_be_written_is_said():
@@ -85,7 +85,7 @@ def test_what_cannot_be_written_is_said():
         told["theta"].copy_(told["theta"].cumsum(1))
 
     with pytest.raises(NotImplementedError, match="cumsum"):
-        written(rule, {"theta": torch.ones(2, 3)})
+        source(rule, {"theta": torch.ones(2, 3)})
 
 
 def test_a_rule_may_not_read_tensors_that_it_was_not_given():
@@ -95,4 +95,4 @@ def test_a_rule_may_not_read_tensors_that_it_was_not_given():
         told["theta"].mul_(hidden)
 
     with pytest.raises(NotImplementedError, match="not among its tensors"):
-        written(rule, {"theta": torch.ones(2, 3)})
+        source(rule, {"theta": torch.ones(2, 3)})

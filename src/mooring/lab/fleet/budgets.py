@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mooring.factors import Factor
+from mooring.kernels.launching import launch
 from mooring.lab.fleet.convolution import has_kernels
-from mooring.lab.fleet.launching import launch
 from mooring.pulls.budget import Budget, spent_at
 
 try:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.kernels.launching import rehearsing
 from mooring.lab.fleet.convolution import (
     Stored,
     convolve,
@@ -20,7 +21,6 @@ from mooring.lab.fleet.convolution import (
     unpool,
     weight_gradient,
 )
-from mooring.lab.fleet.launching import rehearsing
 from mooring.lab.fleet.tiles import Geometry
 
 __all__ = ["Chain", "Link", "run_chain"]

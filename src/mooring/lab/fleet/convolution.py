@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mooring.lab.fleet.launching import launch
+from mooring.kernels.launching import launch
 from mooring.lab.fleet.tiles import BUSY, Geometry, blocks, box, boxes, next_power, weight_blocks, weight_boxes
 
 try:

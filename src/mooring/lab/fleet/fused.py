@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mooring.importance import Iteration
+from mooring.kernels.launching import rehearsing
 from mooring.lab.fleet.convolution import has_kernels
 from mooring.lab.fleet.elementwise import Elementwise
 from mooring.lab.fleet.groups import Groups, rows_of
-from mooring.lab.fleet.launching import rehearsing
 from mooring.lab.fleet.moorings import Held, Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack import flat, laid_out

@@ -1,0 +1,163 @@
+"""Importance and pull of all parameters on a GPU in one pass over memory: the same rules, as one kernel."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mooring.importance import Importance, Iteration, State
+from mooring.kernels.table import NAMES, Layout, Table
+from mooring.kernels.writing import has_compiler
+from mooring.pulls import GradientPull, ParameterPull
+from mooring.runs import Number
+
+__all__ = ["Fused", "Told", "advancing", "loading"]
+
+MOVING = ("theta", "g", "before", "probe", "load")
+"""Tensors that may lie elsewhere in each step."""
+
+
+@dataclass
+class Told:
+    """What a kernel is told about one parameter.
+
+    Attributes:
+        tensors: by name: theta, g, anchor, and those there are of previous, before, probe, load and state_...
+        numbers: by name: lr, and what else the rule reads.
+        wide: the dtype to compute in.
+        kind: whatever else makes its rule another one.
+    """
+
+    tensors: dict[str, Tensor]
+    numbers: dict[str, Number]
+    wide: torch.dtype
+    kind: Hashable = None
+
+
+@dataclass
+class _Part:
+    """Parameters that are alike, and the kernel for them."""
+
+    places: list[int]
+    layout: Layout
+    table: Table
+
+
+class Fused:
+    """Runs a rule over the parameters that are on a GPU, and says which are left for others to do.
+
+    What could be done is found once for each set of parameters, and remembered until `forget`.
+
+    Args:
+        rule: makes the rule from what a parameter's `kind` says: a function of tensors and numbers by name, which
+            changes some of the tensors in place.
+    """
+
+    def __init__(self, rule: Callable[[Any], Callable[[dict[str, Tensor]], None]]) -> None:
+        self.rule = rule
+        self.tables: dict[Hashable, Table | None] = {}
+        self.plans: dict[Hashable, tuple[list[_Part], list[int], Sequence[object]]] = {}
+
+    def forget(self) -> None:
+        """Something that is kept lies elsewhere: plans are made anew."""
+        self.plans = {}
+
+    def run(self, told: Sequence[Told], owners: Sequence[object]) -> list[int]:
+        """Apply the rule.
+
+        Args:
+            told: of each parameter.
+            owners: who keeps each parameter's tensors.
+
+        Returns:
+            The places of those that it could not be applied to.
+        """
+        of = tuple((id(owner), each.kind) for owner, each in zip(owners, told, strict=True))
+        if of not in self.plans:
+            self.plans[of] = (*self._plan(told), owners)  # kept, so that nobody else gets their ids
+        parts, left, _ = self.plans[of]
+        for part in parts:
+            mine = [told[place] for place in part.places]
+            for name in part.layout.rows:
+                if name in MOVING:
+                    part.layout.move(name, [_like(each.tensors[name], each.tensors["theta"]) for each in mine])
+            part.table(part.layout, {name: [float(each.numbers[name]) for each in mine] for name in part.table.numbers})
+        return left
+
+    def _plan(self, told: Sequence[Told]) -> tuple[list[_Part], list[int]]:
+        alike: dict[Hashable, list[int]] = {}
+        left = []
+        for place, each in enumerate(told):
+            if _fits(each):
+                kinds = tuple((name, t.dtype, t.ndim == 0) for name, t in each.tensors.items())
+                device = each.tensors["theta"].device
+                alike.setdefault((kinds, tuple(each.numbers), each.wide, each.kind, device), []).append(place)
+            else:
+                left.append(place)
+        parts = []
+        for kind, places in alike.items():
+            table = self._table(kind, told[places[0]])
+            if table is None:
+                left += places
+            else:
+                parts.append(_Part(places, Layout([told[place].tensors for place in places]), table))
+        return parts, sorted(left)
+
+    def _table(self, kind: Hashable, like: Told) -> Table | None:
+        if kind not in self.tables:
+            try:
+                self.tables[kind] = Table(self.rule(like.kind), like.tensors, list(like.numbers), like.wide)
+            except NotImplementedError:  # a rule of somebody's own, with something that is not elementwise
+                self.tables[kind] = None
+        return self.tables[kind]
+
+
+def _fits(told: Told) -> bool:
+    """Whether a kernel can find everything: on one GPU, each in the order of memory that the parameter has."""
+    theta = told.tensors["theta"]
+    if type(theta) not in (nn.Parameter, Tensor) or not has_compiler(theta.device):
+        return False
+    dense = theta.is_contiguous() or (theta.ndim == 4 and theta.is_contiguous(memory_format=torch.channels_last))
+    kept = [t for name, t in told.tensors.items() if name not in MOVING]
+    return (
+        dense
+        and all(t.ndim == 0 or t.stride() == theta.stride() for t in kept)
+        and all(t.device == theta.device and t.dtype in NAMES for t in told.tensors.values())
+        and all(isinstance(number, int | float) for number in told.numbers.values())
+    )
+
+
+def _like(tensor: Tensor, theta: Tensor) -> Tensor:
+    """In the parameter's order of memory."""
+    return tensor if tensor.stride() == theta.stride() else torch.empty_like(theta, dtype=tensor.dtype).copy_(tensor)
+
+
+def advancing(importance: Importance, pull: ParameterPull | None) -> Callable[[Any], Callable[[State], None]]:
+    """Rules that update the importance where the parameter's kind says so, then pull where it says so."""
+
+    def of(kind: tuple[bool, bool]) -> Callable[[State], None]:
+        counts, pulls = kind
+
+        def rule(told: State) -> None:
+            state = {name.removeprefix("state_"): t for name, t in told.items() if name.startswith("state_")}
+            if counts:
+                seen: dict[str, Any] = {name: told[name] for name in Iteration.TENSORS if name in told}
+                importance.update(state, Iteration(**seen, samples=told["samples"], count=told["count"]))  # type: ignore[arg-type]
+            if pulls and pull is not None and "previous" in told:
+                told["theta"].lerp_(told["anchor"], pull.rate(told["previous"], state["current"], told["lr"]))
+
+        return rule
+
+    return of
+
+
+def loading(pull: GradientPull) -> Callable[[Any], Callable[[State], None]]:
+    """The rule of a penalty: load <- (g + force) * factor."""
+
+    def rule(told: State) -> None:
+        force = pull.force(told["previous"], told["theta"] - told["anchor"], told["lr"])
+        told["load"].copy_((told["g"] + force) * told["factor"])
+
+    return lambda kind: rule

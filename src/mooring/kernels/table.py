@@ -1,0 +1,169 @@
+"""An elementwise rule over many tensors as one GPU kernel, which finds them in a table of addresses.
+
+A model has hundreds of parameters, and to launch a kernel for each takes longer than most of them: here one program of
+one kernel does one block of one of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from mooring.kernels.launching import launch
+from mooring.kernels.writing import compiled, written
+
+__all__ = ["Layout", "Table", "source"]
+
+BLOCK = 2048
+WARPS = 8
+LINE = 16
+"""Bytes that a thread fetches at once, where addresses are multiples of it."""
+
+NAMES = {
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float16: "tl.float16",
+    torch.bool: "tl.int1",
+}
+
+
+class Layout:
+    """Where the tensors of many parameters lie.
+
+    Args:
+        tensors: of each parameter, by name; the same names for all.
+
+    Attributes:
+        sizes: how many elements each parameter has.
+        blocks: which parameter each program takes a block of, and where the block begins.
+    """
+
+    def __init__(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
+        self.device = next(iter(tensors[0].values())).device
+        self.rows = {name: row for row, name in enumerate(tensors[0], start=1)}
+        self.single = [row for name, row in self.rows.items() if tensors[0][name].ndim == 0]
+        self.sizes = tuple(max(tensor.numel() for tensor in each.values()) for each in tensors)
+        self.blocks = _blocks(self.sizes, self.device)
+        self.host = torch.zeros(1 + len(self.rows), len(tensors), dtype=torch.int64)
+        self.host[0] = torch.tensor(self.sizes)
+        for name in self.rows:
+            self.move(name, [each[name] for each in tensors])
+
+    def move(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Tensors of that name lie elsewhere now."""
+        self.host[self.rows[name]] = torch.tensor([tensor.data_ptr() for tensor in tensors])
+
+    @property
+    def aligned(self) -> bool:
+        """Whether threads can fetch whole lines."""
+        whole = [row for row in self.rows.values() if row not in self.single]
+        return not bool((self.host[whole] % LINE).any())
+
+
+class Table:
+    """A rule that changes some tensors of each of many parameters in place.
+
+    Args:
+        rule: takes the tensors of one parameter by name; elementwise. 0-d tensors broadcast.
+        tensors: those of one of the parameters, which is like all others in dtypes and in which are 0-d.
+        numbers: the names of plain numbers that each parameter has, which the rule is told as 0-d tensors.
+        wide: the dtype to compute in.
+
+    Raises:
+        NotImplementedError: where the rule does something that is not known how to be written.
+    """
+
+    def __init__(
+        self,
+        rule: Callable[[dict[str, Tensor]], None],
+        tensors: Mapping[str, Tensor],
+        numbers: Sequence[str],
+        wide: torch.dtype,
+    ) -> None:
+        self.numbers = list(numbers)
+        text = source(rule, tensors, numbers, wide)
+        self.kernel = compiled(text) if "tl.store" in text else None  # some rules have nothing to do
+
+    def __call__(self, layout: Layout, numbers: Mapping[str, Sequence[float]]) -> None:
+        """Apply the rule to each parameter.
+
+        Args:
+            layout: where its tensors are, under the names that the rule was made with, in that order; each parameter's
+                in the same order of memory.
+            numbers: for each name one for each parameter.
+        """
+        if self.kernel is None:
+            return
+        plain = torch.tensor([numbers[name] for name in self.numbers] or [[0.0]], dtype=torch.float64)
+        table, values = (_sent(each, layout.device) for each in (layout.host, plain))
+        told = table, values, layout.blocks, len(layout.sizes)
+        launch(self.kernel, (len(layout.blocks),), *told, B=BLOCK, ALIGNED=layout.aligned, num_warps=WARPS)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device, without waiting for it; a copy, since the host's goes on changing."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.clone()
+
+
+@lru_cache(maxsize=16)
+def _blocks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Of every program; int64 of shape (programs, 2)."""
+    counts = torch.tensor([-(-size // BLOCK) for size in sizes])
+    which = torch.arange(len(sizes)).repeat_interleave(counts)
+    first = (counts.cumsum(0) - counts)[which]
+    return torch.stack([which, (torch.arange(len(which)) - first) * BLOCK], 1).contiguous().to(device)
+
+
+def source(
+    rule: Callable[[dict[str, Tensor]], None],
+    tensors: Mapping[str, Tensor],
+    numbers: Sequence[str],
+    wide: torch.dtype,
+) -> str:
+    """A Triton kernel that does what the rule does, to every tensor in a table.
+
+    Example:
+        >>> def pulled(told):
+        ...     told["theta"].lerp_(told["anchor"], told["rate"])
+        >>> told = {"theta": torch.ones(5, dtype=torch.bfloat16), "anchor": torch.ones(5)}
+        >>> print(source(pulled, told, ["rate"], torch.float32).splitlines()[0])
+        def rule(table, values, blocks, T, B: tl.constexpr, ALIGNED: tl.constexpr):
+    """
+    single = {name for name, tensor in tensors.items() if tensor.ndim == 0}
+    small = {
+        name: torch.ones(() if name in single else 3, dtype=torch.bool if tensor.dtype == torch.bool else wide)
+        for name, tensor in tensors.items()
+    }
+    found = written(rule, small | {name: torch.ones((), dtype=wide) for name in numbers})
+    used = [name for name in tensors if found.reads(name) or name in dict(found.stores)]
+    lines = [
+        "pid = tl.program_id(0).to(tl.int64)",
+        "which = tl.load(blocks + 2 * pid)",
+        "begin = tl.multiple_of(tl.load(blocks + 2 * pid + 1), B)",
+        "count = tl.load(table + which)",
+        "at = begin + tl.arange(0, B)",
+    ]
+    for row, name in enumerate(tensors, start=1):
+        if name in used:
+            kind = NAMES[tensors[name].dtype]
+            lines.append(f"p_{name} = tl.load(table + {row} * T + which).to(tl.pointer_type({kind}))")
+            if name not in single:
+                lines += ["if ALIGNED:", f"    p_{name} = tl.multiple_of(p_{name}, {LINE})"]
+    for row, name in enumerate(numbers):
+        lines.append(f"x_{name} = tl.load(values + {row} * T + which).to({NAMES[wide]})")
+    body = [f"    {line}" for line in lines]
+    for condition, mask in (("if begin + B <= count:", ""), ("else:", ", mask=at < count")):
+        body.append(f"    {condition}")
+        for name in used:
+            if found.reads(name):
+                place, hidden = (f"p_{name}", "") if name in single else (f"p_{name} + at", mask)
+                other = ", other=0" if hidden else ""
+                cast = "" if tensors[name].dtype == torch.bool else f".to({NAMES[wide]})"
+                body.append(f"        x_{name} = tl.load({place}{hidden}{other}){cast}")
+        body += [f"        {line}" for line in found.lines]
+        for name, value in found.stores:
+            body.append(f"        tl.store(p_{name} + at, {value}{mask})")
+    head = "def rule(table, values, blocks, T, B: tl.constexpr, ALIGNED: tl.constexpr):"
+    return "\n".join([head, *body]) + "\n"

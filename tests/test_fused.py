@@ -1,0 +1,200 @@
+"""One kernel for all parameters does what the step does parameter by parameter; here without one, and on a GPU."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mooring
+import mooring.fused
+import mooring.step
+from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
+from mooring.importance import Importance
+from mooring.kernels.table import Layout, Table, source
+from mooring.pulls import Blend, Budget, ParameterPull, Pull
+from mooring.testing import CASES, Case
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+IMPORTANCES = [EWC(), EWC(decay=None, per_sample=True), MAS(), SI(), SI(sign="signed"), RWalk(), Uniform(), Random()]
+IMPORTANCES += [Balanced(EWC())]
+PULLS = [
+    Interpolation(),
+    Interpolation(root=3, stiffness=0.5, weight=2.0),
+    Penalty(2.0),
+    Penalty(2.0, clamp=True),
+    Proximal(3.0),
+    Blend(0.3, every=2),
+]
+
+
+class Places(Layout):
+    """Where tensors are, by the tensors themselves."""
+
+    def __init__(self, tensors: list[dict[str, Tensor]]) -> None:
+        self.tensors = [dict(each) for each in tensors]
+        self.rows = dict.fromkeys(tensors[0])
+
+    def move(self, name: str, tensors: list[Tensor]) -> None:
+        for mine, tensor in zip(self.tensors, tensors, strict=True):
+            mine[name] = tensor
+
+
+class Rules:
+    """What a kernel does, told to torch."""
+
+    runs = 0
+
+    def __init__(self, rule, tensors, numbers, wide) -> None:
+        source(rule, tensors, numbers, wide)  # refuses what cannot be written
+        self.rule, self.numbers, self.wide = rule, numbers, wide
+
+    def __call__(self, layout: Places, numbers: dict[str, list[float]]) -> None:
+        Rules.runs += 1
+        for place, tensors in enumerate(layout.tensors):
+            told = {n: t.detach() if t.dtype == torch.bool else t.detach().to(self.wide) for n, t in tensors.items()}
+            values = {n: torch.tensor(numbers[n][place], dtype=self.wide) for n in self.numbers}
+            before = {name: tensor.clone() for name, tensor in told.items()}
+            self.rule(told | values)
+            for name, tensor in tensors.items():
+                if not torch.equal(told[name], before[name]):
+                    tensor.data.copy_(told[name])
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Fused, but for the kernel."""
+    for module in (mooring.fused, mooring.step):
+        monkeypatch.setattr(module, "has_compiler", lambda device: True)
+    monkeypatch.setattr(mooring.fused, "Layout", Places)
+    monkeypatch.setattr(mooring.fused, "Table", Rules)
+    Rules.runs = 0
+
+
+def trained(case: Case, importance: Importance, pull: Pull) -> dict[str, Tensor]:
+    """Three tasks, saved and loaded in the middle of the second."""
+    torch.manual_seed(1)
+    moored = case.attach(importance, pull)
+    moored.train(3)
+    moored.moor.consolidate()
+    moored.train(2, first=3)
+    moored.moor.load_state_dict({name: t.clone() for name, t in moored.moor.state_dict().items()})
+    moored.train(2, first=5)
+    moored.moor.consolidate()
+    moored.train(2, first=7)
+    return {**moored.snapshot(), **moored.moor.state_dict()}
+
+
+@pytest.mark.parametrize("pull", [*PULLS, Budget(1e-3)], ids=repr)
+@pytest.mark.parametrize("importance", IMPORTANCES, ids=repr)
+def test_the_same_rules_fused(importance, pull, told, monkeypatch):
+    if isinstance(pull, Budget) and not isinstance(importance, EWC):
+        pytest.skip("no curvature")
+    case = next(each for each in CASES if str(each) == "attention-float64-adam")
+    fused = trained(case, importance, pull)
+    assert Rules.runs > 0
+    monkeypatch.setattr(mooring.step, "has_compiler", lambda device: False)
+    once = Rules.runs
+    alone = trained(case, importance, pull)
+    assert Rules.runs == once
+    for name, tensor in alone.items():
+        torch.testing.assert_close(fused[name], tensor, rtol=1e-9, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_one_launch_for_all_parameters_that_are_alike(told):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        if step == 1:
+            moor.consolidate()
+    assert Rules.runs == 4
+
+
+def test_a_parameter_in_another_order_of_memory_is_left_to_the_step(told):
+    model = nn.Linear(4, 3)
+    model.weight = nn.Parameter(torch.randn(4, 3).t())  # dense, but neither contiguous nor channels last
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer)
+    model(torch.randn(3, 4)).square().mean().backward()
+    optimizer.step()
+    assert Rules.runs == 1
+    assert moor.current["weight"].abs().sum() > 0
+    assert moor.current["bias"].abs().sum() > 0
+
+
+def test_a_rule_that_cannot_be_written_is_left_to_the_step(told):
+    class Sorted(ParameterPull):
+        def rate(self, previous, current, lr):
+            return previous.sort().values * 0 + 0.5 * (previous > 0)
+
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance="uniform", pull=Sorted())
+    for _ in range(2):
+        optimizer.zero_grad()
+        before = model.weight.detach().clone()
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        moor.consolidate()
+    whole = before - 0.1 * model.weight.grad
+    torch.testing.assert_close(model.weight.detach(), (whole + before) / 2)
+
+
+def test_what_a_rule_does_not_read_is_not_fetched_and_tails_are_masked():
+    def rule(told):
+        told["theta"].lerp_(told["anchor"], told["rate"])
+
+    tensors = {"theta": torch.ones(5, dtype=torch.bfloat16), "anchor": torch.ones(5), "g": torch.ones(5)}
+    text = source(rule, tensors, ["rate"], torch.float32)
+    assert "p_g" not in text
+    assert "x_theta = tl.load(p_theta + at).to(tl.float32)" in text
+    assert "x_theta = tl.load(p_theta + at, mask=at < count, other=0).to(tl.float32)" in text
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("pull", PULLS, ids=repr)
+@pytest.mark.parametrize("importance", IMPORTANCES, ids=repr)
+def test_on_a_gpu_the_kernel_does_what_the_step_does(importance, pull, dtype, monkeypatch):
+    def after(fused: bool) -> tuple[list[Tensor], mooring.Mooring]:
+        monkeypatch.undo()
+        if not fused:
+            for module in (mooring.fused, mooring.step):
+                monkeypatch.setattr(module, "has_compiler", lambda device: False)
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 70), nn.ReLU(), nn.Linear(70, 3)]
+        model = nn.Sequential(*layers).to("cuda", dtype).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        moor = mooring.attach(model, optimizer, importance=importance, pull=pull)
+        for step in range(6):
+            optimizer.zero_grad()
+            x = torch.randn(4, 3, 8, 8, device="cuda", dtype=dtype)
+            model(x).square().mean().backward()
+            optimizer.step()
+            if step in (1, 3):
+                moor.consolidate()
+        return [p.detach() for p in model.parameters()], moor
+
+    (mine, moor), (theirs, other) = after(fused=True), after(fused=False)
+    close = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2}[dtype]
+    for one, two in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))
+    for name, score in moor.previous.items():
+        torch.testing.assert_close(score, other.previous[name], rtol=close, atol=close * float(score.abs().max()))
+
+
+@gpu
+def test_on_a_gpu_views_that_are_not_aligned_are_found_too():
+    def rule(told):
+        told["theta"].mul_(told["times"])
+
+    whole = torch.ones(10_000, device="cuda")
+    parts = [whole[1:5000], whole[5003:5004], whole[5005:9999]]
+    Table(rule, {"theta": parts[0]}, ["times"], torch.float32)(
+        Layout([{"theta": part} for part in parts]), {"times": [2.0, 3.0, 5.0]}
+    )
+    assert [sorted(set(part.tolist())) for part in parts] == [[2.0], [3.0], [5.0]]
+    assert float(whole[0]) == float(whole[5000]) == float(whole[-1]) == 1.0
