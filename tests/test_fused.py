@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import mooring
 import mooring.fused
+import mooring.spending
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.importance import Importance
@@ -198,3 +199,35 @@ def test_on_a_gpu_views_that_are_not_aligned_are_found_too():
     )
     assert [sorted(set(part.tolist())) for part in parts] == [[2.0], [3.0], [5.0]]
     assert float(whole[0]) == float(whole[5000]) == float(whole[-1]) == 1.0
+
+
+@gpu
+@pytest.mark.parametrize(
+    "pull", [Budget(1e-4), Budget(1e-2, per="layer"), Budget(1e-3, every=2), Budget(1e3)], ids=repr
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_on_a_gpu_a_budget_is_kept_by_kernels_as_without(pull, dtype, monkeypatch):
+    def after(fused: bool) -> tuple[list[Tensor], list[float]]:
+        monkeypatch.undo()
+        if not fused:
+            for module in (mooring.fused, mooring.step, mooring.spending):
+                monkeypatch.setattr(module, "has_compiler", lambda device: False)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(70, 300), nn.ReLU(), nn.Linear(300, 3)).to("cuda", dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        moor = mooring.attach(model, optimizer, pull=pull)
+        energies = []
+        for step in range(9):
+            optimizer.zero_grad()
+            model(torch.randn(4, 70, device="cuda", dtype=dtype)).square().mean().backward()
+            optimizer.step()
+            if step in (2, 5):
+                moor.consolidate()
+            energies.append(moor.pull_energy())
+        return [p.detach() for p in model.parameters()], energies
+
+    (mine, spent), (theirs, expected) = after(fused=True), after(fused=False)
+    assert spent == pytest.approx(expected, rel=5e-3 if dtype != torch.bfloat16 else 5e-2)
+    close = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 3e-2}[dtype]
+    for one, two in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))

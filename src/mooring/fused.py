@@ -1,6 +1,6 @@
 """Importance and pull of all parameters on a GPU in one pass over memory: the same rules, as one kernel."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from mooring.kernels.writing import has_compiler
 from mooring.pulls import GradientPull, ParameterPull
 from mooring.runs import Number
 
-__all__ = ["Fused", "Told", "advancing", "loading"]
+__all__ = ["Fused", "Told", "advancing", "fits", "loading"]
 
 MOVING = ("theta", "g", "before", "probe", "load")
 """Tensors that may lie elsewhere in each step."""
@@ -90,7 +90,7 @@ class Fused:
         alike: dict[Hashable, list[int]] = {}
         left = []
         for place, each in enumerate(told):
-            if _fits(each):
+            if fits(each.tensors) and all(isinstance(number, int | float) for number in each.numbers.values()):
                 kinds = tuple((name, t.dtype, t.ndim == 0) for name, t in each.tensors.items())
                 device = each.tensors["theta"].device
                 alike.setdefault((kinds, tuple(each.numbers), each.wide, each.kind, device), []).append(place)
@@ -114,18 +114,17 @@ class Fused:
         return self.tables[kind]
 
 
-def _fits(told: Told) -> bool:
+def fits(tensors: Mapping[str, Tensor]) -> bool:
     """Whether a kernel can find everything: on one GPU, each in the order of memory that the parameter has."""
-    theta = told.tensors["theta"]
+    theta = tensors["theta"]
     if type(theta) not in (nn.Parameter, Tensor) or not has_compiler(theta.device):
         return False
     dense = theta.is_contiguous() or (theta.ndim == 4 and theta.is_contiguous(memory_format=torch.channels_last))
-    kept = [t for name, t in told.tensors.items() if name not in MOVING]
+    kept = [t for name, t in tensors.items() if name not in MOVING]
     return (
         dense
         and all(t.ndim == 0 or t.stride() == theta.stride() for t in kept)
-        and all(t.device == theta.device and t.dtype in NAMES for t in told.tensors.values())
-        and all(isinstance(number, int | float) for number in told.numbers.values())
+        and all(t.device == theta.device and t.dtype in NAMES for t in tensors.values())
     )
 
 

@@ -6,8 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.forward_hook import ranks
 from mooring.importance import State
+from mooring.kernels.writing import has_compiler
 from mooring.ledger import Moored
+from mooring.lines import Lines
 from mooring.pulls.budget import Budget, budget_solved, spent_at
 from mooring.runs import Number
 from mooring.selection import layer_of
@@ -81,6 +84,7 @@ class Spending:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.mu: State = {}
+        self.known: dict[str, tuple[list[Moored], Lines | None]] = {}
 
     @torch.no_grad()
     def spend(self, records: Iterable[Moored], moved: Collection[Tensor], task: int) -> None:
@@ -103,11 +107,31 @@ class Spending:
             if rest:
                 allowed = (allowed - _spent(rest, 0.0)[0]).clamp(min=0)
             begin = self.mu.get(name, torch.zeros((), dtype=torch.float64)).to(mine[0].m.anchor.device)
+            if (together := self._together(name, mine)) is not None:
+                self.mu[name] = begin
+                together.solve(torch.as_tensor(allowed, dtype=begin.dtype, device=begin.device), begin)
+                together.pull_back(begin)
+                continue
             mu = budget_solved(lambda mu, done, lines=mine: _spent(lines, mu), allowed, begin)  # type: ignore[misc]
             self.mu[name] = mu
             if mu.device.type != "cpu" or bool(mu):
                 for line in mine:
                     line.pull_back(self.budget, mu)
+
+    def _together(self, name: str, mine: Sequence[Line]) -> Lines | None:
+        """The same lines as one, where kernels can do it; found once until `forget`."""
+        if not has_compiler(mine[0].m.parameter.device) or ranks() > 1:
+            return None
+        owners = [line.m for line in mine]
+        known, found = self.known.get(name, ([], None))
+        if [id(m) for m in known] != [id(m) for m in owners]:
+            found = Lines.of(owners, self.budget)
+            self.known[name] = owners, found
+        return found
+
+    def forget(self) -> None:
+        """What is kept lies elsewhere from now on."""
+        self.known = {}
 
     def told(self) -> dict[str, Any]:
         """What a saved state carries, as plain values."""

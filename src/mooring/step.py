@@ -262,6 +262,8 @@ class TrainingStep:
         self.advance.forget()
         if self.load:
             self.load.forget()
+        if self.spending:
+            self.spending.forget()
 
     @torch.no_grad()
     def end_task(self) -> None:

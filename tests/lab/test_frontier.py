@@ -1,5 +1,7 @@
 """The frontier: hulls and areas as drawn by hand, dials swept, and settings that break left out."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def test_nothing_lies_above_the_hull_and_its_corners_are_points(some):
     for kept, learned in some:
         if kept <= edge[0][0]:
             assert learned <= edge[0][1]
-        for (left, high), (right, low) in zip(edge, edge[1:], strict=False):
+        for (left, high), (right, low) in pairwise(edge):
             if left <= kept <= right:
                 assert learned <= high + (low - high) * (kept - left) / (right - left) + 1e-9
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mooring.kernels.launching import launch
-from mooring.kernels.writing import compiled, written
+from mooring.kernels.writing import Written, compiled, written
 
-__all__ = ["Layout", "Table", "source"]
+__all__ = ["BLOCK", "BRANCHES", "NAMES", "WARPS", "Layout", "Table", "loaded", "located", "small", "source"]
 
 BLOCK = 2048
 WARPS = 8
@@ -55,6 +55,10 @@ class Layout:
         """Tensors of that name lie elsewhere now."""
         self.host[self.rows[name]] = torch.tensor([tensor.data_ptr() for tensor in tensors])
 
+    def sent(self) -> Tensor:
+        """The table on the device, as it is now."""
+        return _sent(self.host, self.device)
+
     @property
     def aligned(self) -> bool:
         """Whether threads can fetch whole lines."""
@@ -70,6 +74,7 @@ class Table:
         tensors: those of one of the parameters, which is like all others in dtypes and in which are 0-d.
         numbers: the names of plain numbers that each parameter has, which the rule is told as 0-d tensors.
         wide: the dtype to compute in.
+        dial: the name of a 0-d tensor on the device that all parameters share; where it is 0 nothing is done.
 
     Raises:
         NotImplementedError: where the rule does something that is not known how to be written.
@@ -81,24 +86,26 @@ class Table:
         tensors: Mapping[str, Tensor],
         numbers: Sequence[str],
         wide: torch.dtype,
+        dial: str = "",
     ) -> None:
         self.numbers = list(numbers)
-        text = source(rule, tensors, numbers, wide)
+        text = source(rule, tensors, numbers, wide, dial)
         self.kernel = compiled(text) if "tl.store" in text else None  # some rules have nothing to do
 
-    def __call__(self, layout: Layout, numbers: Mapping[str, Sequence[float]]) -> None:
+    def __call__(self, layout: Layout, numbers: Mapping[str, Sequence[float]], dial: Tensor | None = None) -> None:
         """Apply the rule to each parameter.
 
         Args:
             layout: where its tensors are, under the names that the rule was made with, in that order; each parameter's
                 in the same order of memory.
             numbers: for each name one for each parameter.
+            dial: what they share, where the rule has that.
         """
         if self.kernel is None:
             return
         plain = torch.tensor([numbers[name] for name in self.numbers] or [[0.0]], dtype=torch.float64)
-        table, values = (_sent(each, layout.device) for each in (layout.host, plain))
-        told = table, values, layout.blocks, len(layout.sizes)
+        table, values = layout.sent(), _sent(plain, layout.device)
+        told = table, values, layout.blocks, table if dial is None else dial, len(layout.sizes)
         launch(self.kernel, (len(layout.blocks),), *told, B=BLOCK, ALIGNED=layout.aligned, num_warps=WARPS)
 
 
@@ -121,6 +128,7 @@ def source(
     tensors: Mapping[str, Tensor],
     numbers: Sequence[str],
     wide: torch.dtype,
+    dial: str = "",
 ) -> str:
     """A Triton kernel that does what the rule does, to every tensor in a table.
 
@@ -129,41 +137,61 @@ def source(
         ...     told["theta"].lerp_(told["anchor"], told["rate"])
         >>> told = {"theta": torch.ones(5, dtype=torch.bfloat16), "anchor": torch.ones(5)}
         >>> print(source(pulled, told, ["rate"], torch.float32).splitlines()[0])
-        def rule(table, values, blocks, T, B: tl.constexpr, ALIGNED: tl.constexpr):
+        def rule(table, values, blocks, dial, T, B: tl.constexpr, ALIGNED: tl.constexpr):
     """
-    single = {name for name, tensor in tensors.items() if tensor.ndim == 0}
-    small = {
-        name: torch.ones(() if name in single else 3, dtype=torch.bool if tensor.dtype == torch.bool else wide)
+    given = [*numbers, *([dial] if dial else [])]
+    found = written(rule, small(tensors, wide) | {name: torch.ones((), dtype=wide) for name in given})
+    used = [name for name in tensors if found.reads(name) or name in dict(found.stores)]
+    lines = ["pid = tl.program_id(0).to(tl.int64)", *located("pid", tensors, used)]
+    for row, name in enumerate(numbers):
+        lines.append(f"x_{name} = tl.load(values + {row} * T + which).to({NAMES[wide]})")
+    if dial:
+        lines += [f"x_{dial} = tl.load(dial).to({NAMES[wide]})", f"if x_{dial} == 0:", "    return"]
+    for condition, mask in BRANCHES:
+        lines.append(condition)
+        lines += [f"    {line}" for line in [*loaded(tensors, used, found, wide, mask), *found.lines]]
+        lines += [f"    tl.store(p_{name} + at, {value}{mask})" for name, value in found.stores]
+    head = "def rule(table, values, blocks, dial, T, B: tl.constexpr, ALIGNED: tl.constexpr):"
+    return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+
+
+BRANCHES = (("if begin + B <= count:", ""), ("else:", ", mask=at < count"))
+"""A whole block is fetched in whole lines; the last one of a parameter is masked."""
+
+
+def small(tensors: Mapping[str, Tensor], wide: torch.dtype) -> dict[str, Tensor]:
+    """Tensors to trace a rule with: what is traced does not depend on sizes."""
+    return {
+        name: torch.ones(() if tensor.ndim == 0 else 3, dtype=torch.bool if tensor.dtype == torch.bool else wide)
         for name, tensor in tensors.items()
     }
-    found = written(rule, small | {name: torch.ones((), dtype=wide) for name in numbers})
-    used = [name for name in tensors if found.reads(name) or name in dict(found.stores)]
+
+
+def located(block: str, tensors: Mapping[str, Tensor], used: Sequence[str]) -> list[str]:
+    """Lines that find a block: the parameter, where in it the block begins, and where its tensors are."""
     lines = [
-        "pid = tl.program_id(0).to(tl.int64)",
-        "which = tl.load(blocks + 2 * pid)",
-        "begin = tl.multiple_of(tl.load(blocks + 2 * pid + 1), B)",
+        f"which = tl.load(blocks + 2 * {block})",
+        f"begin = tl.multiple_of(tl.load(blocks + 2 * {block} + 1), B)",
         "count = tl.load(table + which)",
         "at = begin + tl.arange(0, B)",
     ]
-    for row, name in enumerate(tensors, start=1):
+    for row, (name, tensor) in enumerate(tensors.items(), start=1):
         if name in used:
-            kind = NAMES[tensors[name].dtype]
-            lines.append(f"p_{name} = tl.load(table + {row} * T + which).to(tl.pointer_type({kind}))")
-            if name not in single:
+            lines.append(f"p_{name} = tl.load(table + {row} * T + which).to(tl.pointer_type({NAMES[tensor.dtype]}))")
+            if tensor.ndim:
                 lines += ["if ALIGNED:", f"    p_{name} = tl.multiple_of(p_{name}, {LINE})"]
-    for row, name in enumerate(numbers):
-        lines.append(f"x_{name} = tl.load(values + {row} * T + which).to({NAMES[wide]})")
-    body = [f"    {line}" for line in lines]
-    for condition, mask in (("if begin + B <= count:", ""), ("else:", ", mask=at < count")):
-        body.append(f"    {condition}")
-        for name in used:
-            if found.reads(name):
-                place, hidden = (f"p_{name}", "") if name in single else (f"p_{name} + at", mask)
-                other = ", other=0" if hidden else ""
-                cast = "" if tensors[name].dtype == torch.bool else f".to({NAMES[wide]})"
-                body.append(f"        x_{name} = tl.load({place}{hidden}{other}){cast}")
-        body += [f"        {line}" for line in found.lines]
-        for name, value in found.stores:
-            body.append(f"        tl.store(p_{name} + at, {value}{mask})")
-    head = "def rule(table, values, blocks, T, B: tl.constexpr, ALIGNED: tl.constexpr):"
-    return "\n".join([head, *body]) + "\n"
+    return lines
+
+
+def loaded(
+    tensors: Mapping[str, Tensor], used: Sequence[str], found: Written, wide: torch.dtype, mask: str
+) -> list[str]:
+    """Lines that fetch what the rule reads of a block."""
+    lines = []
+    for name in used:
+        if found.reads(name):
+            place, hidden = (f"p_{name} + at", mask) if tensors[name].ndim else (f"p_{name}", "")
+            other = ", other=0" if hidden else ""
+            cast = "" if tensors[name].dtype == torch.bool else f".to({NAMES[wide]})"
+            lines.append(f"x_{name} = tl.load({place}{hidden}{other}){cast}")
+    return lines

@@ -107,7 +107,7 @@ class Written:
         elif name == "copy_":
             whole = self.values[node.args[0]].removeprefix("x_")
             self.stores.append((whole, told[1]))
-        elif name in ("copy", "full"):
+        elif name in ("copy", "full", "full_like"):
             self.values[node] = told[1]
         else:
             self.values[node] = f"v{len(self.lines) + 1}"

@@ -12,13 +12,26 @@ from mooring.pulls.base import check_strength
 from mooring.pulls.proximal import proximal_rate
 from mooring.runs import Number, per_run
 
-__all__ = ["Budget", "budget_newton", "budget_solved", "budget_spent", "spent_at"]
+__all__ = ["MOST", "Budget", "budget_newton", "budget_solved", "budget_spent", "budget_step", "spent_at", "spent_each"]
 
 CLOSE = 1e-3
 """By what part of itself a budget that is not to be passed may be left unspent."""
 
 MOST = 8
 """Newton's steps at most; a device that is not waited for is told them all, and those after the answer do nothing."""
+
+
+def spent_each(previous: Tensor, d: Tensor, mu: Number) -> tuple[Tensor, Tensor]:
+    """What each weight would spend if pulled with mu, and how fast that falls with mu; elementwise.
+
+    Example:
+        >>> spent_each(torch.tensor([2.0]), torch.tensor([3.0]), mu=1.0)
+        (tensor([1.]), tensor([1.3333]))
+    """
+    held = per_run(mu, d) * (scores := previous.clamp(min=0)) + 1
+    left = d / held
+    spent = scores * left.square()
+    return spent / 2, spent * (scores / held)
 
 
 def spent_at(previous: Tensor, d: Tensor, mu: Number) -> Tensor:
@@ -39,15 +52,12 @@ def spent_at(previous: Tensor, d: Tensor, mu: Number) -> Tensor:
         >>> spent_at(torch.tensor([2.0]), torch.tensor([3.0]), mu=1.0)
         tensor([1.0000, 1.3333], dtype=torch.float64)
     """
-    held = per_run(mu, d) * (scores := previous.clamp(min=0)) + 1
-    left = d / held
-    spent = scores * left.square()
-    each = torch.stack([spent / 2, spent * (scores / held)])
+    each = torch.stack(spent_each(previous, d, mu))
     whole = isinstance(mu, Tensor) and mu.ndim == 1
     return each.flatten(2).sum(2, dtype=torch.float64) if whole else each.flatten(1).sum(1, dtype=torch.float64)
 
 
-def budget_spent(sums: Tensor, nats: Number, mu: Tensor) -> Tensor:
+def budget_spent(sums: Tensor | tuple[Tensor, Tensor], nats: Number, mu: Tensor) -> Tensor:
     """Whether mu is the one: the budget is kept, and all but a thousandth of it used where mu is above 0.
 
     Args:
@@ -59,11 +69,11 @@ def budget_spent(sums: Tensor, nats: Number, mu: Tensor) -> Tensor:
         >>> budget_spent(torch.tensor([0.5, 1.0]), 0.4, torch.tensor(0.0))
         tensor(False)
     """
-    spent = sums[0]
+    spent, _ = sums
     return (spent <= nats) & ((mu == 0) | (spent >= (1 - CLOSE) * nats))
 
 
-def budget_newton(sums: Tensor, nats: Number, mu: Tensor) -> Tensor:
+def budget_newton(sums: Tensor | tuple[Tensor, Tensor], nats: Number, mu: Tensor) -> Tensor:
     """A better mu: mu + 2 * spent / -spent' * (sqrt(spent / nats) - 1), not below 0.
 
     This is Newton's step on 1 / sqrt(spent), which is nearly straight in mu, and exactly so where all F are alike. It
@@ -80,11 +90,26 @@ def budget_newton(sums: Tensor, nats: Number, mu: Tensor) -> Tensor:
         (tensor(1.0004, dtype=torch.float64), tensor(0.9995, dtype=torch.float64))
     """
     spent, slope = sums
-    aim = (1 - CLOSE / 2) * torch.as_tensor(nats, dtype=sums.dtype, device=sums.device)
+    aim = (1 - CLOSE / 2) * torch.as_tensor(nats, dtype=spent.dtype, device=spent.device)
     step = 2 * spent / slope * ((spent / aim).sqrt() - 1)
     largest = torch.finfo(torch.float32).max
     better = torch.where(slope > 0, mu + step, 0.0)  # 0 where there is nothing to spend
     return better.nan_to_num(nan=0.0, posinf=largest).clamp(0, largest)
+
+
+def budget_step(told: dict[str, Tensor]) -> None:
+    """One step towards mu, in place: `mu`, and `done` (1 or 0), from `spent`, `slope` and `nats`; each a number.
+
+    Example:
+        >>> told = dict(zip(("spent", "slope", "nats", "mu", "done"), torch.tensor([0.5, 1.0, 0.6, 0.0, 0.0]).double()))
+        >>> budget_step(told)
+        >>> told["mu"], told["done"]
+        (tensor(0., dtype=torch.float64), tensor(1., dtype=torch.float64))
+    """
+    sums, mu, done = (told["spent"], told["slope"]), told["mu"], told["done"]
+    over = (done > 0) | budget_spent(sums, told["nats"], mu)
+    mu.copy_(torch.where(over, mu, budget_newton(sums, told["nats"], mu)))
+    done.copy_(torch.where(over, torch.ones_like(done), torch.zeros_like(done)))
 
 
 def budget_solved(spent: Callable[[Tensor, Tensor], Tensor], nats: Number, mu: Tensor) -> Tensor:
