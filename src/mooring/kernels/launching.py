@@ -7,11 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-try:
-    import triton
-except ImportError:  # no GPU compiler here
-    triton = None
-
 __all__ = ["launch", "rehearsing"]
 
 _rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
@@ -28,6 +23,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *told: object, **options: object)
 @contextmanager
 def rehearsing() -> Iterator[None]:
     """While this lasts nothing is computed; what would be launched is compiled, on all cores, and ready at the end."""
+    import triton  # slow, and not everywhere
+
     token = _rehearsing.set(True)
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):

@@ -9,17 +9,11 @@ import linecache
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
-
-try:
-    import triton
-    from triton import language as tl
-    from triton.language.extra import libdevice
-except ImportError:  # no GPU compiler here
-    triton = None
 
 __all__ = ["Written", "compiled", "has_compiler", "written"]
 
@@ -190,6 +184,10 @@ def _power(base: str, exponent: float) -> str:
 @cache
 def compiled(source: str) -> Any:
     """The kernel called `rule` of a source; the compiler wants to read it in a file."""
+    import triton  # slow, and not everywhere
+    from triton import language as tl
+    from triton.language.extra import libdevice
+
     name = f"<rule {hashlib.blake2b(source.encode(), digest_size=8).hexdigest()}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space: dict[str, Any] = {"tl": tl, "libdevice": libdevice, "__name__": __name__}
@@ -199,4 +197,9 @@ def compiled(source: str) -> Any:
 
 def has_compiler(device: torch.device) -> bool:
     """Whether kernels can be made for a device."""
-    return device.type == "cuda" and triton is not None
+    return device.type == "cuda" and _installed()
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
