@@ -144,9 +144,8 @@ def main() -> None:
     if told.json:
         print(json.dumps({**head, "copy GB/s": speed / 1e6, "rows": rows}, indent=1))
         return
-    print(
-        f"{head['device']}: {count / 1e6:.0f} M {told.dtype} parameters in {told.tensors}; copies {speed / 1e6:.0f} GB/s"
-    )
+    size = f"{count / 1e6:.0f} M {told.dtype} parameters in {told.tensors} tensors"
+    print(f"{head['device']}: {size}; copies {speed / 1e6:.0f} GB/s")
     print(f"{'':16} {'ms':>8} {'over the limit':>15} {'over AdamW':>11} {'over explicit EWC':>18}")
     for row in rows:
         over = "" if row["limit ms"] is None else f"{row['ms'] / row['limit ms']:.2f}"
