@@ -170,8 +170,19 @@ def test_the_step_is_the_projection_onto_what_is_allowed():
     torch.testing.assert_close(flat(dict(model.named_parameters())), expected, rtol=0, atol=1e-3 * float(d.abs().max()))
 
 
+@pytest.mark.parametrize(("over", "times"), [("mean", 3), ("sum", 1)])
+def test_nats_are_for_the_mean_of_past_tasks_or_for_their_sum(over, times):
+    model, optimizer, moor = moored(mooring.Budget(1e-4, over=over))
+    for task in range(3):
+        trained(model, optimizer, moor, 30, task)
+    spent = []
+    trained(model, optimizer, moor, 40, 3, lambda: spent.append(moor.pull_energy()))
+    assert max(spent) == pytest.approx(times * 1e-4, rel=CLOSE)
+    assert max(spent) <= times * 1e-4 * (1 + 1e-12)
+
+
 def test_a_budget_may_grow_and_may_be_shared_out_among_layers():
-    model, optimizer, moor = moored(mooring.Budget(1e-3, growth=3.0, per="layer"))
+    model, optimizer, moor = moored(mooring.Budget(1e-3, growth=3.0, per="layer", over="sum"))
     trained(model, optimizer, moor, 30, 0)
     most: list[float] = []
 
@@ -249,6 +260,7 @@ def test_a_saved_one_goes_on_from_where_it_was():
         (lambda: mooring.Budget(math.nan), "nats=nan"),
         (lambda: mooring.Budget(1.0, every=0), "every=0"),
         (lambda: mooring.Budget(1.0, growth=0.0), "growth=0.0"),
+        (lambda: mooring.Budget(1.0, over="all"), "over"),
         (lambda: mooring.Budget(1.0, per="group"), "unknown per 'group'"),
         (lambda: moored(mooring.Budget(torch.tensor([1.0, 2.0]))), "one for each run"),
     ],

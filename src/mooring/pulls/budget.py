@@ -138,18 +138,20 @@ def budget_solved(spent: Callable[[Tensor, Tensor], Tensor], nats: Number, mu: T
 
 @dataclass(frozen=True)
 class Budget:
-    """theta <- anchor + d / (1 + mu * F), with the smallest mu >= 0 that keeps sum(F * d^2) / 2 <= nats.
+    """theta <- anchor + d / (1 + mu * F), with the smallest mu >= 0 that keeps sum(F * d^2) / 2 <= nats * tasks.
 
     F is the importance over past tasks, a curvature: `EWC(decay=None, per_sample=True)`, summed over tasks, is the
-    Fisher information's diagonal, and the sum then estimates how many nats the mean loss on past tasks has risen since
-    the last consolidation. Nothing is pulled before the budget is spent. One number says how much may be forgotten; the
-    strength of the pull follows, step by step.
+    Fisher information's diagonal, and the sum then estimates how many nats the losses on all past tasks together have
+    risen since the last consolidation: at most `nats` for each of them in the mean. Nothing is pulled before the budget
+    is spent. One number says how much may be forgotten; the strength of the pull follows, step by step.
 
     Args:
-        nats: how much may be forgotten in each task; one number, or one per run.
+        nats: how much may be forgotten of a past task in each new one; one number, or one per run.
         every: act in each `every`-th iteration of a task.
         growth: the budget of each task over that of the one before.
         per: one budget for the whole "model", or its share for each "layer".
+        over: whether `nats` are for the "mean" of past tasks, or for the "sum" of all of them, which holds tighter with
+            every task.
 
     Example:
         >>> import mooring
@@ -170,23 +172,34 @@ class Budget:
     every: int = 1
     growth: float = 1.0
     per: Literal["model", "layer"] = "model"
+    over: Literal["mean", "sum"] = "mean"
 
     def __post_init__(self) -> None:
         """Refuse options outside their range."""
         check_strength(self.nats, "nats")
         check_whole("every", self.every, 1)
         check_number("growth", self.growth, 0, above=True)
-        if self.per not in ("model", "layer"):
-            raise unknown("per", self.per, ["model", "layer"])
+        for name, given, known in (("per", self.per, ["model", "layer"]), ("over", self.over, ["mean", "sum"])):
+            if given not in known:
+                raise unknown(name, given, known)
 
     def allowed(self, task: int, groups: int = 1) -> Number:
         """What one of so many groups may spend in a task, counted from 1 for the first after a consolidation.
 
         Example:
-            >>> Budget(0.1, growth=2.0).allowed(task=3)
+            >>> Budget(0.1, growth=2.0, over="sum").allowed(task=3), round(Budget(0.1).allowed(task=3), 3)
+            (0.4, 0.3)
+        """
+        return self.promised(task) * (task if self.over == "mean" else 1) / groups
+
+    def promised(self, task: int) -> Number:
+        """What `nats` stand for in a task: the rise of the mean of past losses, or of their sum.
+
+        Example:
+            >>> Budget(0.1, growth=2.0).promised(task=3)
             0.4
         """
-        return self.nats * self.growth ** (task - 1) / groups
+        return self.nats * self.growth ** (task - 1)
 
     def rate(self, previous: Tensor, mu: Number) -> Tensor:
         """How far back to its anchor a parameter goes: mu * F / (1 + mu * F)."""
