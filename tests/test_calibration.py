@@ -215,12 +215,12 @@ def unsure(model, batch):
         ({"data": []}, MooringError, "data has no batches"),
         ({"data": 3}, MooringError, "data of type int is not"),
         ({"data": torch.zeros(3)}, MooringError, "data of type Tensor is not"),
-        ({"data": [torch.zeros(3)]}, MooringError, "a batch of type Tensor is not"),
+        ({"data": ["text"]}, MooringError, "a batch of type str is not"),
         ({"data": batches(1), "loss": unsure}, NonFiniteError, "the loss on data is not finite"),
         ({"data": batches(1), "loss": lambda model, batch: model(batch[0])}, MooringError, "returned shape"),
         ({"data": batches(1), "loss": lambda model, batch: 1.0}, MooringError, "returned type float"),
         ({"data": batches(1), "loss": lambda model, batch: torch.ones(())}, MooringError, "no moored parameter"),
-        ({"loss": unsure}, MooringError, "loss has no effect without data"),
+        ({"loss": unsure}, MooringError, "loss and batches have no effect without data"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line_and_nothing_changes(arguments, error, line):
@@ -234,20 +234,16 @@ def test_what_makes_no_sense_is_refused_in_one_line_and_nothing_changes(argument
     assert moor.tasks == 0
 
 
-def test_data_without_a_budget_or_before_a_task_is_refused(monkeypatch):
+def test_data_after_training_without_a_budget_and_data_of_one_rank_are_refused(monkeypatch):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with mooring.attach(model, optimizer) as moor, pytest.raises(MooringError, match="Interpolation has no budget"):
-        moor.consolidate(data=batches(0))
-    with (
-        mooring.attach(model, optimizer, pull=mooring.Budget(0.1)) as moor,
-        pytest.raises(MooringError, match="nothing was learned"),
-    ):
-        moor.consolidate(data=batches(0))
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with (
-        mooring.attach(model, optimizer, pull=mooring.Budget(0.1)) as moor,
-        pytest.raises(MooringError, match="one rank only"),
-    ):
-        moor.consolidate(data=batches(0))
+    with mooring.attach(model, optimizer) as moor:
+        train(model, optimizer, 0, 1)
+        with pytest.raises(MooringError, match="Interpolation has no budget"):
+            moor.consolidate(data=batches(0))
+    with mooring.attach(model, optimizer, importance=mooring.EWC(decay=None), pull=mooring.Budget(0.1)) as moor:
+        train(model, optimizer, 0, 1)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        with pytest.raises(MooringError, match="one rank only"):
+            moor.consolidate(data=batches(0))

@@ -86,6 +86,23 @@ def test_positions_of_a_sequence_are_places():
     torch.testing.assert_close(sums, torch.einsum("ni,nj->ij", b.sum(1), b.sum(1)) * 4)
 
 
+def test_sequences_count_as_their_positions_do_one_by_one():
+    """A mean loss over all positions has the same curvature whether they lie in sequences or in rows."""
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 6, 5, dtype=F64), torch.randint(3, (4, 6))
+    found = []
+    for inputs, labels in ((x, y), (x.flatten(0, 1), y.flatten())):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(5, 3, bias=False)).to(F64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(1.0))
+        nn.functional.cross_entropy(model(inputs).flatten(0, -2), labels.flatten()).backward()
+        optimizer.step()
+        (record,) = moor._ledger.records.values()
+        found.append(torch.kron(record.factor.outputs, record.factor.inputs))
+    torch.testing.assert_close(found[0], found[1])
+
+
 def test_the_scale_does_not_depend_on_the_batch():
     """With the same sample many times over, a mean loss gives the same factors as that sample alone."""
     torch.manual_seed(0)

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from mooring import merges
+from mooring.batches import Data
 from mooring.errors import MooringError, unknown
+from mooring.estimation import check_estimable
 from mooring.importance import EWC, Importance, resolve
+from mooring.losses import Loss
 from mooring.moor import Mooring
 from mooring.optimizers import check_optimizer, stepping
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull
@@ -31,6 +34,10 @@ def attach(
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
     check_finite: bool = True,
+    reference: Data | None = None,
+    loss: Loss | None = None,
+    batches: int | None = 32,
+    progress: bool | None = None,
 ) -> Mooring:
     """Moor a model to what it knows while an optimizer trains it further.
 
@@ -54,6 +61,13 @@ def attach(
         state_dtype: dtype of anchors and importances; by default float32, or the parameter's own where wider.
         check_finite: stop before a step whose gradient is not finite (costs one reduction and, on a GPU,
             one synchronisation per step).
+        reference: what the model knows already, to fine-tune it without forgetting that: batches of (inputs, labels),
+            or of inputs alone, or a function from the model to a batch, such as one of sequences that it generates.
+            The importance is estimated from it, and anchors are the parameters as they are: this is
+            `Mooring.consolidate(data=reference)` before any step. Nothing about the model changes.
+        loss: the mean loss of a model on a batch of the reference, loss(model, batch); by default the cross entropy.
+        batches: how many batches of the reference at most; None is all of them.
+        progress: whether to show a bar on stderr meanwhile; by default on a terminal only.
 
     Returns:
         The `Mooring`, with `consolidate()` to call at the end of each task.
@@ -99,7 +113,11 @@ def attach(
     merge = merges.resolve(merge or ("sum" if curved else "average"))
     excluded = check_exclude(model, exclude)
     check_optimizer(model, optimizer, excluded)
-    return Mooring(
+    if reference is not None:
+        check_estimable(importance)
+    elif loss is not None:
+        raise MooringError("loss has no effect without a reference: give attach both, or neither")
+    moor = Mooring(
         model,
         optimizer,
         importance=importance,
@@ -111,3 +129,10 @@ def attach(
         state_dtype=state_dtype,
         check_finite=check_finite,
     )
+    if reference is not None:
+        try:
+            moor.consolidate(data=reference, loss=loss, batches=batches, progress=progress)
+        except BaseException:
+            moor.detach()
+            raise
+    return moor

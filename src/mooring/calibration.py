@@ -2,51 +2,30 @@
 
 import dataclasses
 import math
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from mooring.batches import Data, Outputs, batches_of, labelled
 from mooring.errors import MooringError, NonFiniteError
 from mooring.factors import Factor
 from mooring.forward_hook import ranks
 from mooring.ledger import Ledger, Moored
+from mooring.losses import Loss, default_loss, scalar_loss
 from mooring.pulls.budget import Budget
 from mooring.selection import layer_of
 from mooring.spending import Spending, line_of
-from mooring.watch import Watch, find_outputs
+from mooring.undisturbed import undisturbed
 
-__all__ = ["Loss", "calibration_factor", "cross_entropy", "solved_factor"]
-
-Loss = Callable[[nn.Module, Any], Tensor]
-"""The mean loss of a model on a batch, a scalar."""
+__all__ = ["calibration_factor", "solved_factor"]
 
 DIRECTIONS = 4
 """Directions to probe in, each with its opposite."""
 
 LEAST, MOST, HALVINGS = 1e-2, 1e6, 12
 """Between which factors the answer is looked for, and how often the interval is halved."""
-
-
-def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
-    """The mean cross entropy on a batch (inputs, labels), which is moved to where the model is.
-
-    Example:
-        >>> cross_entropy(nn.Identity(), (torch.zeros(3, 2), torch.tensor([0, 1, 1])))
-        tensor(0.6931)
-    """
-    if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
-        raise MooringError(
-            f"a batch of type {type(batch).__name__} is not (inputs, labels): give consolidate a "
-            "loss(model, batch) that returns the mean loss"
-        )
-    place = next((p.device for p in model.parameters()), batch[0].device)
-    outputs, labels = find_outputs(model(batch[0].to(place))), batch[1].to(place)
-    return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
 
 
 def solved_factor(rise: Callable[[float], float], nats: float) -> float:
@@ -69,7 +48,15 @@ def solved_factor(rise: Callable[[float], float], nats: float) -> float:
     return math.exp((low + high) / 2)
 
 
-def calibration_factor(ledger: Ledger, budget: Budget, data: Iterable[Any], loss: Loss) -> float:
+def calibration_factor(
+    ledger: Ledger,
+    budget: Budget,
+    data: Data,
+    *,
+    loss: Loss | None = None,
+    batches: int | None = None,
+    outputs: Outputs | None = None,
+) -> float:
     """What a task's own curvature is to be multiplied by, so that its loss rises by the budget where the budget ends.
 
     The mean over probes of loss(pulled(theta + v, q)) - loss(theta) = nats is solved for q; the factor is nats / q.
@@ -86,21 +73,28 @@ def calibration_factor(ledger: Ledger, budget: Budget, data: Iterable[Any], loss
         ledger: the records of the moored parameters, at the end of a task.
         budget: what may be spent.
         data: batches, best of held-out data; all are kept in memory meanwhile, and each counts the same.
-        loss: the mean loss of a model on a batch.
+        loss: the mean loss of a model on a batch; None is `default_loss`, with labels that the model draws where there
+            are none.
+        batches: how many at most; None is all of them.
+        outputs: from what the model returns to the tensor of its outputs.
     """
-    nats = float(budget.allowed(ledger.tasks + 1))
+    nats = float(budget.promised(ledger.tasks + 1))
     if ranks() > 1:
         raise MooringError(
             "consolidate(data=...) would measure the data of one rank only: under torch.distributed leave data out"
         )
-    with _undisturbed(ledger.model):
-        batches = _batches(data)
+    with undisturbed(ledger.model, moves=True):
+        found = list(batches_of(data, ledger.model, batches))
+        if not found:
+            raise MooringError("data has no batches: give some of the task's data, best held out")
+        if loss is None:
+            found = [labelled(ledger.model, batch, number, outputs) for number, batch in enumerate(found)]
         held = _held(ledger)
         if not held:
             raise MooringError("nothing was learned since the last consolidation: calibrate at the end of a task")
         if not nats:
             return 1.0  # nothing is spent, whatever it is worth
-        losses = _Losses(ledger.model, batches, loss)
+        losses = _Losses(ledger.model, found, loss or default_loss(outputs))
         went = math.sqrt(math.fsum(float((m.parameter - m.anchor).square().sum()) for m in _moved(ledger)))
         probes = _probes(losses, held, went, ledger.tasks)
         begin = losses.mean()
@@ -123,11 +117,7 @@ class _Losses:
             raise NonFiniteError("the loss on data is not finite; nothing was changed: look at the data and the loss")
 
     def of(self, batch: Any) -> Tensor:
-        found = self.loss(self.model, batch)
-        if not isinstance(found, Tensor) or found.numel() != 1:
-            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"type {type(found).__name__}"
-            raise MooringError(f"loss(model, batch) returned {what}: it must return the mean loss, a scalar tensor")
-        return found.squeeze()
+        return scalar_loss(self.loss, self.model, batch)
 
     @torch.no_grad()
     def mean(self) -> float:
@@ -199,36 +189,3 @@ def _displaced(held: Sequence[Moored], probe: Sequence[Tensor], budget: Budget, 
             m.parameter.copy_(m.anchor + v * math.sqrt(budget.nats / spent))
     Spending(budget).spend(held, {m.parameter for m in held}, 1)
     return losses.mean()
-
-
-def _batches(data: Iterable[Any]) -> list[Any]:
-    if isinstance(data, Tensor) or not isinstance(data, Iterable):
-        raise MooringError(
-            f"data of type {type(data).__name__} is not a collection of batches: give a loader, or a list like [(x, y)]"
-        )
-    batches = list(data)
-    if not batches:
-        raise MooringError("data has no batches: give some of the task's data, best held out")
-    return batches
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """In eval mode and unwatched; afterwards everything is as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    kept = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
-    devices = sorted({t.device.index for t, _ in kept if t.device.type == "cuda"})
-    state, looking = random.getstate(), Watch.looking
-    with torch.random.fork_rng(devices):
-        Watch.looking = True
-        model.eval()
-        try:
-            yield
-        finally:
-            Watch.looking = looking
-            random.setstate(state)
-            for module, training in modes:
-                module.training = training
-            with torch.no_grad():
-                for tensor, before in kept:
-                    tensor.copy_(before)

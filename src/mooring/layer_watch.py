@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.factors import Factors, kronecker_factors, over_passes, over_uses
+from mooring.factors import Factors, kronecker_factors, layers_with_factors, over_passes, over_uses
 from mooring.forward_hook import ForwardHook, ranks
+from mooring.ledger import Ledger
 from mooring.watch import Watch
 
-__all__ = ["LayerWatch"]
+__all__ = ["LayerWatch", "watches"]
 
 
 class LayerWatch:
@@ -21,16 +22,23 @@ class LayerWatch:
         layers: which.
         every: look in each `every`-th iteration only.
         step: how many iterations there were in this task.
+        predictions: how many predictions the mean loss of this iteration is over; None where each sample is one.
     """
 
-    def __init__(self, layers: Iterable[nn.Module], every: int, step: Callable[[], int]) -> None:
-        self.every, self.step = every, step
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        every: int,
+        step: Callable[[], int],
+        predictions: Callable[[], int] | None = None,
+    ) -> None:
+        self.every, self.step, self.predictions, self.paused = every, step, predictions, False
         self.seen: dict[nn.Module, dict[int, tuple[int, list[Factors]]]] = {}
         self._handles = [layer.register_forward_hook(ForwardHook(self)) for layer in layers]
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """Wait for the gradient of what came out."""
-        if Watch.looking or not torch.is_grad_enabled() or self.step() % self.every:
+        if self.paused or Watch.looking or not torch.is_grad_enabled() or self.step() % self.every:
             return
         if not args or not isinstance(returned, Tensor) or not returned.requires_grad:
             return
@@ -46,7 +54,11 @@ class LayerWatch:
         returned.register_hook(arrived)  # type: ignore[no-untyped-call]
 
     def take(self) -> list[tuple[nn.Module, Factors]]:
-        """What was seen since the last step, over all passes together; a new iteration begins."""
+        """What was seen since the last step, over all passes together; a new iteration begins.
+
+        A sample may hold several predictions, as the positions of a sequence are: the loss is a mean over those, and
+        the gradient of a single one so many times as large.
+        """
         if ranks() > 1:
             raise MooringError(
                 "Kronecker would see the layers of one rank only: under torch.distributed use EWC(per_sample=True), "
@@ -55,11 +67,28 @@ class LayerWatch:
         seen, self.seen = self.seen, {}
         found = []
         for layer, passes in seen.items():
-            every = [over_uses(uses) for _, uses in passes.values()]
-            found.append((layer, over_passes(every, [samples for samples, _ in passes.values()])))
+            every, samples = [over_uses(uses) for _, uses in passes.values()], [n for n, _ in passes.values()]
+            a, g, sums = over_passes(every, samples)
+            each = (self.predictions() if self.predictions else 0) / sum(samples) or 1.0
+            found.append((layer, (a, g * each, sums * each)))
         return found
 
     def remove(self) -> None:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
+
+
+def watches(ledger: Ledger, outputs: Callable[[Any], Tensor] | None = None) -> tuple[Watch | None, LayerWatch | None]:
+    """Who watches the model for an importance: its outputs or samples, and its layers, where it needs them."""
+    importance = ledger.importance
+    watch = None if importance.watches == "nothing" else Watch(ledger.model, importance, ledger, outputs)
+    if not importance.by_layer:
+        return watch, None
+    batch = getattr(importance, "batch_size", None)
+
+    def predictions() -> int:
+        return batch or (watch.seen.samples if watch else 0)
+
+    layers = layers_with_factors(ledger.model)
+    return watch, LayerWatch(layers, importance.every, lambda: ledger.steps, predictions)

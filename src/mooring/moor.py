@@ -1,31 +1,32 @@
 """Mooring: what a user holds after `mooring.attach`. The training step itself is in `step.py`."""
 
 import math
-from collections.abc import Callable, Iterable
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mooring import stability
-from mooring.calibration import Loss, calibration_factor, cross_entropy
-from mooring.checkpoint import check_keys, pack, unpack_header, unpack_parameter
+from mooring.batches import Data
+from mooring.calibration import calibration_factor
+from mooring.checkpoint import pack
 from mooring.diagnosis import Diagnosis, diagnose
 from mooring.drift import parameter_drift
 from mooring.errors import MooringError
-from mooring.factors import layers_with_factors
+from mooring.estimation import estimate
 from mooring.importance import Importance, State
-from mooring.layer_watch import LayerWatch
+from mooring.layer_watch import watches
 from mooring.ledger import Ledger
+from mooring.losses import Loss
 from mooring.merges import Merge
 from mooring.optimizers import check_optimizer, stepping
 from mooring.pulls import Budget, GradientPull, Pull
 from mooring.pulls.base import check_strength
-from mooring.selection import layer_of, norm_buffers
+from mooring.resuming import read_state
+from mooring.selection import layer_of
 from mooring.spending import line_of
 from mooring.step import TrainingStep
-from mooring.watch import Watch
 
 __all__ = ["Mooring"]
 
@@ -68,31 +69,65 @@ class Mooring:
         self.importance = importance
         self.pull = pull
         self._ledger = Ledger(model, optimizer, importance, merge, exclude, state_dtype)
-        self._watch: Watch | None = None
-        if importance.watches != "nothing":
-            self._watch = Watch(model, importance, self._ledger, outputs)
-        self._layers: LayerWatch | None = None
-        if importance.by_layer:
-            layers = layers_with_factors(model)
-            self._layers = LayerWatch(layers, importance.every, lambda: self._ledger.steps)
+        self._outputs = outputs
+        self._watch, self._layers = watches(self._ledger, outputs)
         self._step = TrainingStep(self._ledger, pull, self._watch, self._layers, buffers, check_finite)
         self._hook()
 
     @torch.no_grad()
-    def consolidate(self, *, data: Iterable[Any] | None = None, loss: Loss | None = None) -> None:
+    def estimate(
+        self, data: Data, *, loss: Loss | None = None, batches: int | None = None, progress: bool | None = None
+    ) -> None:
+        """Estimate this task's importance from data, at the parameters as they are, in the place of what training saw.
+
+        Nothing about the model changes, and all batches count alike, whatever the importance's decay. EWC's scores
+        shrink as batches grow: take the batch size that you train with.
+
+        Args:
+            data: batches of what the model knows; or a function from the model to a batch, such as one of sequences
+                that it generates. A batch is (inputs, labels), or inputs alone, for which the model draws labels from
+                its own prediction, or a mapping for a model that returns its loss, or anything that `loss` takes.
+            loss: the mean loss of a model on a batch, loss(model, batch); by default the cross entropy.
+            batches: how many at most; by default all. A function is called as often.
+            progress: whether to show a bar on stderr; by default on a terminal only.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 3)
+            >>> moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> moor.estimate([torch.randn(8, 2) for _ in range(4)])  # inputs alone: nobody has labels
+            >>> bool((moor.current["weight"] > 0).all())
+            True
+        """
+        self._estimate(data, loss, batches, progress)
+
+    @torch.no_grad()
+    def consolidate(
+        self,
+        *,
+        data: Data | None = None,
+        loss: Loss | None = None,
+        batches: int | None = None,
+        progress: bool | None = None,
+    ) -> None:
         """End a task: what was learned is now part of what is kept.
 
         anchor <- parameter; previous <- merge(previous, current), `current` as it was last computed; then
         `current` starts anew. Parameters that had no gradient during the task keep their importance.
 
-        With data, for a `Budget`: `current` is first multiplied by the factor that makes its estimate agree with the
+        With data, before any step of a task: `current` is first estimated from it, by `estimate`. What a model knows
+        already is a task like any other, which somebody else has trained.
+
+        With data, for a `Budget`: `current` is then multiplied by the factor that makes its estimate agree with the
         rise of the loss on that data, measured along probes (`mooring.calibration`). Nothing else is changed by it.
 
         Args:
-            data: batches of this task, best held out; a few hundred samples are enough. They are read once, kept in
-                memory meanwhile, and evaluated about a hundred times.
-            loss: the mean loss of a model on a batch, loss(model, batch); by default the cross entropy of
-                (inputs, labels).
+            data: batches of this task, or a function that makes them, as for `estimate`. The first 8 of those that are
+                estimated from calibrate; after training, all do: a few hundred samples are enough, best held out. They
+                are kept in memory meanwhile, and evaluated about a hundred times.
+            loss: as for `estimate`.
+            batches: as for `estimate`.
+            progress: as for `estimate`.
 
         Example:
             >>> import mooring
@@ -107,7 +142,9 @@ class Mooring:
             1
         """
         self._refuse_interrupted()
-        scale = self._calibrated(data, loss)
+        if data is None and (loss is not None or batches is not None):
+            raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
+        scale = 1.0 if data is None else self._scale(data, loss, batches, progress)
         self._step.end_task()
         self._ledger.consolidate(scale)
         self._step.anchor_buffers()
@@ -222,39 +259,13 @@ class Mooring:
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
-        header = unpack_header(state)
-        if header["importance"] != self.importance.name:
-            raise MooringError(
-                f"the state was made by importance {header['importance']}, this Mooring has {self.importance.name}"
-            )
-        self._ledger.refresh()
-        by_name = {name: p for p, name in self._ledger.names.items()}
-        saved = {*header["moored"], *header["counts"]}
-        only_state, only_model = saved - by_name.keys(), by_name.keys() - saved
-        if only_state or only_model:
-            raise MooringError(
-                f"the state does not fit: only in the state {sorted(only_state)}, only in the model "
-                f"{sorted(only_model)}; build the model, its heads and exclude= as they were when it was saved"
-            )
-        records = {}
-        for name, count in header["counts"].items():
-            p = by_name[name]
-            records[p] = unpack_parameter(state, self._ledger.fresh(p, header["tasks"]), count)
-            if factor := records[p].factor:
-                factor.looks, factor.tasks = header["factors"][name]
-                factor.turn()
-        check_keys(state, records.values())
-        known = norm_buffers(self.model, self._ledger.exclude, self._ledger.held())
-        buffers = {key.removeprefix("buffer."): t for key, t in state.items() if key.startswith("buffer.")}
-        for name, tensor in buffers.items():
-            if name not in known or tensor.shape != known[name].shape:
-                raise MooringError(f"the state does not fit: the model has no buffer {name!r} of that shape")
+        header, records, buffers = read_state(state, self._ledger)
         self._step.reset()
         self._step.forget()
         self._ledger.records = records
         self._ledger.tasks, self._ledger.steps = header["tasks"], header["steps"]
         self._ledger.calibration = header.get("calibration", [1.0] * header["tasks"])
-        self._step.buffer_anchors = {name: t.to(known[name], copy=True) for name, t in buffers.items()}
+        self._step.buffer_anchors = buffers
         if self._step.spending:
             self._step.spending.resume(header.get("spending"))
 
@@ -281,9 +292,7 @@ class Mooring:
     def __enter__(self) -> "Mooring":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()
 
     def __deepcopy__(self, memo: Any) -> "Mooring":
@@ -293,8 +302,8 @@ class Mooring:
         raise MooringError("a Mooring cannot be pickled: save its state_dict(), and load it into an attach()ed one")
 
     def __repr__(self) -> str:
-        moored = len(self._ledger.trained())
-        return f"Mooring({self.importance!r}, {self.pull!r}, parameters={moored}, tasks={self.tasks})"
+        count = len(self._ledger.trained())
+        return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks})"
 
     def _hook(self) -> None:
         self._handles = [
@@ -307,18 +316,26 @@ class Mooring:
         for handle in self._handles:
             handle.remove()
 
-    def _calibrated(self, data: Iterable[Any] | None, loss: Loss | None) -> float:
-        """By what to multiply what is known of this task."""
-        if data is None:
-            if loss is not None:
-                raise MooringError("loss has no effect without data: give consolidate both, or neither")
-            return 1.0
-        if not isinstance(self.pull, Budget):
+    def _estimate(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> list[Any]:
+        self._refuse_interrupted()
+        watching = [watch for watch in (self._watch, self._layers) if watch]
+        found = estimate(self._ledger, watching, data, loss=loss, batches=batches, outputs=self._outputs, show=progress)
+        self._step.forget()
+        return found
+
+    def _scale(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> float:
+        """By what data multiplies what is known of this task, which is estimated from it where nothing is."""
+        budget = self.pull if isinstance(self.pull, Budget) else None
+        if not any(m.count for m in self._ledger.records.values()):
+            data, batches = self._estimate(data, loss, batches, progress), None
+        elif budget is None:
             raise MooringError(
-                f"{type(self.pull).__name__} has no budget that data could calibrate: leave data out, or attach with "
-                "pull=Budget(...)"
+                f"{type(self.pull).__name__} has no budget that data could calibrate after training: leave data out, "
+                "or estimate(data) first"
             )
-        return calibration_factor(self._ledger, self.pull, data, loss or cross_entropy)
+        if budget is None:
+            return 1.0
+        return calibration_factor(self._ledger, budget, data, loss=loss, batches=batches, outputs=self._outputs)
 
     def _strength(self, strength: float | None) -> float:
         given = getattr(self.pull, "strength", None) if strength is None else strength

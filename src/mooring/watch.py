@@ -99,6 +99,7 @@ class Watch:
         self.ledger = ledger
         self.find = outputs or find_outputs
         self.seen = Seen()
+        self.paused = False
         self._arriving: list[list[Seen]] = []
         self._marks: list[tuple[int, int]] = []
         self._random: torch.Generator | None = None
@@ -135,8 +136,10 @@ class Watch:
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """The model has run: look at its outputs, and keep what was found until a backward pass comes through."""
-        if Watch.looking or not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
-            return  # an evaluation, or one inside torch.func
+        if self.paused or Watch.looking or not torch.is_grad_enabled():
+            return  # an evaluation
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return  # inside torch.func
         outputs = self.find(returned)
         if not isinstance(outputs, Tensor) or outputs.ndim == 0:
             raise MooringError("outputs= must give a tensor whose first dimension is the samples")

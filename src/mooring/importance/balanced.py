@@ -94,6 +94,10 @@ class Balanced(Importance):
         """As the inner importance."""
         self.importance.update(state, it)
 
+    def averaged(self) -> "Balanced":
+        """As the inner importance."""
+        return Balanced(self.importance.averaged())
+
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """As the inner importance."""
         return self.importance.probe(outputs, generator)

@@ -121,6 +121,10 @@ class Importance:
         """Bring `state` up to date with this iteration, in place; the iteration's own tensors are not touched."""
         return
 
+    def averaged(self) -> "Importance":
+        """The same definition as a mean over all iterations alike, for an estimate from data, which has no order."""
+        return self
+
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """A scalar function of the outputs, a sum over samples, whose gradient becomes `Iteration.probe`."""
         raise MooringError(f"{self.name} watches outputs: define probe(outputs, generator), a scalar to differentiate")

@@ -1,6 +1,6 @@
 """EWC: the squared gradient of the loss, an estimate of the Fisher information's diagonal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -98,6 +98,10 @@ class EWC(Importance):
         else:
             score = fisher_observed(it.g, samples if self.per_sample else 1)
         average(state["current"], score, self.decay, it.count, out=state["current"])
+
+    def averaged(self) -> "EWC":
+        """Without a decay."""
+        return replace(self, decay=None)
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """log p(y | x) summed over the batch, y drawn from the model's own prediction."""

@@ -1,6 +1,6 @@
 """Kronecker: the curvature of a layer as the product of what goes in and what comes back, not weight by weight."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from mooring.errors import check_whole
@@ -60,6 +60,10 @@ class Kronecker(Importance):
     def watches(self) -> Literal["nothing", "samples", "outputs"]:
         """The batch size, where it is not given."""
         return "samples" if self.batch_size is None else "nothing"
+
+    def averaged(self) -> "Kronecker":
+        """Looking at layers in each iteration."""
+        return replace(self, every=1)
 
     def update(self, state: State, it: Iteration) -> None:
         """current <- mean over the task of samples * g^2, for parameters that no layer has factors of."""

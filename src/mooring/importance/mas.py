@@ -1,6 +1,6 @@
 """MAS: how sensitive the squared norm of the outputs is to each parameter; needs no labels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -61,6 +61,10 @@ class MAS(Importance):
         """current <- average(current, |probe|)."""
         assert it.probe is not None
         average(state["current"], sensitivity(it.probe), self.decay, it.count, out=state["current"])
+
+    def averaged(self) -> "MAS":
+        """Without a decay."""
+        return replace(self, decay=None)
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """sum over the batch of ||f(x)||^2."""

@@ -1,0 +1,50 @@
+"""Reads a saved state for a model, and refuses one that does not fit, before anything is changed."""
+
+from typing import Any
+
+from torch import Tensor
+
+from mooring.checkpoint import check_keys, unpack_header, unpack_parameter
+from mooring.errors import MooringError
+from mooring.importance import State
+from mooring.ledger import Ledger, Moored
+from mooring.selection import norm_buffers
+
+__all__ = ["read_state"]
+
+
+def read_state(state: State, ledger: Ledger) -> tuple[dict[str, Any], dict[Tensor, Moored], State]:
+    """What a state says: its header, the records of parameters, and the anchors of normalisation statistics.
+
+    Args:
+        state: as `Mooring.state_dict` gave it.
+        ledger: of the model that is to go on from it; it is left as it is.
+    """
+    header = unpack_header(state)
+    if header["importance"] != ledger.importance.name:
+        raise MooringError(
+            f"the state was made by importance {header['importance']}, this Mooring has {ledger.importance.name}"
+        )
+    ledger.refresh()
+    by_name = {name: p for p, name in ledger.names.items()}
+    saved = {*header["moored"], *header["counts"]}
+    only_state, only_model = saved - by_name.keys(), by_name.keys() - saved
+    if only_state or only_model:
+        raise MooringError(
+            f"the state does not fit: only in the state {sorted(only_state)}, only in the model "
+            f"{sorted(only_model)}; build the model, its heads and exclude= as they were when it was saved"
+        )
+    records = {}
+    for name, count in header["counts"].items():
+        p = by_name[name]
+        records[p] = unpack_parameter(state, ledger.fresh(p, header["tasks"]), count)
+        if factor := records[p].factor:
+            factor.looks, factor.tasks = header["factors"][name]
+            factor.turn()
+    check_keys(state, records.values())
+    known = norm_buffers(ledger.model, ledger.exclude, ledger.held())
+    buffers = {key.removeprefix("buffer."): t for key, t in state.items() if key.startswith("buffer.")}
+    for name, tensor in buffers.items():
+        if name not in known or tensor.shape != known[name].shape:
+            raise MooringError(f"the state does not fit: the model has no buffer {name!r} of that shape")
+    return header, records, {name: t.to(known[name], copy=True) for name, t in buffers.items()}

@@ -1,0 +1,341 @@
+"""Importance from reference data, before a step is taken: it equals an oracle, and changes nothing."""
+
+import itertools
+import random
+from copy import deepcopy
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import mooring
+from mooring.batches import labelled
+from mooring.errors import MooringError, NonFiniteError
+from mooring.importance import Kronecker
+from mooring.testing import check_equal
+
+IMPORTANCES = {
+    "ewc": lambda: {"importance": "ewc"},
+    "fisher": lambda: {"importance": mooring.EWC(decay=None, per_sample=True)},
+    "sampled": lambda: {"importance": mooring.EWC(labels="sampled")},
+    "mas": lambda: {"importance": "mas"},
+    "balanced": lambda: {"importance": mooring.Balanced("mas")},
+    "uniform": lambda: {"importance": "uniform"},
+    "random": lambda: {"importance": "random"},
+    "budget": lambda: {"pull": mooring.Budget(0.05)},
+    "kronecker": lambda: {"importance": Kronecker(every=3), "pull": mooring.Budget(0.05)},
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(4 * 16, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += 1
+        return self.head(self.drop(torch.relu(self.norm(self.features(x)))).flatten(1))
+
+
+def batches(count=5, size=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(size, 1, 6, 6, generator=generator), torch.randint(3, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def made(lr=0.05):
+    torch.manual_seed(1)
+    model = Net()
+    return model, torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def train(model, optimizer, data):
+    for x, y in data:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["loader", "inputs", "function"])
+@pytest.mark.parametrize("name", IMPORTANCES)
+def test_estimating_changes_nothing_about_the_model(name, kind):
+    model, optimizer = made()
+    train(model, optimizer, batches(2, seed=5))
+    model.drop.eval()
+
+    def drawn(model):
+        model.train()  # a function may be careless
+        model(torch.randn(8, 1, 6, 6))
+        model.eval()
+        random.random(), numpy.random.rand()
+        return torch.randn(8, 1, 6, 6), torch.randint(3, (8,))
+
+    data = {
+        "loader": torch.utils.data.DataLoader([(x[0], y[0]) for x, y in batches(30)], batch_size=8, shuffle=True),
+        "inputs": [x for x, _ in batches()],
+        "function": drawn,
+    }[kind]
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    moments = deepcopy(optimizer.state_dict())
+    gradients = {key: (p.grad, p.grad.clone()) for key, p in model.named_parameters()}
+    modes = [module.training for module in model.modules()]
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].copy()
+    moor = mooring.attach(model, optimizer, reference=data, batches=4, **IMPORTANCES[name]())
+    check_equal("model", model.state_dict(), before)
+    check_equal("anchor", moor.anchor, {key: before[key] for key in moor.anchor})
+    assert len(moor.anchor) == len(gradients)
+    for key, p in model.named_parameters():
+        assert p.grad is gradients[key][0]
+        assert torch.equal(p.grad, gradients[key][1])
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert (numpy.random.get_state()[1] == states[2]).all()
+    for key, state in optimizer.state_dict()["state"].items():
+        check_equal("optimizer", state, moments["state"][key])
+    assert (moor.tasks, moor.steps) == (1, 0)
+
+
+@pytest.mark.parametrize("name", IMPORTANCES)
+def test_the_estimate_is_that_of_training_which_does_not_move(name):
+    """In eval mode and with a learning rate of 0, all batches counting alike."""
+    options = IMPORTANCES[name]()
+    model, optimizer = made()
+    moor = mooring.attach(model, optimizer, **options)
+    moor.estimate(batches())
+    still, frozen = made(lr=0.0)
+    importance = options.get("importance")
+    if isinstance(importance, mooring.Balanced):
+        options["importance"] = mooring.Balanced(mooring.MAS(decay=None))
+    elif importance in ("ewc", "mas") or name == "sampled":
+        inner = {"ewc": mooring.EWC, "mas": mooring.MAS}.get(importance)
+        options["importance"] = inner(decay=None) if inner else mooring.EWC(decay=None, labels="sampled")
+    elif name == "kronecker":
+        options["importance"] = Kronecker(every=1)
+    other = mooring.attach(still, frozen, **options)
+    train(still.eval(), frozen, batches())
+    check_equal("current", moor.current, other.current)
+    for m, n in zip(moor._ledger.records.values(), other._ledger.records.values(), strict=True):
+        assert m.count == n.count == 5
+        if m.factor:
+            check_equal("factors", m.factor.slots(), n.factor.slots())
+            assert m.factor.looks == n.factor.looks == 5
+
+
+def test_inputs_alone_give_the_fisher_information_of_the_models_own_predictions():
+    """The mean of many draws against the sum over all labels, weighted by their probability."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4).double()
+    with torch.no_grad():
+        model.weight.mul_(3)
+    x = torch.randn(6, 3, dtype=torch.float64)
+    fisher = torch.zeros_like(model.weight)
+    for each in x:
+        log = model(each).log_softmax(-1)
+        for label in range(4):
+            (score,) = torch.autograd.grad(log[label], model.weight, retain_graph=True)
+            fisher += log[label].exp().item() * score.square() / len(x)
+    for importance in (mooring.EWC(per_sample=True), mooring.EWC(labels="sampled")):
+        with mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=importance) as moor:
+            moor.estimate([x] * 4000)
+            torch.testing.assert_close(moor.current["weight"], fisher, rtol=0.15, atol=0.005)
+
+
+def test_labels_are_drawn_once_for_each_position_and_other_batches_are_left_alone():
+    embedding = nn.Embedding(5, 5)
+    tokens = torch.randint(5, (3, 7))
+    state = torch.get_rng_state()
+    (x, y), (_, again) = (labelled(embedding, given, seed=4) for given in (tokens, [tokens]))
+    assert x is tokens
+    assert y.shape == (3, 7)
+    assert torch.equal(y, again)
+    assert torch.equal(torch.get_rng_state(), state)
+    for batch in ((tokens, y), {"x": tokens}, "text"):
+        assert labelled(embedding, batch, seed=0) is batch
+
+
+def test_data_before_the_first_step_means_the_same_everywhere():
+    states = []
+    for way in ("reference", "consolidate", "estimate"):
+        model, optimizer = made()
+        pull = mooring.Budget(0.05)
+        if way == "reference":
+            moor = mooring.attach(model, optimizer, pull=pull, reference=batches())
+        else:
+            moor = mooring.attach(model, optimizer, pull=pull)
+            if way == "estimate":
+                moor.estimate(batches())
+            moor.consolidate(data=batches())
+        assert moor.calibration != [1.0]
+        train(model, optimizer, batches(seed=9))
+        states.append({**moor.state_dict(), **model.state_dict()})
+    for other in states[1:]:
+        check_equal("state", other, states[0])
+
+
+def test_an_estimate_takes_the_place_of_what_training_saw():
+    model, optimizer = made()
+    moor = mooring.attach(model, optimizer, importance=mooring.MAS())
+    train(model, optimizer, batches(seed=3))
+    moor.estimate(batches())
+    fresh = Net()
+    fresh.load_state_dict(model.state_dict())
+    again = mooring.attach(fresh, torch.optim.SGD(fresh.parameters(), lr=0.1), importance=mooring.MAS())
+    again.estimate(batches())
+    check_equal("current", moor.current, again.current)
+    assert moor.steps == 5
+    moor.consolidate()
+    assert bool((moor.previous["head.weight"] > 0).all())
+
+
+def test_a_second_reference_joins_the_first():
+    model, optimizer = made()
+    moor = mooring.attach(model, optimizer, reference=batches(), merge="sum")
+    first = {key: t.clone() for key, t in moor.previous.items()}
+    moor.consolidate(data=batches(seed=1))
+    alone = mooring.attach(*made(), reference=batches(seed=1), merge="sum")
+    check_equal("sum", moor.previous, {key: first[key] + t for key, t in alone.previous.items()})
+
+
+def test_a_backward_pass_before_the_estimate_still_counts_in_its_step():
+    found = []
+    for between in (False, True):
+        model, optimizer = made()
+        moor = mooring.attach(model, optimizer, importance=mooring.MAS(decay=None))
+        model.eval()
+        x, y = batches()[0]
+        nn.functional.cross_entropy(model(x), y).backward()
+        if between:
+            moor.estimate(batches(1, seed=7))
+            for m in moor._ledger.records.values():
+                m.count = 0  # start the mean anew
+        optimizer.step()
+        found.append(moor.current)
+    check_equal("current", *found)
+
+
+def test_only_so_many_batches_are_read_and_a_function_makes_as_many():
+    def endless():
+        for x in itertools.count():
+            read.append(x)
+            yield batches(1, seed=x)[0]
+
+    read, made_by = [], []
+    moor = mooring.attach(*made(), reference=endless(), batches=3)
+    assert read == [0, 1, 2]
+
+    def make(model):
+        assert not torch.is_grad_enabled()
+        assert not model.training
+        made_by.append(len(made_by))
+        return batches(1, seed=made_by[-1])[0]
+
+    other = mooring.attach(*made(), reference=make, batches=3)
+    assert made_by == read
+    check_equal("previous", other.previous, moor.previous)
+
+
+class Returns(nn.Module):
+    """As the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+
+    def forward(self, x, labels=None):
+        logits = self.net(x)
+        return {"logits": logits, **({} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)})}
+
+
+def test_a_mapping_is_what_the_model_takes_and_its_loss_is_used():
+    model = Returns()
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer)
+    moor.estimate([{"x": x, "labels": y}])
+    first = moor.current["net.weight"].clone()
+    moor.estimate([(x, y)])
+    torch.testing.assert_close(first, moor.current["net.weight"])
+    with pytest.raises(MooringError, match="returned no loss for a batch of x"):
+        moor.estimate([{"x": x}])
+
+
+def test_a_bar_is_shown_where_it_is_asked_for_and_goes_away(capsys):
+    mooring.attach(*made(), reference=batches())
+    assert capsys.readouterr() == ("", "")
+    mooring.attach(*made(), reference=batches(), progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "estimating importance [" in err
+    assert "4/5" in err
+    assert err.split("\r")[-1] == ""
+    assert err.split("\r")[-2].strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "line"),
+    [
+        ({"importance": "si"}, MooringError, "SI is made of an optimizer's steps .* use EWC"),
+        ({"importance": "rwalk"}, MooringError, "RWalk is made of an optimizer's steps"),
+        ({"importance": mooring.Balanced("si")}, MooringError, "Balanced.SI. is made of"),
+        ({"reference": []}, MooringError, "data has no batches"),
+        ({"reference": 3}, MooringError, "data of type int is not"),
+        ({"reference": "outputs"}, MooringError, "data of type str is not"),
+        ({"reference": torch.zeros(3)}, MooringError, "data of type Tensor is not"),
+        ({"reference": ["text"]}, MooringError, "a batch of type str is not"),
+        ({"batches": 0}, MooringError, "batches=0 is not allowed"),
+        ({"reference": lambda model: None, "batches": None}, MooringError, "say how many"),
+        ({"loss": lambda model, batch: 1.0}, MooringError, "returned type float"),
+        ({"loss": lambda model, batch: model(batch[0])}, MooringError, "returned shape"),
+        ({"loss": lambda model, batch: model(batch[0]).sum() * torch.nan}, NonFiniteError, "loss on data is not"),
+        ({"loss": lambda model, batch: torch.ones(())}, MooringError, "no moored parameter"),
+        ({"loss": lambda model, batch: torch.ones((), requires_grad=True)}, MooringError, "no moored parameter"),
+        ({"reference": None, "loss": lambda model, batch: 1.0}, MooringError, "loss has no effect without"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line_and_leaves_no_trace(options, error, line):
+    model, optimizer = made()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    with pytest.raises(error, match=line) as told:
+        mooring.attach(model, optimizer, **{"reference": batches(), **options})
+    assert "\n" not in str(told.value)
+    check_equal("model", model.state_dict(), before)
+    assert model.training
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not any(module._forward_hooks for module in model.modules())
+    mooring.attach(model, optimizer, reference=batches())
+
+
+def test_outputs_that_no_label_can_be_drawn_from_are_refused():
+    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance="mas")
+    with pytest.raises(MooringError, match=r"cannot draw labels from outputs of shape \(4,\)"):
+        moor.estimate([torch.randn(4, 3)])
+    moor.estimate([torch.randn(4, 3)], loss=lambda model, x: model(x).sum())
+    assert bool((moor.current["0.weight"] > 0).all())
+
+
+def test_data_of_one_rank_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(MooringError, match="one rank only"):
+        mooring.attach(*made(), reference=batches())
+
+
+def test_a_state_saved_after_the_estimate_goes_on_without_the_data():
+    model, optimizer = made()
+    moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(0.05), reference=batches())
+    again, other = made()
+    left = mooring.attach(again, other, importance=Kronecker(), pull=mooring.Budget(0.05))
+    left.load_state_dict(deepcopy(moor.state_dict()))
+    for net, opt in ((model, optimizer), (again, other)):
+        torch.manual_seed(2)
+        train(net, opt, batches(seed=9))
+    check_equal("model", again.state_dict(), model.state_dict())
