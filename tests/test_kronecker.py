@@ -276,15 +276,6 @@ def test_a_layer_that_is_used_twice_counts_both_uses():
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_layers_of_one_rank_are_not_taken_for_those_of_all(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    model, optimizer, _ = moored(1e-3, batch_size=8)
-    with pytest.raises(MooringError, match="one rank only") as told:
-        train(model, optimizer, 1, 0)
-    assert "\n" not in str(told.value)
-
-
 def test_layers_are_looked_at_as_often_as_asked():
     for every, looks in ((1, 6), (3, 2)):
         model, optimizer, moor = moored(1e-3, every=every)

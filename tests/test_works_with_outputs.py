@@ -13,7 +13,6 @@ from torch.nn.functional import mse_loss
 import mooring
 from by_hand import (
     F64,
-    IMPORTANCES,
     Batches,
     ByHand,
     check,
@@ -288,22 +287,3 @@ def test_a_backward_pass_that_failed_does_not_hide_the_next():
     optimizer.zero_grad()
     mse_loss(model(x), y).backward()
     step_and_expect_one_batch(moor, x)
-
-
-@pytest.mark.parametrize("importance", ["mas", "sampled", "ewc", "per sample"])
-def test_outputs_of_one_rank_are_not_taken_for_those_of_all(importance, monkeypatch):
-    """Ranks that each hold their parameters by their own outputs would drift apart in silence."""
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    model = network()
-    optimizer = sgd(model)
-    moor = mooring.attach(model, optimizer, importance=IMPORTANCES[importance])
-    x, y = some_batches(0)[0]
-    mse_loss(model(x), y).backward()
-    if importance != "ewc":
-        with pytest.raises(MooringError, match="one rank only") as error:
-            optimizer.step()
-        assert one_line(error)
-    else:
-        optimizer.step()
-        assert moor.steps == 1

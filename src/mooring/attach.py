@@ -16,6 +16,7 @@ from mooring.moor import Mooring
 from mooring.optimizers import check_optimizer, stepping
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull
 from mooring.selection import Exclude, check_exclude
+from mooring.shards import check_sharding
 
 __all__ = ["attach"]
 
@@ -113,6 +114,7 @@ def attach(
     merge = merges.resolve(merge or ("sum" if curved else "average"))
     excluded = check_exclude(model, exclude)
     check_optimizer(model, optimizer, excluded)
+    check_sharding(model, importance, [p for group in optimizer.param_groups for p in group["params"]])
     if reference is not None:
         check_estimable(importance)
     elif loss is not None:

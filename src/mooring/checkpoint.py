@@ -11,6 +11,7 @@ from mooring.errors import MooringError
 from mooring.factors import Factor
 from mooring.importance import State
 from mooring.ledger import Moored
+from mooring.shards import part_of, spread
 
 __all__ = ["VERSION", "check_keys", "pack", "unpack_header", "unpack_parameter"]
 
@@ -23,7 +24,7 @@ def pack(moored: Collection[Moored], buffers: Mapping[str, Tensor], header: dict
     header = {"version": VERSION, **header, "counts": {m.name: m.count for m in moored}}
     flat = {HEADER: torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)}
     for m in moored:
-        flat |= {f"{slot}.{m.name}": tensor.contiguous() for slot, tensor in m.slots().items()}
+        flat |= {f"{slot}.{m.name}": spread(t.contiguous(), m.parameter) for slot, t in m.slots().items()}
     return flat | {f"buffer.{name}": tensor for name, tensor in buffers.items()}
 
 
@@ -49,10 +50,10 @@ def unpack_parameter(flat: Mapping[str, Tensor], fresh: Moored, count: int) -> M
         key = f"{slot}.{name}"
         if key not in flat:
             raise MooringError(f"the state does not fit: {key!r} is missing")
-        if flat[key].shape != like.shape:
-            have, want = tuple(flat[key].shape), tuple(like.shape)
+        if flat[key].shape != spread(like, fresh.parameter).shape:
+            have, want = tuple(flat[key].shape), tuple(spread(like, fresh.parameter).shape)
             raise MooringError(f"the state does not fit: {key!r} has shape {have}, the model needs {want}")
-        found[slot] = flat[key].detach().to(like, copy=True)
+        found[slot] = part_of(flat[key].detach(), fresh.parameter).to(like, copy=True)
     anchor = found.pop("anchor")
     factor = None
     if fresh.factor:
@@ -60,9 +61,9 @@ def unpack_parameter(flat: Mapping[str, Tensor], fresh: Moored, count: int) -> M
         factor = Factor(inputs, outputs, past_inputs, past_outputs)
     previous = flat.get(f"previous.{name}")
     if previous is not None:
-        if previous.shape not in (anchor.shape, torch.Size(())):
+        if previous.shape not in (fresh.parameter.shape, torch.Size(())):
             raise MooringError(f"the state does not fit: 'previous.{name}' has shape {tuple(previous.shape)}")
-        previous = previous.detach().to(anchor, copy=True)
+        previous = part_of(previous.detach(), fresh.parameter).to(anchor, copy=True)
     return Moored(name, fresh.parameter, anchor, found, previous, count, factor)
 
 

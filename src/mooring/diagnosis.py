@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from mooring import stability
 from mooring.runs import Number
 from mooring.selection import layer_of
+from mooring.shards import over_shards
 from mooring.stability import Verdicts
 
 __all__ = ["Diagnosis", "LayerDiagnosis", "diagnose"]
@@ -142,12 +143,16 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _Part:
-    """One parameter, flat: its scores, its rate, p, and what p is once clamped."""
+    """One parameter in numbers: of its scores, of p, and of what p is once clamped; all as in `LayerDiagnosis`."""
 
-    scores: Tensor
-    rate: Tensor
-    p: Tensor
-    used_p: Tensor
+    size: int
+    total: float
+    absolute: float
+    verdicts: Verdicts
+    largest: float
+    largest_p: float
+    used_p: float
+    safe_strength: float
     limit: float
 
 
@@ -165,7 +170,8 @@ def diagnose(
 
     Args:
         optimizer: whose learning rates and momentum decide.
-        moored: name and importance of each parameter, in the model's order.
+        moored: name and importance of each parameter, in the model's order; of a sharded one, of the part on this
+            rank, and the answer is that of all parts.
         strength: the penalty's strength.
         clamp: whether the penalty caps importance.
         importance: the definition's name, for the advice.
@@ -180,17 +186,18 @@ def diagnose(
         (0.5, False, 3)
     """
     rates = stability.learning_rates(optimizer)
+    groups = {p: group for group in optimizer.param_groups for p in group["params"] if p in moored and p.numel()}
+    limits = {p: stability.divergence_limit(optimizer, group) for p, group in groups.items()}
+    numbers = [_numbers(moored[p][1].reshape(-1), rates[p], limits[p], groups[p], strength, clamp) for p in groups]
+    sums = over_shards([counted for counted, _ in numbers], list(groups))
+    peaks = over_shards([most for _, most in numbers], list(groups), "max")
     layers: dict[str, list[_Part]] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter in moored and parameter.numel():
-                name, scores = moored[parameter]
-                part = _part(scores.reshape(-1), rates[parameter], group, optimizer, strength, clamp)
-                layers.setdefault(layer_of(name), []).append(part)
+    for p, counted, most in zip(groups, sums, peaks, strict=True):
+        layers.setdefault(layer_of(moored[p][0]), []).append(_part(p.numel(), counted, most, limits[p]))
     order = dict.fromkeys(layer_of(name) for name, _ in moored.values())
     layers = {name: layers[name] for name in order if name in layers}
     parts = [part for layer in layers.values() for part in layer]
-    everything = sum(_total(part.scores.abs()) for part in parts)
+    everything = sum(part.absolute for part in parts)
     rows = tuple(_layer(name, layer, everything) for name, layer in layers.items())
     found = Diagnosis(
         strength=strength,
@@ -199,7 +206,7 @@ def diagnose(
         clamp=clamp,
         layers=rows,
         safe_strength=min((row.safe_strength for row in rows), default=float("inf")),
-        used_p=max((float(part.used_p.max()) for part in parts), default=0.0),
+        used_p=max((part.used_p for part in parts), default=0.0),
         disparity=rows[-1].mean / rows[0].mean if rows and rows[0].mean else float("nan"),
         notes=(),
         advice=(),
@@ -208,28 +215,39 @@ def diagnose(
     return replace(found, notes=tuple(notes), advice=tuple(_advice(found, importance)))
 
 
-def _part(
-    scores: Tensor, rate: Number, group: dict[str, Any], optimizer: torch.optim.Optimizer, strength: float, clamp: bool
-) -> _Part:
+def _numbers(
+    scores: Tensor, rate: Number, limit: float, group: dict[str, Any], strength: float, clamp: bool
+) -> tuple[Tensor, Tensor]:
+    """What is to be added up over the parts of a parameter, and what the largest is to be taken of."""
     rates = torch.as_tensor(rate, dtype=scores.dtype, device=scores.device).reshape(-1).expand_as(scores)
     p = stability.interpolation_weight(rates, strength, scores)
     lr = float(group.get("lr", 1.0))
     capped = scores.clamp(max=1 / (lr * strength)) if clamp and lr * strength else scores
     used = stability.interpolation_weight(rates, strength, capped)
-    return _Part(scores, rates, p, used, stability.divergence_limit(optimizer, group))
+    counted = [_total(scores), _total(scores.abs()), *astuple(stability.verdicts(p, limit))]
+    most = [float(t.max()) if t.numel() else -math.inf for t in (scores, p, used)]
+    most.append(-stability.largest_safe_strength(rates, scores))
+    wide = torch.zeros((), dtype=torch.float64, device=scores.device)
+    return wide.new_tensor(counted), wide.new_tensor(most)
+
+
+def _part(size: int, counted: Tensor, most: Tensor, limit: float) -> _Part:
+    total, absolute, *verdicts = counted.tolist()
+    largest, largest_p, used_p, unsafe = most.tolist()
+    return _Part(size, total, absolute, Verdicts(*map(int, verdicts)), largest, largest_p, used_p, -unsafe, limit)
 
 
 def _layer(name: str, parts: list[_Part], everything: float) -> LayerDiagnosis:
-    size = sum(part.scores.numel() for part in parts)
+    size = sum(part.size for part in parts)
     return LayerDiagnosis(
         name=name,
         parameters=size,
-        mean=sum(_total(part.scores) for part in parts) / size,
-        largest=max(float(part.scores.max()) for part in parts),
-        share=sum(_total(part.scores.abs()) for part in parts) / everything if everything else 0.0,
-        largest_p=max(float(part.p.max()) for part in parts),
-        verdicts=sum((stability.verdicts(part.p, part.limit) for part in parts), NOTHING),
-        safe_strength=min(stability.largest_safe_strength(part.rate, part.scores) for part in parts),
+        mean=sum(part.total for part in parts) / size,
+        largest=max(part.largest for part in parts),
+        share=sum(part.absolute for part in parts) / everything if everything else 0.0,
+        largest_p=max(part.largest_p for part in parts),
+        verdicts=sum((part.verdicts for part in parts), NOTHING),
+        safe_strength=min(part.safe_strength for part in parts),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mooring.errors import MooringError
 from mooring.selection import layer_of, module_names
+from mooring.shards import local, over_shards
 
 __all__ = ["cka", "cka_of_batch", "debiased_cka", "parameter_drift"]
 
@@ -21,7 +22,7 @@ def parameter_drift(parts: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, fl
     """||theta - anchor|| / ||anchor|| for each layer; 0 where nothing moved, infinite from a zero anchor.
 
     Args:
-        parts: (name, parameter, anchor) of each parameter.
+        parts: (name, parameter, anchor) of each parameter; of a sharded one, the anchor of the part on this rank.
 
     Example:
         >>> parameter_drift([("layer.weight", torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))])
@@ -29,11 +30,16 @@ def parameter_drift(parts: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, fl
     """
     moved: dict[str, float] = {}
     size: dict[str, float] = {}
+    names, thetas, squares = [], [], []
     for name, theta, anchor in parts:
+        names.append(name)
+        thetas.append(theta)
+        wide = anchor.double()
+        squares.append(torch.stack([(local(theta).detach().double() - wide).square().sum(), wide.square().sum()]))
+    for name, (d, own) in zip(names, over_shards(squares, thetas), strict=True):
         layer = layer_of(name)
-        d = theta.detach().double() - anchor.double()
-        moved[layer] = moved.get(layer, 0.0) + float(d.square().sum())
-        size[layer] = size.get(layer, 0.0) + float(anchor.double().square().sum())
+        moved[layer] = moved.get(layer, 0.0) + float(d)
+        size[layer] = size.get(layer, 0.0) + float(own)
     return {
         layer: math.sqrt(moved[layer] / size[layer]) if size[layer] else _from_zero(moved[layer]) for layer in moved
     }

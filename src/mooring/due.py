@@ -9,6 +9,7 @@ from mooring.importance import State
 from mooring.ledger import Moored
 from mooring.pulls import GradientPull, ParameterPull
 from mooring.runs import Number
+from mooring.shards import local
 from mooring.tiles import tiles
 
 __all__ = ["Due", "penalized", "pull_back"]
@@ -21,7 +22,7 @@ class Due:
     Attributes:
         moored: its record.
         lr: its learning rate.
-        g: the gradient of the task's loss, which nothing will write to until the step is over.
+        g: the gradient of the task's loss on this rank's part, which nothing will write to until the step is over.
         factor: how many times g the optimizer is handed: -1 where it maximizes, GradScaler's scale where a fused
             kernel unscales; None is 1.
     """
@@ -37,7 +38,7 @@ def penalized(pull: GradientPull, d: Due) -> Tensor:
     m = d.moored
     assert m.previous is not None
     load = torch.empty_like(m.parameter)
-    for theta, anchor, previous, g, piece in tiles([m.parameter, m.anchor, m.previous, d.g, load]):
+    for theta, anchor, previous, g, piece in tiles([m.theta, m.anchor, m.previous, d.g, local(load)]):
         force = pull.force(previous.to(m.wide), theta.to(m.wide) - anchor, d.lr)
         if d.factor is None and force.dtype == piece.dtype:
             torch.add(g, force, out=piece)

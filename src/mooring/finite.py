@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from mooring.errors import NonFiniteError
+from mooring.shards import agreed, local, over_shards
 
 __all__ = ["check_finite"]
 
 
 def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
     """Raise unless every value is finite, naming the tensor with the largest share of values that are not.
+
+    Ranks that have parts of the same tensors all raise, or none does.
 
     Args:
         what: what the tensors are, for the message.
@@ -23,10 +26,13 @@ def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
         ...
         mooring.errors.NonFiniteError: the gradient of 'weight' is not finite (1 of 2 values); nothing was changed: ...
     """
-    sums = [t.sum(dtype=torch.promote_types(t.dtype, torch.float32)) for _, t in named]
-    if not sums or bool(torch.stack([s.to(sums[0]) for s in sums]).isfinite().all()):
+    whole = [t for _, t in named]
+    parts = [local(t) for t in whole]
+    sums = [t.sum(dtype=torch.promote_types(t.dtype, torch.float32)) for t in parts]
+    if agreed(not sums or bool(torch.stack([s.to(sums[0]) for s in sums]).isfinite().all()), whole):
         return
-    bad = {name: (int((~t.isfinite()).sum()), t.numel()) for name, t in named}
+    counts = over_shards([(~t.isfinite()).sum() for t in parts], whole)
+    bad = {name: (int(count), t.numel()) for (name, t), count in zip(named, counts, strict=True)}
     if not any(count for count, _ in bad.values()):
         return  # only the sum overflowed
     worst = max(bad, key=lambda name: bad[name][0] / max(1, bad[name][1]))

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.errors import MooringError
 from mooring.factors import Factors, kronecker_factors, layers_with_factors, over_passes, over_uses
 from mooring.forward_hook import ForwardHook, ranks
 from mooring.ledger import Ledger
+from mooring.over_ranks import factors_over_ranks
 from mooring.watch import Watch
 
 __all__ = ["LayerWatch", "watches"]
@@ -22,7 +22,7 @@ class LayerWatch:
         layers: which.
         every: look in each `every`-th iteration only.
         step: how many iterations there were in this task.
-        predictions: how many predictions the mean loss of this iteration is over; None where each sample is one.
+        predictions: how many predictions this rank's mean loss is over in this iteration; None where a sample is one.
     """
 
     def __init__(
@@ -30,11 +30,12 @@ class LayerWatch:
         layers: Iterable[nn.Module],
         every: int,
         step: Callable[[], int],
-        predictions: Callable[[], int] | None = None,
+        predictions: Callable[[], float] | None = None,
     ) -> None:
         self.every, self.step, self.predictions, self.paused = every, step, predictions, False
         self.seen: dict[nn.Module, dict[int, tuple[int, list[Factors]]]] = {}
-        self._handles = [layer.register_forward_hook(ForwardHook(self)) for layer in layers]
+        self.layers = list(layers)
+        self._handles = [layer.register_forward_hook(ForwardHook(self)) for layer in self.layers]
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """Wait for the gradient of what came out."""
@@ -54,24 +55,21 @@ class LayerWatch:
         returned.register_hook(arrived)  # type: ignore[no-untyped-call]
 
     def take(self) -> list[tuple[nn.Module, Factors]]:
-        """What was seen since the last step, over all passes together; a new iteration begins.
+        """What was seen since the last step, over all passes and ranks together; a new iteration begins.
 
         A sample may hold several predictions, as the positions of a sequence are: the loss is a mean over those, and
         the gradient of a single one so many times as large.
         """
-        if ranks() > 1:
-            raise MooringError(
-                "Kronecker would see the layers of one rank only: under torch.distributed use EWC(per_sample=True), "
-                "with a batch_size"
-            )
         seen, self.seen = self.seen, {}
-        found = []
+        if self.step() % self.every:
+            return []
+        found = {}
         for layer, passes in seen.items():
             every, samples = [over_uses(uses) for _, uses in passes.values()], [n for n, _ in passes.values()]
             a, g, sums = over_passes(every, samples)
             each = (self.predictions() if self.predictions else 0) / sum(samples) or 1.0
-            found.append((layer, (a, g * each, sums * each)))
-        return found
+            found[layer] = sum(samples), (a, g * each, sums * each)
+        return factors_over_ranks(self.layers, found)
 
     def remove(self) -> None:
         """Stop watching."""
@@ -87,8 +85,8 @@ def watches(ledger: Ledger, outputs: Callable[[Any], Tensor] | None = None) -> t
         return watch, None
     batch = getattr(importance, "batch_size", None)
 
-    def predictions() -> int:
-        return batch or (watch.seen.samples if watch else 0)
+    def predictions() -> float:
+        return batch / ranks() if batch else (watch.seen.samples if watch else 0)
 
     layers = layers_with_factors(ledger.model)
     return watch, LayerWatch(layers, importance.every, lambda: ledger.steps, predictions)

@@ -11,6 +11,7 @@ from mooring.factors import FACTORS, Factor, Factors, layers_with_factors
 from mooring.importance import Importance, State
 from mooring.merges import Merge
 from mooring.selection import layer_of, moorable
+from mooring.shards import local, over_shards, part_of, spread
 
 __all__ = ["Ledger", "Moored", "marks"]
 
@@ -21,7 +22,7 @@ RESERVED = {"anchor", "before", "buffer", "g", "previous", "probe", "theta", *FA
 
 @dataclass
 class Moored:
-    """One moored parameter and what is kept for it.
+    """One moored parameter and what is kept for it; of a sharded one, for the part on this rank alone.
 
     Attributes:
         name: its name in the model.
@@ -45,6 +46,11 @@ class Moored:
     def __post_init__(self) -> None:
         """Settle the dtype to compute in."""
         self.wide = torch.promote_types(torch.promote_types(self.parameter.dtype, self.anchor.dtype), torch.float32)
+
+    @property
+    def theta(self) -> Tensor:
+        """What the rules work on: the part of the parameter that is on this rank."""
+        return local(self.parameter)
 
     def slots(self) -> State:
         """Every tensor kept for the parameter, by what it is."""
@@ -134,16 +140,22 @@ class Ledger:
     def fresh(self, p: Tensor, task: int) -> Moored:
         """A record that starts here: anchored where the parameter is, free because nothing is known of the past."""
         dtype = self.state_dtype or torch.promote_types(p.dtype, torch.float32)
-        anchor = torch.empty_like(p, dtype=dtype, requires_grad=False).copy_(p.detach())
+        theta = local(p).detach()
+        anchor = torch.empty_like(theta, dtype=dtype).copy_(theta)
         if p in self._layered:
             none = torch.zeros((), dtype=dtype, device=p.device)
             return Moored(self.names[p], p, anchor, {"current": none}, factor=Factor.fresh(p.detach(), dtype))
-        state = self.importance.start(anchor, name=self.names[p], task=task)
+        state = self._started(p, anchor, self.names[p], task)
         if "current" not in state or RESERVED & state.keys():
             raise MooringError(
                 f"{self.importance.name}.start must give 'current' and none of {', '.join(sorted(RESERVED))}"
             )
         return Moored(self.names[p], p, anchor, state)
+
+    def _started(self, p: Tensor, anchor: Tensor, name: str, task: int) -> State:
+        """What the importance starts with: of a shard, the part of what the whole parameter would have."""
+        state = self.importance.start(spread(anchor, p), name=name, task=task)
+        return {slot: part_of(t, p) for slot, t in state.items()}
 
     def consolidate(self, scale: float = 1.0) -> None:
         """anchor <- parameter; previous <- merge(previous, scale * current); a new task begins."""
@@ -154,11 +166,11 @@ class Ledger:
         merged = {p: self._merged(m, factors, scale) for p, m in self.records.items()}
         for p, m in self.records.items():
             m.previous = merged[p]
-            m.anchor.copy_(m.parameter)
+            m.anchor.copy_(m.theta)
             if m.factor:
                 m.factor.consolidate(scale)
             else:
-                m.state = self.importance.start(m.anchor, name=m.name, task=self.tasks + 1)
+                m.state = self._started(p, m.anchor, m.name, self.tasks + 1)
             m.count = 0
         self.calibration += [1.0] * (self.tasks - len(self.calibration)) + [scale]
         self.tasks += 1
@@ -186,8 +198,9 @@ class Ledger:
             return {}
         sums: dict[str, Tensor] = {}
         sizes: dict[str, int] = {}
-        for m in self.records.values():
-            layer, score = layer_of(m.name), m.full(m.state["current"]).abs().sum()
+        scores = [m.full(m.state["current"]).abs().sum() for m in self.records.values()]
+        for m, score in zip(self.records.values(), over_shards(scores, list(self.records)), strict=True):
+            layer = layer_of(m.name)
             sums[layer] = sums[layer] + score if layer in sums else score
             sizes[layer] = sizes.get(layer, 0) + m.parameter.numel()
         return dict(zip(sums, self.importance.factors(list(sums.values()), list(sizes.values())), strict=True))
@@ -195,4 +208,4 @@ class Ledger:
 
 def marks(parameters: list[Tensor]) -> list[tuple[int, int]]:
     """What tells whether gradients were replaced or written to."""
-    return [(id(p.grad), 0 if p.grad is None else p.grad._version) for p in parameters]
+    return [(id(p.grad), 0 if p.grad is None else local(p.grad)._version) for p in parameters]

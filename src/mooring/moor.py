@@ -1,6 +1,5 @@
 """Mooring: what a user holds after `mooring.attach`. The training step itself is in `step.py`."""
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -25,7 +24,8 @@ from mooring.pulls import Budget, GradientPull, Pull
 from mooring.pulls.base import check_strength
 from mooring.resuming import read_state
 from mooring.selection import layer_of
-from mooring.spending import line_of
+from mooring.shards import spread
+from mooring.spending import energy
 from mooring.step import TrainingStep
 
 __all__ = ["Mooring"]
@@ -167,25 +167,24 @@ class Mooring:
     @property
     def anchor(self) -> State:
         """The anchor of each moored parameter that had a gradient or was consolidated, by name."""
-        return {m.name: m.anchor for m in self._ledger.records.values()}
+        return {m.name: spread(m.anchor, m.parameter) for m in self._ledger.records.values()}
 
     @property
     def previous(self) -> State:
         """The importance over past tasks of each moored parameter, by name; 0 before the first consolidation."""
-        return {m.name: m.full(m.previous) for m in self._ledger.records.values()}
+        return {m.name: spread(m.full(m.previous), m.parameter) for m in self._ledger.records.values()}
 
     @property
     def current(self) -> State:
         """The importance on this task of each moored parameter, by name, as last computed."""
         records, factors = self._ledger.records.values(), self._ledger.factors()
-        scores = {m.name: m.full(m.state["current"]) for m in records}
-        return {name: s * factors[layer_of(name)] for name, s in scores.items()} if factors else scores
+        scores = ((m, m.full(m.state["current"]), factors.get(layer_of(m.name))) for m in records)
+        return {m.name: spread(score if by is None else score * by, m.parameter) for m, score, by in scores}
 
     @torch.no_grad()
     def pull_energy(self) -> float:
         """sum of previous * d^2 / 2 over all moored parameters: how far the lines are stretched, for logging."""
-        lines = (line_of(m) for m in self._ledger.records.values())
-        return math.fsum(float(line.spent(0.0)[0]) for line in lines if line is not None)
+        return energy(self._ledger.records.values())
 
     def drift(self) -> dict[str, float]:
         """How far each layer has moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
@@ -233,7 +232,7 @@ class Mooring:
         strength = self._strength(strength)
         rates = stability.learning_rates(self.optimizer)
         return {
-            m.name: stability.effective_learning_rate(rates[p], strength, m.full(m.previous), i)
+            m.name: spread(stability.effective_learning_rate(rates[p], strength, m.full(m.previous), i), p)
             for p, m in self._ledger.records.items()
             if p in rates
         }

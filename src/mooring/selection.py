@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
+from mooring.shards import reshard
 
 __all__ = ["Exclude", "check_exclude", "clean_name", "layer_of", "module_names", "moorable", "norm_buffers"]
 
@@ -80,6 +81,7 @@ def moorable(model: nn.Module, exclude: tuple[str, ...]) -> dict[Tensor, str]:
 
     A tied parameter is excluded if any of its names is.
     """
+    reshard(model)
     names: dict[Tensor, str] = {}
     left_out = set()
     for name, p in model.named_parameters(remove_duplicate=False):

@@ -1,12 +1,12 @@
 """How a budget is kept over a whole model: one multiplier for all parameters, or for each layer, solved for."""
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mooring.forward_hook import ranks
 from mooring.importance import State
 from mooring.kernels.writing import has_compiler
 from mooring.ledger import Moored
@@ -14,9 +14,10 @@ from mooring.lines import Lines
 from mooring.pulls.budget import Budget, budget_solved, spent_at
 from mooring.runs import Number
 from mooring.selection import layer_of
+from mooring.shards import over_shards
 from mooring.tiles import tiles
 
-__all__ = ["Spending", "line_of"]
+__all__ = ["Spending", "energy", "line_of"]
 
 
 class Line:
@@ -28,7 +29,7 @@ class Line:
     def _tiles(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
         m = self.m
         assert m.previous is not None
-        for theta, anchor, previous in tiles([m.parameter, m.anchor, m.previous]):
+        for theta, anchor, previous in tiles([m.theta, m.anchor, m.previous]):
             yield theta, anchor.to(m.wide), previous.to(m.wide)
 
     def spent(self, mu: Number) -> Tensor:
@@ -69,6 +70,13 @@ def line_of(m: Moored) -> Line | None:
     if m.factor is not None:
         return None if m.factor.basis is None else TurnedLine(m)
     return None if m.previous is None else Line(m)
+
+
+def energy(records: Iterable[Moored]) -> float:
+    """sum of previous * d^2 / 2 over all parameters."""
+    lines = [line for m in records if (line := line_of(m)) is not None]
+    spent = over_shards([line.spent(0.0) for line in lines], [line.m.parameter for line in lines])
+    return math.fsum(float(each[0]) for each in spent)  # they may be on several devices
 
 
 class Spending:
@@ -120,7 +128,7 @@ class Spending:
 
     def _together(self, name: str, mine: Sequence[Line]) -> Lines | None:
         """The same lines as one, where kernels can do it; found once until `forget`."""
-        if not has_compiler(mine[0].m.parameter.device) or ranks() > 1:
+        if not has_compiler(mine[0].m.parameter.device):
             return None
         owners = [line.m for line in mine]
         known, found = self.known.get(name, ([], None))
@@ -144,4 +152,4 @@ class Spending:
 
 
 def _spent(lines: Sequence[Line], mu: Number) -> Tensor:
-    return torch.stack([line.spent(mu) for line in lines]).sum(0)
+    return torch.stack(over_shards([line.spent(mu) for line in lines], [line.m.parameter for line in lines])).sum(0)

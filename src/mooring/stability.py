@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.runs import Number, per_run
+from mooring.shards import local
 
 __all__ = [
     "Verdicts",
@@ -89,7 +90,7 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> dict[Tensor, Number]:
     """The rate at which each parameter moves along its gradient.
 
     The group's lr, or where the optimizer rescales it per parameter (Adam and its kin, RMSprop), the momentary
-    lr / (sqrt(v) + eps) from the optimizer's own state once it has one.
+    lr / (sqrt(v) + eps) from the optimizer's own state once it has one; of a sharded parameter, that of the part here.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -116,7 +117,7 @@ def _rescaling(group: dict[str, Any], state: dict[str, Any]) -> Number:
     else:
         return 1.0
     rescaling: Tensor = 1 / (v.sqrt() + group["eps"])
-    return rescaling
+    return local(rescaling)
 
 
 def rescales(optimizer: torch.optim.Optimizer) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from mooring.due import Due, penalized, pull_back
 from mooring.errors import MooringError, NonFiniteError
 from mooring.finite import check_finite
+from mooring.forward_hook import ranks
 from mooring.fused import Fused, Told, advancing, loading
 from mooring.importance import Iteration, State
 from mooring.kernels.writing import has_compiler
@@ -18,6 +19,7 @@ from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.pulls.base import acts
 from mooring.runs import Number
 from mooring.selection import layer_of, norm_buffers
+from mooring.shards import local
 from mooring.spending import Spending
 from mooring.tiles import tiles
 from mooring.watch import Seen, Watch
@@ -102,7 +104,8 @@ class TrainingStep:
                 raise MooringError("the optimizer evaluates its closure several times in a step and cannot be moored")
             evaluated = True
             loss = closure()
-            if self.check and isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
+            alone = ranks() == 1  # of several ranks, the gradient that they share decides: all of them stop, or none
+            if self.check and alone and isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
                 self._check_everything()
                 value = loss.detach().mean().item()
                 raise NonFiniteError(
@@ -145,7 +148,7 @@ class TrainingStep:
                 factor = scale if factor is None else -scale
             for p in group["params"]:
                 if p.grad is not None and (m := self.ledger.adopt(p)):
-                    due.append(Due(m, lr, self._task_gradient(optimizer, group, m, p.grad, factor), factor))
+                    due.append(Due(m, lr, self._task_gradient(optimizer, group, m, local(p.grad), factor), factor))
         return due
 
     def _task_gradient(
@@ -181,7 +184,7 @@ class TrainingStep:
         for p, load in loads.items():
             assert p.grad is not None
             if scale is not None:
-                p.grad.div_(scale)  # as the kernel leaves it
+                local(p.grad).div_(scale)  # as the kernel leaves it
             self._laden.append((p, p.grad, load, load._version))
             p.grad = load
 
@@ -193,8 +196,8 @@ class TrainingStep:
             m, factor = d.moored, 1.0 if d.factor is None else d.factor
             if has_compiler(m.parameter.device) and m.previous is not None:
                 loads[place] = torch.empty_like(m.parameter)
-                tensors = {"theta": m.parameter, "g": d.g, "anchor": m.anchor, "previous": m.previous}
-                tensors["load"] = loads[place]
+                tensors = {"theta": m.theta, "g": d.g, "anchor": m.anchor, "previous": m.previous}
+                tensors["load"] = local(loads[place])
                 told.append(Told(tensors, {"lr": d.lr, "factor": factor}, m.wide))
         places = list(loads)
         left = {places[each] for each in self.load.run(told, [due[place].moored for place in places])}
@@ -204,8 +207,8 @@ class TrainingStep:
         """The parameter before the step, kept in the memory of `current`, which is computed anew after it."""
         current = m.state["current"]
         if torch.promote_types(current.dtype, m.parameter.dtype) != current.dtype:
-            return m.parameter.detach().clone()
-        return current.copy_(m.parameter)
+            return m.theta.detach().clone()
+        return current.copy_(m.theta)
 
     # After the optimizer's step
 
@@ -276,7 +279,7 @@ class TrainingStep:
         for p, m in self.ledger.records.items():
             if not m.count or m.previous is None or p not in rates:
                 continue
-            for theta, anchor, previous, current in tiles([m.parameter, m.anchor, m.previous, m.state["current"]]):
+            for theta, anchor, previous, current in tiles([m.theta, m.anchor, m.previous, m.state["current"]]):
                 scaled = current * factors.get(layer_of(m.name), 1.0)
                 piece = {"theta": theta, "anchor": anchor, "previous": previous, "current": scaled}
                 pull_back(self.pull, m, rates[p], piece)
@@ -292,8 +295,8 @@ class TrainingStep:
         """Everything about a parameter by name."""
         m = d.moored
         before, probe = self._before.get(m.parameter), self._seen.of(m.parameter)
-        extra = {"previous": m.previous, "before": before, "probe": probe}
-        named = {"theta": m.parameter, "anchor": m.anchor, "g": d.g, **m.state}
+        extra = {"previous": m.previous, "before": before, "probe": None if probe is None else local(probe)}
+        named = {"theta": m.theta, "anchor": m.anchor, "g": d.g, **m.state}
         return named | {key: tensor for key, tensor in extra.items() if tensor is not None}
 
     def _pieces(self, d: Due) -> Iterator[State]:

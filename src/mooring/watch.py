@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.forward_hook import ForwardHook, ranks
+from mooring.forward_hook import ForwardHook
 from mooring.importance import Importance
 from mooring.ledger import Ledger, marks
+from mooring.over_ranks import rank, seen_over_ranks
+from mooring.shards import leaves, local, sharded
 
 __all__ = ["Seen", "Watch", "count_samples", "find_outputs"]
 
@@ -111,18 +113,14 @@ class Watch:
             _let_graphs_be_differentiated_twice()
 
     def take(self) -> Seen:
-        """What was seen since the last step; a new count begins."""
-        seen = self.seen
+        """What was seen since the last step, by all ranks together; a new count begins."""
+        wanted = self.ledger.trained() if self.importance.watches == "outputs" else []
+        seen = Seen(*seen_over_ranks(self.seen.samples, self.seen.gradients, wanted))
         self.forget()
         if seen.samples == 0:
             raise MooringError(
                 f"{self.importance.name} saw no outputs since the last step: call the model itself, model(x), "
                 "with gradients enabled before optimizer.step()"
-            )
-        if ranks() > 1:
-            raise MooringError(
-                f"{self.importance.name} would see the outputs of one rank only: under torch.distributed use an "
-                "importance of the gradient, such as EWC(), SI() or RWalk(), and give per_sample a batch_size"
             )
         return seen
 
@@ -167,7 +165,7 @@ class Watch:
 
         def arrived() -> None:
             arriving, self._arriving = self._arriving, []
-            if marks(self.ledger.held()) == self._marks:
+            if marks(self.ledger.held()) == self._marks and not any(map(sharded, self.ledger.held())):
                 return  # a gradient with respect to something else; the loss's own may still come
             if cleared:
                 self.forget()  # GradScaler skipped a step, and its gradients were thrown away
@@ -183,11 +181,14 @@ class Watch:
         parameters = self.ledger.trained()
         if self.importance.watches == "samples" or not parameters:
             return Seen(samples)
+        gathered = leaves(self.ledger.model)  # what stands for a sharded parameter in the graph
+        parameters = [p for p in parameters if p in gathered or not sharded(p)]
         wide = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
         Watch.looking = True
         try:
             scalar = self.importance.probe(wide, self._generator(outputs.device))
-            gradients = torch.autograd.grad(scalar, parameters, retain_graph=True, allow_unused=True)
+            inputs = [gathered.get(p, p) for p in parameters]
+            gradients = torch.autograd.grad(scalar, inputs, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             if "checkpoint" in str(error).lower():
                 raise MooringError(
@@ -201,15 +202,16 @@ class Watch:
         return Seen(samples, {p: gradient for p, gradient in pairs if gradient is not None})
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        """Random numbers of its own, fixed by the time alone: a resumed run draws the same."""
+        """Random numbers of its own, fixed by the time and the rank: a resumed run draws the same."""
         self._looks += 1
-        moment = (self.importance.seed, self.ledger.tasks, self.ledger.steps, self._looks)
+        moment: tuple[int, ...] = (self.importance.seed, self.ledger.tasks, self.ledger.steps, self._looks)
+        moment = (*moment, rank()) if rank() else moment  # where two ranks drew alike, their scores would not cancel
         if self._random is None or self._random.device != device:
             self._random = torch.Generator(device)
         return self._random.manual_seed(zlib.crc32(repr(moment).encode()))
 
     def _some_gradient(self) -> bool:
-        return any(p.grad is not None and bool(p.grad.any()) for p in self.ledger.trained())
+        return any(p.grad is not None and bool(local(p.grad).any()) for p in self.ledger.trained())
 
 
 def _tensors(returned: Any, visited: set[int]) -> list[Tensor]:

@@ -25,7 +25,8 @@ def uniform_draw(like: Tensor, seed: int, name: str, task: int) -> Tensor:
     """
     key = zlib.crc32(f"{seed}/{task}/{name}".encode())
     generator = torch.Generator("cpu").manual_seed(key)
-    return torch.rand(like.shape, generator=generator, dtype=torch.float32, device="cpu").to(like)
+    drawn = torch.rand(like.shape, generator=generator, dtype=torch.float32, device="cpu")
+    return drawn.to(like.device, like.dtype)  # whole, also where `like` is sharded
 
 
 @dataclass(frozen=True)
