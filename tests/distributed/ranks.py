@@ -54,11 +54,11 @@ def every_case() -> None:
     """Each importance with each pull, against one process that sees the whole batch."""
     world = int(os.environ["WORLD_SIZE"])
     planned = cases(KINDS[world], few=world > 2)
-    alone = cache(lambda *what: Trainer(Case("one", *what)).finish())
+    alone = cache(lambda *what: Trainer(Case("one", *what)).start().finish())
     for case in planned:
         alone(case.importance, case.pull, case.adam)  # before there are ranks to count
     tried({str(case): partial(_equals, case, alone(case.importance, case.pull, case.adam)) for case in planned})
 
 
 def _equals(case: Case, expected: dict[str, Any]) -> None:
-    compare(Trainer(case).finish(), expected)
+    compare(Trainer(case).start().finish(), expected)

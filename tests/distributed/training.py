@@ -3,15 +3,19 @@
 import contextlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.functional import cross_entropy
 
 import mooring
 from mooring.importance import EWC, MAS, SI, Balanced, Kronecker, Random, RWalk, Uniform
+from mooring.integrations.dcp import load
 from mooring.pulls import Blend, Budget, Interpolation, Penalty, Proximal
 
 F64 = torch.float64
@@ -84,9 +88,9 @@ def cases(kinds: tuple[str, ...], *, few: bool) -> list[Case]:
 
 
 class Trainer:
-    """A model, its optimizer and its mooring, on one rank or alone."""
+    """A model, its optimizer and its mooring, on one rank or alone; from a checkpoint where a folder is given."""
 
-    def __init__(self, case: Case, policy: Any = None, dtype: torch.dtype = F64) -> None:
+    def __init__(self, case: Case, folder: Path | None = None, policy: Any = None, dtype: torch.dtype = F64) -> None:
         self.case, self.policy, self.dtype = case, policy, dtype
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)).to(dtype)
@@ -97,8 +101,22 @@ class Trainer:
             shard(model, case.kind, policy)
         adam = torch.optim.AdamW(model.parameters(), lr=0.01)
         self.optimizer = adam if case.adam else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        if folder is not None:
+            self._load(folder)
         importance = Kronecker() if case.importance == FACTORED else IMPORTANCES[case.importance]
         self.moor = mooring.attach(model, self.optimizer, importance=importance, pull=PULLS[case.pull])
+        if folder is not None:
+            load(self.moor, folder)
+
+    def _load(self, folder: Path) -> None:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+        set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+
+    def save(self, folder: Path) -> None:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        state = {"model": model, "optimizer": optimizer, "mooring": self.moor.state_dict()}
+        dcp.save(state, checkpoint_id=folder)
 
     def batch(self, task: int, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """What this rank sees of each pass: 8 samples in all."""
@@ -153,10 +171,15 @@ class Trainer:
         exact = [(row["name"], row["parameters"], row["verdicts"]) for row in layers]
         return {"tensors": found, "numbers": numbers, "exact": [*exact, header["counts"]]}
 
-    def finish(self) -> dict[str, Any]:
-        """Two tasks, and some of a third."""
+    def start(self) -> "Trainer":
+        """A task, and half of the next."""
         self.task(0)
-        self.task(1)
+        self.task(1, end=1)
+        return self
+
+    def finish(self) -> dict[str, Any]:
+        """The rest of it, and some of a third."""
+        self.task(1, start=1)
         self.task(2, end=1)
         return self.told()
 

@@ -1,0 +1,71 @@
+"""torch.distributed.checkpoint: a mooring's state read by any number of ranks, whatever number wrote it."""
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_into
+from torch.distributed.checkpoint.storage import StorageReader
+
+from mooring.errors import MooringError
+from mooring.moor import Mooring
+from mooring.shards import local, spread
+
+__all__ = ["load"]
+
+
+def load(
+    moor: Mooring,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    *,
+    key: str = "mooring",
+    storage_reader: StorageReader | None = None,
+) -> None:
+    """Go on from a state that `torch.distributed.checkpoint.save` wrote; every rank calls this.
+
+    `dcp.load` fills tensors that are there already. Which there are depends on what was trained before the checkpoint,
+    so they are made here as the checkpoint says, laid out like the model's parameters. Load the model and its optimizer
+    first, and attach then: to get an optimizer's state, torch may take a step of its own.
+
+    Args:
+        moor: attached to the model and optimizer that training goes on with.
+        checkpoint_id: the folder that was saved to.
+        key: under which `moor.state_dict()` was saved.
+        storage_reader: in the place of a folder.
+
+    Example:
+        >>> import mooring
+        >>> model = torch.nn.Linear(2, 1)
+        >>> moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> load(moor, "checkpoint")  # doctest: +SKIP
+    """
+    if storage_reader is None:
+        if checkpoint_id is None:
+            raise MooringError("give the folder that the checkpoint was saved to, or a storage_reader")
+        storage_reader = FileSystemReader(checkpoint_id)
+    entries = storage_reader.read_metadata().state_dict_metadata
+    inside = {name.removeprefix(f"{key}."): entry for name, entry in entries.items() if name.startswith(f"{key}.")}
+    if not inside:
+        there = ", ".join(sorted({repr(name.partition(".")[0]) for name in entries}))
+        raise MooringError(f"the checkpoint has nothing under key={key!r}; it has {there}")
+    moor._ledger.refresh()
+    by_name = {name: p for p, name in moor._ledger.names.items()}
+    state = {name: _room(entry, by_name.get(name.partition(".")[2])) for name, entry in inside.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is as good as many
+        load_into({key: state}, checkpoint_id=checkpoint_id, storage_reader=storage_reader)
+    moor.load_state_dict(state)
+
+
+def _room(entry: Any, p: Tensor | None) -> Tensor:
+    """A tensor to be filled: in parts where the parameter that it belongs to is."""
+    if not isinstance(entry, TensorStorageMetadata):
+        raise MooringError("this is not the state of a Mooring: it has entries that are no tensors")
+    dtype = entry.properties.dtype
+    if p is None or entry.size != p.shape:
+        return torch.empty(entry.size, dtype=dtype)
+    return spread(torch.empty_like(local(p).detach(), dtype=dtype), p)
