@@ -1,10 +1,10 @@
-# make demo | test | bench: each makes .venv by itself when it is missing or stale.
+# make demo | test | test-faults | bench: each makes .venv by itself when it is missing or stale.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types browser bench clean
+.PHONY: demo test test-faults lint types browser bench clean
 
 demo: $(READY)
 	$(BIN)/mooring compare --stream digits --methods all --seeds 5 --baseline plain \
@@ -12,6 +12,9 @@ demo: $(READY)
 
 test: lint types browser
 	$(BIN)/python -m pytest -n 2
+
+test-faults: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults --durations=5
 
 lint: $(READY)
 	$(BIN)/ruff check .

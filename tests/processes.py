@@ -26,8 +26,11 @@ class Ended:
 class Child:
     """A function in a process of its own, in a folder of its own, its output in files there."""
 
-    def __init__(self, folder: Path, target, *args, terminal: str | None = None, **env: str) -> None:
+    def __init__(
+        self, folder: Path, target, *args, terminal: str | None = None, patience: float = PATIENCE, **env: str
+    ) -> None:
         folder.mkdir(exist_ok=True)
+        self.patience = patience
         self.out, self.err = folder / "out.txt", folder / "err.txt"
         places = (terminal, terminal) if terminal else (str(self.out), str(self.err))
         self.process = CONTEXT.Process(target=_inside, args=(str(folder), places, env, target, args))
@@ -41,10 +44,10 @@ class Child:
         return self.process.is_alive()
 
     def ended(self) -> Ended:
-        self.process.join(PATIENCE)
+        self.process.join(self.patience)
         if self.process.is_alive():
             self.kill()
-            raise AssertionError(f"still running after {PATIENCE} s: {self.err.read_text()}")
+            raise AssertionError(f"still running after {self.patience} s: {self.err.read_text()}")
         told = [path.read_text() if path.exists() else "" for path in (self.out, self.err)]
         return Ended(self.process.exitcode, *told)
 
@@ -59,7 +62,7 @@ def command(*arguments: str) -> int:
 
 def wait_for(condition, child: Child) -> bool:
     """Whether it came true while the process ran."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + child.patience
     while time.monotonic() < end:
         if condition():
             return True

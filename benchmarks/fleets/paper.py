@@ -18,7 +18,7 @@ from typing import Any
 from fleets.noise import cifar100
 from fleets.output import add_common, keep, say, where
 from mooring.lab import Result, Row, RunSpec, Study, tune
-from mooring.lab.engines.local import Silent
+from mooring.lab.engines.reporter import Silent
 from mooring.lab.methods import find, resolve
 from mooring.lab.protocol import LRS, STRENGTHS
 from mooring.lab.streams import Stream

@@ -16,8 +16,9 @@ from rich.console import Console
 from lab.small import class_stream, spec_for
 from mooring.cli.progress import Bars, Lines
 from mooring.errors import MooringError
-from mooring.lab.engines import local
-from mooring.lab.engines.local import InterruptedStudyError, Silent
+from mooring.lab.engines import voyage
+from mooring.lab.engines.reporter import Silent
+from mooring.lab.engines.stopping import InterruptedStudyError
 from mooring.lab.engines.unfinished import Unfinished
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.results import Result
@@ -63,7 +64,7 @@ class Cramped(Fleet):
 @pytest.fixture(autouse=True)
 def _cramped(monkeypatch):
     Cramped.most, Cramped.at, Cramped.made, Cramped.sailed, Cramped.taken = 10**6, 0, [], [], 0
-    monkeypatch.setattr(local, "Fleet", Cramped)
+    monkeypatch.setattr(voyage, "Fleet", Cramped)
 
 
 def runs_of(methods: str, seeds: int = 4, **rest) -> list[RunSpec]:
@@ -288,7 +289,7 @@ def test_with_the_whole_and_its_halves_on_disk_each_run_goes_on_from_the_furthes
     with monkeypatch.context() as during:
         during.setattr(Path, "unlink", lambda *args, **rest: None)  # the whole stays, as after a power cut
         with monkeypatch.context() as at_first:
-            at_first.setattr(local._Voyage, "_sailed", once_then_stop(local._Voyage._sailed))
+            at_first.setattr(voyage.Voyage, "_sailed", once_then_stop(voyage.Voyage._sailed))
             with pytest.raises(KilledError):
                 ran(path, runs)
         with pytest.raises(InterruptedStudyError):
@@ -355,7 +356,7 @@ def test_some_of_the_runs_of_an_interrupted_fleet_go_on_from_it_and_the_others_l
 
 @pytest.mark.parametrize("every", [0.0, 1e9], ids=["saved often", "saved after tasks"])
 def test_what_is_done_counts_all_parts_goes_back_once_and_ends_at_the_whole(tmp_path, monkeypatch, every):
-    monkeypatch.setattr(local, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(voyage, "LOOK_SECONDS", 0.0)
     runs = runs_of("plain,si")
     Cramped.most, Cramped.at = 4, 5
     listening = Listening()

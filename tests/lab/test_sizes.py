@@ -7,7 +7,7 @@ import torch
 
 from lab.small import class_stream
 from mooring.lab.engines import memory, sizes, trial
-from mooring.lab.engines.local import Silent
+from mooring.lab.engines.reporter import Silent
 from mooring.lab.engines.sizes import AT_ONCE, FIRST, Sizes
 from mooring.lab.engines.trial import Tried
 from mooring.lab.plan import evenly, fleets

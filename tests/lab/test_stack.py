@@ -9,7 +9,9 @@ from torch import nn
 
 from lab.small import class_stream, spec_for, trained_by_hand
 from lab.test_layers import different
-from mooring.lab.engines.local import Local, Silent
+from mooring.lab.engines.local import Local
+from mooring.lab.engines.reporter import Silent
+from mooring.lab.engines.voyage import Aboard
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.layers import LAYERS
 from mooring.lab.fleet.stack import Stack, fastest
@@ -121,7 +123,8 @@ def test_a_transformer_with_dropout_trains_run_by_run_and_a_line_says_so(tmp_pat
     stream = class_stream(tasks=1, images=20)
     specs = [spec_for("plain", stream, seed, network=f"{HERE}:dropping", epochs=1) for seed in (0, 1)]
     assert Fleet(specs, stream).stack.way == "in turn"
-    Local({stream.fingerprint: stream}, {}, tmp_path, reporter=Listening()).run([specs], lambda results: None)
+    aboard = Aboard({stream.fingerprint: stream}, {}, reporter=Listening())
+    Local(aboard, tmp_path).run([specs], lambda results: None)
     assert lines == [f"{specs[0].network} cannot be stacked: its runs train one after the other"]
 
 

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 
 from lab.small import class_stream
 from mooring.errors import MooringError
-from mooring.lab.engines import local
-from mooring.lab.engines.local import InterruptedStudyError, Silent
+from mooring.lab.engines import voyage
+from mooring.lab.engines.reporter import Silent
+from mooring.lab.engines.stopping import InterruptedStudyError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.results import Result
 from mooring.lab.streams import Split, Stream, Task
@@ -41,7 +42,7 @@ class Counted(Fleet):
 @pytest.fixture(autouse=True)
 def _counted(monkeypatch):
     Counted.sailed, Counted.steps_taken = [], 0
-    monkeypatch.setattr(local, "Fleet", Counted)
+    monkeypatch.setattr(voyage, "Fleet", Counted)
 
 
 @pytest.fixture
@@ -470,7 +471,7 @@ def test_a_reporter_is_told_in_order_and_at_a_bounded_rate(path):
         assert mine[-1] == "finished"
         assert mine.count("finished") == 1
         assert mine.count("sailing") >= len(STREAM.tasks)  # one after each task
-    assert len(rest) <= 3 * (len(STREAM.tasks) + 1) + took / local.LOOK_SECONDS + 1
+    assert len(rest) <= 3 * (len(STREAM.tasks) + 1) + took / voyage.LOOK_SECONDS + 1
     assert listening.work == [2 * 2 * 2 * 10] * 3
 
 

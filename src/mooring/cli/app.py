@@ -8,7 +8,7 @@ import typer
 import mooring
 from mooring.cli import compare, data, file, frontier, methods, paper, pretrain, show, tune
 from mooring.errors import MooringError
-from mooring.lab.engines.local import InterruptedStudyError
+from mooring.lab.engines.stopping import InterruptedStudyError
 
 __all__ = ["app", "run"]
 
@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> int:
         status = app(arguments, prog_name="mooring", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except InterruptedStudyError as error:
-        return _failed(str(error), 130)
+        return _failed(str(error), error.status)
     except MooringError as error:
         return _failed(f"error: {error}", 2)
     except typer.Exit as stopped:

@@ -18,6 +18,8 @@ __all__ = ["run"]
 def run(
     file: Annotated[Path, typer.Argument(help="The study, as TOML.", metavar="STUDY.toml")],
     device: Annotated[str | None, typer.Option("--device", help="Instead of the file's.")] = None,
+    engine: Annotated[str, typer.Option("--engine", help="local, or ray: many fleets at once.")] = "local",
+    address: Annotated[str | None, typer.Option("--address", help="Of a Ray cluster.", metavar="HOST:PORT")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait while another process runs this study.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     json: AsJson = False,
@@ -26,7 +28,8 @@ def run(
     told = read_study_file(file)
     sys.path.insert(0, str(file.resolve().parent))  # a network of one's own may lie beside its study
     asked = comparison(**told.comparison)
-    study = opened(StudyFlags(told.study, device or told.device, told.fleet, wait, quiet), told.report)
+    kept = StudyFlags(told.study, device or told.device, told.fleet, engine, address, wait, quiet)
+    study = opened(kept, told.report)
     output = OutputFlags(told.baseline, told.report, json)
     if told.search is None:
         rows = study.compare(asked, baseline=told.baseline)

@@ -90,6 +90,10 @@ class StudyFlags:
     ] = Path("mooring.sqlite")
     device: Annotated[str, _option("--device", "cpu, cuda or cuda:N.", "Running")] = "cpu"
     fleet: Annotated[int | None, _option("--fleet", "The most runs at once.", "Running")] = None
+    engine: Annotated[str, _option("--engine", "local, or ray: many fleets at once.", "Running")] = "local"
+    address: Annotated[
+        str | None, _option("--address", "Of a Ray cluster; else one on this machine.", "Running", metavar="HOST:PORT")
+    ] = None
     wait: Annotated[bool, _option("--wait", "Wait while another process runs this study.", "Running")] = False
     quiet: Annotated[bool, _option("--quiet", "No progress.", "Running")] = False
 

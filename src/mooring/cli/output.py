@@ -12,7 +12,7 @@ from mooring.cli.bar import progress_bar
 from mooring.cli.options import OutputFlags, StudyFlags
 from mooring.cli.progress import reporter
 from mooring.cli.tables import as_json, print_choices, print_rows
-from mooring.lab.engines.local import Silent
+from mooring.lab.engines.reporter import Silent
 from mooring.lab.files import check_writable
 from mooring.lab.protocol import Tuned
 from mooring.lab.results import Result
@@ -37,7 +37,15 @@ def opened(flags: StudyFlags, report: Path | None = None) -> Study:
     if report is not None:
         check_writable(report, make=False)
     told = reporter(flags.quiet)
-    return _Shown(flags.study, device=flags.device, fleet=flags.fleet, wait=flags.wait, reporter=told)
+    return _Shown(
+        flags.study,
+        device=flags.device,
+        fleet=flags.fleet,
+        wait=flags.wait,
+        reporter=told,
+        engine=flags.engine,
+        address=flags.address,
+    )
 
 
 def tell(study: Study, rows: Sequence[Row], output: OutputFlags, searched: Sequence[Result] = (), **rest: Any) -> None:

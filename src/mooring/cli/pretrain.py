@@ -10,7 +10,7 @@ from mooring.cli.bar import progress_bar
 from mooring.cli.options import AsJson, StreamFlags, spread
 from mooring.cli.tables import as_json
 from mooring.errors import MooringError
-from mooring.lab.engines.local import InterruptedStudyError
+from mooring.lab.engines.stopping import InterruptedStudyError
 from mooring.lab.files import check_writable
 from mooring.lab.networks import backbone
 from mooring.lab.pretraining import Pretraining, Taught

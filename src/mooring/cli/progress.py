@@ -7,8 +7,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mooring.lab.engines.local import Reporter, Silent
-from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.engines.reporter import Reporter, Seen, Silent
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
 from mooring.lab.words import counted
@@ -40,21 +39,25 @@ class Bars:
         told = TextColumn("{task.fields[told]}", style="dim")
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         self.bars = Progress(*columns, TimeRemainingColumn(), told, console=self.console, transient=True)
-        self.work, self.before = list(work), 0
+        self.work, self.done = list(work), [0] * len(work)
         self.study = self.bars.add_task("study", total=sum(work), told=planned(fleets, done))
         self.fleet = self.bars.add_task("fleet 1", total=work[0], told="")
         self.bars.start()
 
-    def sailing(self, number: int, fleet: Fleet, done: int) -> None:
+    def sailing(self, number: int, fleet: Seen, done: int) -> None:
         """Move them on."""
         label = f"fleet {number + 1}"
         self.bars.update(self.fleet, description=label, total=self.work[number], completed=done, told=describe(fleet))
-        self.bars.update(self.study, completed=self.before + done)
+        self._come(number, done)
 
     def finished(self, number: int, results: Sequence[Result]) -> None:
         """A fleet is done."""
-        self.before += self.work[number]
-        self.bars.update(self.study, completed=self.before)
+        self._come(number, self.work[number])
+
+    def _come(self, number: int, done: int) -> None:
+        """A fleet has come so far; several may be under way."""
+        self.done[number] = done
+        self.bars.update(self.study, completed=sum(self.done))
 
     def note(self, line: str) -> None:
         """Print above the bars."""
@@ -78,7 +81,7 @@ class Lines:
         self.count = len(fleets)
         self._say(planned(fleets, done))
 
-    def sailing(self, number: int, fleet: Fleet, done: int) -> None:
+    def sailing(self, number: int, fleet: Seen, done: int) -> None:
         """Say that a task is done."""
         if fleet.position.epoch == fleet.position.step == 0 and fleet.position.task:
             told = f"fleet {number + 1} of {self.count}: {describe(fleet)}"
@@ -109,13 +112,10 @@ def planned(fleets: Sequence[Sequence[RunSpec]], done: int) -> str:
     return f"{counted(sum(map(len, fleets)), 'run')} to train in {counted(len(fleets), 'fleet')}{known}"
 
 
-def describe(fleet: Fleet) -> str:
+def describe(fleet: Seen) -> str:
     """Where a fleet is, and how accurate its runs are on the tasks behind them."""
-    tasks, runs = len(fleet.stream.tasks), counted(len(fleet.specs), "run")
+    tasks, runs = fleet.tasks, counted(fleet.runs, "run")
     place = f"{runs}, task {min(fleet.position.task + 1, tasks)} of {tasks}"
     if fleet.position.epoch == fleet.position.step == 0 and fleet.position.task:
         place = f"{runs}, {fleet.position.task} of {tasks} tasks done"
-    rows = [book.matrix[-1][: len(book.matrix)] for book in fleet.books if book.matrix]
-    if not rows:
-        return place
-    return f"{place}, accuracy {sum(sum(row) / len(row) for row in rows) / len(rows):.1f} %"
+    return place if fleet.accuracy is None else f"{place}, accuracy {fleet.accuracy:.1f} %"

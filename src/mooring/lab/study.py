@@ -10,9 +10,11 @@ import torch
 
 from mooring.errors import MooringError, check_whole
 from mooring.lab.comparison import Comparison, comparison
-from mooring.lab.engines.local import CHECKPOINT_SECONDS, Local, Reporter, Silent, steps_of
-from mooring.lab.engines.sizes import AT_ONCE, Sizes
+from mooring.lab.engines.choice import Engine, check_engine, engine
+from mooring.lab.engines.reporter import Reporter, Silent
+from mooring.lab.engines.sizes import AT_ONCE
 from mooring.lab.engines.unfinished import Unfinished
+from mooring.lab.engines.voyage import CHECKPOINT_SECONDS, Aboard, steps_of
 from mooring.lab.files import check_writable
 from mooring.lab.fleet import checkpoint
 from mooring.lab.lock import locked
@@ -31,6 +33,9 @@ from mooring.lab.training import Training
 
 __all__ = ["Study", "read_start"]
 
+SCRATCH = (".*.safetensors.*", ".driver-*")
+"""What a process that was killed leaves among its checkpoints."""
+
 
 class Study:
     """A set of runs and their results, kept in one SQLite file.
@@ -45,6 +50,8 @@ class Study:
         every: seconds between checkpoints within a task.
         wait: wait for another process that runs this study, instead of refusing.
         reporter: who is told how it gets on.
+        engine: "local", one fleet after the other here; or "ray", side by side on this machine or on a cluster.
+        address: of the Ray cluster; None for one on this machine.
 
     Example:
         >>> import tempfile
@@ -64,9 +71,14 @@ class Study:
         every: float = CHECKPOINT_SECONDS,
         wait: bool = False,
         reporter: Reporter | None = None,
+        engine: str = "local",
+        address: str | None = None,
     ) -> None:
         self.store = Store(path)
-        self.device, self.fleet, self.every, self.wait = checked_device(device), fleet, every, wait
+        check_engine(engine, address)
+        self.engine, self.address = engine, address
+        self.device = checked_device(device, here=engine == "local")
+        self.fleet, self.every, self.wait = fleet, every, wait
         self.reporter = reporter or Silent()
         if fleet is not None:
             check_whole("fleet", fleet, 1)
@@ -133,11 +145,12 @@ class Study:
             found = self._done(specs, reject)
             missing = [spec for spec in dict.fromkeys(specs) if spec.key not in found]
             if missing:
-                engine = Local(streams, weights, self.checkpoints, self.device, self.every, self.reporter)
-                planned = self._planned(missing, streams, weights, reject)
+                aboard = Aboard(streams, weights, self.device, self.every, self.reporter)
+                runner = engine(self.engine, aboard, self.checkpoints, self.address)
+                planned = self._planned(missing, runner, reject)
                 work = [len(fleet) * steps_of(fleet[0], streams[fleet[0].data]) for fleet in planned]
                 self.reporter.begin(planned, work, len(found))
-                engine.run(planned, self.store.add, reject=reject)
+                runner.run(planned, self.store.add, reject=reject)
                 found = self._done(specs, reject)
                 self._tidy()
             with suppress(OSError):
@@ -155,9 +168,7 @@ class Study:
             return {key: _rejected(result) for key, result in found.items()}
         return {key: result for key, result in found.items() if result.status != "rejected"}
 
-    def _planned(
-        self, missing: Sequence[RunSpec], streams: Mapping[str, Stream], weights: Mapping[str, Weights], reject: bool
-    ) -> list[list[RunSpec]]:
+    def _planned(self, missing: Sequence[RunSpec], runner: Engine, reject: bool) -> list[list[RunSpec]]:
         """Runs that were interrupted together go on together; the rest is put together anew."""
         waiting = {spec.key: spec for spec in missing}
         planned = []
@@ -165,12 +176,12 @@ class Study:
             if fleet := [spec for key, spec in waiting.items() if key in saved.runs]:
                 planned.append(fleet)
                 waiting = {key: spec for key, spec in waiting.items() if key not in saved.runs}
-        sizes = Sizes(streams, weights, self.device, self.reporter.note)
-        return planned + fleets(list(waiting.values()), lambda runs: self.fleet or sizes(runs))
+        rest, most = list(waiting.values()), self.fleet
+        return planned + (fleets(rest, runner.sizes(rest) if most is None else lambda runs: most) if rest else [])
 
     def _tidy(self) -> None:
         """Delete what a kill left: files half written, and checkpoints of runs that have their results."""
-        for scratch in self.checkpoints.glob(".*.safetensors.*"):
+        for scratch in (each for kind in SCRATCH for each in self.checkpoints.glob(kind)):
             scratch.unlink(missing_ok=True)
         left = sorted(self.checkpoints.glob("*.safetensors"))
         kept = {result.spec.key for result in self.store.results() if result.status != "rejected"} if left else set()
@@ -204,14 +215,21 @@ def checked_baseline(baseline: str | None, methods: Sequence[str]) -> str | None
     return baseline
 
 
-def checked_device(device: str) -> str:
-    """The device, refused where there is none."""
+def checked_device(device: str, *, here: bool = True) -> str:
+    """The device, refused where there is none.
+
+    Args:
+        device: its name.
+        here: whether it must be on this machine.
+    """
     try:
         kind = torch.device(device).type
     except RuntimeError:
         kind = ""
     if kind not in AT_ONCE:
         raise MooringError(f"unknown device {device!r}: give cpu, cuda or cuda:N")
+    if not here:
+        return device
     if kind == "cuda" and not torch.cuda.is_available():
         raise MooringError("cuda is not available here: give --device cpu")
     if kind == "cuda" and torch.device(device).index is not None:

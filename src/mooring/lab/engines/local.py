@@ -1,74 +1,38 @@
 """The local engine: one fleet after the other on this machine, saved as they go."""
 
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
-from mooring.errors import MooringError
-from mooring.lab.engines.memory import ran_out, release
-from mooring.lab.engines.reporter import Reporter, Silent
+from mooring.lab.engines.sizes import Sizes
+from mooring.lab.engines.stopping import stoppable
 from mooring.lab.engines.unfinished import Unfinished
-from mooring.lab.fleet import checkpoint
-from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.shape import shape
-from mooring.lab.networks.start import Weights
-from mooring.lab.order import batch_sizes
-from mooring.lab.plan import evenly
+from mooring.lab.engines.voyage import Aboard, Voyage
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
-from mooring.lab.streams.stream import Stream
 
-__all__ = ["InterruptedStudyError", "Local", "Reporter", "Silent", "steps_of"]
-
-CHECKPOINT_SECONDS = 120.0
-LOOK_SECONDS = 0.1
-
-PART = 0.05
-"""The part of the time that saving after tasks may take; a large fleet with short tasks is not saved after each."""
-
-QUICK = 0.1
-"""Seconds that saving may take in any case."""
-
-SPEED = 1e9
-"""Bytes that are saved in a second, until it is known."""
-
-
-class InterruptedStudyError(MooringError):
-    """Stopped by Ctrl-C or a signal; everything up to here is saved."""
-
-
-def steps_of(spec: RunSpec, stream: Stream) -> int:
-    """How many iterations a run takes."""
-    return sum(len(batch_sizes(len(task.train), spec.batch)) for task in stream.tasks) * spec.epochs
+__all__ = ["Local"]
 
 
 @dataclass
 class Local:
     """Runs fleets one after the other.
 
-    A fleet that does not fit into memory is split in two, each half from the last checkpoint on, and so is each half
-    that does not fit. Later fleets of the same shape are then no larger than what did fit.
-
     Args:
-        streams: by fingerprint.
-        weights: what backbones start from, by fingerprint.
+        aboard: what every fleet takes along.
         folder: where checkpoints go.
-        device: where to compute.
-        every: seconds between checkpoints within a task.
-        reporter: who is told.
+
+    Example:
+        >>> Local(Aboard({}, {}), Path("study.sqlite.fleets")).run([], print)
     """
 
-    streams: Mapping[str, Stream]
-    weights: Mapping[str, Weights]
+    aboard: Aboard
     folder: Path
-    device: str = "cpu"
-    every: float = CHECKPOINT_SECONDS
-    reporter: Reporter = field(default_factory=Silent)
+
+    def sizes(self, specs: Sequence[RunSpec]) -> Callable[[list[RunSpec]], int]:
+        """How many of the runs of a shape sail together, of all these: as fits this machine, and as is fastest."""
+        aboard = self.aboard
+        return Sizes(aboard.streams, aboard.weights, aboard.device, aboard.reporter.note)
 
     def run(
         self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
@@ -81,196 +45,13 @@ class Local:
                 deleted after that.
             reject: take out runs whose penalty does not interpolate after the first task.
         """
-        most: dict[tuple[object, ...], int] = {}
-        unfinished = Unfinished(self.folder, self.device, reject)
-        with _stoppable() as asked:
-            for number, specs in enumerate(fleets):
-                voyage = _Voyage(self, number, specs, unfinished, most, asked)
-                self.reporter.finished(number, voyage.results(keep))
+        unfinished = Unfinished(self.folder, self.aboard.device, reject)
 
-
-@dataclass
-class _Part:
-    """Runs that sail together, and how many steps they have behind them on disk."""
-
-    specs: Sequence[RunSpec]
-    steps: int = 0
-
-
-@dataclass
-class _Voyage:
-    """One fleet on its way: whole, or in parts one after the other.
-
-    Args:
-        engine: who runs it.
-        number: which of the engine's fleets it is.
-        specs: its runs.
-        unfinished: its checkpoints.
-        most: how many runs of a shape fit into memory, where that was found out; shared by all voyages.
-        asked: set when it is to stop.
-    """
-
-    engine: Local
-    number: int
-    specs: Sequence[RunSpec]
-    unfinished: Unfinished
-    most: dict[tuple[object, ...], int]
-    asked: threading.Event
-
-    def __post_init__(self) -> None:
-        """What all parts have in common."""
-        self.common, self.shape = self.specs[0], shape(self.specs[0])
-        self.stream = self.engine.streams[self.common.data]
-        self.steps = steps_of(self.common, self.stream)
-        self.noted = False
-
-    def results(self, keep: Callable[[list[Result]], None]) -> list[Result]:
-        """Those of all runs; the ones of each part are kept as soon as it has them."""
-        waiting, kept = [_Part(self.specs)], list[Result]()
-        while waiting:
-            part = waiting.pop(0)
-            if len(part.specs) > self.most.get(self.shape, len(part.specs)):
-                waiting = self._split(part) + waiting
-                continue
-            before = len(kept) * self.steps + sum(len(other.specs) * other.steps for other in waiting)
-            results = self._sailed(part, before)
-            if results is None:
-                self._fewer(len(part.specs))
-                waiting.insert(0, part)
-                continue
+        def put_away(results: list[Result], path: Path) -> None:
             keep(results)
-            self._own(part).unlink(missing_ok=True)
-            kept += results
-        return kept
+            path.unlink(missing_ok=True)
 
-    def _split(self, part: _Part) -> list[_Part]:
-        """Parts that fit, each with a checkpoint of its own where there was one."""
-        parts = evenly(part.specs, self.most[self.shape])
-        steps = self.unfinished.split(parts)
-        return [_Part(specs, steps) for specs in parts]
-
-    def _fewer(self, runs: int) -> None:
-        """Memory ran out with so many runs: half of them at a time from here on."""
-        if runs == 1:
-            raise MooringError(
-                f"one run of {self.common.network} with batch={self.common.batch} does not fit into the memory of "
-                f"{self.engine.device}: give a smaller batch, or another device"
-            )
-        half = (runs + 1) // 2
-        self.most[self.shape] = half
-        self.engine.reporter.note(f"out of memory with {runs} runs: going on with {half} at a time")
-
-    def _sailed(self, part: _Part, before: int) -> list[Result] | None:
-        """The results of a part, or None where memory ran out; `before` are the run-steps of all the others."""
-        results = None
-        try:
-            results = self._sail(part, before)
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-        # out here the error is gone, and with it the fleet that its traceback held
-        if results is None or self.engine.device != "cpu":
-            release(self.engine.device)
-        return results
-
-    def _sail(self, part: _Part, before: int) -> list[Result]:
-        fleet = self._restored(part.specs)
-        reporter, runs = self.engine.reporter, len(part.specs)
-        if fleet.stack.way == "in turn" and not self.noted:
-            self.noted = True
-            reporter.note(f"{self.common.network} cannot be stacked: its runs train one after the other")
-
-        def tell(fleet: Fleet) -> None:
-            reporter.sailing(self.number, fleet, before + runs * fleet.steps)
-
-        if not fleet.specs:  # all of them were lost on the way here
-            return fleet.results
-        results = fleet.sail(_Watch(self._own(part), self.engine.every, self.asked, tell))
-        if fleet.recorder.failed:
-            reporter.note(
-                f"steps of {self.common.network} could not be recorded, and took longer: {fleet.recorder.failed}"
-            )
-        return results
-
-    def _restored(self, specs: Sequence[RunSpec]) -> Fleet:
-        """The fleet of these runs, where they were when they were last saved."""
-        for path in self.unfinished.sources(specs):
-            fleet = self._fresh(specs)
-            try:
-                checkpoint.restore(fleet, path)
-            except checkpoint.CheckpointError as error:
-                self.engine.reporter.note(f"{error}; its runs start again")
-                path.unlink(missing_ok=True)
-                del fleet
-            else:
-                return fleet
-        return self._fresh(specs)
-
-    def _fresh(self, specs: Sequence[RunSpec]) -> Fleet:
-        engine, reject = self.engine, self.unfinished.reject
-        return Fleet(specs, self.stream, device=engine.device, weights=engine.weights, reject=reject)
-
-    def _own(self, part: _Part) -> Path:
-        return self.unfinished.path([spec.key for spec in part.specs])
-
-
-class _Watch:
-    """Saves a fleet after tasks and every few minutes, and stops it between two steps when asked to."""
-
-    def __init__(self, path: Path, every: float, asked: threading.Event, tell: Callable[[Fleet], None]) -> None:
-        self.path, self.every, self.asked, self.tell = path, every, asked, tell
-        self.saved = self.told = time.monotonic()
-        self.cost: float | None = None
-
-    def look(self, fleet: Fleet) -> None:
-        now = time.monotonic()
-        if now - self.told >= LOOK_SECONDS:
-            self.told = now
-            self.tell(fleet)
-        if self.asked.is_set():
-            self.save(fleet)
-            raise InterruptedStudyError(
-                "interrupted; everything so far is saved, and the same command continues from here"
-            )
-        if now - self.saved >= self.every:
-            self.save(fleet)
-
-    def harbour(self, fleet: Fleet) -> None:
-        cost = checkpoint.size(fleet) / SPEED if self.cost is None else self.cost
-        over = fleet.position.task == len(fleet.stream.tasks)
-        if not over and cost <= max(QUICK, PART * (time.monotonic() - self.saved)):
-            self.save(fleet)
-        self.tell(fleet)
-
-    def save(self, fleet: Fleet) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise MooringError(f"cannot write in {self.path.parent} ({error.strerror}): it is in the way") from error
-        began = time.monotonic()
-        checkpoint.save(fleet, self.path)
-        self.saved = time.monotonic()
-        self.cost = self.saved - began
-
-
-@contextmanager
-def _stoppable() -> Iterator[threading.Event]:
-    """While this lasts, a first Ctrl-C or SIGTERM asks politely, and a second one does what it always does."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.set()
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with stoppable() as stop:
+            for number, specs in enumerate(fleets):
+                voyage = Voyage(self.aboard, number, specs, unfinished, stop)
+                self.aboard.reporter.finished(number, voyage.results(put_away))

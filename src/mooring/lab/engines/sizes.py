@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mooring.lab.engines.local import steps_of
 from mooring.lab.engines.memory import free
 from mooring.lab.engines.trial import Tried, tried
+from mooring.lab.engines.voyage import steps_of
 from mooring.lab.fleet.shape import shape
 from mooring.lab.methods import find
 from mooring.lab.networks.start import Weights, start

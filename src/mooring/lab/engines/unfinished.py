@@ -70,10 +70,14 @@ class Unfinished:
 
     def sources(self, specs: Sequence[RunSpec]) -> list[Path]:
         """Where these runs can continue from: a checkpoint of their own, or else one that they share with others."""
-        keys = _keys(specs)
-        own = self.path(keys)
-        shared = [saved.path for saved in self.found() if saved.runs > keys]
+        own = self.path(_keys(specs))
+        shared = [saved.path for saved in self.covering(specs) if saved.path != own]
         return [own, *shared] if own.exists() else shared
+
+    def covering(self, specs: Sequence[RunSpec]) -> list[Saved]:
+        """The checkpoints that have all of these runs, the furthest first."""
+        keys = _keys(specs)
+        return [saved for saved in self.found() if saved.runs >= keys]
 
     def split(self, parts: Sequence[Sequence[RunSpec]]) -> int:
         """Give parts of a fleet checkpoints of their own, where it has one, and delete that.

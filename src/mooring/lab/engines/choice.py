@@ -1,0 +1,67 @@
+"""Which engine runs a study."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from mooring.errors import MooringError, unknown
+from mooring.lab.engines.local import Local
+from mooring.lab.engines.voyage import Aboard
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
+
+__all__ = ["ENGINES", "Engine", "check_engine", "engine"]
+
+ENGINES = ("local", "ray")
+
+
+class Engine(Protocol):
+    """What runs fleets."""
+
+    def sizes(self, specs: Sequence[RunSpec]) -> Callable[[list[RunSpec]], int]:
+        """How many of the runs of a shape sail together, of all these."""
+
+    def run(
+        self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
+    ) -> None:
+        """Run every fleet to its end, from its checkpoint where it has one."""
+
+
+def check_engine(name: str, address: str | None = None) -> None:
+    """Refuse an engine that is not there, before any work.
+
+    Example:
+        >>> check_engine("lokal")
+        Traceback (most recent call last):
+        ...
+        mooring.errors.MooringError: unknown engine 'lokal' (did you mean 'local'?); allowed: local, ray
+    """
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    if name == "ray":
+        from mooring.lab.engines.ray import installed
+
+        installed()
+    elif address is not None:
+        raise MooringError(f"--address {address} is for --engine ray: give that too, or leave the address out")
+
+
+def engine(name: str, aboard: Aboard, folder: Path, address: str | None = None) -> Engine:
+    """The engine of that name.
+
+    Args:
+        name: "local" or "ray".
+        aboard: what every fleet takes along.
+        folder: where checkpoints go.
+        address: of a Ray cluster; None for one on this machine.
+
+    Example:
+        >>> type(engine("local", Aboard({}, {}), Path("study.sqlite.fleets"))).__name__
+        'Local'
+    """
+    check_engine(name, address)
+    if name == "local":
+        return Local(aboard, folder)
+    from mooring.lab.engines.ray import Ray
+
+    return Ray(aboard, folder, address)

@@ -1,0 +1,204 @@
+"""The Ray engine: the same study, the same results, whatever becomes of workers and machines."""
+
+import inspect
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster import cluster, needs_ray, workers
+from lab.test_kill import DIGITS, rows, saved
+from mooring.errors import MooringError
+from mooring.lab.study import Study
+from processes import Child, Ended, command, wait_for
+
+HERE = "lab.test_ray"
+ASKED = ["compare", "--methods", "plain,ewc,si,er,explicit-mas", *DIGITS, "--study", "study.sqlite"]
+
+
+# Without Ray
+
+
+def test_without_ray_one_line_says_how_to_install_it_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    from mooring.cli import main
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "--methods", "plain", "--seeds", "1", "--engine", "ray"]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err) == (
+        "",
+        'error: --engine ray needs Ray: pip install "mooring[ray]", or leave --engine out\n',
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ({"engine": "rai"}, "unknown engine 'rai' (did you mean 'ray'?); allowed: local, ray"),
+        ({"engine": "local", "address": "auto"}, "--address auto is for --engine ray: give that too, or leave"),
+    ],
+    ids=["unknown", "address"],
+)
+def test_an_engine_that_cannot_be_is_refused_in_one_line(tmp_path, told, line):
+    with pytest.raises(MooringError) as caught:
+        Study(tmp_path / "study.sqlite", **told)
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+# On a cluster of two nodes with a core each
+
+
+@pytest.fixture(scope="module")
+def two():
+    with cluster(1, 1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same study with the local engine."""
+    folder = tmp_path_factory.mktemp("whole")
+    told = Child(folder, command, *ASKED).ended()
+    assert told.status == 0, told.err
+    return rows(folder)
+
+
+def begun(folder: Path, made, *more: str, target=command, **env: str) -> Child:
+    ray = ["--engine", "ray", "--address", made.address]
+    return Child(folder, target, *ASKED, *ray, *more, patience=180, RAY_AUTH_MODE="disabled", **env)
+
+
+def well(told: Ended) -> str:
+    assert told.status == 0, told.err
+    assert "Traceback" not in told.err
+    return told.err
+
+
+@needs_ray
+def test_results_equal_the_local_engines_exactly_and_come_in_fleets_by_shape(tmp_path, two, whole):
+    err = well(begun(tmp_path, two).ended())
+    assert rows(tmp_path) == whole
+    assert err.startswith("10 runs to train in 4 fleets\n")  # three shapes, the largest in two: a core for each
+    assert sum(": done" in line for line in err.splitlines()) == 4
+    assert saved(tmp_path) == []
+    assert not (tmp_path / "study.sqlite.fleets").exists()
+
+
+@needs_ray
+def test_what_is_known_already_is_not_trained_again_and_needs_no_cluster(tmp_path, whole):
+    assert Child(tmp_path, command, *ASKED).ended().status == 0
+    told = Child(tmp_path, command, *ASKED, "--engine", "ray", "--address", "127.0.0.1:1").ended()
+    assert (told.status, told.err) == (0, "")
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (["--address", "ray://127.0.0.1:1"], "error: ray://127.0.0.1:1 is a client's address: "),
+        (["--address", "127.0.0.1:1"], "error: no Ray cluster at 127.0.0.1:1: "),
+    ],
+    ids=["client", "nobody"],
+)
+def test_a_cluster_that_is_not_there_is_told_in_one_line(tmp_path, more, line):
+    told = Child(tmp_path, command, *ASKED, "--engine", "ray", *more, patience=180).ended()
+    assert (told.status, told.out) == (2, ""), told.err
+    assert told.err.splitlines()[-1].startswith(line), told.err
+
+
+@needs_ray
+def test_a_gpu_that_no_machine_has_is_told_in_one_line(tmp_path, two):
+    for device, line in (("cuda", "error: the Ray cluster has no GPU: "), ("cuda:1", "error: --engine ray chooses")):
+        told = begun(tmp_path, two, "--device", device, "--dtype", "float32").ended()
+        assert told.status == 2
+        assert told.err.startswith(line)
+        assert told.err.count("\n") == 1
+
+
+@needs_ray
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)], ids=["Ctrl-C", "SIGTERM"])
+def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, two, whole, number, status):
+    child = begun(tmp_path, two, "--epochs", "400")
+    assert wait_for(lambda: saved(tmp_path), child)
+    child.kill(number)
+    told = child.ended()
+    assert (told.status, told.out) == (status, ""), told.err
+    last = told.err.splitlines()[-1]
+    assert last == "interrupted; everything so far is saved, and the same command continues from here"
+    assert "Traceback" not in told.err
+    assert saved(tmp_path)
+    assert not list((tmp_path / "study.sqlite.fleets").glob(".*"))
+
+
+@pytest.mark.faults
+@needs_ray
+def test_a_killed_worker_and_a_killed_node_are_replaced_and_nothing_is_lost(tmp_path, two, whole):
+    long = [*ASKED, "--epochs", "60"]
+    (tmp_path / "alone").mkdir()
+    alone = Child(tmp_path / "alone", command, *long)
+    assert alone.ended().status == 0
+    child = begun(tmp_path, two, "--epochs", "60")
+    assert wait_for(lambda: saved(tmp_path), child)
+    lost = next(pid for node in two.nodes for pid in workers(node))
+    os.kill(lost, signal.SIGKILL)
+    assert wait_for(lambda: "lost" in child.err.read_text(), child)
+    two.kill(two.nodes[0])
+    two.add()
+    err = well(child.ended())
+    assert "go on from step" in err
+    assert rows(tmp_path) == rows(tmp_path / "alone")
+
+
+def crowded(shape: tuple[int, int, int]) -> torch.nn.Module:
+    """A network of which more than two do not fit: the system kills, or PyTorch refuses."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "starts":
+        frame = frame.f_back
+    if frame is not None and len(frame.f_locals["specs"]) > 2 and "RAY_JOB_ID" in os.environ:
+        if Path(os.environ["MOORING_TEST_MEMORY"]).read_text() == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[1] * shape[2], 9), torch.nn.Tanh())
+
+
+@pytest.mark.faults
+@needs_ray
+@pytest.mark.parametrize("how", ["killed", "refused"])
+def test_a_fleet_that_does_not_fit_goes_on_in_halves(tmp_path, two, how):
+    (tmp_path / "how.txt").write_text(how)
+    asked = ["compare", "--methods", "plain", *DIGITS, "--seeds", "4", "--network", f"{HERE}:crowded", "--fleet", "4"]
+    asked += ["--study", "study.sqlite"]
+    alone = Child(tmp_path / "alone", command, *asked)
+    assert alone.ended().status == 0, alone.err.read_text()
+    ray = ["--engine", "ray", "--address", two.address]
+    env = {"RAY_AUTH_MODE": "disabled", "MOORING_TEST_MEMORY": str(tmp_path / "how.txt")}
+    told = Child(tmp_path, in_worker_environment, json.dumps([*asked, *ray]), patience=180, **env).ended()
+    assert "halves" in well(told) or "going on with 2 at a time" in told.err
+    assert rows(tmp_path) == rows(tmp_path / "alone")
+
+
+def in_worker_environment(asked: str) -> int:
+    """The command, with a variable that workers see too."""
+    import ray
+
+    name = "MOORING_TEST_MEMORY"
+    arguments = json.loads(asked)
+    environment = {"env_vars": {name: os.environ[name]}}
+    ray.init(arguments[-1], runtime_env=environment, log_to_driver=False, logging_level="error")
+    return command(*arguments)
+
+
+@needs_ray
+def test_an_error_of_a_run_is_told_in_one_line_and_the_others_are_saved(tmp_path, two):
+    (tmp_path / "study.sqlite.fleets").write_text("in the way")
+    told = begun(tmp_path, two).ended()
+    assert (told.status, told.out) == (2, "")
+    assert told.err.splitlines()[-1].startswith("error: cannot write in ")
+    assert "Traceback" not in told.err
