@@ -16,12 +16,12 @@ from mooring.importance import Kronecker
 from mooring.testing import check_equal
 
 IMPORTANCES = {
-    "ewc": lambda: {"importance": "ewc"},
+    "ewc": lambda: {"importance": "ewc", "pull": mooring.Interpolation()},
     "fisher": lambda: {"importance": mooring.EWC(decay=None, per_sample=True)},
     "sampled": lambda: {"importance": mooring.EWC(labels="sampled")},
-    "mas": lambda: {"importance": "mas"},
-    "balanced": lambda: {"importance": mooring.Balanced("mas")},
-    "uniform": lambda: {"importance": "uniform"},
+    "mas": lambda: {"importance": "mas", "pull": mooring.Interpolation()},
+    "balanced": lambda: {"importance": mooring.Balanced("mas"), "pull": mooring.Interpolation()},
+    "uniform": lambda: {"importance": "uniform", "pull": mooring.Penalty(0.1)},
     "random": lambda: {"importance": "random"},
     "budget": lambda: {"pull": mooring.Budget(0.05)},
     "kronecker": lambda: {"importance": Kronecker(every=3), "pull": mooring.Budget(0.05)},
@@ -165,11 +165,10 @@ def test_data_before_the_first_step_means_the_same_everywhere():
     states = []
     for way in ("reference", "consolidate", "estimate"):
         model, optimizer = made()
-        pull = mooring.Budget(0.05)
         if way == "reference":
-            moor = mooring.attach(model, optimizer, pull=pull, reference=batches())
+            moor = mooring.attach(model, optimizer, reference=batches())
         else:
-            moor = mooring.attach(model, optimizer, pull=pull)
+            moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
             if way == "estimate":
                 moor.estimate(batches())
             moor.consolidate(data=batches())
@@ -197,10 +196,10 @@ def test_an_estimate_takes_the_place_of_what_training_saw():
 
 def test_a_second_reference_joins_the_first():
     model, optimizer = made()
-    moor = mooring.attach(model, optimizer, reference=batches(), merge="sum")
+    moor = mooring.attach(model, optimizer, pull=mooring.Interpolation(), reference=batches(), merge="sum")
     first = {key: t.clone() for key, t in moor.previous.items()}
     moor.consolidate(data=batches(seed=1))
-    alone = mooring.attach(*made(), reference=batches(seed=1), merge="sum")
+    alone = mooring.attach(*made(), pull=mooring.Interpolation(), reference=batches(seed=1), merge="sum")
     check_equal("sum", moor.previous, {key: first[key] + t for key, t in alone.previous.items()})
 
 
@@ -275,6 +274,7 @@ def test_a_bar_is_shown_where_it_is_asked_for_and_goes_away(capsys):
     assert out == ""
     assert "estimating importance [" in err
     assert "4/5" in err
+    assert "calibrating the budget [" in err
     assert err.split("\r")[-1] == ""
     assert err.split("\r")[-2].strip() == ""
 

@@ -22,6 +22,9 @@ __all__ = ["attach"]
 
 BUFFERS = ("follow", "keep", "interpolate")
 
+NATS = 0.1
+"""What may be forgotten by default of what a reference shows: a tenth of a nat of its loss."""
+
 
 def attach(
     model: nn.Module,
@@ -51,8 +54,8 @@ def attach(
             for each optimizer.
         importance: "ewc" (the default), "mas", "si", "rwalk", "uniform", "random", or an instance with options. With a
             `Budget` the default is the Fisher information, `EWC(decay=None, per_sample=True)`.
-        pull: `Interpolation()` by default, which has no strength to tune; `Budget(...)`, `Penalty(...)`,
-            `Proximal(...)`.
+        pull: `Interpolation()` by default, which has no strength to tune; with a reference `Budget(0.1)`, which leaves
+            more room to learn and is calibrated by it; `Penalty(...)`, `Proximal(...)`.
         exclude: what is left free, such as heads: names, glob patterns or modules.
         buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new
             data, "keep" the old ones, or "interpolate" half-way in each iteration.
@@ -92,7 +95,8 @@ def attach(
                 f"attach takes a model, then its optimizer: {type(thing).__name__} is no {wanted.__name__}"
             )
     optimizer = stepping(optimizer)
-    pull = Interpolation() if pull is None else pull
+    if pull is None:
+        pull = Interpolation() if reference is None else Budget(NATS)
     curved = isinstance(pull, Budget)
     if importance is None:
         importance = EWC(decay=None, per_sample=True) if curved else EWC()

@@ -14,6 +14,7 @@ from mooring.factors import Factor
 from mooring.forward_hook import ranks
 from mooring.ledger import Ledger, Moored
 from mooring.losses import Loss, default_loss, scalar_loss
+from mooring.progress import progress
 from mooring.pulls.budget import Budget
 from mooring.selection import layer_of
 from mooring.spending import Spending, line_of
@@ -28,7 +29,7 @@ LEAST, MOST, HALVINGS = 1e-2, 1e6, 12
 """Between which factors the answer is looked for, and how often the interval is halved."""
 
 
-def solved_factor(rise: Callable[[float], float], nats: float) -> float:
+def solved_factor(rise: Callable[[float], float], nats: float, *, show: bool | None = False) -> float:
     """The factor that makes an estimate true at a budget: nats / q, with q the estimate at which the rise is nats.
 
     By bisection in log q, for a rise that grows with q; from 0.01 to a million.
@@ -36,13 +37,14 @@ def solved_factor(rise: Callable[[float], float], nats: float) -> float:
     Args:
         rise: the true rise of the loss where the estimate is q.
         nats: the budget.
+        show: a progress bar; None on a terminal only.
 
     Example:
         >>> round(solved_factor(lambda q: 2 * q, 0.1), 1), round(solved_factor(lambda q: q + 10 * q**2, 0.1), 1)
         (2.0, 1.6)
     """
     low, high = math.log(LEAST), math.log(MOST)
-    for _ in range(HALVINGS):
+    for _ in progress(range(HALVINGS), "calibrating the budget", HALVINGS, show=show):
         middle = (low + high) / 2
         low, high = (middle, high) if rise(nats / math.exp(middle)) > nats else (low, middle)
     return math.exp((low + high) / 2)
@@ -56,6 +58,7 @@ def calibration_factor(
     loss: Loss | None = None,
     batches: int | None = None,
     outputs: Outputs | None = None,
+    show: bool | None = False,
 ) -> float:
     """What a task's own curvature is to be multiplied by, so that its loss rises by the budget where the budget ends.
 
@@ -77,6 +80,7 @@ def calibration_factor(
             are none.
         batches: how many at most; None is all of them.
         outputs: from what the model returns to the tensor of its outputs.
+        show: a progress bar; None on a terminal only.
     """
     nats = float(budget.promised(ledger.tasks + 1))
     if ranks() > 1:
@@ -105,7 +109,7 @@ def calibration_factor(
             ]
             return math.fsum(found) / len(found) - begin
 
-        return solved_factor(rise, nats)
+        return solved_factor(rise, nats, show=show)
 
 
 class _Losses:

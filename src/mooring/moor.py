@@ -334,11 +334,11 @@ class Mooring:
             )
         if budget is None:
             return 1.0
-        return calibration_factor(self._ledger, budget, data, loss=loss, batches=batches, outputs=self._outputs)
+        how: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
+        return calibration_factor(self._ledger, budget, data, **how)
 
     def _strength(self, strength: float | None) -> float:
-        given = getattr(self.pull, "strength", None) if strength is None else strength
-        if given is None:
+        if (given := getattr(self.pull, "strength", None) if strength is None else strength) is None:
             raise MooringError(f"{type(self.pull).__name__} has no strength: give one, as in diagnose(strength=100.0)")
         if not self.tasks:
             raise MooringError("no task was consolidated yet: call consolidate() at the end of one, then diagnose()")

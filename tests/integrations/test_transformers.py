@@ -186,3 +186,27 @@ def test_a_missing_library_is_named_with_what_to_install(stack, extra, monkeypat
     monkeypatch.delitem(sys.modules, f"mooring.integrations.{stack}", raising=False)
     with pytest.raises(ImportError, match=rf"pip install 'mooring\[{extra}\]'"):
         __import__(f"mooring.integrations.{stack}")
+
+
+def test_a_reference_is_read_once_and_not_again_where_training_is_resumed(tmp_path):
+    read = []
+
+    def reference(model):
+        read.append(len(read))
+        tokens = torch.stack([each["input_ids"] for each in text(0)[:4]])
+        return {"input_ids": tokens, "labels": tokens}
+
+    options = {"importance": "ewc", "pull": mooring.Interpolation(), "reference": reference, "batches": 2}
+    callback = MooringCallback(**options)
+    train(gpt(), callback, 1, tmp_path, save_strategy="steps", save_steps=3)
+    assert read == [0, 1]
+    assert callback.moor.tasks == 2
+    assert all(bool(t.any()) for t in callback.moor.previous.values())
+    again = MooringCallback(**options)
+    train(gpt(), again, 1, tmp_path, str(tmp_path / "checkpoint-3"), save_strategy="steps", save_steps=3)
+    assert read == [0, 1]
+    assert again.moor.tasks == 2
+    later = MooringCallback(state=tmp_path, **options)
+    train(gpt(), later, 1, tmp_path / "later")
+    assert read == [0, 1]
+    assert later.moor.tasks == 3

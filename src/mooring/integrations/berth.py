@@ -52,8 +52,11 @@ class Berth:
             raise MooringError("nothing is moored yet: train first, or give the state to go on from as state=")
         return self._moor
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mooring:
-        """The Mooring of this model and optimizer, with the state so far."""
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, resumes: bool = False) -> Mooring:
+        """The Mooring of this model and optimizer, with the state so far.
+
+        A reference is for a model that nothing is known of: not where there is a state, or one is about to come.
+        """
         before = self._moor
         if before is not None and before.model is model:
             before.rebind(optimizer)
@@ -62,7 +65,9 @@ class Berth:
         if before is not None:
             self._state = before.state_dict()
             before.detach()
-        moor = attach(model, optimizer, **self.options)
+        known = resumes or self._state is not None
+        options = {k: v for k, v in self.options.items() if not (known and k in ("reference", "loss"))}
+        moor = attach(model, optimizer, **options)
         if self._state is not None:
             try:
                 moor.load_state_dict(self._state)

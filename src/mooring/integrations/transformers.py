@@ -89,7 +89,7 @@ class MooringCallback(TrainerCallback):
             )
         assert model is not None
         assert optimizer is not None
-        self._berth.attach(model, optimizer)
+        self._berth.attach(model, optimizer, resumes=bool(state.global_step))
         self._training, self._staged = True, -1
         if state.global_step:
             folders = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
