@@ -20,10 +20,7 @@ KINDS = {2: ("ddp", "fsdp"), 4: ("ddp", "fsdp", "hsdp")}
 
 def started(folder: Path, world: int, target: Callable[..., Any], *args: Any) -> None:
     """Run a function on so many ranks; every case that it tried must have gone well on each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    env = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    env = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     folders = [folder / f"rank{rank}of{world}" for rank in range(world)]
     children = [Child(each, target, *args, **env, RANK=str(rank)) for rank, each in enumerate(folders)]
     for child in children:
@@ -33,6 +30,12 @@ def started(folder: Path, world: int, target: Callable[..., Any], *args: Any) ->
         assert ended.status == 0, ended.err
         bad = {name: said for name, said in json.loads((each / "found.json").read_text()).items() if said}
         assert not bad, f"{each.name}: {', '.join(bad)}\n\n{next(iter(bad.values()))}"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def tried(runs: dict[str, Callable[[], None]]) -> None:

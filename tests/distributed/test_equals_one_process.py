@@ -1,10 +1,16 @@
-"""Ranks that share a batch, under DDP and with shards, give what one process gives, to 1e-9 in float64."""
+"""Ranks that share a batch, under DDP and with shards, give what one process gives, to 1e-9 in float64, or say no."""
 
 import pytest
 
-from distributed.ranks import every_case, started
+from distributed.ranks import every_case, free_port, started
+from distributed.together import agreement, blocks
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_importance_with_every_pull_accumulated_and_clipped(world, tmp_path):
     started(tmp_path, world, every_case)
+
+
+def test_ranks_stop_draw_and_refuse_together(tmp_path):
+    """And what docs/distributed.md shows runs."""
+    started(tmp_path, 2, agreement, tmp_path, [free_port() for _ in blocks()])

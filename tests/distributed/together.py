@@ -1,0 +1,181 @@
+"""What ranks must do together, or refuse together: stop at a gradient, draw labels, say no."""
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+import mooring
+from distributed.ranks import tried
+from distributed.training import Case, Trainer
+from mooring.errors import MooringError, NonFiniteError
+from mooring.importance import EWC, MAS, Kronecker
+
+F64 = torch.float64
+
+
+def agreement(folder: Path, ports: list[int]) -> None:
+    """Two ranks, many questions; and the blocks of the documentation."""
+    runs = {}
+    for kind in ("ddp", "fsdp"):
+        for pull in ("interpolation", "penalty"):
+            runs[f"sum {kind} {pull}"] = partial(stops_at_a_batch, Case(kind, "ewc", pull))
+        runs[f"probe {kind}"] = partial(stops_at_a_batch, Case(kind, "mas", "interpolation"))
+        runs[f"draws {kind}"] = partial(draws_apart, kind)
+    runs["unused"] = unused_on_one_rank
+    runs["shard"] = stops_at_a_shard
+    runs["closure"] = stops_in_a_closure
+    runs["refusals"] = refusals
+    tried(runs)
+    blocks_run(folder, ports)
+
+
+def everywhere(said: object) -> list[object]:
+    found: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, said)
+    return found
+
+
+def stops_together(trainer: Trainer, step) -> None:
+    """Every rank raises the same, nothing is changed, and training goes on with the next step."""
+    before = {name: t.detach().clone() for name, t in trainer.model.state_dict().items()}
+    with pytest.raises(NonFiniteError) as error:
+        step()
+    assert "\n" not in str(error.value)
+    assert len(set(everywhere(str(error.value)))) == 1
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(*(getattr(t, "_local_tensor", t) for t in (tensor, before[name])))
+    trainer.step(1, 1)
+    assert trainer.moor.steps == 2
+
+
+def stops_at_a_batch(case: Case) -> None:
+    """The last rank has one bad sample."""
+    trainer = Trainer(case).start()
+    batch = trainer.batch
+
+    def bad(task, step):
+        found = batch(task, step)
+        if dist.get_rank() == dist.get_world_size() - 1:
+            found[1][0][0, 0] = torch.nan
+        return found
+
+    trainer.batch = bad
+    trainer.backward(1, 1)
+    trainer.batch = batch
+    stops_together(trainer, trainer.optimizer.step)
+
+
+def stops_at_a_shard() -> None:
+    """The gradient of one shard alone is not finite; the other ranks have no other way to know."""
+    trainer = Trainer(Case("fsdp", "ewc", "interpolation")).start()
+    trainer.backward(1, 1)
+    if dist.get_rank() == 1:
+        next(trainer.model.parameters()).grad.to_local()[0, 0] = torch.inf
+    stops_together(trainer, trainer.optimizer.step)
+
+
+def stops_in_a_closure() -> None:
+    """The loss of one rank is not finite, which is nobody's gradient: no rank is left waiting for the other."""
+    trainer = Trainer(Case("ddp", "ewc", "interpolation")).start()
+    trainer.optimizer.zero_grad()
+
+    def closure():
+        trainer.backward(1, 1)
+        return torch.tensor(torch.nan if dist.get_rank() == 1 else 1.0)
+
+    trainer.optimizer.step(closure)
+    assert trainer.moor.steps == 2
+
+
+class Drawing(EWC):
+    """Keeps what it drew."""
+
+    drawn: ClassVar[list[float]] = []
+
+    def probe(self, outputs, generator):
+        self.drawn.append(torch.rand((), generator=generator).item())
+        return outputs.sum()
+
+
+def draws_apart(kind: str) -> None:
+    """Ranks that drew the same labels for the same inputs would count them as one, times the square of their number."""
+    Drawing.drawn.clear()
+    trainer = Trainer(Case(kind, "ewc", "interpolation"))
+    trainer.moor.detach()
+    with mooring.attach(trainer.model, trainer.optimizer, importance=Drawing(labels="sampled")):
+        trainer.step(0, 0)
+    found = everywhere(tuple(Drawing.drawn))
+    assert len({draw for each in found for draw in each}) == 2 * dist.get_world_size()
+
+
+class Forked(nn.Module):
+    """Two ways through it, of which each rank takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+
+    def forward(self, x, way):
+        return self.ways[way](x)
+
+
+def unused_on_one_rank() -> None:
+    """A parameter that only one rank's outputs depend on is probed by that rank alone, and nobody waits."""
+    torch.manual_seed(0)
+    model = Forked().to(F64)
+    x = torch.randn(2, 4, 3, dtype=F64, generator=torch.Generator().manual_seed(1))
+    runs = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance=MAS(decay=None))
+    outputs = [way(part).square().sum() for way, part in zip(model.ways, x, strict=True)]
+    expected = [torch.autograd.grad(out, way.weight)[0] for out, way in zip(outputs, model.ways, strict=True)]
+    runs(x[dist.get_rank()], dist.get_rank()).sum().backward()
+    optimizer.step()
+    for number, gradient in enumerate(expected):
+        torch.testing.assert_close(moor.current[f"ways.{number}.weight"], gradient.abs())
+
+
+def refusals() -> None:
+    """What cannot be right is refused before anything is trained, in one line."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def refused(model: nn.Module, match: str, **options) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(MooringError, match=match) as error:
+            mooring.attach(model, optimizer, **options)
+        assert "\n" not in str(error.value)
+
+    shards = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    fully_shard(shards, mesh=mesh)
+    refused(shards, "whole layers", importance=Kronecker(), pull=mooring.Budget(0.1))
+    parallel = parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh, {"0": ColwiseParallel()})
+    refused(parallel, "tensor parallel", importance=MAS())
+    refused(parallel, "tensor parallel", importance=EWC(per_sample=True))
+    os.environ["LOCAL_RANK"] = os.environ["RANK"]
+    flat = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=True)
+    refused(flat, "use fully_shard")
+
+
+def blocks_run(folder: Path, ports: list[int]) -> None:
+    """What docs/distributed.md shows, block by block; ranks share the folder."""
+    os.chdir(folder)
+    for block, port in zip(blocks(), ports, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        exec(compile(block, "docs/distributed.md", "exec"), {"__name__": "__main__"})
+
+
+def blocks() -> list[str]:
+    page = Path(__file__).parents[2] / "docs" / "distributed.md"
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
