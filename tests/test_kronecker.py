@@ -178,6 +178,20 @@ def test_layers_with_factors_have_no_scores_and_the_others_do():
     assert records["features.weight"].state["current"].numel() == 1
 
 
+def test_a_layer_that_is_too_large_has_the_diagonal():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 9))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance=Kronecker(largest=8), pull=mooring.Budget(0.01))
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.randn(5, 4)), torch.randint(9, (5,))).backward()
+        optimizer.step()
+        moor.consolidate()
+    assert moor.previous["0.weight"].abs().sum() == 0  # it has factors
+    assert moor.previous["1.weight"].abs().sum() > 0
+    assert moor.previous["1.bias"].abs().sum() > 0
+
+
 @pytest.mark.parametrize("nats", [1e-4, 1e-2])
 def test_no_more_is_spent_and_all_of_it_where_more_would_be(nats):
     model, optimizer, moor = moored(nats)

@@ -94,18 +94,23 @@ class Factor:
         return (outputs @ turned @ inputs.mT).reshape(like.shape)
 
 
-def layers_with_factors(model: nn.Module) -> dict[nn.Module, dict[str, Tensor]]:
+def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[str, Tensor]]:
     """Linear layers and plain two-dimensional convolutions, with their parameters.
+
+    Args:
+        model: whose.
+        largest: how many inputs, or outputs, a layer may have at most.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
-        >>> [type(layer).__name__ for layer in layers_with_factors(model)]
+        >>> [type(layer).__name__ for layer in layers_with_factors(model, largest=100)]
         ['Conv2d', 'Linear']
     """
     found: dict[nn.Module, dict[str, Tensor]] = {}
     for module in model.modules():
         plain = isinstance(module, nn.Conv2d) and module.groups == 1 and not isinstance(module.padding, str)
-        if isinstance(module, nn.Linear) or (plain and module.padding_mode == "zeros"):
+        fits = isinstance(module, nn.Linear) or (plain and module.padding_mode == "zeros")
+        if fits and max(module.weight.flatten(1).shape) <= largest:  # type: ignore[operator]
             found[module] = dict(module.named_parameters(recurse=False))
     return found
 

@@ -88,5 +88,5 @@ def watches(ledger: Ledger, outputs: Callable[[Any], Tensor] | None = None) -> t
     def predictions() -> float:
         return batch / ranks() if batch else (watch.seen.samples if watch else 0)
 
-    layers = layers_with_factors(ledger.model)
+    layers = layers_with_factors(ledger.model, ledger.importance.largest)
     return watch, LayerWatch(layers, importance.every, lambda: ledger.steps, predictions)

@@ -104,7 +104,8 @@ class Ledger:
         self.records = {p: m for p, m in self.records.items() if p in self.names}
         self._foreign = {p for p in self.held() if p not in self.names}
         if self.importance.by_layer:
-            self._layered = {p for own in layers_with_factors(self.model).values() for p in own.values()}
+            layers = layers_with_factors(self.model, self.importance.largest)
+            self._layered = {p for own in layers.values() for p in own.values()}
         self._every_name = moorable(self.model, ())
 
     def held(self) -> list[Tensor]:

@@ -94,6 +94,9 @@ class Importance:
     every: int = 1
     """Layers are then watched in each `every`-th iteration of a task."""
 
+    largest: int = 4096
+    """Layers with more inputs or outputs are then not watched; their parameters have scores of their own."""
+
     seed: int = 0
     """What random numbers in `start` and `probe` begin from."""
 

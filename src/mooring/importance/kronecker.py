@@ -29,6 +29,8 @@ class Kronecker(Importance):
     Args:
         every: look at layers in each `every`-th iteration of a task only.
         batch_size: samples per iteration, where the model's outputs do not show it.
+        largest: layers with more inputs or outputs than that have the diagonal, such as the output layer of a language
+            model.
 
     Example:
         >>> import torch, mooring
@@ -47,12 +49,14 @@ class Kronecker(Importance):
 
     every: int = 1
     batch_size: int | None = None
+    largest: int = 4096
 
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse options outside their range."""
         check_whole("every", self.every, 1)
+        check_whole("largest", self.largest, 1)
         if self.batch_size is not None:
             check_whole("batch_size", self.batch_size, 1)
 

@@ -98,7 +98,7 @@ class Fleet:
         self.memory = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
         self.ahead = self.memory
         names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
-        self.watch = StackWatch(self.stack, self.method.looks_every) if self.method.watches_layers else None
+        self.watch = StackWatch(self.stack, *self.method.looks) if self.method.watches_layers else None
         self.groups = Groups(self.specs, names, self.sgd.lr, self.watch.parameters if self.watch else ())
         self.fused = fused_for(self.groups, self.sgd)
         drawing = any(moorings.importance.draws for _, moorings in self.groups.moored) and self.method.watches_outputs

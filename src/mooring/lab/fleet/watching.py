@@ -16,8 +16,8 @@ class StackWatch:
 
     Args:
         stack: whose.
-
         every: look in each `every`-th step of a task only.
+        largest: layers with more inputs or outputs are not watched.
 
     Attributes:
         on: whether to look at the forward passes that come.
@@ -28,7 +28,7 @@ class StackWatch:
         MooringError: where the stack does not run wide.
     """
 
-    def __init__(self, stack: Stack, every: int) -> None:
+    def __init__(self, stack: Stack, every: int, largest: int) -> None:
         self.every, self.on = every, False
         self.seen: dict[str, list[Factors]] = {}
         self.parameters: list[str] = []
@@ -37,7 +37,7 @@ class StackWatch:
                 "a method with Kronecker factors needs layers that know about runs, and this network has others: "
                 "compare it without, or train it alone with mooring.attach"
             )
-        with_factors = layers_with_factors(stack.network)
+        with_factors = layers_with_factors(stack.network, largest)
         covered = {name: layer for name, layer in stack.network.named_modules() if layer in with_factors}
         for name, module in _wide_layers(stack.wide):
             if name in covered:

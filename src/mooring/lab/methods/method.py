@@ -76,9 +76,10 @@ class Method:
         return self.importance is not None and self.importance(0).by_layer
 
     @property
-    def looks_every(self) -> int:
-        """In which steps of a task it looks at layers, where it does: each of these."""
-        return self.importance(0).every if self.importance is not None else 1
+    def looks(self) -> tuple[int, int]:
+        """In each how many-th step of a task it looks at layers, and at how large ones, where it does."""
+        assert self.importance is not None
+        return self.importance(0).every, self.importance(0).largest
 
     @property
     def can_extrapolate(self) -> bool:
