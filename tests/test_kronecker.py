@@ -166,7 +166,7 @@ def test_layers_with_factors_have_no_scores_and_the_others_do():
     model, optimizer, moor = moored(1e-3)
     train(model, optimizer, 3, 0)
     moor.consolidate()
-    assert set(layers_with_factors(model)) == {model.features, model.head}
+    assert set(layers_with_factors(model, 4096)) == {model.features, model.head}
     records = {m.name: m for m in moor._ledger.records.values()}
     assert {name for name, m in records.items() if m.factor} == {
         "features.weight",
