@@ -14,6 +14,7 @@ from mooring.importance import Importance
 __all__ = [
     "agreed",
     "check_sharding",
+    "gradient_of",
     "leaves",
     "local",
     "mesh_of",
@@ -48,6 +49,12 @@ def local(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return part
+
+
+def gradient_of(p: Any) -> Tensor:
+    """The part of a parameter's gradient on this rank; one that tensor parallel ranks have not added up yet is."""
+    g = p.grad
+    return local(g.redistribute(p.device_mesh, p.placements) if sharded(p) and g.placements != p.placements else g)
 
 
 def spread(part: Tensor, like: Any) -> Tensor:

@@ -19,7 +19,7 @@ from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.pulls.base import acts
 from mooring.runs import Number
 from mooring.selection import layer_of, norm_buffers
-from mooring.shards import local
+from mooring.shards import gradient_of, local
 from mooring.spending import Spending
 from mooring.tiles import tiles
 from mooring.watch import Seen, Watch
@@ -148,7 +148,7 @@ class TrainingStep:
                 factor = scale if factor is None else -scale
             for p in group["params"]:
                 if p.grad is not None and (m := self.ledger.adopt(p)):
-                    due.append(Due(m, lr, self._task_gradient(optimizer, group, m, local(p.grad), factor), factor))
+                    due.append(Due(m, lr, self._task_gradient(optimizer, group, m, gradient_of(p), factor), factor))
         return due
 
     def _task_gradient(

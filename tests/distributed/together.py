@@ -12,13 +12,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import mooring
 from distributed.ranks import tried
 from distributed.training import Case, Trainer
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import EWC, MAS, Kronecker
+from mooring.shards import gradient_of
 
 F64 = torch.float64
 
@@ -32,6 +34,7 @@ def agreement(folder: Path, ports: list[int]) -> None:
         runs[f"probe {kind}"] = partial(stops_at_a_batch, Case(kind, "mas", "interpolation"))
         runs[f"draws {kind}"] = partial(draws_apart, kind)
     runs["unused"] = unused_on_one_rank
+    runs["tensor parallel"] = tensor_parallel_equals_one
     runs["shard"] = stops_at_a_shard
     runs["closure"] = stops_in_a_closure
     runs["refusals"] = refusals
@@ -143,6 +146,31 @@ def unused_on_one_rank() -> None:
     optimizer.step()
     for number, gradient in enumerate(expected):
         torch.testing.assert_close(moor.current[f"ways.{number}.weight"], gradient.abs())
+
+
+def tensor_parallel_equals_one() -> None:
+    """Importances of the gradient do not care along which dimension a parameter is cut, or whether it is."""
+    found, mesh = [], init_device_mesh("cpu", (dist.get_world_size(),))
+    for parallel in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4), nn.LayerNorm(4)).to(F64)
+        if parallel:
+            parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        moor = mooring.attach(model, optimizer, importance=mooring.SI(), pull=mooring.Penalty(10.0))
+        for task in range(2):
+            x = torch.randn(8, 3, dtype=F64, generator=torch.Generator().manual_seed(task))
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(x).pow(3).mean().backward()
+                optimizer.step()
+            moor.consolidate()
+        tensors = {**dict(model.named_parameters()), **{f"previous.{k}": t for k, t in moor.previous.items()}}
+        found.append({name: getattr(t, "full_tensor", lambda t=t: t)().detach() for name, t in tensors.items()})
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+    whole = nn.Parameter(distribute_tensor(torch.zeros(3), mesh, [Replicate()]))
+    whole.grad = DTensor.from_local(torch.ones(3), mesh, [Partial()])
+    assert gradient_of(whole).tolist() == [dist.get_world_size()] * 3  # not added up over ranks until now
 
 
 def refusals() -> None:
