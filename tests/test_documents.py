@@ -1,5 +1,6 @@
 """README and examples tell the truth: their code runs, their links lead somewhere."""
 
+import json
 import re
 import subprocess
 import sys
@@ -61,6 +62,32 @@ def test_the_explosion_happens_and_every_piece_of_advice_cures_it():
     lines = run(ROOT / "examples" / "why_it_explodes.py").splitlines()
     assert "stopped after" in lines[0]
     assert sum(": trained, pull energy" in line for line in lines) == 4
+
+
+def test_the_readme_shows_the_fine_tuning_example_whole_and_what_it_prints():
+    file, readme = ROOT / "examples" / "finetune.py", (ROOT / "README.md").read_text()
+    code = file.read_text()
+    assert f"```python\n{code[code.index('import torch') :]}```" in readme
+    for line in run(file).splitlines():
+        name, old, new = line.split()[0], *(float(each) for each in re.findall(r"([\d.]+) %", line))
+        shown = re.search(rf"^{name} \['([\d.]+) %', '([\d.]+) %'\]$", readme, re.MULTILINE)
+        assert shown
+        assert [old, new] == pytest.approx([float(each) for each in shown.groups()], abs=5)  # rounding differs
+
+
+def test_the_language_model_is_fine_tuned_in_miniature(tmp_path):
+    script, out = ROOT / "examples" / "finetune_language_model.py", tmp_path / "out.json"
+    methods = ["plain", "L2-SP 1", "Kronecker 0.1, own text"]
+    command = [script, tmp_path / "cache", "--size", "tiny", "--json", out, "--figure", tmp_path / "out.png"]
+    table = run(*command, "--methods", *methods)
+    found = json.loads(out.read_text())["runs"]
+    assert [each["method"] for each in found] == methods
+    assert all(f"{each['curve'][-1]['prose']:.3f}" in table for each in found)
+    prose = [each["curve"][-1]["prose"] for each in found]
+    assert prose[0] < found[0]["curve"][0]["prose"]  # plain fine-tuning learns
+    assert (tmp_path / "out.png").stat().st_size > 10_000
+    again = run(*command, "--methods", "plain")  # from the model that was kept
+    assert again.splitlines()[-1][:58] == table.splitlines()[3][:58]
 
 
 def test_the_benchmark_prints_ratios():
