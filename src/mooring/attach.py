@@ -88,6 +88,13 @@ def attach(
         ...     moor.consolidate()
         >>> moor
         Mooring(MAS(decay=0.2), Interpolation(stiffness=1.0, every=1, root=2, weight=1.0), parameters=2, tasks=2)
+
+        One task alone, for a model that is trained already:
+
+        >>> moor.detach()
+        >>> moor = attach(model, optimizer, reference=[torch.randn(8, 3) for _ in range(4)])
+        >>> moor.tasks
+        1
     """
     for thing, wanted in ((model, nn.Module), (optimizer, torch.optim.Optimizer)):
         if not isinstance(thing, wanted):
