@@ -58,7 +58,8 @@ def run(
     model = start("mlp", stream, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
     heads = () if stream.heads == "one" else ("heads.*",)
-    moor = mooring.attach(model, optimizer, importance=ESTIMATES[estimate](), pull=mooring.Budget(nats), exclude=heads)
+    pull = mooring.Budget(nats, over="sum")
+    moor = mooring.attach(model, optimizer, importance=ESTIMATES[estimate](), pull=pull, exclude=heads)
     train, test = ((scaled(part.images, torch.float32), part.labels) for part in (stream.train, stream.test))
 
     @torch.no_grad()
