@@ -7,6 +7,8 @@ from distributed.ranks import started
 from distributed.resuming import folder_of, gone_on, kept, written
 from distributed.training import Case, Trainer, compare
 
+pytestmark = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 needs GPUs in this torch")
+
 PICKLED = ("mean", "given samples")
 """Whose state four ranks read from a file that one process wrote whole."""
 

@@ -1,9 +1,12 @@
 """Ranks that share a batch, under DDP and with shards, give what one process gives, to 1e-9 in float64, or say no."""
 
 import pytest
+import torch
 
 from distributed.ranks import every_case, free_port, started
 from distributed.together import agreement, blocks
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 needs GPUs in this torch")
 
 
 @pytest.mark.parametrize("world", [2, 4])
