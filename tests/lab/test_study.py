@@ -293,7 +293,6 @@ DAMAGES = {
     "garbage": lambda path: path.write_bytes(b"\xff" * 5000),
     "no header": lambda path: save_file({"curve": torch.zeros(1)}, path),
     "a header that is not JSON": lambda path: rewritten(path, lambda header, tensors: "{"),
-    "a newer version": lambda path: rewritten(path, lambda header, tensors: header.update(version=99)),
     "a header without books": without("books"),
     "a header without groups": without("groups"),
     "a header without runs": without("runs"),
@@ -328,6 +327,18 @@ def test_a_damaged_checkpoint_is_noted_and_its_runs_start_again(path, tmp_path, 
     whole = Study(tmp_path / "whole.sqlite")
     whole.compare(**asked)
     assert told(Study(path).results()) == told(whole.results())
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused_in_one_line_and_left_as_it_is(path):
+    asked = {**TOLD, "methods": "ewc", "seeds": 1}
+    study = interrupted(path, **asked)
+    (checkpoint,) = study.checkpoints.glob("*.safetensors")
+    rewritten(checkpoint, lambda header, tensors: header.update(version=99))
+    before = checkpoint.read_bytes()
+    with pytest.raises(MooringError) as caught:
+        Study(path).compare(**asked)
+    assert str(caught.value) == (f"the checkpoint {checkpoint} was made by a newer version: upgrade, or delete it")
+    assert checkpoint.read_bytes() == before
 
 
 def test_a_checkpoint_of_nobody_is_noted_and_does_not_stop_the_study(path):

@@ -6,7 +6,7 @@ import sys
 import typer
 
 import mooring
-from mooring.cli import compare, data, file, frontier, methods, paper, pretrain, show, tune
+from mooring.cli import compare, data, file, frontier, methods, paper, pretrain, salvage, show, tune
 from mooring.errors import MooringError
 from mooring.lab.engines.stopping import InterruptedStudyError
 
@@ -30,6 +30,7 @@ app.command("frontier")(frontier.frontier)
 app.command("run")(file.run)
 app.command("show")(show.show)
 app.command("report")(show.report)
+app.command("salvage")(salvage.salvage)
 app.command("methods")(methods.methods)
 app.command("pretrain")(pretrain.pretrain)
 app.command("paper")(paper.paper)

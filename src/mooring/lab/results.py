@@ -1,7 +1,7 @@
 """What a run leaves behind."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -122,8 +122,9 @@ class Result:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
+        """As plain values; the lists are the result's own."""
+        told = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**told, "spec": self.spec.to_json(), "stability": [asdict(entry) for entry in self.stability]}
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> "Result":

@@ -1,5 +1,6 @@
 """The results of a study: one SQLite file, one row for each run, found by the run's content address."""
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
@@ -12,10 +13,10 @@ from mooring.lab.files import check_writable
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
 
-__all__ = ["Store"]
+__all__ = ["Store", "read_result"]
 
-VERSION = 1
-"""Of the file's layout. Older files are read; newer ones are refused."""
+VERSION = 2
+"""Of the file's layout. Older files are read, and brought up to it by the first write; newer ones are refused."""
 
 TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -30,7 +31,8 @@ CREATE TABLE runs (
     learned REAL,
     finished TEXT NOT NULL,
     spec TEXT NOT NULL,
-    result TEXT NOT NULL
+    result TEXT NOT NULL,
+    digest TEXT
 );
 CREATE TABLE commands (number INTEGER PRIMARY KEY, at TEXT NOT NULL, command TEXT NOT NULL);
 """
@@ -78,7 +80,7 @@ class Store:
     def add(self, results: Iterable[Result]) -> None:
         """Keep results, all of them or none; one that is there already is replaced."""
         with self._written() as connection:
-            connection.executemany("REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_row, results))
+            connection.executemany("REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_row, results))
 
     def get(self, specs: Iterable[RunSpec]) -> dict[str, Result]:
         """Those of the runs that have a result, by key."""
@@ -90,11 +92,13 @@ class Store:
         if not self.path.exists():
             return
         with self._open() as connection:
-            if not self._check_version(connection):
+            version = self._check_version(connection)
+            if not version:
                 return
-            for key, told in connection.execute("SELECT key, result FROM runs ORDER BY rowid"):
+            columns = f"key, result, {'digest' if version > 1 else 'NULL'}"
+            for key, told, digest in connection.execute(f"SELECT {columns} FROM runs ORDER BY rowid"):
                 if only is None or key in only:
-                    yield self._read(key, told)
+                    yield self._read(key, told, digest)
 
     def log(self, command: str) -> None:
         """Write down a command that worked on this study."""
@@ -110,14 +114,14 @@ class Store:
                 return []
             return [command for (command,) in connection.execute("SELECT command FROM commands ORDER BY number")]
 
-    def _read(self, key: str, told: str) -> Result:
+    def _read(self, key: str, told: str, digest: str | None) -> Result:
         try:
-            return Result.from_json(json.loads(told))
+            return read_result(told, digest)
         except MooringError:
             raise
         except (ValueError, TypeError, KeyError) as error:
             raise MooringError(
-                f"the study {self.path} is damaged in run {key}: restore it, or delete that row"
+                f"the study {self.path} is damaged in run {key}: `mooring salvage {self.path}` keeps the rest"
             ) from error
 
     @contextmanager
@@ -127,11 +131,15 @@ class Store:
             check_writable(self.path.parent)
         with self._open() as connection:
             connection.execute("BEGIN IMMEDIATE")
-            if not self._check_version(connection):
+            version = self._check_version(connection)
+            if not version:
                 for statement in TABLES.split(";"):
                     connection.execute(statement)
                 about = [("version", str(VERSION)), ("made", _now())]
                 connection.executemany("INSERT INTO about VALUES (?, ?)", about)
+            elif version < 2:
+                connection.execute("ALTER TABLE runs ADD COLUMN digest TEXT")
+                connection.execute("UPDATE about SET value = ? WHERE name = 'version'", (str(VERSION),))
             yield connection
             connection.commit()
 
@@ -170,11 +178,34 @@ class Store:
         return int(found[0])
 
 
+def read_result(told: str, digest: str | None) -> Result:
+    """The result in a row.
+
+    Raises:
+        ValueError: where it is not what was written.
+
+    Example:
+        >>> read_result("{}", "0")
+        Traceback (most recent call last):
+        ...
+        ValueError: another digest
+    """
+    if digest is not None and digest != _digest(told):
+        raise ValueError("another digest")
+    return Result.from_json(json.loads(told))
+
+
 def _row(result: Result) -> tuple[object, ...]:
     spec, told = result.spec, result.metrics
     shown = [None if told[name] != told[name] else told[name] for name in ("accuracy", "forgetting", "learned")]
     columns = (spec.key, spec.stream, spec.method, spec.seed, result.status, *shown, _now())
-    return (*columns, json.dumps(spec.to_json()), json.dumps(result.to_json()))
+    written = json.dumps(result.to_json())
+    return (*columns, json.dumps(spec.to_json()), written, _digest(written))
+
+
+def _digest(told: str) -> str:
+    """SQLite does not notice a bit that flipped on the disk."""
+    return hashlib.blake2b(told.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _trouble(error: sqlite3.Error) -> str:
@@ -185,7 +216,7 @@ def _trouble(error: sqlite3.Error) -> str:
     if "readonly" in told or "unable to open" in told:
         return "cannot be written: choose another place with --study"
     if "not a database" in told or "malformed" in told:
-        return "is not a SQLite file, or damaged: give another file, or restore this one"
+        return "is not a SQLite file, or damaged: give another file, or try `mooring salvage` on it"
     if "locked" in told:
         return "is locked by another program: close it and try again"
     return f"cannot be used: {told}"

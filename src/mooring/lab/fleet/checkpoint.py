@@ -25,9 +25,10 @@ from mooring.lab.methods import find
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
 
-__all__ = ["CheckpointError", "restore", "runs_in", "save", "size", "split", "steps_in"]
+__all__ = ["CheckpointError", "NewerCheckpointError", "restore", "runs_in", "save", "size", "split", "steps_in"]
 
 VERSION = 2
+"""Of the layout. Older files are continued; newer ones are refused."""
 
 Header = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -35,6 +36,10 @@ Tensors = dict[str, Tensor]
 
 class CheckpointError(MooringError):
     """A checkpoint that nothing can be continued from."""
+
+
+class NewerCheckpointError(MooringError):
+    """A checkpoint that only a newer version can continue: it is no damage, and is not started again."""
 
 
 def size(fleet: Fleet) -> int:
@@ -78,7 +83,8 @@ def restore(fleet: Fleet, path: Path) -> None:
     """Bring a fresh fleet to where its runs were saved, together or with others.
 
     Raises:
-        CheckpointError: where the file is damaged, of a newer version, or of other runs.
+        CheckpointError: where the file is damaged, or of other runs.
+        NewerCheckpointError: where it is of a newer version.
     """
     with _opened(path) as (header, opened):
         runs = {spec.key for some in fleet.twins.values() for spec in some}
@@ -96,7 +102,8 @@ def split(path: Path, parts: Mapping[Path, Collection[str]]) -> int:
         How many steps each run has behind it.
 
     Raises:
-        CheckpointError: where the file is damaged, of a newer version, or of other runs.
+        CheckpointError: where the file is damaged, or of other runs.
+        NewerCheckpointError: where it is of a newer version.
     """
     with _opened(path) as (header, opened):
         tensors = _tensors(header, opened, path)
@@ -220,9 +227,9 @@ def _opened(path: Path) -> Iterator[tuple[Header, Any]]:
         with safe_open(path, framework="pt") as opened:
             header = json.loads((opened.metadata() or {})["mooring"])
             if header["version"] > VERSION:
-                raise CheckpointError(f"the checkpoint {path} was made by a newer version: upgrade, or delete it")
+                raise NewerCheckpointError(f"the checkpoint {path} was made by a newer version: upgrade, or delete it")
             yield header, opened
-    except CheckpointError:
+    except (CheckpointError, NewerCheckpointError):
         raise
     except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: delete it to start its runs again") from error
