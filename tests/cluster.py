@@ -45,7 +45,7 @@ class Cluster:
         raise AssertionError("the cluster is gone")
 
 
-def workers(node: int) -> list[int]:
+def workers(node: int, kind: bytes = b"ray::") -> list[int]:
     """The processes that work on a node."""
     found = []
     for entry in os.listdir("/proc"):
@@ -54,7 +54,7 @@ def workers(node: int) -> list[int]:
                 parent, name = int(stat.read().rpartition(")")[2].split()[1]), cmdline.read()
         except (OSError, ValueError):
             continue
-        if parent == node and name.startswith(b"ray::"):
+        if parent == node and name.startswith(kind):
             found.append(int(entry))
     return found
 

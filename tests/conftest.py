@@ -6,6 +6,8 @@ import hypothesis
 import pytest
 import torch
 
+from ledger import Ledger
+
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("exploring", deadline=None)
 hypothesis.settings.register_profile("repeating", deadline=None, derandomize=True)
@@ -15,3 +17,17 @@ hypothesis.settings.load_profile("repeating" if os.environ.get("CI") else "explo
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+LEDGER = Ledger()
+
+
+@pytest.fixture
+def ledger():
+    """What was injected and what came of it, for the table at the end."""
+    return LEDGER
+
+
+def pytest_terminal_summary(terminalreporter):
+    for line in LEDGER.table():
+        terminalreporter.write_line(line)

@@ -1,0 +1,38 @@
+"""The studies that faults are injected into, and what came of them undisturbed."""
+
+from pathlib import Path
+
+from lab.test_kill import rows
+from processes import Child, command
+
+SMALL = ["--limit", "30", "--tasks", "4", "--batch", "5", "--seeds", "2", "--memory", "15", "--dtype", "float64"]
+METHODS = ["--methods", "plain,ewc,si,er,a-gem,joint,explicit-mas"]
+ASKED = ["compare", *METHODS, *SMALL, "--epochs", "60", "--study", "study.sqlite"]
+QUICK = ["compare", *METHODS, *SMALL, "--epochs", "3", "--study", "study.sqlite"]
+
+
+class Whole(list):
+    """The rows of a study that nobody disturbed, and where it is."""
+
+    folder: Path
+
+
+def undisturbed(folder: Path, asked: list[str]) -> Whole:
+    told = Child(folder, command, *asked, patience=300).ended()
+    assert told.status == 0, told.err
+    found = Whole(rows(folder))
+    found.folder = folder
+    return found
+
+
+def often(every: float, *arguments: str) -> int:
+    """The same command, saved within tasks too."""
+    from mooring.lab.study import Study
+
+    Study.__init__.__kwdefaults__["every"] = every
+    return command(*arguments)
+
+
+def table(folder: Path) -> str:
+    """What `mooring show` says of a study."""
+    return Child(folder, command, "show", "study.sqlite").ended().out

@@ -1,0 +1,181 @@
+"""Files that are torn, damaged, gone, or on a full disk: told in a line, and what was done is not lost."""
+
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from faults.small import QUICK, undisturbed
+from lab.small import class_stream, spec_for
+from lab.test_kill import rows, saved
+from mooring.lab.fleet import checkpoint
+from mooring.lab.fleet.fleet import Fleet
+from processes import Child, command, wait_for
+
+pytestmark = pytest.mark.faults
+PATIENCE = 240
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    return undisturbed(tmp_path_factory.mktemp("quick"), QUICK)
+
+
+# Torn
+
+
+class Once:
+    """Saves a fleet in its first harbour."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def look(self, fleet: Fleet) -> None:
+        pass
+
+    def harbour(self, fleet: Fleet) -> None:
+        if not self.path.exists():
+            checkpoint.save(fleet, self.path)
+
+
+def test_a_checkpoint_torn_at_any_byte_is_refused_whole(tmp_path, ledger):
+    """Every boundary of the header, every 31st of the tensors: as if there were no scratch file and no rename."""
+    stream = class_stream(tasks=2, images=8)
+    specs = [spec_for(method, stream, 0, batch=4, epochs=1) for method in ("plain", "explicit-ewc")]
+    results = Fleet(specs, stream).sail(Once(tmp_path / "whole"))
+    data, torn = (tmp_path / "whole").read_bytes(), tmp_path / "torn"
+    head = 8 + int.from_bytes(data[:8], "little")
+    cuts = sorted({*range(head + 1), *range(head + 1, len(data), 31), len(data) - 1})
+    torn.write_bytes(data)
+    for cut in reversed(cuts):
+        os.truncate(torn, cut)
+        with pytest.raises(checkpoint.CheckpointError):
+            checkpoint.runs_in(torn)
+    whole = [(result.spec.key, result.matrix) for result in results]
+    again = Fleet(specs, stream)
+    checkpoint.restore(again, tmp_path / "whole")
+    ledger.write("a checkpoint cut off at a byte", len(cuts), whole, [(r.spec.key, r.matrix) for r in again.sail()])
+
+
+def torn_at(size: int, *arguments: str) -> int:
+    """The command, killed by the system in the middle of the write that makes a file larger than that."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    return command(*arguments)
+
+
+def test_a_process_killed_within_the_write_of_a_checkpoint_loses_nothing(tmp_path, quick, ledger):
+    child = Child(tmp_path / "look", command, *QUICK, "--epochs", "200")
+    wait_for(lambda: saved(tmp_path / "look"), child)
+    child.kill(signal.SIGTERM)
+    child.ended()
+    largest = max(path.stat().st_size for path in saved(tmp_path / "look"))
+    sizes = [1, 7, 8, 9, *(largest * part // 12 for part in range(1, 12)), largest - 1]
+    kills = 0
+    for size in sizes:
+        told = Child(tmp_path, torn_at, size, *QUICK).ended()
+        kills += told.status == -signal.SIGXFSZ
+    assert kills >= len(sizes) // 2
+    assert Child(tmp_path, command, *QUICK, patience=PATIENCE).ended().status == 0
+    assert saved(tmp_path) == []
+    ledger.write("kill within a checkpoint's write", kills, quick, rows(tmp_path))
+
+
+# Full
+
+
+def on_a_small_disk(size: int, *arguments: str) -> int:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    return command(*arguments)
+
+
+def test_a_disk_full_at_any_size_is_told_in_one_line_and_continued(tmp_path, quick, ledger):
+    """RLIMIT_FSIZE: no file may grow beyond it, so checkpoints, the study and its journal fail, each in its turn."""
+    full = 0
+    for size in (600, 4_096, 10_000, 20_000, 40_000, 80_000, 160_000, 320_000):
+        told = Child(tmp_path, on_a_small_disk, size, *QUICK).ended()
+        if told.status == 0:
+            break
+        full += 1
+        assert (told.status, told.out) == (2, ""), told.err
+        assert "Traceback" not in told.err
+        assert told.err.splitlines()[-1].startswith("error: ")
+    assert full
+    assert Child(tmp_path, command, *QUICK, patience=PATIENCE).ended().status == 0
+    ledger.write("disk full (RLIMIT_FSIZE)", full, quick, rows(tmp_path))
+
+
+# Damaged
+
+
+def test_a_study_with_any_page_overwritten_is_detected_named_and_salvaged(tmp_path, quick, ledger):
+    made, injured = quick.folder / "study.sqlite", 0
+    size = made.stat().st_size
+    for page in range(1, size // 4096):
+        folder = tmp_path / str(page)
+        folder.mkdir()
+        shutil.copy(made, folder / "study.sqlite")
+        with (folder / "study.sqlite").open("r+b") as opened:
+            opened.seek(page * 4096 + 100)
+            opened.write(b"\x5a" * 900)
+        shown = Child(folder, command, "show", "study.sqlite").ended()
+        assert shown.status in (0, 2)
+        assert "Traceback" not in shown.err
+        if shown.status:
+            assert shown.err.count("\n") == 1
+            assert "study.sqlite" in shown.err
+            assert "mooring salvage" in shown.err
+        told = Child(folder, command, "salvage", "study.sqlite").ended()
+        assert "Traceback" not in told.err
+        injured += 1
+        if told.status:  # there is nothing left to read
+            assert told.err.startswith("error: nothing in study.sqlite can be read")
+            (folder / "study.sqlite").unlink()
+        elif "kept" in told.out:
+            connection = sqlite3.connect(folder / "study.sqlite")
+            ((left,),) = connection.execute("SELECT count(*) FROM runs").fetchall()
+            connection.close()
+            assert left >= len(quick) - 4, told.out
+        assert Child(folder, command, *QUICK, patience=PATIENCE).ended().status == 0
+        ledger.write("a damaged page of the study", 1, quick, rows(folder))
+    assert injured >= 5
+
+
+# Gone
+
+
+def test_a_data_folder_that_disappears_is_named_and_nothing_is_lost(tmp_path, ledger):
+    generator = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in "abcd":
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for number in range(6):
+                Image.fromarray(generator.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    asked = ["compare", "--stream", "folder", "--data", "../data", "--per-task", "2", "--network", "mlp"]
+    asked += ["--methods", "plain,er,explicit-mas", "--seeds", "2", "--memory", "5", "--epochs", "60", "--batch", "2"]
+    asked += ["--dtype", "float64", "--lr", "0.01", "--study", "study.sqlite"]
+    whole = undisturbed(tmp_path / "whole", asked)
+    child = Child(tmp_path / "study", command, *asked, patience=PATIENCE)
+    wait_for(lambda: saved(tmp_path / "study"), child)
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    child.kill(signal.SIGTERM)
+    told = child.ended()
+    assert told.status == 0
+    assert "Traceback" not in told.err
+    gone = Child(tmp_path / "study", command, *asked).ended()
+    if not told.out:
+        assert (gone.status, gone.out) == (2, "")
+        assert gone.err.count("\n") == 1
+        assert "data" in gone.err
+    (tmp_path / "elsewhere").rename(tmp_path / "data")
+    assert Child(tmp_path / "study", command, *asked, patience=PATIENCE).ended().status == 0
+    ledger.write("a data folder that disappears", 1, whole, rows(tmp_path / "study"))
