@@ -17,6 +17,8 @@ __all__ = ["ParquetSplit", "read_parquet"]
 
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("fine_label", "label", "labels")
+MOST_CLASSES = 1_000_000
+"""A label beyond is damage; a name for each class would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ def _count_classes(files: list[Path], label: str) -> tuple[str, ...]:
             values = pq.read_table(path, columns=[label]).column(0).to_pylist()
         # what is not a whole number is named with its row when it is read
         largest = max([largest, *(value for value in values if isinstance(value, int))])
+    if largest >= MOST_CLASSES:
+        raise MooringError(f"{files[0].parent} has the label {largest}: labels count the classes, from 0")
     if largest < 0:
         raise MooringError(f"{files[0].parent} holds no images: its Parquet files have no rows with a label")
     return tuple(str(number) for number in range(largest + 1))
