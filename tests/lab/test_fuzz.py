@@ -23,6 +23,7 @@ from mooring.lab.comparison import comparison
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.networks.start import read_weights
+from mooring.lab.salvage import salvage
 from mooring.lab.store import Store
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.study import Study
@@ -253,11 +254,13 @@ def test_an_injured_file_of_weights_is_refused_in_one_line_or_read(tmp_path, dat
 def test_an_injured_study_is_refused_in_one_line_or_read(tmp_path, data):
     from lab.test_store import made
 
+    for left in tmp_path.iterdir():
+        left.unlink()
     path = tmp_path / "study.sqlite"
-    path.unlink(missing_ok=True)
     Store(path).add([made(seed) for seed in range(3)])
     path.write_bytes(data.draw(injured(path.read_bytes())))
     one_line(lambda: list(Store(path).results()))
+    one_line(salvage, path)
 
 
 NAMES = st.one_of(st.text(max_size=6), st.sampled_from(["version", "0.weight/anchor", "importance", "pull", "tasks"]))

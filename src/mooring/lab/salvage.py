@@ -96,7 +96,7 @@ def _read(path: Path) -> tuple[list[Result], list[str], list[str], bool]:
                     raise  # it is as it was written, by a newer version
                 lost.append(key)
         sound = _sound(connection)
-        with suppress(sqlite3.Error):
+        with suppress(sqlite3.Error, UnicodeDecodeError):
             commands = [str(each) for (each,) in connection.execute("SELECT command FROM commands ORDER BY number")]
     finally:
         connection.close()
@@ -109,7 +109,7 @@ def _digests(connection: sqlite3.Connection) -> str:
         connection.execute("SELECT digest FROM runs LIMIT 0")
     except sqlite3.OperationalError:
         return "NULL"
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         pass
     return "digest"
 
@@ -119,7 +119,7 @@ def _last(connection: sqlite3.Connection, path: Path) -> int:
     most = path.stat().st_size // LEAST
     try:
         found = connection.execute("SELECT max(rowid) FROM runs").fetchone()[0]
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return most
     return min(int(found or 0), 10**9)
 
@@ -127,5 +127,5 @@ def _last(connection: sqlite3.Connection, path: Path) -> int:
 def _sound(connection: sqlite3.Connection) -> bool:
     try:
         return [told for (told,) in connection.execute("PRAGMA integrity_check(1)")] == ["ok"]
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return False

@@ -150,7 +150,7 @@ class Store:
         try:
             connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
             yield connection
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # damaged names of tables are not even text
             raise MooringError(f"the study {self.path} {_trouble(error)}") from error
         finally:
             if connection is not None:
@@ -208,9 +208,9 @@ def _digest(told: str) -> str:
     return hashlib.blake2b(told.encode(errors="replace"), digest_size=8).hexdigest()
 
 
-def _trouble(error: sqlite3.Error) -> str:
+def _trouble(error: Exception) -> str:
     """What SQLite says, and what to do about it."""
-    told = str(error)
+    told = "malformed" if isinstance(error, UnicodeDecodeError) else str(error)
     if "full" in told:
         return "cannot grow: the disk is full; make room and run the same command again, which continues"
     if "readonly" in told or "unable to open" in told:
