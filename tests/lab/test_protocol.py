@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from mooring.errors import MooringError
-from mooring.lab.engines import local
+from mooring.lab.engines import voyage
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.protocol import LRS, STRENGTHS, Tuned, tune
 from mooring.lab.streams.options import StreamOptions, open_stream
@@ -34,7 +34,7 @@ class Counted(Fleet):
 @pytest.fixture(autouse=True)
 def _counted(monkeypatch):
     Counted.taken = {}
-    monkeypatch.setattr(local, "Fleet", Counted)
+    monkeypatch.setattr(voyage, "Fleet", Counted)
 
 
 @pytest.fixture
