@@ -12,6 +12,7 @@ import mooring
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Importance, Kronecker
 from mooring.testing import check_equal
+from sensitive import Net
 
 F64 = torch.float64
 CURVATURE = torch.tensor([[0.5, 3.0, 40.0], [1.0, 0.0, 7.0]], dtype=F64)
@@ -89,20 +90,6 @@ IMPORTANCES = {
     "balanced": lambda: mooring.Balanced(mooring.EWC(decay=None, per_sample=True)),
     "kronecker": Kronecker,
 }
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Conv2d(1, 4, 3)
-        self.norm = nn.BatchNorm2d(4)
-        self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(4 * 16, 3)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x):
-        self.seen += 1
-        return self.head(self.drop(torch.relu(self.norm(self.features(x)))).flatten(1))
 
 
 def batches(seed, count=6):

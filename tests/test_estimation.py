@@ -14,6 +14,7 @@ from mooring.batches import labelled
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Kronecker
 from mooring.testing import check_equal
+from sensitive import Net
 
 IMPORTANCES = {
     "ewc": lambda: {"importance": "ewc", "pull": mooring.Interpolation()},
@@ -26,20 +27,6 @@ IMPORTANCES = {
     "budget": lambda: {"pull": mooring.Budget(0.05)},
     "kronecker": lambda: {"importance": Kronecker(every=3), "pull": mooring.Budget(0.05)},
 }
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Conv2d(1, 4, 3)
-        self.norm = nn.BatchNorm2d(4)
-        self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(4 * 16, 3)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x):
-        self.seen += 1
-        return self.head(self.drop(torch.relu(self.norm(self.features(x)))).flatten(1))
 
 
 def batches(count=5, size=8, seed=0):

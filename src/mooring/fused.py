@@ -13,7 +13,7 @@ from mooring.kernels.writing import has_compiler
 from mooring.pulls import GradientPull, ParameterPull
 from mooring.runs import Number
 
-__all__ = ["Fused", "Told", "advancing", "fits", "loading"]
+__all__ = ["Fused", "Told", "advancing", "fits", "likeness", "loading"]
 
 MOVING = ("theta", "g", "before", "probe", "load")
 """Tensors that may lie elsewhere in each step."""
@@ -91,9 +91,8 @@ class Fused:
         left = []
         for place, each in enumerate(told):
             if fits(each.tensors) and all(isinstance(number, int | float) for number in each.numbers.values()):
-                kinds = tuple((name, t.dtype, t.ndim == 0) for name, t in each.tensors.items())
-                device = each.tensors["theta"].device
-                alike.setdefault((kinds, tuple(each.numbers), each.wide, each.kind, device), []).append(place)
+                same = likeness(each.tensors), tuple(each.numbers), each.wide, each.kind
+                alike.setdefault(same, []).append(place)
             else:
                 left.append(place)
         parts = []
@@ -126,6 +125,11 @@ def fits(tensors: Mapping[str, Tensor]) -> bool:
         and all(t.ndim == 0 or t.stride() == theta.stride() for t in kept)
         and all(t.device == theta.device and t.dtype in NAMES for t in tensors.values())
     )
+
+
+def likeness(tensors: Mapping[str, Tensor]) -> Hashable:
+    """What parameters must have in common for one kernel to do them together."""
+    return tensors["theta"].device, *((name, t.dtype, t.ndim == 0) for name, t in tensors.items())
 
 
 def _like(tensor: Tensor, theta: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mooring.fused import fits
+from mooring.fused import fits, likeness
 from mooring.kernels.solving import Step, Sums
 from mooring.kernels.table import Layout, Table
 from mooring.ledger import Moored
@@ -45,12 +45,9 @@ class Lines:
     @classmethod
     def of(cls, records: Sequence[Moored], budget: Budget) -> "Lines | None":
         """The lines of these parameters; None where they are not alike, or not where kernels reach them."""
-        first = {name: (t.dtype, t.ndim == 0) for name, t in tensors_of(records[0]).items()}
-        for m in records:
-            told = tensors_of(m)
-            alike = {name: (t.dtype, t.ndim == 0) for name, t in told.items()} == first and m.wide == records[0].wide
-            if m.factor is not None or not alike or not fits(told) or m.parameter.device != records[0].parameter.device:
-                return None
+        alike = {(likeness(tensors_of(m)), m.wide) for m in records}
+        if len(alike) > 1 or not all(m.factor is None and fits(tensors_of(m)) for m in records):
+            return None
         return cls(records, budget)
 
     def solve(self, nats: Tensor, mu: Tensor) -> None:

@@ -105,8 +105,8 @@ def _write(found: list[Frontier], out: Path) -> list[Path]:
     files, slugs = list[Path](), list[str]()
     with drawing():
         for each in found:
-            made = picture(draw(each), slug(each.stream, slugs))
             slugs.append(slug(each.stream, slugs))
+            made = picture(draw(each), slugs[-1])
             for ending, content in (("svg", made.svg), ("png", made.png)):
                 files.append(out / f"{made.name}.{ending}")
                 write_whole(files[-1], content)

@@ -5,7 +5,7 @@ one kernel does one block of one of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -54,12 +54,13 @@ class Layout:
     def move(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Tensors of that name lie elsewhere now."""
         self.host[self.rows[name]] = torch.tensor([tensor.data_ptr() for tensor in tensors])
+        self.__dict__.pop("aligned", None)
 
     def sent(self) -> Tensor:
         """The table on the device, as it is now."""
         return _sent(self.host, self.device)
 
-    @property
+    @cached_property
     def aligned(self) -> bool:
         """Whether threads can fetch whole lines."""
         whole = [row for row in self.rows.values() if row not in self.single]
