@@ -45,6 +45,8 @@ budget updates current (12), sums what was spent (12) and pulls (16).
 class Still(torch.optim.Optimizer):
     """An optimizer that leaves everything where it is."""
 
+    __module__ = "torch.optim.still"  # of torch's own it is known that they leave gradients alone: no copies are made
+
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
 
@@ -86,7 +88,7 @@ def copy_speed(times: int) -> float:
     """Bytes in a millisecond, read and written together, of one large copy."""
     source = torch.empty(1 << 28, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.nbytes / milliseconds(lambda: target.copy_(source) and None, times)
+    return 2 * source.nbytes / milliseconds(lambda: target.copy_(source), times)
 
 
 def measured(name: str, tensors: int, side: int, dtype: torch.dtype, times: int) -> float:

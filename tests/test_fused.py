@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import mooring
 import mooring.fused
+import mooring.loads
 import mooring.spending
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
@@ -64,11 +65,17 @@ class Rules:
 @pytest.fixture
 def told(monkeypatch):
     """Fused, but for the kernel."""
-    for module in (mooring.fused, mooring.step):
+    for module in (mooring.fused, mooring.loads, mooring.step):
         monkeypatch.setattr(module, "has_compiler", lambda device: True)
     monkeypatch.setattr(mooring.fused, "Layout", Places)
     monkeypatch.setattr(mooring.fused, "Table", Rules)
     Rules.runs = 0
+
+
+def without_kernels(monkeypatch) -> None:
+    """As where there is no compiler."""
+    for module in (mooring.fused, mooring.loads, mooring.spending, mooring.step):
+        monkeypatch.setattr(module, "has_compiler", lambda device: False)
 
 
 def trained(case: Case, importance: Importance, pull: Pull) -> dict[str, Tensor]:
@@ -93,7 +100,7 @@ def test_the_same_rules_fused(importance, pull, told, monkeypatch):
     case = next(each for each in CASES if str(each) == "attention-float64-adam")
     fused = trained(case, importance, pull)
     assert Rules.runs > 0
-    monkeypatch.setattr(mooring.step, "has_compiler", lambda device: False)
+    without_kernels(monkeypatch)
     once = Rules.runs
     alone = trained(case, importance, pull)
     assert Rules.runs == once
@@ -163,8 +170,7 @@ def test_on_a_gpu_the_kernel_does_what_the_step_does(importance, pull, dtype, mo
     def after(fused: bool) -> tuple[list[Tensor], mooring.Mooring]:
         monkeypatch.undo()
         if not fused:
-            for module in (mooring.fused, mooring.step):
-                monkeypatch.setattr(module, "has_compiler", lambda device: False)
+            without_kernels(monkeypatch)
         torch.manual_seed(0)
         layers = [nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 70), nn.ReLU(), nn.Linear(70, 3)]
         model = nn.Sequential(*layers).to("cuda", dtype).to(memory_format=torch.channels_last)
@@ -210,8 +216,7 @@ def test_on_a_gpu_a_budget_is_kept_by_kernels_as_without(pull, dtype, monkeypatc
     def after(fused: bool) -> tuple[list[Tensor], list[float]]:
         monkeypatch.undo()
         if not fused:
-            for module in (mooring.fused, mooring.step, mooring.spending):
-                monkeypatch.setattr(module, "has_compiler", lambda device: False)
+            without_kernels(monkeypatch)
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(70, 300), nn.ReLU(), nn.Linear(300, 3)).to("cuda", dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -1,5 +1,6 @@
 """One parameter in one step, and what a pull does to it, in pieces that stay in the cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,15 +8,13 @@ from torch import Tensor
 
 from mooring.importance import State
 from mooring.ledger import Moored
-from mooring.pulls import GradientPull, ParameterPull
+from mooring.pulls import ParameterPull
 from mooring.runs import Number
-from mooring.shards import local
-from mooring.tiles import tiles
 
-__all__ = ["Due", "penalized", "pull_back"]
+__all__ = ["Due", "now_of", "pull_back"]
 
 
-@dataclass
+@dataclass(slots=True)
 class Due:
     """A parameter that has a gradient in this step.
 
@@ -33,18 +32,18 @@ class Due:
     factor: Number | None
 
 
-def penalized(pull: GradientPull, d: Due) -> Tensor:
-    """g + force, times the factor that the optimizer expects."""
-    m = d.moored
-    assert m.previous is not None
-    load = torch.empty_like(m.parameter)
-    for theta, anchor, previous, g, piece in tiles([m.theta, m.anchor, m.previous, d.g, local(load)]):
-        force = pull.force(previous.to(m.wide), theta.to(m.wide) - anchor, d.lr)
-        if d.factor is None and force.dtype == piece.dtype:
-            torch.add(g, force, out=piece)
-        else:
-            piece.copy_((g + force) * (1 if d.factor is None else d.factor))
-    return load
+def now_of(name: str, due: Sequence[Due]) -> Sequence[Tensor | Number]:
+    """theta, g, lr, factor or count of many parameters: what a kernel is told in every step."""
+    if name == "theta":
+        return [d.moored.theta for d in due]
+    if name == "g":
+        return [d.g for d in due]
+    if name == "lr":
+        return [d.lr for d in due]
+    if name == "factor":
+        return [1.0 if d.factor is None else d.factor for d in due]
+    assert name == "count"
+    return [d.moored.count for d in due]
 
 
 def pull_back(pull: ParameterPull, m: Moored, lr: Number, piece: State) -> None:

@@ -64,26 +64,37 @@ class Fused:
         """Something that is kept lies elsewhere: plans are made anew."""
         self.plans = {}
 
-    def run(self, told: Sequence[Told], owners: Sequence[object]) -> list[int]:
-        """Apply the rule.
+    def run(
+        self,
+        owners: Sequence[object],
+        kinds: Sequence[Hashable],
+        told: Callable[[int], Told],
+        now: Callable[[str, Sequence[int]], Sequence[Any]],
+    ) -> list[int]:
+        """Apply the rule. What a plan knows already is not asked again: a model may have thousands of parameters.
 
         Args:
-            told: of each parameter.
             owners: who keeps each parameter's tensors.
+            kinds: of each parameter, as in `Told`.
+            told: what there is to know of the parameter at a place; asked when a plan is made.
+            now: a tensor or a number of the parameters at some places by its name; asked in every step.
 
         Returns:
             The places of those that it could not be applied to.
         """
-        of = tuple((id(owner), each.kind) for owner, each in zip(owners, told, strict=True))
+        of = tuple(map(id, owners)), tuple(kinds)
         if of not in self.plans:
-            self.plans[of] = (*self._plan(told), owners)  # kept, so that nobody else gets their ids
+            self.plans[of] = (
+                *self._plan([told(place) for place in range(len(owners))]),
+                owners,
+            )  # nobody gets their ids
         parts, left, _ = self.plans[of]
         for part in parts:
-            mine = [told[place] for place in part.places]
-            for name in part.layout.rows:
-                if name in MOVING:
-                    part.layout.move(name, [_like(each.tensors[name], each.tensors["theta"]) for each in mine])
-            part.table(part.layout, {name: [float(each.numbers[name]) for each in mine] for name in part.table.numbers})
+            moving = {name: now(name, part.places) for name in part.layout.rows if name in MOVING}
+            moving = {name: _like(tensors, moving["theta"]) for name, tensors in moving.items()}
+            for name, tensors in moving.items():  # which are held on to until the kernel has its place in the queue
+                part.layout.move(name, tensors)
+            part.table(part.layout, {name: now(name, part.places) for name in part.table.numbers})
         return left
 
     def _plan(self, told: Sequence[Told]) -> tuple[list[_Part], list[int]]:
@@ -132,9 +143,12 @@ def likeness(tensors: Mapping[str, Tensor]) -> Hashable:
     return tensors["theta"].device, *((name, t.dtype, t.ndim == 0) for name, t in tensors.items())
 
 
-def _like(tensor: Tensor, theta: Tensor) -> Tensor:
-    """In the parameter's order of memory."""
-    return tensor if tensor.stride() == theta.stride() else torch.empty_like(theta, dtype=tensor.dtype).copy_(tensor)
+def _like(tensors: Sequence[Tensor], theta: Sequence[Tensor]) -> list[Tensor]:
+    """Each in its parameter's order of memory."""
+    return [
+        mine if mine.stride() == its.stride() else torch.empty_like(its, dtype=mine.dtype).copy_(mine)
+        for mine, its in zip(tensors, theta, strict=True)
+    ]
 
 
 def advancing(importance: Importance, pull: ParameterPull | None) -> Callable[[Any], Callable[[State], None]]:

@@ -207,6 +207,9 @@ class Ledger:
         return dict(zip(sums, self.importance.factors(list(sums.values()), list(sizes.values())), strict=True))
 
 
-def marks(parameters: list[Tensor]) -> list[tuple[int, int]]:
+def marks(parameters: list[Tensor]) -> list[int]:
     """What tells whether gradients were replaced or written to."""
-    return [(id(p.grad), 0 if p.grad is None else local(p.grad)._version) for p in parameters]
+    found: list[int] = []
+    for p in parameters:
+        found += id(p.grad), 0 if p.grad is None else local(p.grad)._version
+    return found

@@ -1,7 +1,7 @@
 """How a budget is kept over a whole model: one multiplier for all parameters, or for each layer, solved for."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -93,9 +93,10 @@ class Spending:
         self.budget = budget
         self.mu: State = {}
         self.known: dict[str, tuple[list[Moored], Lines | None]] = {}
+        self.plan: tuple[Hashable, dict[str, Lines]] = None, {}
 
     @torch.no_grad()
-    def spend(self, records: Iterable[Moored], moved: Collection[Tensor], task: int) -> None:
+    def spend(self, records: Collection[Moored], moved: Collection[Tensor], task: int) -> None:
         """Pull the parameters that moved back until the budget is kept; what the others spent is counted in.
 
         Args:
@@ -103,28 +104,47 @@ class Spending:
             moved: those that had a gradient in this step.
             task: how many tasks were consolidated.
         """
+        of = len(records), *map(id, moved)
+        if self.plan[0] == of:  # a model may have thousands of parameters
+            for name, together in self.plan[1].items():
+                self._solve_together(name, together, self.budget.allowed(task, len(self.plan[1])))
+            return
         groups: dict[str, list[Line]] = {}
         for m in records:
             if (line := line_of(m)) is not None:
                 groups.setdefault(layer_of(m.name) if self.budget.per == "layer" else "", []).append(line)
+        moving, plan = set(moved), {}
         for name, lines in groups.items():
-            mine, rest = ([line for line in lines if (line.m.parameter in moved) == moves] for moves in (True, False))
+            mine, rest = ([line for line in lines if (line.m.parameter in moving) == moves] for moves in (True, False))
             if not mine:
                 continue
             allowed: Number = self.budget.allowed(task, len(groups))
             if rest:
                 allowed = (allowed - _spent(rest, 0.0)[0]).clamp(min=0)
-            begin = self.mu.get(name, torch.zeros((), dtype=torch.float64)).to(mine[0].m.anchor.device)
-            if (together := self._together(name, mine)) is not None:
-                self.mu[name] = begin
-                together.solve(torch.as_tensor(allowed, dtype=begin.dtype, device=begin.device), begin)
-                together.pull_back(begin)
+            if (found := self._together(name, mine)) is not None:
+                self._solve_together(name, found, allowed)
+                if not rest:
+                    plan[name] = found
                 continue
+            begin = self._begin(name, mine[0].m.anchor.device)
             mu = budget_solved(lambda mu, done, lines=mine: _spent(lines, mu), allowed, begin)  # type: ignore[misc]
             self.mu[name] = mu
             if mu.device.type != "cpu" or bool(mu):
                 for line in mine:
                     line.pull_back(self.budget, mu)
+        if groups and len(plan) == len(groups):
+            self.plan = of, plan
+
+    def _begin(self, name: str, device: torch.device) -> Tensor:
+        """Where the search begins: at the multiplier of the step before."""
+        return self.mu.get(name, torch.zeros((), dtype=torch.float64)).to(device)
+
+    def _solve_together(self, name: str, lines: Lines, allowed: Number) -> None:
+        """In kernels, without waiting for them."""
+        mu = self.mu[name] = self._begin(name, lines.layout.device)
+        nats = allowed if isinstance(allowed, Tensor) else torch.full_like(mu, allowed)
+        lines.solve(nats.to(mu), mu)
+        lines.pull_back(mu)
 
     def _together(self, name: str, mine: Sequence[Line]) -> Lines | None:
         """The same lines as one, where kernels can do it; found once until `forget`."""
@@ -139,7 +159,7 @@ class Spending:
 
     def forget(self) -> None:
         """What is kept lies elsewhere from now on."""
-        self.known = {}
+        self.known, self.plan = {}, (None, {})
 
     def told(self) -> dict[str, Any]:
         """What a saved state carries, as plain values."""

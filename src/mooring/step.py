@@ -1,12 +1,12 @@
 """One training step of a moored model, from top to bottom: Algorithm 1 of the paper in an optimizer's hooks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mooring.due import Due, penalized, pull_back
+from mooring.due import Due, now_of, pull_back
 from mooring.errors import MooringError, NonFiniteError
 from mooring.finite import check_finite
 from mooring.forward_hook import ranks
@@ -15,6 +15,7 @@ from mooring.importance import Iteration, State
 from mooring.kernels.writing import has_compiler
 from mooring.layer_watch import LayerWatch
 from mooring.ledger import Ledger, Moored, marks
+from mooring.loads import loaded
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.pulls.base import acts
 from mooring.runs import Number
@@ -68,7 +69,7 @@ class TrainingStep:
         self._laden: list[tuple[Tensor, Tensor, Tensor, int]] = []
         self._before: dict[Tensor, Tensor] = {}
         self._depth = 0
-        self._marks: list[tuple[int, int]] = []
+        self._marks: list[int] = []
 
     @property
     def interrupted(self) -> bool:
@@ -135,7 +136,7 @@ class TrainingStep:
         self._load(due, scale)
         self.ledger.look(factors)
         if self.importance.needs_step:
-            self._before = {d.moored.parameter: self._copy(d.moored) for d in due}
+            self._before = self._copies(due)
         self._due, self._seen, self._marks = due, seen, marks(self.ledger.held())
 
     def _collect(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[Due]:
@@ -146,21 +147,19 @@ class TrainingStep:
             factor: Number | None = -1.0 if group.get("maximize") else None
             if scale is not None:
                 factor = scale if factor is None else -scale
+            # torch's own optimizers leave gradients as they are, but for Nesterov's foreach form
+            safe = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
             for p in group["params"]:
                 if p.grad is not None and (m := self.ledger.adopt(p)):
-                    due.append(Due(m, lr, self._task_gradient(optimizer, group, m, gradient_of(p), factor), factor))
+                    due.append(Due(m, lr, self._task_gradient(m, gradient_of(p), factor, safe), factor))
         return due
 
-    def _task_gradient(
-        self, optimizer: torch.optim.Optimizer, group: dict[str, Any], m: Moored, grad: Tensor, factor: Number | None
-    ) -> Tensor:
+    def _task_gradient(self, m: Moored, grad: Tensor, factor: Number | None, safe: bool) -> Tensor:
         if factor is not None:
             return grad.to(m.wide) / factor
-        if isinstance(self.pull, GradientPull) and m.previous is not None:
-            return grad  # the step works on another tensor
-        # torch's own optimizers leave gradients as they are, but for Nesterov's foreach form
-        safe = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
-        return grad if safe else grad.clone()
+        if safe or (isinstance(self.pull, GradientPull) and m.previous is not None):
+            return grad  # with a penalty the step works on another tensor
+        return grad.clone()
 
     def _check_everything(self, instead: dict[Tensor, Tensor] | None = None) -> None:
         """Stop where a gradient is not finite, moored or not; `instead` has what some parameters are handed."""
@@ -173,8 +172,8 @@ class TrainingStep:
         """g <- g + force, in a gradient of its own, so that the task's can be put back after the step."""
         loads: dict[Tensor, Tensor] = {}
         if isinstance(self.pull, GradientPull):
-            for d, load in self._loads([d for d in due if d.moored.previous is not None]):
-                loads[d.moored.parameter] = penalized(self.pull, d) if load is None else load
+            assert self.load is not None
+            loads = loaded(self.pull, self.load, [d for d in due if d.moored.previous is not None])
         if self.check:
             try:
                 self._check_everything(loads)
@@ -188,27 +187,15 @@ class TrainingStep:
             self._laden.append((p, p.grad, load, load._version))
             p.grad = load
 
-    def _loads(self, due: list[Due]) -> list[tuple[Due, Tensor | None]]:
-        """What a kernel can do of it in one go."""
-        assert self.load is not None
-        told, loads = [], {}
-        for place, d in enumerate(due):
-            m, factor = d.moored, 1.0 if d.factor is None else d.factor
-            if has_compiler(m.parameter.device) and m.previous is not None:
-                loads[place] = torch.empty_like(m.parameter)
-                tensors = {"theta": m.theta, "g": d.g, "anchor": m.anchor, "previous": m.previous}
-                tensors["load"] = local(loads[place])
-                told.append(Told(tensors, {"lr": d.lr, "factor": factor}, m.wide))
-        places = list(loads)
-        left = {places[each] for each in self.load.run(told, [due[place].moored for place in places])}
-        return [(d, None if place in left else loads.get(place)) for place, d in enumerate(due)]
-
-    def _copy(self, m: Moored) -> Tensor:
-        """The parameter before the step, kept in the memory of `current`, which is computed anew after it."""
-        current = m.state["current"]
-        if torch.promote_types(current.dtype, m.parameter.dtype) != current.dtype:
-            return m.theta.detach().clone()
-        return current.copy_(m.theta)
+    def _copies(self, due: list[Due]) -> dict[Tensor, Tensor]:
+        """Parameters before the step, kept in the memory of `current`, which is computed anew after it."""
+        found: dict[Tensor, Tensor] = {}
+        for d in due:
+            m, current = d.moored, d.moored.state["current"]
+            fits = torch.promote_types(current.dtype, m.parameter.dtype) == current.dtype
+            found[m.parameter] = current if fits else torch.empty_like(m.theta)
+        torch._foreach_copy_(list(found.values()), [d.moored.theta for d in due])
+        return found
 
     # After the optimizer's step
 
@@ -240,7 +227,7 @@ class TrainingStep:
                     piece["current"] = piece["current"] * factors[layer_of(d.moored.name)]
                     pull_back(pull, d.moored, d.lr, piece)
         if self.spending and self.ledger.tasks and self.ledger.steps % self.spending.budget.every == 0:
-            moved = {d.moored.parameter for d in self._due}
+            moved = [d.moored.parameter for d in self._due]
             self.spending.spend(self.ledger.records.values(), moved, self.ledger.tasks)
         self._hold_buffers()
         self.reset()
@@ -251,14 +238,28 @@ class TrainingStep:
 
     def _fused(self, due: list[Due], *, pulls: bool) -> list[Due]:
         """Have kernels do what they can, and say who is left."""
-        told = []
         if not any(has_compiler(d.moored.parameter.device) for d in due):
             return due
-        for d in due:
+        counted, other = (True, pulls), (False, pulls)
+
+        def told(place: int) -> Told:
+            d = due[place]
             tensors = {slot if slot not in d.moored.state else f"state_{slot}": t for slot, t in self._named(d).items()}
             numbers = {"lr": d.lr, "count": d.moored.count, "samples": self._seen.samples}
-            told.append(Told(tensors, numbers, d.moored.wide, (self._counts(d), pulls)))
-        return [due[place] for place in self.advance.run(told, [d.moored for d in due])]
+            return Told(tensors, numbers, d.moored.wide, kinds[place])
+
+        def now(name: str, places: Sequence[int]) -> Sequence[Any]:
+            mine = [due[place] for place in places]
+            if name == "before":
+                return [self._before[d.moored.parameter] for d in mine]
+            if name == "probe":
+                return [local(probe) for d in mine if (probe := self._seen.of(d.moored.parameter)) is not None]
+            if name == "samples":
+                return [self._seen.samples] * len(mine)
+            return now_of(name, mine)
+
+        kinds = [counted if self._counts(d) else other for d in due]
+        return [due[place] for place in self.advance.run([d.moored for d in due], kinds, told, now)]
 
     def forget(self) -> None:
         """What is kept lies elsewhere from now on."""

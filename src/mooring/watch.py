@@ -103,7 +103,7 @@ class Watch:
         self.seen = Seen()
         self.paused = False
         self._arriving: list[list[Seen]] = []
-        self._marks: list[tuple[int, int]] = []
+        self._marks: list[int] = []
         self._random: torch.Generator | None = None
         self._pass = -1
         self._looks = 0

@@ -1,0 +1,61 @@
+"""What a penalty hands the optimizer instead of the task's gradient: g + force, for many parameters."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.due import Due, now_of
+from mooring.fused import Fused, Told
+from mooring.kernels.writing import has_compiler
+from mooring.pulls import GradientPull
+from mooring.shards import local
+from mooring.tiles import tiles
+
+__all__ = ["loaded"]
+
+
+def loaded(pull: GradientPull, kernels: Fused, due: Sequence[Due]) -> dict[Tensor, Tensor]:
+    """The load of each parameter, by kernels where they can.
+
+    Args:
+        pull: gives the force.
+        kernels: the same rule, fused.
+        due: the parameters; each has a past.
+    """
+    able = [d for d in due if has_compiler(d.moored.parameter.device)]
+    loads = [torch.empty_like(d.moored.parameter) for d in able]
+
+    def told(place: int) -> Told:
+        d, m = able[place], able[place].moored
+        assert m.previous is not None
+        tensors = {"theta": m.theta, "g": d.g, "anchor": m.anchor, "previous": m.previous}
+        tensors["load"] = local(loads[place])
+        return Told(tensors, {"lr": d.lr, "factor": 1.0 if d.factor is None else d.factor}, m.wide)
+
+    def now(name: str, places: Sequence[int]) -> Sequence[Any]:
+        if name == "load":
+            return [local(loads[place]) for place in places]
+        return now_of(name, [able[place] for place in places])
+
+    left = set(kernels.run([d.moored for d in able], [None] * len(able), told, now))
+    found = {able[place].moored.parameter: load for place, load in enumerate(loads) if place not in left}
+    for d in due:
+        if d.moored.parameter not in found:
+            found[d.moored.parameter] = _load(pull, d)
+    return found
+
+
+def _load(pull: GradientPull, d: Due) -> Tensor:
+    """g + force, times the factor that the optimizer expects."""
+    m = d.moored
+    assert m.previous is not None
+    load = torch.empty_like(m.parameter)
+    for theta, anchor, previous, g, piece in tiles([m.theta, m.anchor, m.previous, d.g, local(load)]):
+        force = pull.force(previous.to(m.wide), theta.to(m.wide) - anchor, d.lr)
+        if d.factor is None and force.dtype == piece.dtype:
+            torch.add(g, force, out=piece)
+        else:
+            piece.copy_((g + force) * (1 if d.factor is None else d.factor))
+    return load
