@@ -8,7 +8,7 @@ from torch import nn
 
 import mooring
 from mooring.errors import MooringError
-from mooring.factors import Factor, kronecker_factors, layers_with_factors
+from mooring.factors import Factor, eigenbasis, kronecker_factors, layers_with_factors
 from mooring.importance import Kronecker
 from mooring.pulls.budget import CLOSE, spent_at
 
@@ -342,3 +342,22 @@ def test_what_makes_no_sense_is_refused_in_one_line(make, line):
 def attached(**rest):
     model = Mixed()
     return mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=Kronecker(), **rest)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_solver_that_gives_up_is_asked_in_float64_and_then_another_one_is(failures, monkeypatch):
+    solve, asked = torch.linalg.eigh, []
+
+    def stubborn(matrix):
+        asked.append(matrix.dtype)
+        if len(asked) <= failures:
+            raise torch.linalg.LinAlgError("failed to converge")
+        return solve(matrix)
+
+    few = torch.randn(3, 2, 6)
+    matrix = few.mT @ few  # of rank 2
+    monkeypatch.setattr(torch.linalg, "eigh", stubborn)
+    values, vectors = eigenbasis(matrix)
+    assert asked == [torch.float32, *[torch.float64] * failures]
+    assert values.dtype == vectors.dtype == torch.float32
+    torch.testing.assert_close(vectors * values.unsqueeze(-2) @ vectors.mT, matrix, rtol=1e-4, atol=1e-5)

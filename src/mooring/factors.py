@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-__all__ = ["FACTORS", "Factor", "Factors", "kronecker_factors", "layers_with_factors", "over_passes", "over_uses"]
+__all__ = [
+    "FACTORS",
+    "Factor",
+    "Factors",
+    "eigenbasis",
+    "kronecker_factors",
+    "layers_with_factors",
+    "over_passes",
+    "over_uses",
+]
 
 Factors = tuple[Tensor, Tensor, Tensor]
 """A, G and a bias's G of a layer."""
@@ -77,7 +86,7 @@ class Factor:
     def turn(self) -> None:
         """Find the basis in which the curvature, tasks * G (x) A, is diagonal."""
         if self.tasks:
-            (a, inputs), (g, outputs) = torch.linalg.eigh(self.past_inputs), torch.linalg.eigh(self.past_outputs)
+            (a, inputs), (g, outputs) = eigenbasis(self.past_inputs), eigenbasis(self.past_outputs)
             curvature = self.tasks * g.clamp(min=0).unsqueeze(-1) * a.clamp(min=0).unsqueeze(-2)
             self.basis = inputs, outputs, curvature
 
@@ -92,6 +101,26 @@ class Factor:
         assert self.basis is not None
         inputs, outputs, _ = self.basis
         return (outputs @ turned @ inputs.mT).reshape(like.shape)
+
+
+def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of symmetric matrices.
+
+    A factor of few samples has a large null space, and some GPU solvers give up on that: then in float64, then by
+    LAPACK.
+
+    Example:
+        >>> eigenbasis(torch.diag(torch.tensor([1.0, 2.0])))[0]
+        tensor([1., 2.])
+    """
+    for tried in (matrix, matrix.double()):
+        try:
+            values, vectors = torch.linalg.eigh(tried)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            continue
+        return values.to(matrix), vectors.to(matrix)
+    values, vectors = torch.linalg.eigh(matrix.double().cpu())
+    return values.to(matrix), vectors.to(matrix)
 
 
 def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[str, Tensor]]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mooring.importance import Importance, Iteration, State
-from mooring.kernels.table import NAMES, Layout, Table
-from mooring.kernels.writing import has_compiler
+from mooring.kernels.table import Layout, Table
+from mooring.kernels.writing import DTYPES, has_compiler
 from mooring.pulls import GradientPull, ParameterPull
 from mooring.runs import Number
 
@@ -134,7 +134,7 @@ def fits(tensors: Mapping[str, Tensor]) -> bool:
     return (
         dense
         and all(t.ndim == 0 or t.stride() == theta.stride() for t in kept)
-        and all(t.device == theta.device and t.dtype in NAMES for t in tensors.values())
+        and all(t.device == theta.device and t.dtype in DTYPES for t in tensors.values())
     )
 
 

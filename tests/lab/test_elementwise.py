@@ -7,11 +7,12 @@ from torch import Tensor
 from lab.small import gpu
 from mooring.importance import EWC, MAS, SI, Importance, Iteration, Random, RWalk, Uniform
 from mooring.lab.fleet.elementwise import NEVER, Elementwise, source
-from mooring.pulls import GradientPull, Interpolation, ParameterPull, Penalty, Proximal, Pull
+from mooring.pulls import Blend, GradientPull, Interpolation, ParameterPull, Penalty, Proximal, Pull
 
 SIGNED = [SI(), SI(sign="signed"), SI(sign=0.3), SI(sign="flipped")]
 IMPORTANCES = [EWC(), EWC(decay=None), MAS(), *SIGNED, RWalk(), Uniform(), Random()]
-PULLS = [Interpolation(), Interpolation(root=3, stiffness=0.5), Penalty(2.0), Penalty(2.0, clamp=True), Proximal(3.0)]
+PULLS: list[Pull] = [Interpolation(), Interpolation(root=3, stiffness=0.5), Blend(0.3)]
+PULLS += [Penalty(2.0), Penalty(2.0, clamp=True), Proximal(3.0)]
 
 
 def rule_of(importance: Importance, pull: Pull):
@@ -67,6 +68,27 @@ def test_the_first_step_at_which_a_run_was_not_finite_is_written_down():
         told["g"][1, 4321] = value
         kernel(told, bad, torch.tensor([step], device="cuda"))
     assert bad.tolist() == [NEVER, 4]
+
+
+@pytest.mark.parametrize("pull", PULLS, ids=repr)
+@pytest.mark.parametrize("importance", IMPORTANCES, ids=repr)
+def test_every_rule_of_ours_can_be_written(importance, pull):
+    assert "tl.store(p_theta" in source(rule_of(importance, pull), tensors(importance, torch.float32), ["g"])
+
+
+def test_a_rule_that_cannot_be_written_is_done_one_operation_after_the_other():
+    def rule(told: dict[str, Tensor]) -> None:
+        told["theta"].add_(told["g"].cumsum(1))
+
+    told = {"theta": torch.zeros(2, 3), "g": torch.ones(2, 3)}
+    bad = torch.full((2,), NEVER)
+    kernel = Elementwise(rule, told, ["g"])
+    kernel(told, bad, torch.tensor([5]))
+    assert told["theta"].tolist() == [[1, 2, 3], [1, 2, 3]]
+    told["g"][1, 2] = float("inf")
+    for step in (6, 7):
+        kernel(told, bad, torch.tensor([step]))
+    assert bad.tolist() == [NEVER, 6]
 
 
 def test_numbers_of_a_run_are_read_once_for_the_run_and_elements_one_by_one():

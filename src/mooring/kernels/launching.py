@@ -7,17 +7,22 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["launch", "rehearsing"]
+__all__ = ["launch", "rehearsal", "rehearsing"]
 
 _rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *told: object, **options: object) -> None:
     """Run a kernel; in a rehearsal, only see to it that it is compiled."""
-    if _rehearsing.get():
+    if rehearsal():
         kernel.warmup(*told, grid=grid, **options)
     else:
         kernel[grid](*told, **options)
+
+
+def rehearsal() -> bool:
+    """Whether nothing is to be computed now."""
+    return _rehearsing.get()
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mooring.kernels.launching import launch
-from mooring.kernels.table import BLOCK, BRANCHES, NAMES, WARPS, Layout, loaded, located, small
-from mooring.kernels.writing import compiled, written
+from mooring.kernels.table import BLOCK, BRANCHES, WARPS, Layout, loaded, located, small
+from mooring.kernels.writing import DTYPES, compiled, written
 
 __all__ = ["Step", "Sums"]
 
@@ -99,8 +99,8 @@ def summing(rule: Rule, tensors: Mapping[str, Tensor], names: Sequence[str], dia
         "many = tl.num_programs(0)",
         "if tl.load(done) != 0:",
         "    return",
-        f"x_{dial} = tl.load(dial).to({NAMES[wide]})",
-        *(f"s_{name} = tl.zeros((B,), {NAMES[wide]})" for name in names),
+        f"x_{dial} = tl.load(dial).to({DTYPES[wide]})",
+        *(f"s_{name} = tl.zeros((B,), {DTYPES[wide]})" for name in names),
         "for block in range(pid, N, many):",
     ]
     inside = located("block", tensors, used)

@@ -11,22 +11,14 @@ import torch
 from torch import Tensor
 
 from mooring.kernels.launching import launch
-from mooring.kernels.writing import Written, compiled, written
+from mooring.kernels.writing import DTYPES, Written, compiled, written
 
-__all__ = ["BLOCK", "BRANCHES", "NAMES", "WARPS", "Layout", "Table", "loaded", "located", "small", "source"]
+__all__ = ["BLOCK", "BRANCHES", "WARPS", "Layout", "Table", "loaded", "located", "small", "source"]
 
 BLOCK = 2048
 WARPS = 8
 LINE = 16
 """Bytes that a thread fetches at once, where addresses are multiples of it."""
-
-NAMES = {
-    torch.float32: "tl.float32",
-    torch.float64: "tl.float64",
-    torch.bfloat16: "tl.bfloat16",
-    torch.float16: "tl.float16",
-    torch.bool: "tl.int1",
-}
 
 
 class Layout:
@@ -145,9 +137,9 @@ def source(
     used = [name for name in tensors if found.reads(name) or name in dict(found.stores)]
     lines = ["pid = tl.program_id(0).to(tl.int64)", *located("pid", tensors, used)]
     for row, name in enumerate(numbers):
-        lines.append(f"x_{name} = tl.load(values + {row} * T + which).to({NAMES[wide]})")
+        lines.append(f"x_{name} = tl.load(values + {row} * T + which).to({DTYPES[wide]})")
     if dial:
-        lines += [f"x_{dial} = tl.load(dial).to({NAMES[wide]})", f"if x_{dial} == 0:", "    return"]
+        lines += [f"x_{dial} = tl.load(dial).to({DTYPES[wide]})", f"if x_{dial} == 0:", "    return"]
     for condition, mask in BRANCHES:
         lines.append(condition)
         lines += [f"    {line}" for line in [*loaded(tensors, used, found, wide, mask), *found.lines]]
@@ -178,7 +170,7 @@ def located(block: str, tensors: Mapping[str, Tensor], used: Sequence[str]) -> l
     ]
     for row, (name, tensor) in enumerate(tensors.items(), start=1):
         if name in used:
-            lines.append(f"p_{name} = tl.load(table + {row} * T + which).to(tl.pointer_type({NAMES[tensor.dtype]}))")
+            lines.append(f"p_{name} = tl.load(table + {row} * T + which).to(tl.pointer_type({DTYPES[tensor.dtype]}))")
             if tensor.ndim:
                 lines += ["if ALIGNED:", f"    p_{name} = tl.multiple_of(p_{name}, {LINE})"]
     return lines
@@ -193,6 +185,6 @@ def loaded(
         if found.reads(name):
             place, hidden = (f"p_{name} + at", mask) if tensors[name].ndim else (f"p_{name}", "")
             other = ", other=0" if hidden else ""
-            cast = "" if tensors[name].dtype == torch.bool else f".to({NAMES[wide]})"
+            cast = "" if tensors[name].dtype == torch.bool else f".to({DTYPES[wide]})"
             lines.append(f"x_{name} = tl.load({place}{hidden}{other}){cast}")
     return lines

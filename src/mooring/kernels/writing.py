@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Written", "compiled", "has_compiler", "written"]
+__all__ = ["DTYPES", "Written", "compiled", "has_compiler", "written"]
 
 UNARY = {
     "abs": "tl.abs({})",
@@ -49,6 +49,15 @@ BINARY = {
     "maximum": "tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
     "minimum": "tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
 }
+DTYPES = {
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float16: "tl.float16",
+    torch.bool: "tl.int1",
+}
+"""What each dtype is called in a kernel."""
+
 SAME = (
     "alias",
     "clone",
@@ -117,6 +126,8 @@ class Written:
             return f"tl.where({', '.join(told)})"
         if name in ("clamp", "clamp_min", "clamp_max"):
             return self._clamped(name, told, node)
+        if name == "_to_copy" and node.kwargs.get("dtype") in DTYPES:
+            return f"({told[0]}).to({DTYPES[node.kwargs['dtype']]})"
         if name == "pow" and isinstance(node.args[1], int | float):
             return _power(told[0], node.args[1])
         raise NotImplementedError(f"a rule with {name}")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mooring.kernels.launching import launch
+from mooring.kernels.launching import launch, rehearsal
 from mooring.kernels.writing import compiled, written
 
 __all__ = ["NEVER", "Elementwise", "source"]
@@ -19,20 +19,23 @@ BLOCK = 1024
 class Elementwise:
     """A rule that changes some of its tensors in place, as one kernel over all elements of all runs.
 
+    A rule that does something that is not known how to be written is left as it is, one operation after the other.
+
     Args:
         rule: takes the tensors by name; elementwise over (runs, elements), with numbers of shape (runs,) or ().
         example: tensors of those names, of any size; each is (runs, elements), (runs, 1), (runs,) or ().
         finite: names of tensors that must be finite.
-
-    Raises:
-        NotImplementedError: where the rule does something that is not known how to be written.
     """
 
     def __init__(
         self, rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Tensor], finite: Sequence[str]
     ) -> None:
-        self.names = list(example)
-        self.kernel = compiled(source(rule, example, finite))
+        self.names, self.rule, self.finite = list(example), rule, list(finite)
+        try:
+            text = source(rule, example, finite)
+        except NotImplementedError:
+            text = ""
+        self.kernel = compiled(text) if text else None
 
     def __call__(self, tensors: Mapping[str, Tensor], bad: Tensor, now: Tensor) -> None:
         """Apply the rule.
@@ -42,9 +45,20 @@ class Elementwise:
             bad: int64 of shape (runs,); the step is written where something is not finite, if it is the first.
             now: the step, int64 of shape (1,).
         """
+        if self.kernel is None:
+            self._one_by_one(tensors, bad, now)
+            return
         ordered = [tensors[name] for name in self.names]
         runs, count = next(t.shape for t in ordered if t.ndim == 2)
         launch(self.kernel, (-(-count // BLOCK), runs), bad, now, count, *ordered, B=BLOCK)
+
+    def _one_by_one(self, tensors: Mapping[str, Tensor], bad: Tensor, now: Tensor) -> None:
+        if rehearsal():
+            return
+        for name in self.finite:
+            lost = ~tensors[name].isfinite().flatten(1).all(1)
+            torch.minimum(bad, torch.where(lost, now, bad), out=bad)
+        self.rule(dict(tensors))
 
 
 def source(rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Tensor], finite: Sequence[str] = ()) -> str:
