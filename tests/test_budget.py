@@ -11,7 +11,7 @@ from torch import nn
 
 import mooring
 from mooring.errors import MooringError
-from mooring.pulls.budget import CLOSE, budget_newton, budget_spent, spent_at
+from mooring.pulls.budget import CLOSE, MOST, NEAR, budget_newton, budget_solved, budget_spent, spent_at
 
 F64 = torch.float64
 
@@ -269,3 +269,31 @@ def test_what_makes_no_sense_is_refused_in_one_line(make, line):
     with pytest.raises(MooringError, match=line.replace("'", ".")) as told:
         make()
     assert "\n" not in str(told.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    scores=st.lists(st.floats(-12, 12), min_size=1, max_size=30),
+    spread=st.floats(0, 4),
+    begin=st.floats(-12, 12),
+    left=st.floats(0.5, 2.0),
+    seed=st.integers(0, 10_000),
+)
+def test_a_step_that_needs_no_second_look_ends_within_a_hundredth_below_the_budget(scores, spread, begin, left, seed):
+    torch.manual_seed(seed)
+    previous = torch.tensor(scores, dtype=F64).exp()
+    d = torch.randn(len(scores), dtype=F64) * (spread * torch.randn(len(scores), dtype=F64)).exp()
+    begin = torch.tensor(begin, dtype=F64).exp()
+    nats = left * float(spent_at(previous, d, begin)[0])
+    looks = []
+
+    def spent(mu, done):
+        looks.append(float(mu))
+        return spent_at(previous, d, mu)
+
+    mu = budget_solved(spent, nats, begin)
+    kept = float(spent_at(previous, d, mu)[0])
+    if len(looks) < MOST:  # it was found
+        assert kept <= nats * (1 + 1e-9)
+        assert float(mu) == 0 or kept >= (1 - CLOSE) * nats * (1 - 1e-9)
+    assert abs(float(mu) - looks[-1]) <= NEAR * looks[-1] or len(looks) == MOST
