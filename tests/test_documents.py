@@ -1,14 +1,17 @@
-"""README and examples tell the truth: their code runs, their links lead somewhere."""
+"""Documents and examples tell the truth: code runs, commands exist, links lead somewhere, figures name commands."""
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from mooring.cli.app import app
 from mooring.lab.comparison import comparison
 from mooring.lab.methods import METHODS
 from mooring.lab.streams.options import StreamOptions
@@ -20,6 +23,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 
@@ -37,16 +41,69 @@ def test_every_python_block_runs(document, tmp_path):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_inside_resolves(document):
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", document.read_text()):
         if "://" not in target:
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+            there = document.parent / target if target else document
+            assert there.exists(), f"{document.name} links to {target}"
+            if anchor and there.suffix == ".md":
+                headings = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
+                assert anchor in {slug(heading) for heading in headings}, f"{document.name} links to {target}#{anchor}"
 
 
-def run(*command):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *command], check=True, timeout=240, capture_output=True, text=True
-    )
-    return done.stdout
+def slug(heading):
+    """What a heading is linked by, on GitHub and on the site."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_figure_stands_beside_the_command_that_made_it(document):
+    text = document.read_text()
+    figures = re.findall(r"!\[(.*?)\]\((.*?)\)", text)
+    commands = re.findall(r"(?:mooring (?:paper|frontier|compare|report)|python (?:benchmarks|examples|docs)/\w)", text)
+    for words, file in figures:
+        assert words, f"{file} has no words for who cannot see it"
+        assert commands, f"{document.name} shows {file} and no command"
+
+
+def commands_in(text):
+    """Command lines in blocks that have no language, and between backticks: continued lines joined, no comments."""
+    blocks = [
+        block for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if not language
+    ]
+    lines = [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+    lines += re.findall(r"`((?:mooring|python) [^`\n]+)`", text)
+    for line in lines:
+        whole = re.match(r"(\$ )?(mooring|python) \S", line) and "..." not in line and " | " not in line
+        if whole:
+            yield shlex.split(line.removeprefix("$ "), comments=True)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_shown_exists_with_its_options(document):
+    for words in commands_in(document.read_text()):
+        if words[0] == "mooring":
+            parsed(typer.main.get_command(app), words)
+        else:
+            script = ROOT / words[1]
+            assert script.is_file(), words
+            code = script.read_text() + "".join(path.read_text() for path in script.parent.glob("*/*.py"))
+            for option in (word for word in words[2:] if word.startswith("--")):
+                assert f'"{option}"' in code, f"{words[1]} has no {option}"
+
+
+def parsed(command, words):
+    """Give a command's words to its parser, which raises where it does not know one, and do nothing with them."""
+    if len(words) > 1:
+        context = command.make_context(words[0], words[1:])
+        if hasattr(command, "commands") and (rest := [*context._protected_args, *context.args]):
+            _, inner, _ = command.resolve_command(context, rest)
+            parsed(inner, rest)
+
+
+def run(*command, strict=True, **options):
+    warnings = ["-W", "error"] if strict else []
+    command = [sys.executable, *warnings, *command]
+    return subprocess.run(command, check=True, timeout=240, capture_output=True, text=True, **options).stdout
 
 
 def test_the_demo_shows_less_forgetting_with_the_explicit_step():
@@ -124,3 +181,62 @@ def test_the_paper_in_one_file_runs_in_miniature(tmp_path):
     table = run(ROOT / "examples" / "paper_in_one_file.py", "--stream", "digits", "--seeds", "2", "--study", study)
     assert "52 settings searched" in table
     assert len(re.findall(r"^explicit-\w+ .* lr 0\.0\d", table, re.MULTILINE)) == 4
+
+
+EXAMPLES = sorted((ROOT / "examples").iterdir())
+LONGER = {"finetune_language_model.py"}
+"""A whole language model and every method on it."""
+
+
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.is_file() and e.name not in LONGER], ids=lambda e: e.name)
+def test_every_example_is_short_says_what_it_is_and_is_run_here(example):
+    lines = example.read_text().splitlines()
+    assert len(lines) < 150
+    assert re.match(r'"""[A-Z].*\.$|# [A-Z].*`$', lines[0])
+    assert f'"{example.name}"' in Path(__file__).read_text()
+
+
+def test_images_of_ones_own_are_checked_compared_and_reported(tmp_path):
+    table = run(ROOT / "examples" / "own_images.py", "--seeds", "1", "--epochs", "1", cwd=tmp_path)
+    assert table.startswith("stripes: 8 classes, 256 training images, 0 broken")
+    assert re.search(r"^budget-ewc \S+ +accuracy [\d.]+ % +forgotten", table, re.MULTILINE)
+    assert (tmp_path / "images-report" / "index.html").is_file()
+
+
+def test_an_importance_of_a_third_party_passes_the_suite_and_protects():
+    table = run(ROOT / "examples" / "third_party_importance.py")
+    forgotten = {line[:12].strip(): float(line.split()[-2]) for line in table.splitlines()[1:]}
+    assert forgotten["Relative()"] < 0.5 * forgotten["plain"]
+
+
+@pytest.mark.parametrize(
+    ("library", "example", "options"),
+    [
+        ("transformers", "transformers_trainer.py", ("--steps", "4")),
+        ("lightning", "lightning_trainer.py", ("--epochs", "1")),
+    ],
+)
+def test_the_examples_in_trainers_run(library, example, options):
+    pytest.importorskip(library)
+    table = run(ROOT / "examples" / example, *options, strict=False)  # the libraries warn of themselves
+    assert [line.split()[0] for line in table.splitlines() if line.startswith(("plain", "moored"))] == [
+        "plain",
+        "moored",
+    ]
+
+
+def test_the_study_file_among_the_examples_runs_and_is_short(tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text((ROOT / "examples" / "study.toml").read_text().replace("epochs = 5", "epochs = 1"))
+    table = run("-m", "mooring", "run", study, "--quiet")
+    assert len(re.findall(r"^ewc 1e\+0[567] ", table, re.MULTILINE)) == 3 or "ewc 100000" in table
+    assert (tmp_path / "study-report" / "index.html").is_file()
+
+
+def test_the_pictures_of_the_cards_are_drawn_again(tmp_path):
+    run(ROOT / "docs" / "pictures" / "pulls.py", "--folder", tmp_path)
+    run(ROOT / "docs" / "pictures" / "importances.py", "--folder", tmp_path, "--epochs", "1")
+    run(ROOT / "docs" / "pictures" / "stability.py", "--folder", tmp_path, "--epochs", "1")
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert len(drawn) == 16
+    assert drawn <= {path.name for path in (ROOT / "docs" / "figures").iterdir()}

@@ -6,7 +6,7 @@ import sys
 import typer
 
 import mooring
-from mooring.cli import compare, data, file, frontier, methods, paper, pretrain, salvage, show, tune
+from mooring.cli import compare, data, doctor, file, frontier, methods, paper, pretrain, salvage, show, tune
 from mooring.errors import MooringError
 from mooring.lab.engines.stopping import InterruptedStudyError
 
@@ -21,7 +21,6 @@ app = typer.Typer(
     name="mooring",
     help="Study forgetting: compare methods on a stream of tasks, tune them, show and report what came out.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("compare")(compare.compare)
@@ -32,6 +31,7 @@ app.command("show")(show.show)
 app.command("report")(show.report)
 app.command("salvage")(salvage.salvage)
 app.command("methods")(methods.methods)
+app.command("doctor")(doctor.doctor)
 app.command("pretrain")(pretrain.pretrain)
 app.command("paper")(paper.paper)
 app.add_typer(data.app)
