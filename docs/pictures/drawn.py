@@ -1,14 +1,16 @@
-"""What the scripts beside this one share: the report's style, and where figures go."""
+"""What the scripts beside this one share: the report's style, where figures go, and scores that are given."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from mooring.importance import Importance
 from mooring.report.style import drawing
 
 FOLDER = Path(__file__).parent.parent / "figures"
@@ -31,3 +33,14 @@ def logarithmic(panel: Axes, axis: str) -> None:
     ticks.set_major_locator(LogLocator())
     ticks.set_minor_locator(NullLocator())
     ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+class Given(Importance):
+    """Scores that are known beforehand: the first for the first task, and so on; the last for all that follow."""
+
+    def __init__(self, *scores: torch.Tensor) -> None:
+        self.scores = scores
+
+    def start(self, like: torch.Tensor, *, name: str, task: int) -> dict[str, torch.Tensor]:
+        """This task's scores, in the parameter's shape."""
+        return {"current": self.scores[min(task, len(self.scores) - 1)].reshape(like.shape).clone()}

@@ -7,25 +7,13 @@ import argparse
 from pathlib import Path
 
 import torch
-from drawn import FOLDER, figure
+from drawn import FOLDER, Given, figure
 from importances import trained
 from torch import nn
 
 import mooring
-from mooring.importance import Importance
 from mooring.report.style import FAINT, LINES
 from mooring.stability import divergence_limit, effective_learning_rate, interpolation_weight
-
-
-class Given(Importance):
-    """Scores that are given."""
-
-    def __init__(self, scores: torch.Tensor) -> None:
-        self.scores = scores
-
-    def start(self, like: torch.Tensor, *, name: str, task: int) -> dict[str, torch.Tensor]:
-        """The same in every task."""
-        return {"current": self.scores.clone()}
 
 
 def displaced(ps: torch.Tensor, momentum: float = 0.0, steps: int = 30) -> torch.Tensor:
@@ -33,7 +21,7 @@ def displaced(ps: torch.Tensor, momentum: float = 0.0, steps: int = 30) -> torch
     model = nn.Linear(len(ps), 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=momentum)
-    pull, given = mooring.Penalty(1.0), Given(ps[None])
+    pull, given = mooring.Penalty(1.0), Given(ps)
     moor = mooring.attach(model, optimizer, importance=given, pull=pull, merge="max", check_finite=False)
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
