@@ -73,8 +73,8 @@ def commands_in(text):
     lines = [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
     lines += re.findall(r"`((?:mooring|python) [^`\n]+)`", text)
     for line in lines:
-        whole = re.match(r"(\$ )?(mooring|python) \S", line) and "..." not in line and " | " not in line
-        if whole:
+        whole = re.match(r"(\$ )?(mooring|python) \S", line) and not any(sign in line for sign in ("...", " | ", "["))
+        if whole and "--install-completion" not in line:  # which would do so at once
             yield shlex.split(line.removeprefix("$ "), comments=True)
 
 
