@@ -1,6 +1,5 @@
 """Every command in one place, and what becomes of errors."""
 
-import os
 import sys
 
 import typer
@@ -62,9 +61,6 @@ def run(arguments: list[str]) -> int:
         return _failed(f"error: {_one_line(error)}", 2)
     except (KeyboardInterrupt, EOFError, typer.Abort):
         return _failed("interrupted", 130)
-    except BrokenPipeError:  # such as `mooring show | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _one_line(error: Exception) -> str:
