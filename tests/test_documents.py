@@ -9,8 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 
+import mooring
+from mooring import importance, pulls
 from mooring.cli.app import app
 from mooring.lab.comparison import comparison
 from mooring.lab.methods import METHODS
@@ -181,6 +184,35 @@ def test_the_paper_in_one_file_runs_in_miniature(tmp_path):
     table = run(ROOT / "examples" / "paper_in_one_file.py", "--stream", "digits", "--seeds", "2", "--study", study)
     assert "52 settings searched" in table
     assert len(re.findall(r"^explicit-\w+ .* lr 0\.0\d", table, re.MULTILINE)) == 4
+
+
+@pytest.mark.parametrize("name", ["EWC", "MAS", "SI", "RWalk", "Uniform", "Random"])
+def test_the_cards_say_how_much_each_importance_keeps(name):
+    model = torch.nn.Linear(100, 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance=name.lower())
+    for _ in range(2):
+        model(torch.randn(4, 100)).square().mean().backward()
+        optimizer.step()
+        if not moor.tasks:
+            moor.consolidate()
+    numbers = sum(value.numel() for value in moor.state_dict().values())
+    card = (ROOT / "docs" / "importances.md").read_text().split(f"\n## {name}\n")[1].split("\n## ")[0]
+    assert int(re.search(r"keeps (\d)", card)[1]) == round(numbers / sum(p.numel() for p in model.parameters()))
+    assert repr(getattr(mooring, name)()).split("(")[0] in card
+
+
+def test_every_importance_and_pull_has_a_card_with_a_picture_its_cost_and_where_it_fails():
+    for page, names in (("importances.md", importance.__all__), ("pulls.md", pulls.__all__)):
+        text = (ROOT / "docs" / page).read_text()
+        cards = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+        module = importance if page == "importances.md" else pulls
+        bases = (importance.Importance, pulls.GradientPull, pulls.ParameterPull, importance.Iteration)
+        kinds = {name for name in names if isinstance(getattr(module, name), type)} - {base.__name__ for base in bases}
+        assert set(cards) == kinds
+        for name, card in cards.items():
+            for part in ("```\n", "![", "**Cost.**", "**Helps**", "**Does not**"):
+                assert part in card, (name, part)
 
 
 EXAMPLES = sorted((ROOT / "examples").iterdir())
