@@ -5,11 +5,13 @@ python examples/own_images.py photos     # photos/train/CLASS/*.png and photos/t
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from mooring.errors import MooringError
 from mooring.lab import Study
 from mooring.lab.streams import by_class
 from mooring.lab.streams.inspection import inspect_folder
@@ -70,4 +72,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except MooringError as error:
+        sys.exit(f"error: {error}")

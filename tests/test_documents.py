@@ -261,7 +261,7 @@ def test_the_study_file_among_the_examples_runs_and_is_short(tmp_path):
     study = tmp_path / "study.toml"
     study.write_text((ROOT / "examples" / "study.toml").read_text().replace("epochs = 5", "epochs = 1"))
     table = run("-m", "mooring", "run", study, "--quiet")
-    assert len(re.findall(r"^ewc 1e\+0[567] ", table, re.MULTILINE)) == 3 or "ewc 100000" in table
+    assert len(re.findall(r"^ewc \d+ ", table, re.MULTILINE)) == 3
     assert (tmp_path / "study-report" / "index.html").is_file()
 
 
