@@ -36,10 +36,11 @@ ELSEWHERE = {"integrations.md", "distributed.md"}  # in the tests' folders of th
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.name not in ELSEWHERE], ids=lambda path: path.name)
 def test_every_python_block_runs(document, tmp_path):
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)):
-        script = tmp_path / f"block{number}.py"
-        script.write_text(block)
-        subprocess.run([sys.executable, "-W", "error", script], check=True, timeout=120, cwd=tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+    if blocks:
+        script = tmp_path / "blocks.py"  # one process, for torch takes long to import; a namespace for each
+        script.write_text(f"for block in {blocks!r}:\n    print(block)\n    exec(block, {{'__name__': '__main__'}})\n")
+        subprocess.run([sys.executable, "-W", "error", script], check=True, timeout=240, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -266,9 +267,16 @@ def test_the_study_file_among_the_examples_runs_and_is_short(tmp_path):
 
 
 def test_the_pictures_of_the_cards_are_drawn_again(tmp_path):
-    run(ROOT / "docs" / "pictures" / "pulls.py", "--folder", tmp_path)
-    run(ROOT / "docs" / "pictures" / "importances.py", "--folder", tmp_path, "--epochs", "1")
-    run(ROOT / "docs" / "pictures" / "stability.py", "--folder", tmp_path, "--epochs", "1")
+    code = """if True:
+        import runpy, sys
+        folder, *scripts = sys.argv[1:]
+        sys.path.insert(0, scripts[0].rpartition("/")[0])
+        for script in scripts:
+            sys.argv = [script, "--folder", folder] + ([] if script.endswith("pulls.py") else ["--epochs", "1"])
+            runpy.run_path(script, run_name="__main__")
+    """
+    scripts = [ROOT / "docs" / "pictures" / f"{name}.py" for name in ("pulls", "importances", "stability")]
+    run("-c", code, tmp_path, *scripts)
     drawn = {path.name for path in tmp_path.iterdir()}
     assert len(drawn) == 16
     assert drawn <= {path.name for path in (ROOT / "docs" / "figures").iterdir()}

@@ -92,12 +92,10 @@ sys.exit(main(sys.argv[1:]))
     ("arguments", "status", "out", "err"),
     [
         (["--version"], 0, f"{mooring.__version__}\n", ""),
-        (["doctor"], 0, f"mooring {mooring.__version__} in ", ""),
-        (["compare"], 2, "", "error: the command line needs typer: pip install 'mooring[lab]'\n"),
         ([], 2, "", "error: the command line needs typer: pip install 'mooring[lab]'\n"),
     ],
 )
-def test_without_the_laboratory_two_commands_work_and_others_say_what_to_install(arguments, status, out, err):
+def test_without_the_laboratory_the_version_is_told_and_what_to_install(arguments, status, out, err):
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WITHOUT, *arguments], capture_output=True, text=True, env=environment
@@ -107,11 +105,8 @@ def test_without_the_laboratory_two_commands_work_and_others_say_what_to_install
     assert done.stderr == err
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [("mooring doc", "doctor"), ("mooring compare --methods plain,explicit-m", "plain,explicit-mas")],
-)
-def test_a_shell_completes_commands_and_names(words, wanted):
+def test_a_shell_completes_names_between_commas():
+    words, wanted = "mooring compare --methods plain,explicit-m", "plain,explicit-mas"
     asked = {"_MOORING_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     environment = {**os.environ, **asked, "PYTHONPATH": str(SRC)}
     done = subprocess.run([sys.executable, "-m", "mooring"], capture_output=True, text=True, env=environment)
