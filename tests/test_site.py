@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import mooring
 from report.browser import dom, look
 
 pytest.importorskip("mkdocs")
@@ -37,6 +38,13 @@ def test_every_document_is_a_page_and_in_the_menu(site):
         page = document.with_suffix(".html")
         assert (site / page).is_file(), page
         assert f'href="{page.as_posix()}"' in home, f"{page} is not in the menu"
+
+
+def test_every_public_name_is_in_the_reference(site):
+    pages = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
+    for name in (*mooring.__all__, "convert_strength", "check_importance", "Study", "MooringCallback"):
+        assert re.search(rf'id="mooring\.[\w.]*\b{name}"', pages), name
+    assert "<code>exclude</code>" in pages  # an option of attach, the function and not its module
 
 
 def test_no_page_fetches_anything(site):
