@@ -1,10 +1,10 @@
-# make demo | test | test-faults | bench: each makes .venv by itself when it is missing or stale.
+# make demo | test | test-faults | bench | docs | release: each makes .venv by itself when it is missing or stale.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-faults lint types browser bench clean
+.PHONY: demo test test-faults lint types browser bench docs release clean
 
 demo: $(READY)
 	$(BIN)/mooring compare --stream digits --methods all --seeds 5 --baseline plain \
@@ -32,10 +32,23 @@ bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/fleet.py
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+release: $(READY)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	$(PYTHON) -m venv --clear dist/venv
+	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[dev]"
+	cd dist && rm -rf as-installed && mkdir as-installed && tar xzf mooring-*.tar.gz --strip-components=1 -C as-installed
+	rm -rf dist/as-installed/src
+	cd dist/as-installed && ../venv/bin/python -m pytest -n 2 tests
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

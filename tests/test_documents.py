@@ -1,14 +1,20 @@
-"""README and examples tell the truth: their code runs, their links lead somewhere."""
+"""Documents and examples tell the truth: code runs, commands exist, links lead somewhere, figures name commands."""
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
+import typer.main
 
+import mooring
+from mooring import importance, pulls
+from mooring.cli.app import app
 from mooring.lab.comparison import comparison
 from mooring.lab.methods import METHODS
 from mooring.lab.streams.options import StreamOptions
@@ -20,6 +26,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 
@@ -29,24 +36,78 @@ ELSEWHERE = {"integrations.md", "distributed.md"}  # in the tests' folders of th
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.name not in ELSEWHERE], ids=lambda path: path.name)
 def test_every_python_block_runs(document, tmp_path):
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)):
-        script = tmp_path / f"block{number}.py"
-        script.write_text(block)
-        subprocess.run([sys.executable, "-W", "error", script], check=True, timeout=120, cwd=tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+    if blocks:
+        script = tmp_path / "blocks.py"  # one process, for torch takes long to import; a namespace for each
+        script.write_text(f"for block in {blocks!r}:\n    print(block)\n    exec(block, {{'__name__': '__main__'}})\n")
+        subprocess.run([sys.executable, "-W", "error", script], check=True, timeout=240, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_inside_resolves(document):
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", document.read_text()):
         if "://" not in target:
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+            there = document.parent / target if target else document
+            assert there.exists(), f"{document.name} links to {target}"
+            if anchor and there.suffix == ".md":
+                headings = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
+                assert anchor in {slug(heading) for heading in headings}, f"{document.name} links to {target}#{anchor}"
 
 
-def run(*command):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *command], check=True, timeout=240, capture_output=True, text=True
-    )
-    return done.stdout
+def slug(heading):
+    """What a heading is linked by, on GitHub and on the site."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_figure_stands_beside_the_command_that_made_it(document):
+    text = document.read_text()
+    figures = re.findall(r"!\[(.*?)\]\((.*?)\)", text)
+    commands = re.findall(r"(?:mooring (?:paper|frontier|compare|report)|python (?:benchmarks|examples|docs)/\w)", text)
+    for words, file in figures:
+        assert words, f"{file} has no words for who cannot see it"
+        assert commands, f"{document.name} shows {file} and no command"
+
+
+def commands_in(text):
+    """Command lines in blocks that have no language, and between backticks: continued lines joined, no comments."""
+    blocks = [
+        block for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if not language
+    ]
+    lines = [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+    lines += re.findall(r"`((?:mooring|python) [^`\n]+)`", text)
+    for line in lines:
+        whole = re.match(r"(\$ )?(mooring|python) \S", line) and not any(sign in line for sign in ("...", " | ", "["))
+        if whole and "--install-completion" not in line:  # which would do so at once
+            yield shlex.split(line.removeprefix("$ "), comments=True)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_shown_exists_with_its_options(document):
+    for words in commands_in(document.read_text()):
+        if words[0] == "mooring":
+            parsed(typer.main.get_command(app), words)
+        else:
+            script = ROOT / words[1]
+            assert script.is_file(), words
+            code = script.read_text() + "".join(path.read_text() for path in script.parent.glob("*/*.py"))
+            for option in (word for word in words[2:] if word.startswith("--")):
+                assert f'"{option}"' in code, f"{words[1]} has no {option}"
+
+
+def parsed(command, words):
+    """Give a command's words to its parser, which raises where it does not know one, and do nothing with them."""
+    if len(words) > 1:
+        context = command.make_context(words[0], words[1:])
+        if hasattr(command, "commands") and (rest := [*context._protected_args, *context.args]):
+            _, inner, _ = command.resolve_command(context, rest)
+            parsed(inner, rest)
+
+
+def run(*command, strict=True, **options):
+    warnings = ["-W", "error"] if strict else []
+    command = [sys.executable, *warnings, *command]
+    return subprocess.run(command, check=True, timeout=240, capture_output=True, text=True, **options).stdout
 
 
 def test_the_demo_shows_less_forgetting_with_the_explicit_step():
@@ -124,3 +185,98 @@ def test_the_paper_in_one_file_runs_in_miniature(tmp_path):
     table = run(ROOT / "examples" / "paper_in_one_file.py", "--stream", "digits", "--seeds", "2", "--study", study)
     assert "52 settings searched" in table
     assert len(re.findall(r"^explicit-\w+ .* lr 0\.0\d", table, re.MULTILINE)) == 4
+
+
+@pytest.mark.parametrize("name", ["EWC", "MAS", "SI", "RWalk", "Uniform", "Random"])
+def test_the_cards_say_how_much_each_importance_keeps(name):
+    model = torch.nn.Linear(100, 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance=name.lower())
+    for _ in range(2):
+        model(torch.randn(4, 100)).square().mean().backward()
+        optimizer.step()
+        if not moor.tasks:
+            moor.consolidate()
+    numbers = sum(value.numel() for value in moor.state_dict().values())
+    card = (ROOT / "docs" / "importances.md").read_text().split(f"\n## {name}\n")[1].split("\n## ")[0]
+    assert int(re.search(r"keeps (\d)", card)[1]) == round(numbers / sum(p.numel() for p in model.parameters()))
+    assert repr(getattr(mooring, name)()).split("(")[0] in card
+
+
+def test_every_importance_and_pull_has_a_card_with_a_picture_its_cost_and_where_it_fails():
+    for page, names in (("importances.md", importance.__all__), ("pulls.md", pulls.__all__)):
+        text = (ROOT / "docs" / page).read_text()
+        cards = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+        module = importance if page == "importances.md" else pulls
+        bases = (importance.Importance, pulls.GradientPull, pulls.ParameterPull, importance.Iteration)
+        kinds = {name for name in names if isinstance(getattr(module, name), type)} - {base.__name__ for base in bases}
+        assert set(cards) == kinds
+        for name, card in cards.items():
+            for part in ("```\n", "![", "**Cost.**", "**Helps**", "**Does not**"):
+                assert part in card, (name, part)
+
+
+EXAMPLES = sorted((ROOT / "examples").iterdir())
+LONGER = {"finetune_language_model.py"}
+"""A whole language model and every method on it."""
+
+
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.is_file() and e.name not in LONGER], ids=lambda e: e.name)
+def test_every_example_is_short_says_what_it_is_and_is_run_here(example):
+    lines = example.read_text().splitlines()
+    assert len(lines) < 150
+    assert re.match(r'"""[A-Z].*\.$|# [A-Z].*`$', lines[0])
+    assert f'"{example.name}"' in Path(__file__).read_text()
+
+
+def test_images_of_ones_own_are_checked_compared_and_reported(tmp_path):
+    table = run(ROOT / "examples" / "own_images.py", "--seeds", "1", "--epochs", "1", cwd=tmp_path)
+    assert table.startswith("stripes: 8 classes, 256 training images, 0 broken")
+    assert re.search(r"^budget-ewc \S+ +accuracy [\d.]+ % +forgotten", table, re.MULTILINE)
+    assert (tmp_path / "images-report" / "index.html").is_file()
+
+
+def test_an_importance_of_a_third_party_passes_the_suite_and_protects():
+    table = run(ROOT / "examples" / "third_party_importance.py")
+    forgotten = {line[:12].strip(): float(line.split()[-2]) for line in table.splitlines()[1:]}
+    assert forgotten["Relative()"] < 0.5 * forgotten["plain"]
+
+
+@pytest.mark.parametrize(
+    ("library", "example", "options"),
+    [
+        ("transformers", "transformers_trainer.py", ("--steps", "4")),
+        ("lightning", "lightning_trainer.py", ("--epochs", "1")),
+    ],
+)
+def test_the_examples_in_trainers_run(library, example, options):
+    pytest.importorskip(library)
+    table = run(ROOT / "examples" / example, *options, strict=False)  # the libraries warn of themselves
+    assert [line.split()[0] for line in table.splitlines() if line.startswith(("plain", "moored"))] == [
+        "plain",
+        "moored",
+    ]
+
+
+def test_the_study_file_among_the_examples_runs_and_is_short(tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text((ROOT / "examples" / "study.toml").read_text().replace("epochs = 5", "epochs = 1"))
+    table = run("-m", "mooring", "run", study, "--quiet")
+    assert len(re.findall(r"^ewc \d+ ", table, re.MULTILINE)) == 3
+    assert (tmp_path / "study-report" / "index.html").is_file()
+
+
+def test_the_pictures_of_the_cards_are_drawn_again(tmp_path):
+    code = """if True:
+        import runpy, sys
+        folder, *scripts = sys.argv[1:]
+        sys.path.insert(0, scripts[0].rpartition("/")[0])
+        for script in scripts:
+            sys.argv = [script, "--folder", folder] + ([] if script.endswith("pulls.py") else ["--epochs", "1"])
+            runpy.run_path(script, run_name="__main__")
+    """
+    scripts = [ROOT / "docs" / "pictures" / f"{name}.py" for name in ("pulls", "importances", "stability")]
+    run("-c", code, tmp_path, *scripts)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert len(drawn) == 16
+    assert drawn <= {path.name for path in (ROOT / "docs" / "figures").iterdir()}

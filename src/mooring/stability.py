@@ -6,11 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.conventions import CONVENTIONS, Convention, convert_strength
 from mooring.runs import Number, per_run
 from mooring.shards import local
 
 __all__ = [
+    "CONVENTIONS",
+    "Convention",
     "Verdicts",
+    "convert_strength",
     "divergence_limit",
     "effective_learning_rate",
     "interpolation_weight",

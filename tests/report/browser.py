@@ -35,24 +35,27 @@ class Seen:
 
 def look(page: Path, script: str, *, width: int = 1200, dark: bool = False) -> Seen:
     """Open a page this wide and run a script on it; `inner` is its window and `page` its document there."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.fail("no browser is installed: run `make browser`", pytrace=False)
     around = page.parent / "around.html"
     around.write_text(AROUND.format(page=page.name, width=width, script=script))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000"]
-    options += [
+    done = dom(
+        around.as_uri(),
+        page.parent / "browser",
         "--allow-file-access-from-files",
-        "--enable-logging=stderr",
         f"--window-size={max(width, 500) + 50},1000",
-    ]
-    options += [
-        f"--user-data-dir={page.parent / 'browser'}",
         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-    ]
-    done = subprocess.run([browser, *options, around.as_uri()], capture_output=True, text=True, timeout=120)
+    )
     found = re.search(r'<pre id="findings">(.+?)</pre>', done.stdout, re.DOTALL)
     assert found, f"the browser left nothing: {done.stderr[-2000:]}"
     findings = json.loads(html.unescape(found[1]))
     assert not (isinstance(findings, dict) and "error" in findings), findings
     return Seen(findings, [line for line in done.stderr.splitlines() if "CONSOLE" in line])
+
+
+def dom(address: str, profile: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """An address opened and left alone for some seconds: its document on stdout, its console on stderr."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.fail("no browser is installed: run `make browser`", pytrace=False)
+    usual = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000"]
+    command = [browser, *usual, "--enable-logging=stderr", f"--user-data-dir={profile}", *options, address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -1,12 +1,11 @@
 """Every command in one place, and what becomes of errors."""
 
-import os
 import sys
 
 import typer
 
 import mooring
-from mooring.cli import compare, data, file, frontier, methods, paper, pretrain, salvage, show, tune
+from mooring.cli import compare, data, doctor, file, frontier, methods, paper, pretrain, salvage, show, tune
 from mooring.errors import MooringError
 from mooring.lab.engines.stopping import InterruptedStudyError
 
@@ -21,7 +20,6 @@ app = typer.Typer(
     name="mooring",
     help="Study forgetting: compare methods on a stream of tasks, tune them, show and report what came out.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("compare")(compare.compare)
@@ -32,6 +30,7 @@ app.command("show")(show.show)
 app.command("report")(show.report)
 app.command("salvage")(salvage.salvage)
 app.command("methods")(methods.methods)
+app.command("doctor")(doctor.doctor)
 app.command("pretrain")(pretrain.pretrain)
 app.command("paper")(paper.paper)
 app.add_typer(data.app)
@@ -62,9 +61,6 @@ def run(arguments: list[str]) -> int:
         return _failed(f"error: {_one_line(error)}", 2)
     except (KeyboardInterrupt, EOFError, typer.Abort):
         return _failed("interrupted", 130)
-    except BrokenPipeError:  # such as `mooring show | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _one_line(error: Exception) -> str:

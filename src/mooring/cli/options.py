@@ -1,7 +1,7 @@
 """The options that several commands share, in groups, and how a command asks for a group."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -10,13 +10,29 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from mooring.lab.comparison import METHODS
-from mooring.lab.streams.options import StreamOptions
+from mooring.lab.methods import registry
+from mooring.lab.streams.options import StreamOptions, stream_names
 
 __all__ = ["METHODS", "OutputFlags", "StreamFlags", "StudyFlags", "TrainingFlags", "spread"]
 
 
 def _option(name: str, line: str, panel: str, **rest: Any) -> Any:
     return typer.Option(name, help=line, rich_help_panel=panel, **rest)
+
+
+def one_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """For a shell that completes a list with commas: what the last name in it may become.
+
+    Example:
+        >>> one_of(lambda: ["ewc", "er"])("plain,e")
+        ['plain,ewc', 'plain,er']
+    """
+
+    def completed(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names() if name.startswith(last)]
+
+    return completed
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,7 @@ class StreamFlags:
             "With commas: digits, cifar100, cifar10, flowers102, caltech256, folder; each also with -permuted or "
             "-rotated.",
             "Stream",
+            autocompletion=one_of(stream_names),
         ),
     ] = "digits"
     data: Annotated[str | None, _option("--data", "The folder of images.", "Stream", metavar="DIR")] = None
@@ -108,7 +125,14 @@ class OutputFlags:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Methods = Annotated[str, typer.Option("--methods", help="Names with commas, or all; `mooring methods` lists them.")]
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--methods",
+        help="Names with commas, or all; `mooring methods` lists them.",
+        autocompletion=one_of(lambda: registry.METHODS),
+    ),
+]
 Seeds = Annotated[str, typer.Option("--seeds", help="How many, or which: 5, or 0,3,7, or 0-4.")]
 
 

@@ -1,0 +1,107 @@
+"""What is released: a wheel and a source archive, which work where nothing but torch is installed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import mooring
+
+ROOT = Path(__file__).parent.parent
+
+pytest.importorskip("hatchling")
+if not (ROOT / "src").is_dir():
+    pytest.skip("there is no source to build from", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bare(dist, tmp_path_factory):
+    """A folder of libraries with the wheel, torch and what torch needs, and nothing else."""
+    folder = tmp_path_factory.mktemp("bare")
+    zipfile.ZipFile(next(dist.glob("*.whl"))).extractall(folder)
+    waiting, seen = ["torch"], set()
+    while waiting:
+        name = waiting.pop().lower()
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # for another system
+        if name in seen:
+            continue
+        seen.add(name)
+        for part in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            if not (folder / part).exists():
+                (folder / part).symlink_to(Path(found.locate_file(part)))
+        waiting += [re.match(r"[\w.-]+", line)[0] for line in found.requires or () if "extra ==" not in line]
+    return folder
+
+
+def alone(bare, *arguments):
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    code = f"import sys, site; sys.path.append({str(bare)!r}); site.addsitedir({str(bare)!r}); exec(sys.argv.pop(1))"
+    command = [sys.executable, "-S", "-W", "ignore", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=bare, timeout=120)
+
+
+def test_the_wheel_has_every_module_and_file_and_nothing_else(dist):
+    names = set(zipfile.ZipFile(next(dist.glob("*.whl"))).namelist())
+    source = ROOT / "src"
+    wanted = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    wanted = {name for name in wanted if "__pycache__" not in name}
+    assert {name for name in names if ".dist-info/" not in name} == wanted
+    assert "mooring/py.typed" in names
+
+
+def test_the_source_archive_can_be_tested_and_read(dist):
+    name = f"mooring-{mooring.__version__}"
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        files = set(archive.getnames())
+    for path in ("tests/test_release.py", "docs/index.md", "mkdocs.yml", "examples/study.toml", "Makefile", "LICENSE"):
+        assert f"{name}/{path}" in files, path
+
+
+def test_the_version_is_the_same_everywhere(dist):
+    assert {path.name.split("-")[1].removesuffix(".tar.gz") for path in dist.iterdir()} == {mooring.__version__}
+    assert f"## {mooring.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_with_torch_alone_a_model_is_moored_and_the_command_says_what_to_install(bare):
+    train = """
+import torch, mooring
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+moor = mooring.attach(model, optimizer, importance="mas")
+model(torch.ones(4, 3)).sum().backward(); optimizer.step(); moor.consolidate()
+import importlib.util
+print(mooring.__file__, moor.tasks, importlib.util.find_spec("typer"))
+"""
+    done = alone(bare, train)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(bare / "mooring" / "__init__.py"), "1", "None"]
+    command = "from mooring.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = alone(bare, command, "compare")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the command line needs typer: pip install 'mooring[lab]'\n"
+    found = json.loads(alone(bare, command, "doctor", "--json").stdout)
+    extras = {extra["name"]: extra["ready"] for extra in found["extras"]}
+    assert extras == dict.fromkeys(("docs", "lab", "lightning", "ray", "transformers"), False)
+
+
+def test_importing_takes_less_than_150_ms_beyond_torch(bare):
+    code = "import time, torch; began = time.process_time(); import mooring; print(time.process_time() - began)"
+    assert min(float(alone(bare, code).stdout) for _ in range(2)) < 0.15
