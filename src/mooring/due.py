@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mooring.coded import past
 from mooring.importance import State
 from mooring.ledger import Moored
 from mooring.pulls import GradientPull, ParameterPull
 from mooring.runs import Number
 from mooring.shards import local
-from mooring.tiles import tiles
+from mooring.tiles import tiled
 
 __all__ = ["Due", "penalized", "pull_back"]
 
@@ -36,14 +37,13 @@ class Due:
 def penalized(pull: GradientPull, d: Due) -> Tensor:
     """g + force, times the factor that the optimizer expects."""
     m = d.moored
-    assert m.previous is not None
     load = torch.empty_like(m.parameter)
-    for theta, anchor, previous, g, piece in tiles([m.theta, m.anchor, m.previous, d.g, local(load)]):
-        force = pull.force(previous.to(m.wide), theta.to(m.wide) - anchor, d.lr)
-        if d.factor is None and force.dtype == piece.dtype:
-            torch.add(g, force, out=piece)
+    for piece in tiled({**m.held(), "g": d.g, "load": local(load)}):
+        force = pull.force(past(piece).to(m.wide), piece["theta"].to(m.wide) - piece["anchor"], d.lr)
+        if d.factor is None and force.dtype == load.dtype:
+            torch.add(piece["g"], force, out=piece["load"])
         else:
-            piece.copy_((g + force) * (1 if d.factor is None else d.factor))
+            piece["load"].copy_((piece["g"] + force) * (1 if d.factor is None else d.factor))
     return load
 
 
@@ -53,7 +53,8 @@ def pull_back(pull: ParameterPull, m: Moored, lr: Number, piece: State) -> None:
         return  # nothing is known of the past
     wide = m.wide
     theta, anchor = piece["theta"], piece["anchor"].to(wide)
-    rate = pull.rate(piece["previous"].to(wide), piece["current"].to(wide), lr).to(wide)
+    previous = past(piece).to(wide)
+    rate = pull.rate(previous, piece.get("current", previous).to(wide), lr).to(wide)  # not kept: not read
     if theta.dtype == wide:
         theta.lerp_(anchor, rate)
     else:

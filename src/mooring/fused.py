@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mooring.coded import past
 from mooring.importance import Importance, Iteration, State
 from mooring.kernels.table import NAMES, Layout, Table
 from mooring.kernels.writing import has_compiler
@@ -28,12 +29,14 @@ class Told:
         numbers: by name: lr, and what else the rule reads.
         wide: the dtype to compute in.
         kind: whatever else makes its rule another one.
+        moves: whether the anchor may lie elsewhere in each step as well.
     """
 
     tensors: dict[str, Tensor]
     numbers: dict[str, Number]
     wide: torch.dtype
     kind: Hashable = None
+    moves: bool = False
 
 
 @dataclass
@@ -81,7 +84,7 @@ class Fused:
         for part in parts:
             mine = [told[place] for place in part.places]
             for name in part.layout.rows:
-                if name in MOVING:
+                if name in MOVING or (name == "anchor" and mine[0].moves):
                     part.layout.move(name, [_like(each.tensors[name], each.tensors["theta"]) for each in mine])
             part.table(part.layout, {name: [float(each.numbers[name]) for each in mine] for name in part.table.numbers})
         return left
@@ -149,7 +152,9 @@ def advancing(importance: Importance, pull: ParameterPull | None) -> Callable[[A
                 seen: dict[str, Any] = {name: told[name] for name in Iteration.TENSORS if name in told}
                 importance.update(state, Iteration(**seen, samples=told["samples"], count=told["count"]))  # type: ignore[arg-type]
             if pulls and pull is not None and "previous" in told:
-                told["theta"].lerp_(told["anchor"], pull.rate(told["previous"], state["current"], told["lr"]))
+                previous = past(told)
+                rate = pull.rate(previous, state.get("current", previous), told["lr"])
+                told["theta"].lerp_(told["anchor"], rate)
 
         return rule
 
@@ -160,7 +165,7 @@ def loading(pull: GradientPull) -> Callable[[Any], Callable[[State], None]]:
     """The rule of a penalty: load <- (g + force) * factor."""
 
     def rule(told: State) -> None:
-        force = pull.force(told["previous"], told["theta"] - told["anchor"], told["lr"])
+        force = pull.force(past(told), told["theta"] - told["anchor"], told["lr"])
         told["load"].copy_((told["g"] + force) * told["factor"])
 
     return lambda kind: rule

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mooring.coded import past
 from mooring.fused import fits, likeness
 from mooring.kernels.solving import Step, Sums
 from mooring.kernels.table import Layout, Table
 from mooring.ledger import Moored
 from mooring.pulls.budget import MOST, Budget, budget_step, spent_each
+from mooring.staging import far
 
 __all__ = ["Lines"]
 
@@ -17,7 +19,7 @@ State = dict[str, Tensor]
 
 
 def _spent(told: State) -> None:
-    spent, slope = spent_each(told["previous"], told["theta"] - told["anchor"], told["mu"])
+    spent, slope = spent_each(past(told), told["theta"] - told["anchor"], told["mu"])
     told["spent"].copy_(spent)
     told["slope"].copy_(slope)
 
@@ -32,7 +34,7 @@ class Lines:
 
     def __init__(self, records: Sequence[Moored], budget: Budget) -> None:
         def pulled(told: State) -> None:
-            told["theta"].lerp_(told["anchor"], budget.rate(told["previous"], told["mu"]))
+            told["theta"].lerp_(told["anchor"], budget.rate(past(told), told["mu"]))
 
         self.records = list(records)
         tensors, wide = tensors_of(self.records[0]), self.records[0].wide
@@ -45,6 +47,8 @@ class Lines:
     @classmethod
     def of(cls, records: Sequence[Moored], budget: Budget) -> "Lines | None":
         """The lines of these parameters; None where they are not alike, or not where kernels reach them."""
+        if any(far(m) for m in records):
+            return None
         alike = {(likeness(tensors_of(m)), m.wide) for m in records}
         if len(alike) > 1 or not all(m.factor is None and fits(tensors_of(m)) for m in records):
             return None
@@ -70,4 +74,4 @@ class Lines:
 
 def tensors_of(m: Moored) -> State:
     """What a line reads of a parameter."""
-    return {"theta": m.parameter, "anchor": m.anchor, **({} if m.previous is None else {"previous": m.previous})}
+    return {**m.held(), "theta": m.parameter}
