@@ -101,6 +101,57 @@ def test_the_same_rules_fused(importance, pull, told, monkeypatch):
         torch.testing.assert_close(fused[name], tensor, rtol=1e-9, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
 
 
+def in_eight_bits(importance: Importance | None, pull: Pull, dtype=torch.float64, device="cpu") -> list[Tensor]:
+    """Two tasks with rows of blocks, and of none; the second is pulled by codes."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(70, 512), nn.ReLU(), nn.Linear(512, 48), nn.ReLU(), nn.Linear(48, 3)]
+    model = nn.Sequential(*layers).to(device, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    memory = mooring.Memory(previous="8bit")
+    moor = mooring.attach(model, optimizer, importance=importance, pull=pull, memory=memory)
+    for step in range(5):
+        optimizer.zero_grad()
+        (10 * model(torch.randn(4, 70).to(device, dtype)).square().mean()).backward()
+        optimizer.step()
+        if step == 1:
+            moor.consolidate()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("pull", PULLS, ids=repr)
+def test_codes_are_read_by_the_same_rules_fused(pull, told, monkeypatch):
+    fused, launches = in_eight_bits(EWC(), pull), Rules.runs
+    monkeypatch.setattr(mooring.step, "has_compiler", lambda device: False)
+    alone = in_eight_bits(EWC(), pull)
+    assert Rules.runs == launches
+    # the importance twice; then, for blocks of 70, 256 and 48, and for biases, what is pulled in each of three steps
+    assert launches >= 2 + 3 * 4 * (not isinstance(pull, Blend))
+    torch.testing.assert_close(fused, alone, rtol=1e-9, atol=1e-12)
+
+
+def test_a_kernel_finds_the_numbers_of_a_block():
+    def rule(told):
+        told["theta"].mul_(told["high"])
+
+    text = source(rule, {"theta": torch.ones(6, 64), "high": torch.ones(6, 2)}, [], torch.float32)
+    assert "x_high = tl.load(p_high + at // 32).to(tl.float32)" in text
+    assert "x_theta = tl.load(p_theta + at).to(tl.float32)" in text
+
+
+@gpu
+@pytest.mark.parametrize("pull", [*PULLS, Budget(1e-6)], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_on_a_gpu_codes_are_read_by_kernels_as_without(pull, dtype, monkeypatch):
+    importance = None if isinstance(pull, Budget) else EWC()
+    fused = in_eight_bits(importance, pull, dtype, "cuda")
+    for module in (mooring.fused, mooring.step, mooring.spending):
+        monkeypatch.setattr(module, "has_compiler", lambda device: False)
+    alone = in_eight_bits(importance, pull, dtype, "cuda")
+    close = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 3e-2}[dtype]
+    for one, two in zip(fused, alone, strict=True):
+        torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))
+
+
 def test_one_launch_for_all_parameters_that_are_alike(told):
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

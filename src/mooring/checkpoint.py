@@ -7,16 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.coded import Coded, block_of
+from mooring.coded import BLOCKS, Coded, block_of
 from mooring.errors import MooringError
 from mooring.factors import Factor
 from mooring.importance import State
 from mooring.ledger import PAST, Moored
 from mooring.memory import Memory, wide_of
 from mooring.shards import part_of, spread
-
-BLOCKS = ("previous_high", "previous_step")
-"""What is kept for each block of a coded importance."""
 
 __all__ = ["VERSION", "check_keys", "pack", "unpack_header", "unpack_parameter"]
 

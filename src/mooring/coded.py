@@ -24,7 +24,10 @@ from torch import Tensor
 from mooring.errors import MooringError
 from mooring.importance import State
 
-__all__ = ["Coded", "block_of", "decoded", "encoded", "largest_change", "past"]
+__all__ = ["BLOCKS", "Coded", "block_of", "decoded", "encoded", "largest_change", "past"]
+
+BLOCKS = ("previous_high", "previous_step")
+"""The names of what is kept for each block."""
 
 CODES = 255
 """The code of the largest value; 0 is the code of 0."""

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.coded import past
+from mooring.coded import BLOCKS, past
 from mooring.importance import Importance, Iteration, State
-from mooring.kernels.table import NAMES, Layout, Table
+from mooring.kernels.table import NAMES, Layout, Table, block_of
 from mooring.kernels.writing import has_compiler
 from mooring.pulls import GradientPull, ParameterPull
 from mooring.runs import Number
@@ -122,7 +122,7 @@ def fits(tensors: Mapping[str, Tensor]) -> bool:
     if type(theta) not in (nn.Parameter, Tensor) or not has_compiler(theta.device):
         return False
     dense = theta.is_contiguous() or (theta.ndim == 4 and theta.is_contiguous(memory_format=torch.channels_last))
-    kept = [t for name, t in tensors.items() if name not in MOVING]
+    kept = [t for name, t in tensors.items() if name not in (*MOVING, *BLOCKS)]
     return (
         dense
         and all(t.ndim == 0 or t.stride() == theta.stride() for t in kept)
@@ -132,7 +132,7 @@ def fits(tensors: Mapping[str, Tensor]) -> bool:
 
 def likeness(tensors: Mapping[str, Tensor]) -> Hashable:
     """What parameters must have in common for one kernel to do them together."""
-    return tensors["theta"].device, *((name, t.dtype, t.ndim == 0) for name, t in tensors.items())
+    return tensors["theta"].device, *((n, t.dtype, t.ndim == 0, block_of(tensors, n)) for n, t in tensors.items())
 
 
 def _like(tensor: Tensor, theta: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ UNARY = {
     "reciprocal": "1.0 / {}",
     "neg": "-{}",
     "exp": "tl.exp({})",
+    "exp2": "tl.exp2({})",
     "log": "tl.log({})",
     "isnan": "{0} != {0}",
     "isinf": "tl.abs({}) == float('inf')",
