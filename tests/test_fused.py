@@ -7,6 +7,7 @@ from torch import Tensor, nn
 import mooring
 import mooring.fused
 import mooring.spending
+import mooring.staging
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.importance import Importance
@@ -127,6 +128,28 @@ def test_codes_are_read_by_the_same_rules_fused(pull, told, monkeypatch):
     # the importance twice; then, for blocks of 70, 256 and 48, and for biases, what is pulled in each of three steps
     assert launches >= 2 + 3 * 4 * (not isinstance(pull, Blend))
     torch.testing.assert_close(fused, alone, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("pull", [Interpolation(), Interpolation(every=2), Penalty(2.0), Proximal(3.0)], ids=repr)
+def test_anchors_from_the_host_are_found_where_they_are_staged(pull, told, monkeypatch):
+    def trained(memory):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(5)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        moor = mooring.attach(model, optimizer, pull=pull, memory=memory)
+        for step in range(7):
+            optimizer.zero_grad()
+            (10 * model(torch.randn(3, 20)).square().mean()).backward()
+            optimizer.step()
+            if step in (1, 4):
+                moor.consolidate()
+        return [p.detach() for p in model.parameters()]
+
+    near, launches = trained(None), Rules.runs
+    monkeypatch.setattr(mooring.staging, "far", lambda m: True)
+    staged = trained(mooring.Memory(host=True, staging=5000))  # five groups of a layer, in two rooms
+    assert Rules.runs - launches > launches
+    assert all(torch.equal(*pair) for pair in zip(staged, near, strict=True))
 
 
 def test_a_kernel_finds_the_numbers_of_a_block():

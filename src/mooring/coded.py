@@ -85,8 +85,9 @@ def decoded(code: Tensor, high: Tensor, step: Tensor) -> Tensor:
         tensor([[8.0000, 0.0000, 2.0000, 0.5000]])
     """
     blocks = code.reshape(*high.shape, code.numel() // max(1, high.numel())).to(high.dtype)
-    half = ((blocks - CODES) * (step.unsqueeze(-1) / 2)).exp2()
-    return torch.where(blocks > 0, high.unsqueeze(-1) * half * half, 0.0).view(code.shape)
+    half = (blocks - CODES).mul_(step.unsqueeze(-1) / 2).exp2_()
+    values = (high.unsqueeze(-1) * half).mul_(half)
+    return values.mul_(blocks.clamp(max=1)).view(code.shape)  # 0 for code 0; a mask would cost far more
 
 
 def largest_change(octaves: float, root: float = 2) -> float:
