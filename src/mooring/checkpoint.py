@@ -68,7 +68,8 @@ def unpack_parameter(
         if flat[key].shape != spread(like, fresh.parameter).shape:
             have, want = tuple(flat[key].shape), tuple(spread(like, fresh.parameter).shape)
             raise MooringError(f"the state does not fit: {key!r} has shape {have}, the model needs {want}")
-        found[slot] = part_of(flat[key].detach(), fresh.parameter).to(like, copy=True)
+        part = part_of(flat[key].detach(), fresh.parameter)
+        found[slot] = like.copy_(part) if slot == "anchor" else part.to(like, copy=True)  # where anchors are kept
     anchor = found.pop("anchor")
     factor = None
     if fresh.factor:

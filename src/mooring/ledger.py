@@ -226,6 +226,11 @@ class Ledger:
         past = torch.zeros_like(current) if past is None else past.to(m.wide)
         return self.memory.kept(self.merge(past, current) if self.importance.merges else current, m.theta)
 
+    def astray(self) -> bool:
+        """Whether the model went to another device, and what is kept is still where it was."""
+        kept = ((m, slot, t) for m in self.records.values() for slot, t in m.slots().items())
+        return any(t.device != m.theta.device for m, slot, t in kept if slot != "anchor" or not self.memory.host)
+
     def told(self) -> dict[str, Any]:
         """What a saved state says of all parameters together, as plain values."""
         return {

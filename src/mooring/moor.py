@@ -168,7 +168,7 @@ class Mooring:
     @property
     def anchor(self) -> State:
         """The anchor of each moored parameter that had a gradient or was consolidated, by name."""
-        return {m.name: spread(m.near, m.parameter) for m in self._ledger.records.values()}
+        return {m.name: spread(m.anchor, m.parameter) for m in self._ledger.records.values()}
 
     @property
     def previous(self) -> State:
