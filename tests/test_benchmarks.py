@@ -182,3 +182,17 @@ def test_what_cannot_be_measured_is_refused_in_one_line(bench, capsys, arguments
     assert told.err.startswith(f"error: {line}")
     assert told.err.count("\n") == 1
     assert told.out == ""
+
+
+def test_the_leanest_forms_keep_at_most_four_bytes_for_each_parameter(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    memory = importlib.import_module("memory")
+    small = ["--side", "64", "--layers", "2", "--batch", "2", "--times", "1", "--turns", "1"]
+    assert memory.main(["--dtype", "bfloat16", "--json", *small]) == 0
+    rows = {row["mode"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["full"]["device"] == 10
+    lean = rows["8-bit, no current"]
+    assert lean["device"] + lean["host"] <= 4
+    assert rows["8-bit, no current, host"]["device"] <= 2
+    assert memory.main(small) == 0
+    assert "full                         4.00     4.00    4.00 |  12.00  0.00" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """Promise 2: CPU and GPU give the same parameters, to 1e-9 in float64."""
 
+import gc
 from itertools import product
 
 import pytest
@@ -86,3 +87,87 @@ def test_sampled_labels_train_on_the_gpu():
     optimizer.step()
     assert bool(moor.current["weight"].any())
     assert torch.equal(torch.cuda.get_rng_state(), random_state)
+
+
+HOST = mooring.Memory(host=True, staging=1 << 20)
+
+
+def pulled(memory, pull, side=512, layers=6, steps=6, fused=True):
+    """Two tasks of a few wide layers on the GPU; the parameters, and the most memory that a step of the second took."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(side, side) for _ in range(layers))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=fused)
+    moor = mooring.attach(model, optimizer, importance=mooring.EWC(decay=None), pull=pull, memory=memory)
+    for step in range(steps):
+        if step == 2:
+            moor.consolidate()
+        optimizer.zero_grad()
+        model(torch.randn(4, side, device="cuda")).square().mean().backward()
+        if step == steps - 1:
+            torch.cuda.reset_peak_memory_stats()
+        optimizer.step()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}, torch.cuda.max_memory_allocated(), moor
+
+
+@needs_gpu
+@pytest.mark.parametrize("pull", [*(make() for make in PULLS.values()), mooring.Budget(1e-3)], ids=repr)
+def test_anchors_in_the_hosts_memory_give_the_same_numbers_on_a_gpu(pull):
+    (near, _, _), (host, _, moor) = pulled(None, pull), pulled(HOST, pull)
+    exact = not isinstance(pull, mooring.Budget)  # whose sums are taken in another order
+    torch.testing.assert_close(host, near, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-6)
+    assert all(m.anchor.is_pinned() and m.anchor.device.type == "cpu" for m in moor._ledger.records.values())
+    assert sum(room.bytes.numel() for room in moor._ledger.staging.rooms.values()) <= 2 * 4 * 512 * 512
+
+
+@needs_gpu
+def test_anchors_in_the_hosts_memory_leave_the_device_by_their_bytes():
+    anchors = 4 * 24 * (512 * 512 + 512)
+    peaks = {}
+    for name, memory in (("near", None), ("host", HOST)):
+        gc.collect()
+        begin = torch.cuda.memory_allocated()
+        peaks[name] = pulled(memory, mooring.Proximal(5.0), layers=24)[1] - begin
+    assert peaks["near"] - peaks["host"] >= 0.85 * anchors  # two rooms of one layer each stay
+
+
+@needs_gpu
+def test_nothing_waits_for_anchors_from_the_host():
+    """A step is told to the device and not waited for; torch raises where something would."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
+    memory = mooring.Memory(host=True, staging=1 << 19)
+    moor = mooring.attach(model, optimizer, pull=mooring.Proximal(5.0), memory=memory, check_finite=False)
+    for step in range(5):
+        if step == 1:
+            moor.consolidate()
+        optimizer.zero_grad()
+        model(torch.ones(4, 256, device="cuda")).square().mean().backward()
+        try:
+            torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+@pytest.mark.parametrize("pull", PULLS)
+def test_a_lean_state_on_the_gpu_equals_one_on_the_cpu(pull):
+    """Codes and anchors in both, in float64, so that codes agree."""
+    found = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 4)).to(device, torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        memory = mooring.Memory(previous="8bit", host=True, staging=4096)
+        moor = mooring.attach(model, optimizer, pull=PULLS[pull](), memory=memory)
+        data = torch.Generator().manual_seed(1)
+        for step in range(6):
+            if step in (2, 4):
+                moor.consolidate()
+            optimizer.zero_grad()
+            x = torch.randn(6, 48, generator=data, dtype=torch.float64).to(device)
+            nn.functional.cross_entropy(model(x), torch.randint(4, (6,), generator=data).to(device)).backward()
+            optimizer.step()
+        found.append({name: t.cpu() for name, t in (model.state_dict() | moor.state_dict()).items()})
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)

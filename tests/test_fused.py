@@ -8,6 +8,7 @@ import mooring
 import mooring.fused
 import mooring.loads
 import mooring.spending
+import mooring.staging
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.importance import Importance
@@ -106,6 +107,78 @@ def test_the_same_rules_fused(importance, pull, told, monkeypatch):
     assert Rules.runs == once
     for name, tensor in alone.items():
         torch.testing.assert_close(fused[name], tensor, rtol=1e-9, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def in_eight_bits(importance: Importance | None, pull: Pull, dtype=torch.float64, device="cpu") -> list[Tensor]:
+    """Two tasks with rows of blocks, and of none; the second is pulled by codes."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(70, 512), nn.ReLU(), nn.Linear(512, 48), nn.ReLU(), nn.Linear(48, 3)]
+    model = nn.Sequential(*layers).to(device, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    memory = mooring.Memory(previous="8bit")
+    moor = mooring.attach(model, optimizer, importance=importance, pull=pull, memory=memory)
+    for step in range(5):
+        optimizer.zero_grad()
+        (10 * model(torch.randn(4, 70).to(device, dtype)).square().mean()).backward()
+        optimizer.step()
+        if step == 1:
+            moor.consolidate()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("pull", PULLS, ids=repr)
+def test_codes_are_read_by_the_same_rules_fused(pull, told, monkeypatch):
+    fused, launches = in_eight_bits(EWC(), pull), Rules.runs
+    without_kernels(monkeypatch)
+    alone = in_eight_bits(EWC(), pull)
+    assert Rules.runs == launches
+    # the importance twice; then, for blocks of 70, 256 and 48, and for biases, what is pulled in each of three steps
+    assert launches >= 2 + 3 * 4 * (not isinstance(pull, Blend))
+    torch.testing.assert_close(fused, alone, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("pull", [Interpolation(), Interpolation(every=2), Penalty(2.0), Proximal(3.0)], ids=repr)
+def test_anchors_from_the_host_are_found_where_they_are_staged(pull, told, monkeypatch):
+    def trained(memory):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(5)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        moor = mooring.attach(model, optimizer, pull=pull, memory=memory)
+        for step in range(7):
+            optimizer.zero_grad()
+            (10 * model(torch.randn(3, 20)).square().mean()).backward()
+            optimizer.step()
+            if step in (1, 4):
+                moor.consolidate()
+        return [p.detach() for p in model.parameters()]
+
+    near, launches = trained(None), Rules.runs
+    monkeypatch.setattr(mooring.staging, "far", lambda m: True)
+    staged = trained(mooring.Memory(host=True, staging=5000))  # five groups of a layer, in two rooms
+    assert Rules.runs - launches > launches
+    assert all(torch.equal(*pair) for pair in zip(staged, near, strict=True))
+
+
+def test_a_kernel_finds_the_numbers_of_a_block():
+    def rule(told):
+        told["theta"].mul_(told["high"])
+
+    text = source(rule, {"theta": torch.ones(6, 64), "high": torch.ones(6, 2)}, [], torch.float32)
+    assert "x_high = tl.load(p_high + at // 32).to(tl.float32)" in text
+    assert "x_theta = tl.load(p_theta + at).to(tl.float32)" in text
+
+
+@gpu
+@pytest.mark.parametrize("pull", [*PULLS, Budget(1e-6)], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_on_a_gpu_codes_are_read_by_kernels_as_without(pull, dtype, monkeypatch):
+    importance = None if isinstance(pull, Budget) else EWC()
+    fused = in_eight_bits(importance, pull, dtype, "cuda")
+    without_kernels(monkeypatch)
+    alone = in_eight_bits(importance, pull, dtype, "cuda")
+    close = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 3e-2}[dtype]
+    for one, two in zip(fused, alone, strict=True):
+        torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))
 
 
 def test_one_launch_for_all_parameters_that_are_alike(told):

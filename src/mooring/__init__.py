@@ -5,6 +5,7 @@ from mooring import stability as stability
 from mooring.attach import attach
 from mooring.importance import EWC, MAS, SI, Balanced, RWalk, Uniform
 from mooring.importance import Random as Random
+from mooring.memory import Memory as Memory
 from mooring.moor import Mooring
 from mooring.pulls import Budget, Interpolation, Penalty, Proximal
 

@@ -12,11 +12,12 @@ from mooring.errors import MooringError, unknown
 from mooring.estimation import check_estimable
 from mooring.importance import EWC, Importance, resolve
 from mooring.losses import Loss
+from mooring.memory import Memory
 from mooring.moor import Mooring
 from mooring.optimizers import check_optimizer, stepping
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull
 from mooring.selection import Exclude, check_exclude
-from mooring.shards import check_sharding
+from mooring.shards import check_rows, check_sharding
 
 __all__ = ["attach"]
 
@@ -37,6 +38,7 @@ def attach(
     merge: str | merges.Merge | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
+    memory: Memory | None = None,
     check_finite: bool = True,
     reference: Data | None = None,
     loss: Loss | None = None,
@@ -62,7 +64,9 @@ def attach(
         merge: how a finished task's importance joins the past's: "average" (the paper's, and the default), "sum" (the
             default with a `Budget`), "max", or a function.
         outputs: from what the model returns to the tensor of outputs, for importances that look at them.
-        state_dtype: dtype of anchors and importances; by default float32, or the parameter's own where wider.
+        state_dtype: one dtype of anchors and importances; in the place of `memory`.
+        memory: in what form anchors and importances are kept, and where: `mooring.Memory(...)`. By default anchors in
+            their parameter's own dtype, and importances in float32, or that dtype where wider.
         check_finite: stop before a step whose gradient is not finite (costs one reduction and, on a GPU,
             one synchronisation per step).
         reference: what the model knows already, to fine-tune it without forgetting that: batches of (inputs, labels),
@@ -118,6 +122,12 @@ def attach(
         raise unknown("buffers", buffers, BUFFERS)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
+    if state_dtype is not None and memory is not None:
+        raise MooringError("state_dtype and memory say the same thing: give attach one of them")
+    if memory is not None and not isinstance(memory, Memory):
+        raise MooringError(f"memory={memory!r} is not allowed: give mooring.Memory(...)")
+    memory = memory or Memory(anchor=state_dtype, previous=state_dtype, current=state_dtype)
+    memory.check(importance, pull)
     if importance.by_layer and (not curved or merge not in (None, "sum", merges.total)):
         raise MooringError(
             f"{importance.name}() is for a budget, and its tasks are summed: give pull=Budget(...), and no merge"
@@ -125,7 +135,10 @@ def attach(
     merge = merges.resolve(merge or ("sum" if curved else "average"))
     excluded = check_exclude(model, exclude)
     check_optimizer(model, optimizer, excluded)
-    check_sharding(model, importance, [p for group in optimizer.param_groups for p in group["params"]])
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    check_sharding(model, importance, held)
+    if memory.previous == "8bit":
+        check_rows(held)
     if reference is not None:
         check_estimable(importance)
     elif loss is not None:
@@ -139,7 +152,7 @@ def attach(
         buffers=buffers,
         merge=merge,
         outputs=outputs,
-        state_dtype=state_dtype,
+        memory=memory,
         check_finite=check_finite,
     )
     if reference is not None:

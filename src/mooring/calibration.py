@@ -99,7 +99,7 @@ def calibration_factor(
         if not nats:
             return 1.0  # nothing is spent, whatever it is worth
         losses = _Losses(ledger.model, found, loss or default_loss(outputs))
-        went = math.sqrt(math.fsum(float((m.parameter - m.anchor).square().sum()) for m in _moved(ledger)))
+        went = math.sqrt(math.fsum(float((m.parameter.to(m.wide) - m.near).square().sum()) for m in _moved(ledger)))
         probes = _probes(losses, held, went, ledger.tasks)
         begin = losses.mean()
 
@@ -156,7 +156,7 @@ def _held(ledger: Ledger) -> list[Moored]:
     for m in _moved(ledger):
         own = dataclasses.replace(m, anchor=m.parameter.detach().to(m.wide, copy=True), previous=None, factor=None)
         if m.factor is None:
-            own.previous = m.state["current"] * factors.get(layer_of(m.name), 1.0)
+            own.previous = m.state["current"].to(m.wide) * factors.get(layer_of(m.name), 1.0)
         elif m.factor.looks:
             a, g = m.factor.inputs / m.factor.looks, m.factor.outputs / m.factor.looks
             own.factor = Factor(m.factor.inputs, m.factor.outputs, a, g, tasks=1)

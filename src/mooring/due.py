@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mooring.coded import past
 from mooring.importance import State
 from mooring.ledger import Moored
 from mooring.pulls import ParameterPull
@@ -33,9 +34,11 @@ class Due:
 
 
 def now_of(name: str, due: Sequence[Due]) -> Sequence[Tensor | Number]:
-    """theta, g, lr, factor or count of many parameters: what a kernel is told in every step."""
+    """theta, anchor, g, lr, factor or count of many parameters: what a kernel is told in every step."""
     if name == "theta":
         return [d.moored.theta for d in due]
+    if name == "anchor":
+        return [d.moored.near for d in due]
     if name == "g":
         return [d.g for d in due]
     if name == "lr":
@@ -52,7 +55,8 @@ def pull_back(pull: ParameterPull, m: Moored, lr: Number, piece: State) -> None:
         return  # nothing is known of the past
     wide = m.wide
     theta, anchor = piece["theta"], piece["anchor"].to(wide)
-    rate = pull.rate(piece["previous"].to(wide), piece["current"].to(wide), lr).to(wide)
+    previous = past(piece).to(wide)
+    rate = pull.rate(previous, piece.get("current", previous).to(wide), lr).to(wide)  # not kept: not read
     if theta.dtype == wide:
         theta.lerp_(anchor, rate)
     else:

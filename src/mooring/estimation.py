@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -78,7 +79,8 @@ def estimate(
     model, optimizer = ledger.model, ledger.optimizer
     measured: list[Any] = []
     importance = ledger.importance.averaged()
-    look = Ledger(model, optimizer, importance, ledger.merge, ledger.exclude, ledger.state_dtype)
+    memory = replace(ledger.memory, current=None)  # a mean, which is kept in full until it is known
+    look = Ledger(model, optimizer, importance, ledger.merge, ledger.exclude, memory)
     look.tasks = ledger.tasks
     watch, layers = watches(look, outputs)
     step = TrainingStep(look, Interpolation(), watch, layers, "follow", True)
@@ -116,6 +118,9 @@ def estimate(
 
 def _replace(ledger: Ledger, look: Ledger) -> None:
     """What was found is what is known of this task; of a parameter that the loss does not depend on, nothing."""
+    for m in look.records.values():
+        if not m.factor:
+            m.state["current"] = ledger.memory.started(m.state["current"])
     for p, m in ledger.records.items():
         new = look.records.pop(p, None) or look.fresh(p, ledger.tasks)
         m.state, m.count = new.state, new.count

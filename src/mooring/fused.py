@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mooring.coded import BLOCKS, past
 from mooring.importance import Importance, Iteration, State
-from mooring.kernels.table import Layout, Table
+from mooring.kernels.table import Layout, Table, block_of
 from mooring.kernels.writing import DTYPES, has_compiler
 from mooring.pulls import GradientPull, ParameterPull
 from mooring.runs import Number
@@ -28,12 +29,14 @@ class Told:
         numbers: by name: lr, and what else the rule reads.
         wide: the dtype to compute in.
         kind: whatever else makes its rule another one.
+        moves: whether the anchor may lie elsewhere in each step as well.
     """
 
     tensors: dict[str, Tensor]
     numbers: dict[str, Number]
     wide: torch.dtype
     kind: Hashable = None
+    moves: bool = False
 
 
 @dataclass
@@ -43,6 +46,7 @@ class _Part:
     places: list[int]
     layout: Layout
     table: Table
+    moves: bool
 
 
 class Fused:
@@ -84,13 +88,12 @@ class Fused:
         """
         of = tuple(map(id, owners)), tuple(kinds)
         if of not in self.plans:
-            self.plans[of] = (
-                *self._plan([told(place) for place in range(len(owners))]),
-                owners,
-            )  # nobody gets their ids
+            plan = self._plan([told(place) for place in range(len(owners))])
+            self.plans[of] = *plan, owners  # kept, so that nobody else gets their ids
         parts, left, _ = self.plans[of]
         for part in parts:
-            moving = {name: now(name, part.places) for name in part.layout.rows if name in MOVING}
+            names = [name for name in part.layout.rows if name in MOVING or (name == "anchor" and part.moves)]
+            moving = {name: now(name, part.places) for name in names}
             moving = {name: _like(tensors, moving["theta"]) for name, tensors in moving.items()}
             for name, tensors in moving.items():  # which are held on to until the kernel has its place in the queue
                 part.layout.move(name, tensors)
@@ -112,7 +115,8 @@ class Fused:
             if table is None:
                 left += places
             else:
-                parts.append(_Part(places, Layout([told[place].tensors for place in places]), table))
+                layout = Layout([told[place].tensors for place in places])
+                parts.append(_Part(places, layout, table, told[places[0]].moves))
         return parts, sorted(left)
 
     def _table(self, kind: Hashable, like: Told) -> Table | None:
@@ -130,7 +134,7 @@ def fits(tensors: Mapping[str, Tensor]) -> bool:
     if type(theta) not in (nn.Parameter, Tensor) or not has_compiler(theta.device):
         return False
     dense = theta.is_contiguous() or (theta.ndim == 4 and theta.is_contiguous(memory_format=torch.channels_last))
-    kept = [t for name, t in tensors.items() if name not in MOVING]
+    kept = [t for name, t in tensors.items() if name not in (*MOVING, *BLOCKS)]
     return (
         dense
         and all(t.ndim == 0 or t.stride() == theta.stride() for t in kept)
@@ -140,7 +144,7 @@ def fits(tensors: Mapping[str, Tensor]) -> bool:
 
 def likeness(tensors: Mapping[str, Tensor]) -> Hashable:
     """What parameters must have in common for one kernel to do them together."""
-    return tensors["theta"].device, *((name, t.dtype, t.ndim == 0) for name, t in tensors.items())
+    return tensors["theta"].device, *((n, t.dtype, t.ndim == 0, block_of(tensors, n)) for n, t in tensors.items())
 
 
 def _like(tensors: Sequence[Tensor], theta: Sequence[Tensor]) -> list[Tensor]:
@@ -163,7 +167,9 @@ def advancing(importance: Importance, pull: ParameterPull | None) -> Callable[[A
                 seen: dict[str, Any] = {name: told[name] for name in Iteration.TENSORS if name in told}
                 importance.update(state, Iteration(**seen, samples=told["samples"], count=told["count"]))  # type: ignore[arg-type]
             if pulls and pull is not None and "previous" in told:
-                told["theta"].lerp_(told["anchor"], pull.rate(told["previous"], state["current"], told["lr"]))
+                previous = past(told)
+                rate = pull.rate(previous, state.get("current", previous), told["lr"])
+                told["theta"].lerp_(told["anchor"], rate)
 
         return rule
 
@@ -174,7 +180,7 @@ def loading(pull: GradientPull) -> Callable[[Any], Callable[[State], None]]:
     """The rule of a penalty: load <- (g + force) * factor."""
 
     def rule(told: State) -> None:
-        force = pull.force(told["previous"], told["theta"] - told["anchor"], told["lr"])
+        force = pull.force(past(told), told["theta"] - told["anchor"], told["lr"])
         told["load"].copy_((told["g"] + force) * told["factor"])
 
     return lambda kind: rule

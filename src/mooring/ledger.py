@@ -1,22 +1,28 @@
 """What is kept for each moored parameter, and since when."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mooring.coded import Coded
 from mooring.errors import MooringError
 from mooring.factors import FACTORS, Factor, Factors, layers_with_factors
 from mooring.importance import Importance, State
+from mooring.memory import Memory, wide_of
 from mooring.merges import Merge
 from mooring.selection import layer_of, moorable
 from mooring.shards import local, over_shards, part_of, spread
+from mooring.staging import Staging
 
-__all__ = ["Ledger", "Moored", "marks"]
+__all__ = ["PAST", "Ledger", "Moored", "marks"]
 
+PAST = {"previous", "previous_high", "previous_step"}
+"""Under which names the past is saved."""
 
-RESERVED = {"anchor", "before", "buffer", "g", "previous", "probe", "theta", *FACTORS}
+RESERVED = {"anchor", "before", "buffer", "g", "probe", "theta", *PAST, *FACTORS}
 """Names of what is known of a parameter in a step; an importance's own state has others."""
 
 
@@ -27,11 +33,12 @@ class Moored:
     Attributes:
         name: its name in the model.
         parameter: the live parameter.
-        anchor: its value at the end of the last task, or where this one began.
-        state: the importance's tensors on this task, `current` among them.
+        anchor: its value at the end of the last task, or where this one began; perhaps in the host's memory.
+        state: the importance's tensors on this task, `current` among them; none where nothing is kept of it.
         previous: the importance over past tasks; None before the first consolidation, which counts as 0.
         count: the iterations of this task in which it had a gradient.
         factor: the Kronecker factors of its curvature, where it has those instead of a score.
+        staged: the anchor on the parameter's device, while it is there.
         wide: the dtype to compute in: the parameter's or that of what is kept, the wider one, at least float32.
     """
 
@@ -39,9 +46,10 @@ class Moored:
     parameter: Tensor
     anchor: Tensor
     state: State
-    previous: Tensor | None = None
+    previous: Tensor | Coded | None = None
     count: int = 0
     factor: Factor | None = None
+    staged: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Settle the dtype to compute in."""
@@ -52,14 +60,30 @@ class Moored:
         """What the rules work on: the part of the parameter that is on this rank."""
         return local(self.parameter)
 
+    @property
+    def near(self) -> Tensor:
+        """The anchor on the parameter's device."""
+        return self.anchor.to(self.theta.device, non_blocking=True) if self.staged is None else self.staged
+
+    def past(self) -> State:
+        """What is known of past tasks, as it is kept."""
+        if isinstance(self.previous, Coded):
+            return self.previous.slots()
+        return {} if self.previous is None else {"previous": self.previous}
+
+    def held(self) -> State:
+        """What a pull reads, but for the importance on this task."""
+        return {"theta": self.theta, "anchor": self.near, **self.past()}
+
     def slots(self) -> State:
         """Every tensor kept for the parameter, by what it is."""
-        kept = {"anchor": self.anchor, **self.state, **(self.factor.slots() if self.factor else {})}
-        return kept if self.previous is None else {**kept, "previous": self.previous}
+        return {"anchor": self.anchor, **self.state, **(self.factor.slots() if self.factor else {}), **self.past()}
 
-    def full(self, score: Tensor | None) -> Tensor:
+    def full(self, score: Tensor | Coded | None) -> Tensor:
         """A score in the parameter's shape: 0 where there is none, one number spread out."""
-        return torch.zeros_like(self.anchor) if score is None else score.expand_as(self.anchor)
+        if score is None:
+            return torch.zeros_like(self.theta, dtype=self.wide)
+        return (score.values() if isinstance(score, Coded) else score).expand_as(self.theta)
 
 
 class Ledger:
@@ -71,7 +95,7 @@ class Ledger:
         importance: what is kept of a task.
         merge: how a finished task joins the past.
         exclude: what is left free, checked.
-        state_dtype: dtype of what is kept; None is float32, or the parameter's own where wider.
+        memory: in what form things are kept, and where.
     """
 
     def __init__(
@@ -81,14 +105,15 @@ class Ledger:
         importance: Importance,
         merge: Merge,
         exclude: tuple[str, ...],
-        state_dtype: torch.dtype | None,
+        memory: Memory,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.importance = importance
         self.merge = merge
         self.exclude = exclude
-        self.state_dtype = state_dtype
+        self.memory = memory
+        self.staging = Staging(memory.staging)
         self.tasks = 0
         self.steps = 0
         self.calibration: list[float] = []
@@ -140,50 +165,82 @@ class Ledger:
 
     def fresh(self, p: Tensor, task: int) -> Moored:
         """A record that starts here: anchored where the parameter is, free because nothing is known of the past."""
-        dtype = self.state_dtype or torch.promote_types(p.dtype, torch.float32)
-        theta = local(p).detach()
-        anchor = torch.empty_like(theta, dtype=dtype).copy_(theta)
+        anchor = self.memory.anchored(local(p).detach())
         if p in self._layered:
-            none = torch.zeros((), dtype=dtype, device=p.device)
-            return Moored(self.names[p], p, anchor, {"current": none}, factor=Factor.fresh(p.detach(), dtype))
-        state = self._started(p, anchor, self.names[p], task)
+            dtype = wide_of(p)
+            none = {"current": torch.zeros((), dtype=dtype, device=p.device)}
+            return Moored(self.names[p], p, anchor, none, factor=Factor.fresh(p.detach(), dtype))
+        return Moored(self.names[p], p, anchor, self.started(p, task) if self.memory.accumulates else {})
+
+    def started(self, p: Tensor, task: int) -> State:
+        """What the importance starts with: of a shard, the part of what the whole parameter would have."""
+        theta, kept = local(p).detach(), self.memory.current
+        dtype = torch.promote_types(wide_of(theta), kept) if isinstance(kept, torch.dtype) else wide_of(theta)
+        like = theta if theta.dtype == dtype else torch.empty_like(theta, dtype=dtype)
+        state = self.importance.start(spread(like, p), name=self.names[p], task=task)
         if "current" not in state or RESERVED & state.keys():
             raise MooringError(
                 f"{self.importance.name}.start must give 'current' and none of {', '.join(sorted(RESERVED))}"
             )
-        return Moored(self.names[p], p, anchor, state)
-
-    def _started(self, p: Tensor, anchor: Tensor, name: str, task: int) -> State:
-        """What the importance starts with: of a shard, the part of what the whole parameter would have."""
-        state = self.importance.start(spread(anchor, p), name=name, task=task)
-        return {slot: part_of(t, p) for slot, t in state.items()}
+        state = {slot: part_of(t, p) for slot, t in state.items()}
+        return {**state, "current": self.memory.started(state["current"])}
 
     def consolidate(self, scale: float = 1.0) -> None:
         """anchor <- parameter; previous <- merge(previous, scale * current); a new task begins."""
         self.refresh()
         for p in self.trained():
             self.adopt(p)
+        self._check_known()
         factors = self.factors()
         merged = {p: self._merged(m, factors, scale) for p, m in self.records.items()}
+        self.staging.forget()
         for p, m in self.records.items():
             m.previous = merged[p]
             m.anchor.copy_(m.theta)
             if m.factor:
                 m.factor.consolidate(scale)
             else:
-                m.state = self._started(p, m.anchor, m.name, self.tasks + 1)
+                m.state = self.started(p, self.tasks + 1) if self.memory.accumulates else {}
             m.count = 0
         self.calibration += [1.0] * (self.tasks - len(self.calibration)) + [scale]
         self.tasks += 1
         self.steps = 0
 
-    def _merged(self, m: Moored, factors: State, scale: float) -> Tensor | None:
+    def _check_known(self) -> None:
+        """Refuse to end a task of which nothing was kept."""
+        lacking = [m for m in self.records.values() if m.count and not m.factor and not m.state]
+        layered = [m for m in self.records.values() if m.factor and m.count and not m.factor.looks]
+        if self.importance.merges and not self.memory.accumulates and (lacking or layered):
+            raise MooringError(
+                'nothing is known of this task, for current="none" keeps nothing while training: give '
+                "consolidate(data=...) some of its data, or attach without"
+            )
+
+    def _merged(self, m: Moored, factors: State, scale: float) -> Tensor | Coded | None:
         """The importance over past tasks with this one; as it was, where the parameter had no gradient."""
         if m.factor or (not m.count and self.importance.merges):
             return m.previous
-        current = m.state["current"] * (factors.get(layer_of(m.name), 1.0) * scale)
-        past = torch.zeros_like(current) if m.previous is None else m.previous
-        return self.merge(past, current) if self.importance.merges else current
+        state = m.state or self.started(m.parameter, self.tasks)
+        current = state["current"].to(m.wide) * (factors.get(layer_of(m.name), 1.0) * scale)
+        past = m.previous.values() if isinstance(m.previous, Coded) else m.previous
+        past = torch.zeros_like(current) if past is None else past.to(m.wide)
+        return self.memory.kept(self.merge(past, current) if self.importance.merges else current, m.theta)
+
+    def astray(self) -> bool:
+        """Whether the model went to another device, and what is kept is still where it was."""
+        kept = ((m, slot, t) for m in self.records.values() for slot, t in m.slots().items())
+        return any(t.device != m.theta.device for m, slot, t in kept if slot != "anchor" or not self.memory.host)
+
+    def told(self) -> dict[str, Any]:
+        """What a saved state says of all parameters together, as plain values."""
+        return {
+            "importance": self.importance.name,
+            "tasks": self.tasks,
+            "steps": self.steps,
+            "moored": sorted(self.names.values()),
+            "factors": {m.name: [m.factor.looks, m.factor.tasks] for m in self.records.values() if m.factor},
+            **({} if self.memory.accumulates else {"accumulates": False}),
+        }
 
     def look(self, seen: Iterable[tuple[nn.Module, Factors]]) -> None:
         """Average in what layers showed in one iteration: A, G, and a bias's G."""
@@ -195,12 +252,13 @@ class Ledger:
 
     def factors(self) -> State:
         """A factor for the scores of each layer, where the importance is balanced; else nothing."""
-        if not self.importance.balances or not self.records:
+        known = [m for m in self.records.values() if m.state]
+        if not self.importance.balances or not known:
             return {}
         sums: dict[str, Tensor] = {}
         sizes: dict[str, int] = {}
-        scores = [m.full(m.state["current"]).abs().sum() for m in self.records.values()]
-        for m, score in zip(self.records.values(), over_shards(scores, list(self.records)), strict=True):
+        scores = [m.full(m.state["current"]).abs().sum(dtype=m.wide) for m in known]
+        for m, score in zip(known, over_shards(scores, [m.parameter for m in known]), strict=True):
             layer = layer_of(m.name)
             sums[layer] = sums[layer] + score if layer in sums else score
             sizes[layer] = sizes.get(layer, 0) + m.parameter.numel()

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.coded import past
 from mooring.due import Due, now_of
 from mooring.fused import Fused, Told
 from mooring.kernels.writing import has_compiler
 from mooring.pulls import GradientPull
 from mooring.shards import local
-from mooring.tiles import tiles
+from mooring.tiles import tiled
 
 __all__ = ["loaded"]
 
@@ -29,10 +30,9 @@ def loaded(pull: GradientPull, kernels: Fused, due: Sequence[Due]) -> dict[Tenso
 
     def told(place: int) -> Told:
         d, m = able[place], able[place].moored
-        assert m.previous is not None
-        tensors = {"theta": m.theta, "g": d.g, "anchor": m.anchor, "previous": m.previous}
-        tensors["load"] = local(loads[place])
-        return Told(tensors, {"lr": d.lr, "factor": 1.0 if d.factor is None else d.factor}, m.wide)
+        tensors = {**m.held(), "g": d.g, "load": local(loads[place])}
+        numbers = {"lr": d.lr, "factor": 1.0 if d.factor is None else d.factor}
+        return Told(tensors, numbers, m.wide, moves=m.staged is not None)
 
     def now(name: str, places: Sequence[int]) -> Sequence[Any]:
         if name == "load":
@@ -50,12 +50,11 @@ def loaded(pull: GradientPull, kernels: Fused, due: Sequence[Due]) -> dict[Tenso
 def _load(pull: GradientPull, d: Due) -> Tensor:
     """g + force, times the factor that the optimizer expects."""
     m = d.moored
-    assert m.previous is not None
     load = torch.empty_like(m.parameter)
-    for theta, anchor, previous, g, piece in tiles([m.theta, m.anchor, m.previous, d.g, local(load)]):
-        force = pull.force(previous.to(m.wide), theta.to(m.wide) - anchor, d.lr)
-        if d.factor is None and force.dtype == piece.dtype:
-            torch.add(g, force, out=piece)
+    for piece in tiled({**m.held(), "g": d.g, "load": local(load)}):
+        force = pull.force(past(piece).to(m.wide), piece["theta"].to(m.wide) - piece["anchor"], d.lr)
+        if d.factor is None and force.dtype == load.dtype:
+            torch.add(piece["g"], force, out=piece["load"])
         else:
-            piece.copy_((g + force) * (1 if d.factor is None else d.factor))
+            piece["load"].copy_((piece["g"] + force) * (1 if d.factor is None else d.factor))
     return load

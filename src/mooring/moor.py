@@ -18,6 +18,7 @@ from mooring.importance import Importance, State
 from mooring.layer_watch import watches
 from mooring.ledger import Ledger
 from mooring.losses import Loss
+from mooring.memory import Memory
 from mooring.merges import Merge
 from mooring.optimizers import check_optimizer, stepping
 from mooring.pulls import Budget, GradientPull, Pull
@@ -61,16 +62,16 @@ class Mooring:
         buffers: Literal["follow", "keep", "interpolate"],
         merge: Merge,
         outputs: Callable[[Any], Tensor] | None,
-        state_dtype: torch.dtype | None,
+        memory: Memory,
         check_finite: bool,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.importance = importance
         self.pull = pull
-        self._ledger = Ledger(model, optimizer, importance, merge, exclude, state_dtype)
+        self._ledger = Ledger(model, optimizer, importance, merge, exclude, memory)
         self._outputs = outputs
-        self._watch, self._layers = watches(self._ledger, outputs)
+        self._watch, self._layers = watches(self._ledger, outputs) if memory.accumulates else (None, None)
         self._step = TrainingStep(self._ledger, pull, self._watch, self._layers, buffers, check_finite)
         self._hook()
 
@@ -178,7 +179,7 @@ class Mooring:
     def current(self) -> State:
         """The importance on this task of each moored parameter, by name, as last computed."""
         records, factors = self._ledger.records.values(), self._ledger.factors()
-        scores = ((m, m.full(m.state["current"]), factors.get(layer_of(m.name))) for m in records)
+        scores = ((m, m.full(m.state.get("current")), factors.get(layer_of(m.name))) for m in records)
         return {m.name: spread(score if by is None else score * by, m.parameter) for m, score, by in scores}
 
     @torch.no_grad()
@@ -188,7 +189,7 @@ class Mooring:
 
     def drift(self) -> dict[str, float]:
         """How far each layer has moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
-        return parameter_drift((m.name, m.parameter, m.anchor) for m in self._ledger.records.values())
+        return parameter_drift((m.name, m.parameter, m.near) for m in self._ledger.records.values())
 
     @torch.no_grad()
     def diagnose(self, strength: float | None = None) -> Diagnosis:
@@ -243,13 +244,7 @@ class Mooring:
         It goes through `torch.save` and safetensors alike. Save it beside the model's and the optimizer's own.
         """
         self._refuse_interrupted()
-        header = {
-            "importance": self.importance.name,
-            "tasks": self.tasks,
-            "steps": self.steps,
-            "moored": sorted(self._ledger.names.values()),
-            "factors": {m.name: [m.factor.looks, m.factor.tasks] for m in self._ledger.records.values() if m.factor},
-        }
+        header = self._ledger.told()
         if self._step.spending:
             header["spending"] = self._step.spending.told()
             header["calibration"] = self.calibration
@@ -325,7 +320,8 @@ class Mooring:
     def _scale(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> float:
         """By what data multiplies what is known of this task, which is estimated from it where nothing is."""
         budget = self.pull if isinstance(self.pull, Budget) else None
-        if not any(m.count for m in self._ledger.records.values()):
+        known = self._ledger.memory.accumulates or not self.steps  # in training, or by estimate() before it
+        if not (known and any(m.count for m in self._ledger.records.values())):
             data, batches = self._estimate(data, loss, batches, progress), None
         elif budget is None:
             raise MooringError(

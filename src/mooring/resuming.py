@@ -34,14 +34,22 @@ def read_state(state: State, ledger: Ledger) -> tuple[dict[str, Any], dict[Tenso
             f"the state does not fit: only in the state {sorted(only_state)}, only in the model "
             f"{sorted(only_model)}; build the model, its heads and exclude= as they were when it was saved"
         )
-    records = {}
+    records: dict[Tensor, Moored] = {}
+    memory, unread = ledger.memory, set[str]()
     for name, count in header["counts"].items():
         p = by_name[name]
-        records[p] = unpack_parameter(state, ledger.fresh(p, header["tasks"]), count)
+        fresh = ledger.fresh(p, header["tasks"])
+        if not memory.accumulates and not fresh.factor:
+            started = ledger.started(p, header["tasks"])
+            if count and not header["steps"] and f"current.{name}" in state:
+                fresh.state = started  # estimated, and not yet consolidated
+            unread |= started.keys()
+        accumulates = header.get("accumulates", True)
+        records[p] = unpack_parameter(state, fresh, count, memory, accumulates=accumulates)
         if factor := records[p].factor:
             factor.looks, factor.tasks = header["factors"][name]
             factor.turn()
-    check_keys(state, records.values())
+    check_keys(state, records.values(), unread)
     known = norm_buffers(ledger.model, ledger.exclude, ledger.held())
     buffers = {key.removeprefix("buffer."): t for key, t in state.items() if key.startswith("buffer.")}
     for name, tensor in buffers.items():

@@ -13,6 +13,7 @@ from mooring.importance import Importance
 
 __all__ = [
     "agreed",
+    "check_rows",
     "check_sharding",
     "gradient_of",
     "leaves",
@@ -57,20 +58,24 @@ def gradient_of(p: Any) -> Tensor:
     return local(g.redistribute(p.device_mesh, p.placements) if sharded(p) and g.placements != p.placements else g)
 
 
-def spread(part: Tensor, like: Any) -> Tensor:
-    """The whole whose part on this rank this is, laid out like a parameter; plain where that is, and one number is."""
-    if not sharded(like) or part.shape != local(like).shape:
+def spread(part: Tensor, like: Any, *, rows: bool = False) -> Tensor:
+    """The whole whose part on this rank this is, laid out like a parameter; plain where that is, and one number is.
+
+    With rows, the part has as many rows as the parameter's, of another length.
+    """
+    if not sharded(like) or not (rows or part.shape == local(like).shape):
         return part
     from torch.distributed.tensor import DTensor
 
-    told = {"run_check": False, "shape": like.shape, "stride": like.stride()}
+    shape, stride = (torch.Size([len(like), *part.shape[1:]]), part.stride()) if rows else (like.shape, like.stride())
+    told: dict[str, Any] = {"run_check": False, "shape": shape, "stride": stride}
     whole: Tensor = DTensor.from_local(part, like.device_mesh, like.placements, **told)
     return whole
 
 
-def part_of(whole: Any, like: Any) -> Tensor:
+def part_of(whole: Any, like: Any, *, rows: bool = False) -> Tensor:
     """The part of a whole, plain or a DTensor, that a parameter has on this rank; one number is whole everywhere."""
-    if whole.shape != like.shape or not sharded(like):
+    if not (rows or whole.shape == like.shape) or not sharded(like):
         known: Tensor = whole.full_tensor() if sharded(whole) else whole
         return known
     from torch.distributed.tensor import DTensor, Replicate
@@ -168,6 +173,16 @@ def leaves(model: nn.Module) -> dict[Tensor, Tensor]:
             "the gradient, such as EWC(), SI() or RWalk()"
         ) from error
     return found
+
+
+def check_rows(parameters: Sequence[Any]) -> None:
+    """Refuse parameters that are cut into anything but rows, as `fully_shard` does, where blocks of rows are kept."""
+    for p in parameters:
+        if sharded(p) and not all(placement.is_replicate() or placement.is_shard(0) for placement in p.placements):
+            raise MooringError(
+                'previous="8bit" keeps blocks of rows, and a parameter is cut otherwise: shard dimension 0, or give '
+                "Memory(previous=) a dtype"
+            )
 
 
 def check_sharding(model: nn.Module, importance: Importance, parameters: Sequence[Tensor]) -> None:

@@ -1,12 +1,13 @@
 """How a budget is kept over a whole model: one multiplier for all parameters, or for each layer, solved for."""
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mooring.coded import past
 from mooring.importance import State
 from mooring.kernels.writing import has_compiler
 from mooring.ledger import Moored
@@ -15,7 +16,8 @@ from mooring.pulls.budget import Budget, budget_solved, spent_at
 from mooring.runs import Number
 from mooring.selection import layer_of
 from mooring.shards import over_shards
-from mooring.tiles import tiles
+from mooring.staging import Staging
+from mooring.tiles import tiled
 
 __all__ = ["Spending", "energy", "line_of"]
 
@@ -27,10 +29,9 @@ class Line:
         self.m = m
 
     def _tiles(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
-        m = self.m
-        assert m.previous is not None
-        for theta, anchor, previous in tiles([m.theta, m.anchor, m.previous]):
-            yield theta, anchor.to(m.wide), previous.to(m.wide)
+        wide = self.m.wide
+        for piece in tiled(self.m.held()):
+            yield piece["theta"], piece["anchor"].to(wide), past(piece).to(wide)
 
     def spent(self, mu: Number) -> Tensor:
         """`spent_at` of this parameter."""
@@ -52,7 +53,7 @@ class TurnedLine(Line):
         assert m.factor is not None
         assert m.factor.basis is not None
         self.factor, self.curvature = m.factor, m.factor.basis[2]
-        self.turned = m.factor.turned(m.parameter.to(m.wide) - m.anchor)
+        self.turned = m.factor.turned(m.parameter.to(m.wide) - m.near)
 
     def spent(self, mu: Number) -> Tensor:
         """`spent_at` in the basis."""
@@ -84,13 +85,14 @@ class Spending:
 
     Args:
         budget: what may be spent.
+        staging: brings anchors to the device; None where they are there.
 
     Attributes:
         mu: the multiplier of each group of parameters, where the next step's search begins.
     """
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self, budget: Budget, staging: Staging | None = None) -> None:
+        self.budget, self.staging = budget, staging or Staging(1)
         self.mu: State = {}
         self.known: dict[str, tuple[list[Moored], Lines | None]] = {}
         self.plan: tuple[Hashable, dict[str, Lines]] = None, {}
@@ -119,18 +121,19 @@ class Spending:
             if not mine:
                 continue
             allowed: Number = self.budget.allowed(task, len(groups))
+            # to bring anchors once more costs more than to wait for an answer: mu is where they are kept
+            begin = self._begin(name, mine[0].m.anchor.device)
             if rest:
-                allowed = (allowed - _spent(rest, 0.0)[0]).clamp(min=0)
+                allowed = (allowed - self._spent(rest, 0.0)[0]).clamp(min=0).to(begin.device)
             if (found := self._together(name, mine)) is not None:
                 self._solve_together(name, found, allowed)
                 if not rest:
                     plan[name] = found
                 continue
-            begin = self._begin(name, mine[0].m.anchor.device)
-            mu = budget_solved(lambda mu, done, lines=mine: _spent(lines, mu), allowed, begin)  # type: ignore[misc]
+            mu = budget_solved(lambda mu, done, lines=mine: self._spent(lines, mu), allowed, begin)  # type: ignore[misc]
             self.mu[name] = mu
             if mu.device.type != "cpu" or bool(mu):
-                for line in mine:
+                for line in self._staged(mine):
                     line.pull_back(self.budget, mu)
         if groups and len(plan) == len(groups):
             self.plan = of, plan
@@ -141,10 +144,21 @@ class Spending:
 
     def _solve_together(self, name: str, lines: Lines, allowed: Number) -> None:
         """In kernels, without waiting for them."""
-        mu = self.mu[name] = self._begin(name, lines.layout.device)
+        mu = self.mu[name] = self._begin(name, lines.partial.device)
         nats = allowed if isinstance(allowed, Tensor) else torch.full_like(mu, allowed)
         lines.solve(nats.to(mu), mu)
         lines.pull_back(mu)
+
+    def _staged(self, lines: Sequence[Line]) -> Iterator[Line]:
+        """One after the other, while its anchor is at hand."""
+        for places in self.staging.over([line.m for line in lines]):
+            yield from (lines[place] for place in places)
+
+    def _spent(self, lines: Sequence[Line], mu: Number) -> Tensor:
+        """What all of them would spend, where mu is."""
+        each = [(line.spent(mu), line.m.parameter) for line in self._staged(lines)]
+        summed = torch.stack(over_shards(*map(list, zip(*each, strict=True)))).sum(0)  # type: ignore[arg-type]
+        return summed.to(mu.device) if isinstance(mu, Tensor) else summed
 
     def _together(self, name: str, mine: Sequence[Line]) -> Lines | None:
         """The same lines as one, where kernels can do it; found once until `forget`."""
@@ -169,7 +183,3 @@ class Spending:
         """Go on from what was told; from the beginning where nothing was."""
         mu = (told or {}).get("mu", {})
         self.mu = {name: torch.tensor(value, dtype=torch.float64) for name, value in mu.items()}
-
-
-def _spent(lines: Sequence[Line], mu: Number) -> Tensor:
-    return torch.stack(over_shards([line.spent(mu) for line in lines], [line.m.parameter for line in lines])).sum(0)

@@ -22,7 +22,7 @@ from mooring.runs import Number
 from mooring.selection import layer_of, norm_buffers
 from mooring.shards import gradient_of, local
 from mooring.spending import Spending
-from mooring.tiles import tiles
+from mooring.tiles import tiled
 from mooring.watch import Seen, Watch
 
 __all__ = ["TrainingStep"]
@@ -57,7 +57,8 @@ class TrainingStep:
         self.buffers = buffers
         self.check = check
         self.buffer_anchors: State = {}
-        self.spending = Spending(pull) if isinstance(pull, Budget) else None
+        self.accumulates, self.staging = ledger.memory.accumulates, ledger.staging
+        self.spending = Spending(pull, self.staging) if isinstance(pull, Budget) else None
         self.advance = Fused(advancing(self.importance, pull if isinstance(pull, ParameterPull) else None))
         self.load = Fused(loading(pull)) if isinstance(pull, GradientPull) else None
         self.reset()
@@ -135,7 +136,7 @@ class TrainingStep:
             check_finite("importance gradient", probes)
         self._load(due, scale)
         self.ledger.look(factors)
-        if self.importance.needs_step:
+        if self.importance.needs_step and self.accumulates:
             self._before = self._copies(due)
         self._due, self._seen, self._marks = due, seen, marks(self.ledger.held())
 
@@ -173,7 +174,9 @@ class TrainingStep:
         loads: dict[Tensor, Tensor] = {}
         if isinstance(self.pull, GradientPull):
             assert self.load is not None
-            loads = loaded(self.pull, self.load, [d for d in due if d.moored.previous is not None])
+            held = [d for d in due if d.moored.previous is not None]
+            for places in self.staging.over([d.moored for d in held]):
+                loads |= loaded(self.pull, self.load, [held[place] for place in places])
         if self.check:
             try:
                 self._check_everything(loads)
@@ -209,23 +212,28 @@ class TrainingStep:
         if not self._due:
             return
         self.ledger.steps += 1
-        pull = self.pull if isinstance(self.pull, ParameterPull) and acts(self.pull.every, self.ledger.steps) else None
-        balanced = self.importance.balances
+        pull = None
+        if isinstance(self.pull, ParameterPull) and self.ledger.tasks and acts(self.pull.every, self.ledger.steps):
+            pull = self.pull
+        balanced = self.importance.balances and self.accumulates
         for d in self._due:
             d.moored.count += self._counts(d)
         # what a parameter with a factor is worth was seen in its layer
-        for d in self._fused([d for d in self._due if not d.moored.factor], pulls=bool(pull) and not balanced):
-            for piece in self._pieces(d):
-                if self._counts(d):
-                    self._update_importance(d.moored, piece)
-                if pull and not balanced:
-                    pull_back(pull, d.moored, d.lr, piece)
+        pulls = pull is not None and not balanced
+        for group in self._staged([d for d in self._due if not d.moored.factor], pulls):
+            for d in self._fused(group, pulls=pulls):
+                for piece in tiled(self._named(d, pulls)):
+                    if self.accumulates and self._counts(d):
+                        self._update_importance(d.moored, piece)
+                    if pull and pulls:
+                        pull_back(pull, d.moored, d.lr, piece)
         if pull and balanced:
             factors = self.ledger.factors()
-            for d in self._due:
-                for piece in self._pieces(d):
-                    piece["current"] = piece["current"] * factors[layer_of(d.moored.name)]
-                    pull_back(pull, d.moored, d.lr, piece)
+            for group in self._staged(self._due, pulls=True):
+                for d in group:
+                    for piece in tiled(self._named(d, pulls=True)):
+                        piece["current"] = piece["current"] * factors[layer_of(d.moored.name)]
+                        pull_back(pull, d.moored, d.lr, piece)
         if self.spending and self.ledger.tasks and self.ledger.steps % self.spending.budget.every == 0:
             moved = [d.moored.parameter for d in self._due]
             self.spending.spend(self.ledger.records.values(), moved, self.ledger.tasks)
@@ -234,7 +242,15 @@ class TrainingStep:
 
     def _counts(self, d: Due) -> bool:
         """Whether this step says anything about a parameter: where outputs matter, they must depend on it."""
-        return self.importance.watches != "outputs" or self._seen.of(d.moored.parameter) is not None
+        outputs = self.importance.watches == "outputs" and self.accumulates
+        return not outputs or self._seen.of(d.moored.parameter) is not None
+
+    def _staged(self, due: list[Due], pulls: bool) -> Iterator[list[Due]]:
+        """Group by group, with anchors at hand; where nobody reads those, all at once."""
+        if pulls or (self.accumulates and self.importance.needs_anchor):
+            yield from ([due[place] for place in places] for places in self.staging.over([d.moored for d in due]))
+        elif self.accumulates:
+            yield due
 
     def _fused(self, due: list[Due], *, pulls: bool) -> list[Due]:
         """Have kernels do what they can, and say who is left."""
@@ -243,10 +259,10 @@ class TrainingStep:
         counted, other = (True, pulls), (False, pulls)
 
         def told(place: int) -> Told:
-            d = due[place]
-            tensors = {slot if slot not in d.moored.state else f"state_{slot}": t for slot, t in self._named(d).items()}
+            d, named = due[place], self._named(due[place], pulls)
+            tensors = {slot if slot not in d.moored.state else f"state_{slot}": t for slot, t in named.items()}
             numbers = {"lr": d.lr, "count": d.moored.count, "samples": self._seen.samples}
-            return Told(tensors, numbers, d.moored.wide, kinds[place])
+            return Told(tensors, numbers, d.moored.wide, kinds[place], moves=d.moored.staged is not None)
 
         def now(name: str, places: Sequence[int]) -> Sequence[Any]:
             mine = [due[place] for place in places]
@@ -258,12 +274,13 @@ class TrainingStep:
                 return [self._seen.samples] * len(mine)
             return now_of(name, mine)
 
-        kinds = [counted if self._counts(d) else other for d in due]
+        kinds = [counted if self.accumulates and self._counts(d) else other for d in due]
         return [due[place] for place in self.advance.run([d.moored for d in due], kinds, told, now)]
 
     def forget(self) -> None:
         """What is kept lies elsewhere from now on."""
         self.advance.forget()
+        self.staging.forget()
         if self.load:
             self.load.forget()
         if self.spending:
@@ -277,13 +294,13 @@ class TrainingStep:
             return
         factors = self.ledger.factors()
         rates = {p: group.get("lr", 1.0) for group in self.ledger.optimizer.param_groups for p in group["params"]}
-        for p, m in self.ledger.records.items():
-            if not m.count or m.previous is None or p not in rates:
-                continue
-            for theta, anchor, previous, current in tiles([m.theta, m.anchor, m.previous, m.state["current"]]):
-                scaled = current * factors.get(layer_of(m.name), 1.0)
-                piece = {"theta": theta, "anchor": anchor, "previous": previous, "current": scaled}
-                pull_back(self.pull, m, rates[p], piece)
+        held = [m for p, m in self.ledger.records.items() if m.count and m.previous is not None and p in rates]
+        for places in self.staging.over(held):
+            for m in (held[place] for place in places):
+                for piece in tiled({**m.held(), **{slot: t for slot, t in m.state.items() if slot == "current"}}):
+                    if "current" in piece:
+                        piece["current"] = piece["current"] * factors.get(layer_of(m.name), 1.0)
+                    pull_back(self.pull, m, rates[m.parameter], piece)
 
     def unload(self, *, finished: bool) -> None:
         """Give the parameters their task's gradient back, unless they were given another one since."""
@@ -292,24 +309,20 @@ class TrainingStep:
                 p.grad = own
         self._laden = []
 
-    def _named(self, d: Due) -> State:
-        """Everything about a parameter by name."""
+    def _named(self, d: Due, pulls: bool) -> State:
+        """Everything about a parameter by name; its past where there is a pull, its anchor where somebody reads it."""
         m = d.moored
         before, probe = self._before.get(m.parameter), self._seen.of(m.parameter)
-        extra = {"previous": m.previous, "before": before, "probe": None if probe is None else local(probe)}
-        named = {"theta": m.theta, "anchor": m.anchor, "g": d.g, **m.state}
-        return named | {key: tensor for key, tensor in extra.items() if tensor is not None}
-
-    def _pieces(self, d: Due) -> Iterator[State]:
-        """The same in aligned pieces that stay in the cache from first to last use."""
-        named = self._named(d)
-        for pieces in tiles(list(named.values())):
-            yield dict(zip(named, pieces, strict=True))
+        held = m.held() if pulls else {"theta": m.theta}
+        if not pulls and self.importance.needs_anchor:
+            held["anchor"] = m.near
+        extra = {"before": before, "probe": None if probe is None else local(probe)}
+        return {**held, "g": d.g, **m.state} | {key: tensor for key, tensor in extra.items() if tensor is not None}
 
     def _update_importance(self, m: Moored, piece: State) -> None:
         seen = {key: piece[key] for key in Iteration.TENSORS if key in piece}
         state = {slot: piece[slot] for slot in m.state}
-        if not m.parameter.dtype == m.anchor.dtype == m.wide:
+        if not all(t.dtype == m.wide for t in (m.parameter, m.anchor, *state.values()) if t.is_floating_point()):
             seen = {key: tensor.to(m.wide) for key, tensor in seen.items()}
             state = {slot: t.to(m.wide) if t.is_floating_point() else t for slot, t in state.items()}
         self.importance.update(state, Iteration(**seen, samples=self._seen.samples, count=m.count))

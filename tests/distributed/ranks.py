@@ -59,8 +59,8 @@ def every_case() -> None:
     planned = cases(KINDS[world], few=world > 2)
     alone = cache(lambda *what: Trainer(Case("one", *what)).start().finish())
     for case in planned:
-        alone(case.importance, case.pull, case.adam)  # before there are ranks to count
-    tried({str(case): partial(_equals, case, alone(case.importance, case.pull, case.adam)) for case in planned})
+        alone(*case.what)  # before there are ranks to count
+    tried({str(case): partial(_equals, case, alone(*case.what)) for case in planned})
 
 
 def _equals(case: Case, expected: dict[str, Any]) -> None:

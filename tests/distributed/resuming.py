@@ -19,6 +19,7 @@ def kept(kinds: tuple[str, ...]) -> list[Case]:
     found = [(i, names[(2 * place) % len(names)]) for place, i in enumerate(IMPORTANCES)]
     cases = [Case(kind, i, p) for kind in kinds for i, p in (found[:3] if kind == "ddp" else found)]
     cases += [Case("fsdp", "ewc", "penalty", adam=True)] * ("fsdp" in kinds)
+    cases += [Case("fsdp", "mas", "interpolation", memory="8bit")] * ("fsdp" in kinds)
     return cases + [Case("ddp", FACTORED, "budget")] * ("ddp" in kinds)
 
 
@@ -53,13 +54,13 @@ def gone_on(two: Path, one: Path) -> None:
     alone = cache(lambda *what: Trainer(Case("one", *what)).start().finish())
     cases = kept(("ddp", "fsdp"))
     for case in cases:
-        alone(case.importance, case.pull, case.adam)
+        alone(*case.what)
     runs = {}
     for case in cases:
-        expected = alone(case.importance, case.pull, case.adam)
+        expected = alone(*case.what)
         runs[f"2 -> 4 {case}"] = partial(_goes_on, case, folder_of(two, case), expected)
     for case in (*kept(("fsdp",))[1:5], *kept(("hsdp",))[3:6]):
-        expected = alone(case.importance, case.pull, case.adam)
+        expected = alone(*case.what)
         like = Case("fsdp", case.importance, case.pull)
         runs[f"1 -> 4 {case}"] = partial(_goes_on, case, folder_of(one, like), expected)
     tried(runs)

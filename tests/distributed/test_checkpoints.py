@@ -18,7 +18,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_with_four(tmp_path):
     two, one = tmp_path / "two", tmp_path / "one"
     started(tmp_path, 2, written, two)
     for case in kept(("ddp", "fsdp")):
-        alone = Case("one", case.importance, case.pull, case.adam)
+        alone = Case("one", *case.what)
         trainer = Trainer(alone, folder_of(two, case))
         if case.kind == "fsdp":
             trainer.save(folder_of(one, case))

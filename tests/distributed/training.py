@@ -61,6 +61,7 @@ PULLS = {
     "budget": Budget(1e-3),
     "budget per layer": Budget(1e-3, per="layer"),
 }
+MEMORIES = {"": None, "8bit": mooring.Memory(previous="8bit"), "host": mooring.Memory(host=True, staging=1000)}
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,15 @@ class Case:
     importance: str
     pull: str
     adam: bool = False
+    memory: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.importance}-{self.pull}{'-adam' if self.adam else ''}"
+        return f"{self.kind}-{self.importance}-{self.pull}{'-adam' if self.adam else ''}{self.memory}"
+
+    @property
+    def what(self) -> tuple[str, str, bool, str]:
+        """All but by whom."""
+        return self.importance, self.pull, self.adam, self.memory
 
 
 def cases(kinds: tuple[str, ...], *, few: bool) -> list[Case]:
@@ -84,6 +91,8 @@ def cases(kinds: tuple[str, ...], *, few: bool) -> list[Case]:
         pairs = [(i, names[place % len(names)]) for place, i in enumerate(IMPORTANCES)]
     found = [Case(kind, i, p) for kind in kinds for i, p in pairs]
     found += [Case(kind, "ewc", "penalty", adam=True) for kind in kinds]
+    found += [Case(kind, "mas", "interpolation", memory="8bit") for kind in kinds]
+    found += [Case(kind, "rwalk", "penalty", memory="host") for kind in kinds]
     return found + [Case("ddp", FACTORED, "budget")] * ("ddp" in kinds)
 
 
@@ -93,7 +102,8 @@ class Trainer:
     def __init__(self, case: Case, folder: Path | None = None, policy: Any = None, dtype: torch.dtype = F64) -> None:
         self.case, self.policy, self.dtype = case, policy, dtype
         torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)).to(dtype)
+        wide = 32 if case.memory else 7  # rows that are worth a code
+        model = nn.Sequential(nn.Linear(5, wide), nn.Tanh(), nn.LayerNorm(wide), nn.Linear(wide, 3)).to(dtype)
         self.model = self.runs = model
         if case.kind == "ddp":
             self.runs = nn.parallel.DistributedDataParallel(model)
@@ -104,7 +114,8 @@ class Trainer:
         if folder is not None:
             self._load(folder)
         importance = Kronecker() if case.importance == FACTORED else IMPORTANCES[case.importance]
-        self.moor = mooring.attach(model, self.optimizer, importance=importance, pull=PULLS[case.pull])
+        options: dict[str, Any] = {"pull": PULLS[case.pull], "memory": MEMORIES[case.memory]}
+        self.moor = mooring.attach(model, self.optimizer, importance=importance, **options)
         if folder is not None:
             load(self.moor, folder)
 

@@ -72,6 +72,21 @@ class Balanced(Importance):
         return self.importance.needs_step
 
     @property
+    def needs_anchor(self) -> bool:  # type: ignore[override]
+        """As the inner importance."""
+        return self.importance.needs_anchor
+
+    @property
+    def averages(self) -> bool:
+        """As the inner importance."""
+        return self.importance.averages
+
+    @property
+    def signed(self) -> bool:
+        """As the inner importance."""
+        return self.importance.signed
+
+    @property
     def draws(self) -> bool:  # type: ignore[override]
         """As the inner importance."""
         return self.importance.draws

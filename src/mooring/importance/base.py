@@ -25,7 +25,7 @@ class Iteration:
     Attributes:
         g: the gradient of the task's loss alone, never with a penalty inside.
         theta: the parameter after the optimizer's step.
-        anchor: its value at the end of the last task (or where this one began).
+        anchor: its value at the end of the last task (or where this one began), for importances with `needs_anchor`.
         before: the parameter before the optimizer's step, for importances with `needs_step`.
         probe: the gradient of `Importance.probe`, summed over the samples of this iteration.
         samples: how many samples this iteration saw, for importances that watch samples or outputs.
@@ -36,7 +36,7 @@ class Iteration:
 
     g: Tensor
     theta: Tensor
-    anchor: Tensor
+    anchor: Tensor | None = None
     before: Tensor | None = None
     probe: Tensor | None = None
     samples: int = 0
@@ -45,6 +45,7 @@ class Iteration:
     @property
     def d(self) -> Tensor:
         """The displacement: d = theta - anchor."""
+        assert self.anchor is not None, "an importance that reads `d` leaves needs_anchor = True"
         return self.theta - self.anchor
 
     @property
@@ -79,6 +80,9 @@ class Importance:
     instead of reading it, and writes it last.
     """
 
+    needs_anchor: ClassVar[bool] = True
+    """Whether `update` reads `Iteration.anchor` or `Iteration.d`; if not, anchors need not be at hand in each step."""
+
     merges: ClassVar[bool] = True
     """Whether tasks are merged at a consolidation; if not, `current` replaces `previous`."""
 
@@ -109,6 +113,16 @@ class Importance:
     def watches(self) -> Literal["nothing", "samples", "outputs"]:
         """What of the model's forward pass it needs: nothing, the batch size, or outputs to `probe`."""
         return "nothing"
+
+    @property
+    def averages(self) -> bool:
+        """Whether `current` is a mean to which iterations add ever less, which a narrow dtype would lose."""
+        return False
+
+    @property
+    def signed(self) -> bool:
+        """Whether scores may be negative."""
+        return False
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
         """The state at the start of a task: `current` and whatever else `update` keeps.

@@ -1,7 +1,7 @@
 """EWC: the squared gradient of the loss, an estimate of the Fisher information's diagonal."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -72,6 +72,8 @@ class EWC(Importance):
     batch_size: int | None = None
     seed: int = 0
 
+    needs_anchor: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         """Refuse options outside their range."""
         check_decay(self.decay)
@@ -81,6 +83,11 @@ class EWC(Importance):
             check_whole("batch_size", self.batch_size, 1)
             if self.labels == "observed" and not self.per_sample:
                 raise MooringError("batch_size has no effect here: give per_sample=True or labels='sampled' with it")
+
+    @property
+    def averages(self) -> bool:
+        """Without a decay."""
+        return self.decay is None
 
     @property
     def watches(self) -> Literal["nothing", "samples", "outputs"]:

@@ -51,6 +51,7 @@ class Kronecker(Importance):
     batch_size: int | None = None
     largest: int = 4096
 
+    needs_anchor: ClassVar[bool] = False
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -59,6 +60,11 @@ class Kronecker(Importance):
         check_whole("largest", self.largest, 1)
         if self.batch_size is not None:
             check_whole("batch_size", self.batch_size, 1)
+
+    @property
+    def averages(self) -> bool:
+        """Always."""
+        return True
 
     @property
     def watches(self) -> Literal["nothing", "samples", "outputs"]:

@@ -47,10 +47,16 @@ class MAS(Importance):
 
     decay: float | None = 0.2
     draws: ClassVar[bool] = False
+    needs_anchor: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse options outside their range."""
         check_decay(self.decay)
+
+    @property
+    def averages(self) -> bool:
+        """Without a decay."""
+        return self.decay is None
 
     @property
     def watches(self) -> Literal["outputs"]:

@@ -44,6 +44,7 @@ class Random(Importance):
 
     seed: int = 0
 
+    needs_anchor: ClassVar[bool] = False
     merges: ClassVar[bool] = False
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:

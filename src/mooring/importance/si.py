@@ -99,6 +99,11 @@ class SI(Importance):
         else:
             check_number("sign", self.sign, 0, 1)
 
+    @property
+    def signed(self) -> bool:
+        """Unless rectified or absolute."""
+        return self.sign not in ("rectified", "absolute")
+
     def start(self, like: Tensor, *, name: str, task: int) -> State:
         """current and path at zero, and which parameters keep their sign, or are flipped, where some do."""
         state = {"current": torch.zeros_like(like), "path": torch.zeros_like(like)}

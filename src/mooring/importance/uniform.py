@@ -22,6 +22,7 @@ class Uniform(Importance):
         {'current': tensor(1.)}
     """
 
+    needs_anchor: ClassVar[bool] = False
     merges: ClassVar[bool] = False
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:

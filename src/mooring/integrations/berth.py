@@ -79,8 +79,7 @@ class Berth:
 
     def settle(self) -> None:
         """Bring what is kept to where the model is now: Lightning takes it to the GPU to train, and back."""
-        here = {p.device for p in self.moor.model.parameters()}
-        if any(anchor.device not in here for anchor in self.moor.anchor.values()):
+        if self.moor._ledger.astray():
             self.moor.load_state_dict(self.moor.state_dict())
 
     def state(self) -> State | None:

@@ -45,15 +45,15 @@ class Sums:
             table: the same on the device.
             dial: a number, float64 and 0-d.
             done: where it is not 0 nothing is summed; bool and 0-d.
-            out: float64 of shape (names, programs).
+            out: float64 of shape (names, programs), perhaps some columns of more.
         """
-        told = table, layout.blocks, dial, done, out, len(layout.sizes), len(layout.blocks)
+        told = table, layout.blocks, dial, done, out, len(layout.sizes), len(layout.blocks), out.stride(0)
         launch(self.kernel, (out.shape[1],), *told, B=BLOCK, ALIGNED=layout.aligned, num_warps=WARPS)
 
-    def room(self, layout: Layout) -> Tensor:
-        """Where partial sums go."""
-        programs = min(PROGRAMS, len(layout.blocks))
-        return torch.zeros(len(self.names), programs, dtype=torch.float64, device=layout.device)
+    @staticmethod
+    def programs(layout: Layout) -> int:
+        """How many partial sums there are of each."""
+        return min(PROGRAMS, len(layout.blocks))
 
 
 class Step:
@@ -88,7 +88,7 @@ def summing(rule: Rule, tensors: Mapping[str, Tensor], names: Sequence[str], dia
         >>> def squares(told):
         ...     told["square"].copy_(told["theta"] * told["theta"] * told["times"])
         >>> print(summing(squares, {"theta": torch.ones(5)}, ["square"], "times", torch.float32).splitlines()[0])
-        def rule(table, blocks, dial, done, out, T, N, B: tl.constexpr, ALIGNED: tl.constexpr):
+        def rule(table, blocks, dial, done, out, T, N, S, B: tl.constexpr, ALIGNED: tl.constexpr):
     """
     made = {name: torch.ones(3, dtype=wide) for name in names}
     found = written(rule, small(tensors, wide) | {dial: torch.ones((), dtype=wide)} | made)
@@ -112,8 +112,8 @@ def summing(rule: Rule, tensors: Mapping[str, Tensor], names: Sequence[str], dia
             inside.append(f"    s_{name} += {value}")
     lines += [f"    {line}" for line in inside]
     for row, name in enumerate(names):
-        lines.append(f"tl.store(out + {row} * many + pid, tl.sum(s_{name}.to(tl.float64), 0))")
-    head = "def rule(table, blocks, dial, done, out, T, N, B: tl.constexpr, ALIGNED: tl.constexpr):"
+        lines.append(f"tl.store(out + {row} * S + pid, tl.sum(s_{name}.to(tl.float64), 0))")
+    head = "def rule(table, blocks, dial, done, out, T, N, S, B: tl.constexpr, ALIGNED: tl.constexpr):"
     return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
 
 

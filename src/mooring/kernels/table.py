@@ -13,7 +13,7 @@ from torch import Tensor
 from mooring.kernels.launching import launch
 from mooring.kernels.writing import DTYPES, Written, compiled, written
 
-__all__ = ["BLOCK", "BRANCHES", "WARPS", "Layout", "Table", "loaded", "located", "small", "source"]
+__all__ = ["BLOCK", "BRANCHES", "WARPS", "Layout", "Table", "block_of", "loaded", "located", "small", "source"]
 
 BLOCK = 2048
 WARPS = 8
@@ -63,8 +63,9 @@ class Table:
     """A rule that changes some tensors of each of many parameters in place.
 
     Args:
-        rule: takes the tensors of one parameter by name; elementwise. 0-d tensors broadcast.
-        tensors: those of one of the parameters, which is like all others in dtypes and in which are 0-d.
+        rule: takes the tensors of one parameter by name; elementwise. 0-d tensors broadcast, and one that has fewer
+            elements than the parameter has one for each block of it.
+        tensors: those of one of the parameters, which is like all others in dtypes, in which are 0-d, and in blocks.
         numbers: the names of plain numbers that each parameter has, which the rule is told as 0-d tensors.
         wide: the dtype to compute in.
         dial: the name of a 0-d tensor on the device that all parameters share; where it is 0 nothing is done.
@@ -176,6 +177,17 @@ def located(block: str, tensors: Mapping[str, Tensor], used: Sequence[str]) -> l
     return lines
 
 
+def block_of(tensors: Mapping[str, Tensor], name: str) -> int:
+    """How many elements of a parameter share one of a tensor; 1 for most.
+
+    Example:
+        >>> block_of({"theta": torch.ones(6), "high": torch.ones(2)}, "high")
+        3
+    """
+    own = tensors[name]
+    return max(t.numel() for t in tensors.values()) // own.numel() if own.ndim and own.numel() else 1
+
+
 def loaded(
     tensors: Mapping[str, Tensor], used: Sequence[str], found: Written, wide: torch.dtype, mask: str
 ) -> list[str]:
@@ -183,7 +195,9 @@ def loaded(
     lines = []
     for name in used:
         if found.reads(name):
-            place, hidden = (f"p_{name} + at", mask) if tensors[name].ndim else (f"p_{name}", "")
+            block = block_of(tensors, name)
+            at = "at" if block == 1 else f"at // {block}"
+            place, hidden = (f"p_{name} + {at}", mask) if tensors[name].ndim else (f"p_{name}", "")
             other = ", other=0" if hidden else ""
             cast = "" if tensors[name].dtype == torch.bool else f".to({DTYPES[wide]})"
             lines.append(f"x_{name} = tl.load({place}{hidden}{other}){cast}")

@@ -24,6 +24,7 @@ UNARY = {
     "reciprocal": "1.0 / {}",
     "neg": "-{}",
     "exp": "tl.exp({})",
+    "exp2": "tl.exp2({})",
     "log": "tl.log({})",
     "isnan": "{0} != {0}",
     "isinf": "tl.abs({}) == float('inf')",
@@ -55,6 +56,7 @@ DTYPES = {
     torch.bfloat16: "tl.bfloat16",
     torch.float16: "tl.float16",
     torch.bool: "tl.int1",
+    torch.uint8: "tl.uint8",
 }
 """What each dtype is called in a kernel."""
 

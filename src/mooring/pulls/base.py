@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -57,6 +57,9 @@ class ParameterPull(ABC):
 
     every: Every = 1
     """Act in each iteration, only in each `every`-th of a task, or with "task" once, when it is consolidated."""
+
+    reads_current: ClassVar[bool] = True
+    """Whether `rate` depends on `current`; where it does not, that need not be kept (`mooring.Memory`)."""
 
     @abstractmethod
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:

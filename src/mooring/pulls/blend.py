@@ -1,6 +1,7 @@
 """Blend: a fixed share of the way back to the anchor, whatever a parameter is worth."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,6 +30,8 @@ class Blend(ParameterPull):
 
     share: Number
     every: Every = "task"
+
+    reads_current: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse options outside their range."""

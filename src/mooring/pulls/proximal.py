@@ -1,6 +1,7 @@
 """Proximal: the penalty as a step of its own, which cannot extrapolate at any strength."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +45,8 @@ class Proximal(ParameterPull):
     """
 
     strength: Number
+
+    reads_current: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse options outside their range."""

@@ -66,7 +66,7 @@ def check_scores(make: Make, case: Case) -> None:
         raise AssertionError(f"{case}: every score is zero after three steps: the importance does nothing")
     check_equal(f"{case}: two equal runs", states[0], states[1])
     run.moor.consolidate()
-    fresh = {n: make().start(a, name=n, task=1)["current"].expand_as(a) for n, a in run.moor.anchor.items()}
+    fresh = {n: make().start(c, name=n, task=1)["current"].expand_as(c) for n, c in run.moor.current.items()}
     if not make().balances:
         check_equal(f"{case}: current after a consolidation", run.moor.current, fresh)
 

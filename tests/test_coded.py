@@ -1,0 +1,134 @@
+"""An importance in eight bits is within its bound of the importance itself, whatever the numbers; and so is R."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+
+from mooring.coded import Coded, block_of, decoded, encoded, largest_change
+from mooring.errors import MooringError
+from mooring.pulls.interpolation import relative_importance
+from mooring.pulls.proximal import proximal_rate
+from mooring.tiles import tiled
+
+TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+ROUNDED = 1e-4
+"""What float32 may add, as a part of a value: exponents are close to 128, where it has steps of 1.5e-5."""
+
+
+def octaves_of(blocks: torch.Tensor) -> torch.Tensor:
+    """How many powers of two a block's values span, those that count as 0 left out."""
+    logs = blocks.double().log2()
+    low = torch.where(blocks >= TINY, logs, torch.inf).amin(-1)
+    return (logs.amax(-1) - low).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def check_bounds(values: torch.Tensor, block: int) -> None:
+    """Every promise of `mooring.coded`, for values of shape (rows, ...)."""
+    coded = decoded(*encoded(values, block))
+    assert coded.shape == values.shape
+    assert coded.dtype == values.dtype
+    counts = values >= TINY
+    assert torch.equal(coded == 0, ~counts)
+    octaves = octaves_of(values.reshape(-1, block)).unsqueeze(-1).expand(-1, block).reshape(values.shape)
+    off = (coded[counts].double() / values[counts].double()).log2().abs()
+    assert bool((off <= octaves[counts] / 508 + ROUNDED).all())
+    ranks = [values.median(), values.amax(), values.amin().clamp(min=TINY)]
+    for current in (*(values.new_full((), float(rank)).expand_as(values) for rank in ranks), values.flip(-1)):
+        for root in (1, 2, 3):
+            wide = [relative_importance(t.double(), current.double(), root) for t in (coded, values)]
+            allowed = largest_change(octaves, root) + ROUNDED
+            assert bool(((wide[0] - wide[1]).abs() <= allowed)[counts].all())
+    p = [proximal_rate(t.double(), 1 / float(values.amax().clamp(min=TINY)), 30.0) for t in (coded, values)]
+    assert bool(((p[0] - p[1]).abs() <= largest_change(octaves, 1) + ROUNDED)[counts].all())
+
+
+numbers = some.one_of(
+    some.just(0.0),
+    some.floats(0, HUGE, width=32),
+    some.floats(2.0**-40, 1.0, width=32),
+    some.floats(0, TINY, width=32),
+)
+
+
+@given(some.lists(numbers, min_size=32, max_size=32), some.sampled_from([4, 8, 16, 32]))
+def test_no_value_is_further_from_its_code_than_promised(values, block):
+    check_bounds(torch.tensor(values, dtype=torch.float32).view(1, -1), block)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.0] * 16,
+        [3.7] * 16,
+        [TINY] * 16,
+        [HUGE] * 16,
+        [HUGE, TINY] * 8,
+        [HUGE, 0.0, TINY, 1.0] * 4,
+        [1e-45, 1e-40] * 8,
+        [1e-45, 1.0] * 8,
+        [1.0, 1.0 + 2**-23] * 8,
+        [2.0**-n for n in range(16)],
+    ],
+    ids=str,
+)
+def test_extremes(values):
+    check_bounds(torch.tensor([values, values[::-1]]), 16)
+
+
+def test_the_largest_and_equal_values_are_exact():
+    code, high, step = encoded(torch.tensor([[3.7] * 16 + [8.0, 1e-3] * 8]), 16)
+    assert torch.equal(decoded(code, high, step)[0, :16], torch.full((16,), 3.7))
+    assert torch.equal(decoded(code, high, step)[0, 16::2], torch.full((8,), 8.0))
+    assert step[0, 0] == 0
+
+
+def test_squared_gradients_stay_far_inside_the_bound():
+    """Blocks of squares of normal numbers span about 20 octaves."""
+    values = torch.randn(64, 512, generator=torch.Generator().manual_seed(0)).square()
+    other = torch.randn(64, 512, generator=torch.Generator().manual_seed(1)).square()
+    coded = decoded(*encoded(values, 256))
+    off = (relative_importance(coded, other) - relative_importance(values, other)).abs()
+    assert float(off.max()) < 0.006
+    assert float(off.mean()) < 0.002
+
+
+def test_float64_is_coded_in_its_own_range():
+    values = torch.tensor([[1e-300, 1e300, 0.0, 1.0] * 4], dtype=torch.float64)
+    coded = decoded(*encoded(values, 16))
+    assert coded.dtype == torch.float64
+    octaves = math.log2(1e300) * 2
+    assert bool(((coded / values).log2().abs().nan_to_num() <= octaves / 508 + 1e-9).all())
+    assert torch.equal(coded == 0, values == 0)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan, -1e-3])
+def test_what_has_no_code_is_refused_in_a_line(bad):
+    values = torch.ones(2, 16)
+    values[1, 3] = bad
+    with pytest.raises(MooringError, match=r"negative or not finite.*give Memory\(previous=\) a dtype") as error:
+        Coded.of(values, 16)
+    assert "\n" not in str(error.value)
+
+
+def test_blocks_divide_rows_or_a_parameter_is_not_coded():
+    for shape, block in [((8, 300), 150), ((8, 257), None), ((8, 8), None), ((8, 4, 9), 36), ((8,), None), ((), None)]:
+        assert block_of(torch.Size(shape)) == block
+
+
+def test_of_no_rows_there_are_no_blocks():
+    coded = Coded.of(torch.zeros(0, 32), 32)
+    assert coded.values().shape == (0, 32)
+
+
+def test_pieces_are_whole_blocks_and_read_the_same(monkeypatch):
+    monkeypatch.setattr("mooring.tiles.CPU_TILE", 100)
+    values = torch.rand(7, 96)
+    coded = Coded.of(values, 48)
+    named = {"theta": values, **coded.slots()}
+    pieces = list(tiled(named))
+    assert [piece["theta"].numel() for piece in pieces] == [96] * 7
+    found = torch.cat([decoded(*list(piece.values())[1:]) for piece in pieces])
+    assert torch.equal(found.view_as(values), coded.values())
