@@ -5,14 +5,13 @@ import resource
 import shutil
 import signal
 import sqlite3
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from faults.small import QUICK, undisturbed
-from lab.small import class_stream, spec_for
+from lab.small import Once, class_stream, spec_for
 from lab.test_kill import rows, saved
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
@@ -28,20 +27,6 @@ def quick(tmp_path_factory):
 
 
 # Torn
-
-
-class Once:
-    """Saves a fleet in its first harbour."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def look(self, fleet: Fleet) -> None:
-        pass
-
-    def harbour(self, fleet: Fleet) -> None:
-        if not self.path.exists():
-            checkpoint.save(fleet, self.path)
 
 
 def test_a_checkpoint_torn_at_any_byte_is_refused_whole(tmp_path, ledger):

@@ -190,7 +190,7 @@ class Dispatch:
         behind = self._behind(leg.specs)
         leg.lost = (leg.lost if behind == leg.steps else 0) + counts
         runs = counted(len(leg.specs), "run")
-        if len(leg.specs) > 1 and (memory or (counts and leg.lost % HALVED == 0)):
+        if len(leg.specs) > 1 and not self.unfinished.deterministic and (memory or (counts and leg.lost % HALVED == 0)):
             parts = evenly(leg.specs, (len(leg.specs) + 1) // 2)
             self.unfinished.split(parts)
             self.reporter.note(f"{why}: its {runs} go on in halves, from step {behind}")
@@ -198,10 +198,11 @@ class Dispatch:
                 self._send(_Leg(leg.number, part))
             return
         if leg.lost >= GIVEN_UP:
-            spec = leg.specs[0]
+            spec, fewer = leg.specs[0], " or --fleet" if len(leg.specs) > 1 else ""
             raise MooringError(
                 f"{why}, {leg.lost} times after step {behind} of {spec.method} with seed {spec.seed}: it may need more "
-                "memory than a machine has; give a smaller batch, or look at the logs in /tmp/ray/session_latest/logs"
+                f"memory than a machine has; give a smaller batch{fewer}, or look at the logs in "
+                "/tmp/ray/session_latest/logs"
             )
         self.reporter.note(f"{why}: its {runs} go on from step {behind}")
         self._send(leg)
