@@ -125,6 +125,11 @@ COMPARE = {
     "--fleet 0": "fleet=0",
     "--fleet -1": "fleet=-1",
     "--fleet many": "--fleet",
+    "--share 0.5": "--share 0.5 is for --engine ray: give that too, or leave the share out",
+    "--share nan": "--share nan is for --engine ray",
+    "--share half": "--share",
+    "--deterministic yes": "yes",
+    "--deterministic --device meta": "unknown device 'meta'",
     "--baseline er": "the baseline 'er' is not among the methods: they are plain, ewc",
     "--init missing.safetensors": "missing.safetensors",
     "--nonsense": "--nonsense",
@@ -207,6 +212,11 @@ OTHERS = {
     "pretrain --device cuda": "cuda is not available here",
     "pretrain --per-task 3": "3 does not divide",
     "pretrain --out .": "",
+    "pretrain --deterministic --device cudda": "unknown device 'cudda'",
+    "paper table-9": "table-9",
+    "paper claims --miniature --trained-on moon": "unknown device for --trained-on 'moon'; allowed: cpu, cuda",
+    "paper claims --miniature --trained-on cuda:1": "unknown device for --trained-on 'cuda:1' (did you mean 'cuda'?)",
+    "paper claims --miniature --share 2": "--share 2 is for --engine ray",
 }
 
 

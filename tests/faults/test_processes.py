@@ -5,12 +5,11 @@ import random
 import signal
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from cluster import cluster, needs_ray, workers
-from faults.small import ASKED, QUICK, often, table, undisturbed
+from faults.small import ASKED, QUICK, often, table, times, undisturbed
 from lab.test_kill import rows, saved
 from processes import Child, command, wait_for
 
@@ -89,15 +88,6 @@ def test_kills_at_random_moments_with_the_local_engine(tmp_path, whole, ledger):
     assert kills, "it was never killed"
     assert Child(tmp_path, command, *ASKED, patience=PATIENCE).ended().status == 0
     ledger.write("kill -9 of the driver (local)", kills, whole, rows(tmp_path))
-
-
-def times(folder: Path) -> dict[Path, int]:
-    """When each checkpoint was written."""
-    found = {}
-    for path in saved(folder):
-        with suppress(FileNotFoundError):
-            found[path] = path.stat().st_mtime_ns
-    return found
 
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=needs_ray)])
