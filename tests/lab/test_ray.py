@@ -118,18 +118,22 @@ def shared_gpu(folder: str) -> int:
 
     ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
 
-    def seen() -> tuple[str, float, float]:
-        began = time.time()
-        time.sleep(0.5)
-        return os.environ["CUDA_VISIBLE_DEVICES"], began, time.time()
+    def seen(wanted: int, patience: float) -> tuple[str, int]:
+        """What a fleet sees of the GPU, and how many are on it; it waits for others, not for ever."""
+        mine, end = Path(folder) / f"{os.getpid()}.here", time.monotonic() + patience
+        mine.touch()
+        while (here := len(list(Path(folder).glob("*.here")))) < wanted:
+            if time.monotonic() > end:
+                mine.unlink()
+                break
+            time.sleep(0.01)
+        return os.environ["CUDA_VISIBLE_DEVICES"], here
 
-    for share in (1.0, 0.3):
+    for share, wanted, patience in ((1.0, 2, 1.0), (0.3, 3, 60.0)):
         engine = Ray(Aboard({}, {}, "cuda"), Path(folder), share=share)
         task = ray.remote(**engine.takes())(seen)
-        ray.get([task.remote() for _ in range(3)])  # the workers have started
-        told = ray.get([task.remote() for _ in range(3)])
-        at_once = max(sum(begin <= moment < end for _, begin, end in told) for _, moment, _ in told)
-        print(json.dumps([sorted({each[0] for each in told}), at_once, engine._slots(ray)]))
+        told = ray.get([task.remote(wanted, patience) for _ in range(3)])
+        print(json.dumps([sorted({gpu for gpu, _ in told}), max(here for _, here in told), engine._slots(ray)]))
     return 0
 
 
