@@ -62,13 +62,28 @@ def connected(address: str | None = None) -> Any:
     return ray
 
 
+def _connect(where: str) -> None:
+    host, _, port = where.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def _answers(where: str) -> bool:
+    """Whether somebody listens there, or is only slow to."""
+    try:
+        _connect(where)
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def _reachable(where: str) -> None:
     """Refuse an address where nobody listens: Ray would try for minutes."""
-    host, colon, port = where.rpartition(":")
-    if not colon:
+    if ":" not in where:
         return
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        _connect(where)
     except (OSError, ValueError, OverflowError) as error:
         told = getattr(error, "strerror", None) or str(error)
         raise MooringError(f"no Ray cluster at {where}: {told}; `ray start --head` makes one and says where") from error
@@ -153,10 +168,12 @@ class Ray:
                 return task.remote(order, self._stored(ray, specs[0].data), self._stored(ray, "weights"), master)
 
             def halt() -> None:
-                ray.get(master.stop.remote())
+                master.stop.remote()  # not waited for: its cluster may be gone
 
+            where = ray.get_runtime_context().gcs_address
             steps = [steps_of(fleet[0], aboard.streams[fleet[0].data]) for fleet in fleets]
-            Dispatch(ray, launch, halt, keep, unfinished, aboard.reporter, stop).run(fleets, steps)
+            told = keep, unfinished, aboard.reporter, stop, lambda: _answers(where)
+            Dispatch(ray, launch, halt, *told).run(fleets, steps)
 
     def takes(self) -> dict[str, float]:
         """What a fleet asks of Ray: a core, or a core and a GPU, or its share of them."""
