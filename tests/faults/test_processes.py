@@ -113,6 +113,28 @@ def test_sigterm_finishes_the_checkpoint_and_exits_0_with_how_to_continue(tmp_pa
     ledger.write(f"SIGTERM ({engine})", asked, whole, rows(tmp_path))
 
 
+def as_a_job(*arguments: str) -> int:
+    """The command and every process that it starts, in a group of their own."""
+    os.setsid()
+    return command(*arguments)
+
+
+@needs_ray
+def test_sigterm_to_every_process_of_a_job_ends_its_cluster_and_the_command_says_how_to_continue(
+    tmp_path, whole, ledger
+):
+    """As `timeout`, a batch system or a service manager sends it: Ray's own processes end at once."""
+    child = Child(tmp_path, as_a_job, *ASKED, "--engine", "ray", patience=PATIENCE)
+    assert wait_for(lambda: saved(tmp_path), child)
+    os.killpg(child.process.pid, signal.SIGTERM)
+    told = child.ended()
+    assert (told.status, told.out) == (0, ""), told.err
+    assert "Traceback" not in told.err
+    assert told.err.splitlines()[-1].endswith("everything so far is saved, and the same command continues from here")
+    assert Child(tmp_path, command, *ASKED, patience=PATIENCE).ended().status == 0
+    ledger.write("SIGTERM to a whole job (Ray)", 1, whole, rows(tmp_path))
+
+
 def test_eight_drivers_on_one_study_take_turns_or_are_refused(tmp_path, quick, ledger):
     asked = [*QUICK[:-1], "../study.sqlite"]
     every = [

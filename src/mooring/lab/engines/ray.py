@@ -32,8 +32,10 @@ def installed() -> Any:
     """The library; refused in one line where it is missing."""
     try:
         import ray
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MooringError('--engine ray needs Ray: pip install "mooring[ray]", or leave --engine out') from error
+    except ImportError as error:  # it is there, but something in it is not
+        raise MooringError(f"Ray cannot be imported: {' '.join(str(error).split())}") from error
     return ray
 
 
