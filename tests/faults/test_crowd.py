@@ -21,10 +21,10 @@ SECONDS = 120
 MEGABYTES = 50
 """How much the driver may grow while they are."""
 
-STEP = 0.05
+STEP = 0.25
 """Seconds that a step takes at the least, on a machine of any speed."""
 
-EPOCHS = 100
+EPOCHS = 20
 """Of four tasks of six steps each: two minutes by themselves."""
 
 

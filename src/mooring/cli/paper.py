@@ -11,7 +11,7 @@ import typer
 from mooring.cli.options import AsJson, StudyFlags, spread
 from mooring.cli.output import command_line, opened
 from mooring.cli.tables import as_json
-from mooring.errors import unknown
+from mooring.errors import MooringError, unknown
 from mooring.lab.files import check_writable
 from mooring.lab.words import counted
 from mooring.paper.cost import cost
@@ -69,6 +69,8 @@ def paper(
     asked = (MINIATURE if miniature else PAPER).on(data, _names(sets)).through(_names(regimes))
     scale = asked if seeds is None else replace(asked, seeds=seeds)
     check_writable(out, make=False)
+    if other_init and scale.other == scale.network:
+        raise MooringError("--other-init is for the second network, and there is one only: give --init")
     study = opened(kept)
     backbones = {scale.other: other_init or [], scale.network: init or []}
     lab = Laboratory(

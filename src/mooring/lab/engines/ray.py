@@ -84,6 +84,8 @@ def _reachable(where: str) -> None:
     """Refuse an address where nobody listens: Ray would try for minutes."""
     if ":" not in where:
         return
+    if not where.rpartition(":")[2].isdecimal():
+        raise MooringError(f"--address {where} is not allowed: give HOST:PORT, or auto on a machine of the cluster")
     try:
         _connect(where)
     except (OSError, ValueError, OverflowError) as error:
