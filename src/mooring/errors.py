@@ -43,8 +43,12 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, *
         raise MooringError(f"{name}={value!r} is not allowed: give a number {limits}")
 
 
-def check_whole(name: str, value: object, low: int) -> None:
-    """Refuse anything but a whole number from `low`.
+LARGEST = 10**12
+"""The largest whole number that is allowed unless more is said: beyond it counts no longer fit where they are kept."""
+
+
+def check_whole(name: str, value: object, low: int, high: int = LARGEST) -> None:
+    """Refuse anything but a whole number from `low` to `high`.
 
     Example:
         >>> check_whole("epochs", 0, 1)
@@ -54,3 +58,5 @@ def check_whole(name: str, value: object, low: int) -> None:
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise MooringError(f"{name}={value!r} is not allowed: give a whole number from {low}")
+    if value > high:
+        raise MooringError(f"{name}={value!r} is not allowed: give a whole number up to {high}")

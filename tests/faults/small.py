@@ -1,8 +1,9 @@
 """The studies that faults are injected into, and what came of them undisturbed."""
 
+from contextlib import suppress
 from pathlib import Path
 
-from lab.test_kill import rows
+from lab.test_kill import rows, saved
 from processes import Child, command
 
 SMALL = ["--limit", "30", "--tasks", "4", "--batch", "5", "--seeds", "2", "--memory", "15", "--dtype", "float64"]
@@ -36,3 +37,12 @@ def often(every: float, *arguments: str) -> int:
 def table(folder: Path) -> str:
     """What `mooring show` says of a study."""
     return Child(folder, command, "show", "study.sqlite").ended().out
+
+
+def times(folder: Path) -> dict[Path, int]:
+    """When each checkpoint was written."""
+    found = {}
+    for path in saved(folder):
+        with suppress(FileNotFoundError):
+            found[path] = path.stat().st_mtime_ns
+    return found

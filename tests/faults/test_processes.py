@@ -5,12 +5,11 @@ import random
 import signal
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from cluster import cluster, needs_ray, workers
-from faults.small import ASKED, QUICK, often, table, undisturbed
+from faults.small import ASKED, QUICK, often, table, times, undisturbed
 from lab.test_kill import rows, saved
 from processes import Child, command, wait_for
 
@@ -91,15 +90,6 @@ def test_kills_at_random_moments_with_the_local_engine(tmp_path, whole, ledger):
     ledger.write("kill -9 of the driver (local)", kills, whole, rows(tmp_path))
 
 
-def times(folder: Path) -> dict[Path, int]:
-    """When each checkpoint was written."""
-    found = {}
-    for path in saved(folder):
-        with suppress(FileNotFoundError):
-            found[path] = path.stat().st_mtime_ns
-    return found
-
-
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=needs_ray)])
 def test_sigterm_finishes_the_checkpoint_and_exits_0_with_how_to_continue(tmp_path, whole, ledger, engine):
     asked, chance = 0, random.Random(3)
@@ -121,6 +111,28 @@ def test_sigterm_finishes_the_checkpoint_and_exits_0_with_how_to_continue(tmp_pa
     assert asked, "it was never asked"
     assert Child(tmp_path, command, *ASKED, patience=PATIENCE).ended().status == 0
     ledger.write(f"SIGTERM ({engine})", asked, whole, rows(tmp_path))
+
+
+def as_a_job(*arguments: str) -> int:
+    """The command and every process that it starts, in a group of their own."""
+    os.setsid()
+    return command(*arguments)
+
+
+@needs_ray
+def test_sigterm_to_every_process_of_a_job_ends_its_cluster_and_the_command_says_how_to_continue(
+    tmp_path, whole, ledger
+):
+    """As `timeout`, a batch system or a service manager sends it: Ray's own processes end at once."""
+    child = Child(tmp_path, as_a_job, *ASKED, "--engine", "ray", patience=PATIENCE)
+    assert wait_for(lambda: saved(tmp_path), child)
+    os.killpg(child.process.pid, signal.SIGTERM)
+    told = child.ended()
+    assert (told.status, told.out) == (0, ""), told.err
+    assert "Traceback" not in told.err
+    assert told.err.splitlines()[-1].endswith("everything so far is saved, and the same command continues from here")
+    assert Child(tmp_path, command, *ASKED, patience=PATIENCE).ended().status == 0
+    ledger.write("SIGTERM to a whole job (Ray)", 1, whole, rows(tmp_path))
 
 
 def test_eight_drivers_on_one_study_take_turns_or_are_refused(tmp_path, quick, ledger):

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from safetensors.torch import save
 
 import mooring
-from lab.small import class_stream, spec_for
+from lab.small import Once, class_stream, spec_for
 from mooring.cli import main
 from mooring.errors import MooringError
 from mooring.lab.comparison import comparison
@@ -205,17 +205,6 @@ def test_an_injured_image_is_refused_in_one_line_or_read(tmp_path_factory, data)
 
 
 # States
-
-
-class Once:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def look(self, fleet: Fleet) -> None:
-        pass
-
-    def harbour(self, fleet: Fleet) -> None:
-        checkpoint.save(fleet, self.path)
 
 
 STREAM = class_stream(tasks=2, images=8)

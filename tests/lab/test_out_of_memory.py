@@ -137,6 +137,18 @@ def whole(methods: str) -> list[Result]:
         return ran(Path(folder) / "whole.sqlite", runs_of(methods, 2))
 
 
+def test_a_deterministic_fleet_is_not_split_and_one_line_says_what_to_give(tmp_path):
+    Cramped.at, Cramped.most = 4, 3
+    line = r"^4 runs of mlp do not fit into the memory of cpu, and a deterministic fleet is not split: give --fleet 2$"
+    with pytest.raises(MooringError, match=line):
+        ran(tmp_path / "study.sqlite", runs_of("plain"), deterministic=True)
+    assert Cramped.sailed == [4]
+    found = ran(tmp_path / "study.sqlite", runs_of("plain"), deterministic=True, fleet=2)
+    assert Cramped.sailed == [4, 2, 2]  # from their beginning: their checkpoint is of four
+    assert [result.status for result in found] == ["finished"] * 4
+    assert Cramped.taken == 4 * 4 + 4 * STEPS
+
+
 @pytest.mark.parametrize(("methods", "moment"), CASES)
 def test_halves_go_on_from_the_last_checkpoint_and_give_what_the_whole_gives(tmp_path, methods, moment):
     at, every, back = MOMENTS[moment]  # when memory runs out, how often is saved, what has to be gone back to

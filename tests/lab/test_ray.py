@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from cluster import cluster, needs_ray, workers
 from lab.test_kill import DIGITS, rows, saved
 from mooring.errors import MooringError
+from mooring.lab.engines.voyage import Aboard
+from mooring.lab.store import Store
 from mooring.lab.study import Study
 from processes import Child, Ended, command, wait_for
 
@@ -41,9 +44,16 @@ def test_without_ray_one_line_says_how_to_install_it_and_nothing_is_written(tmp_
     ("told", "line"),
     [
         ({"engine": "rai"}, "unknown engine 'rai' (did you mean 'ray'?); allowed: local, ray"),
+        ({"engine": "local", "share": 0.5}, "--share 0.5 is for --engine ray: give that too, or leave the share out"),
+        pytest.param(
+            {"engine": "ray", "share": 0.0}, "share=0.0 is not allowed: give a number from 0.01", marks=needs_ray
+        ),
+        pytest.param(
+            {"engine": "ray", "share": 2.0}, "share=2.0 is not allowed: give a number from 0.01", marks=needs_ray
+        ),
         ({"engine": "local", "address": "auto"}, "--address auto is for --engine ray: give that too, or leave"),
     ],
-    ids=["unknown", "address"],
+    ids=["unknown", "share", "nothing", "two", "address"],
 )
 def test_an_engine_that_cannot_be_is_refused_in_one_line(tmp_path, told, line):
     with pytest.raises(MooringError) as caught:
@@ -89,6 +99,52 @@ def test_results_equal_the_local_engines_exactly_and_come_in_fleets_by_shape(tmp
     assert sum(": done" in line for line in err.splitlines()) == 4
     assert saved(tmp_path) == []
     assert not (tmp_path / "study.sqlite.fleets").exists()
+
+
+@needs_ray
+def test_deterministic_fleets_are_sent_as_such_and_a_share_of_a_core_lets_more_sail_at_once(tmp_path, two, whole):
+    err = well(begun(tmp_path, two, "--deterministic", "--share", "0.25").ended())
+    assert rows(tmp_path) == whole
+    assert err.startswith("10 runs to train in 3 fleets\n")  # by shape alone, however many cores there are
+    results = list(Store(tmp_path / "study.sqlite").results())
+    assert {result.versions.get("deterministic") for result in results} == {"yes"}
+
+
+def shared_gpu(folder: str) -> int:
+    """How many fleets are on a GPU at once that this machine says it has, and what they see of it."""
+    import ray
+
+    from mooring.lab.engines.ray import Ray
+
+    ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+
+    def seen(wanted: int, patience: float) -> tuple[str, int]:
+        """What a fleet sees of the GPU, and how many are on it; it waits for others, not for ever."""
+        mine, end = Path(folder) / f"{os.getpid()}.here", time.monotonic() + patience
+        mine.touch()
+        while (here := len(list(Path(folder).glob("*.here")))) < wanted:
+            if time.monotonic() > end:
+                mine.unlink()
+                break
+            time.sleep(0.01)
+        return os.environ["CUDA_VISIBLE_DEVICES"], here
+
+    for share, wanted, patience in ((1.0, 2, 1.0), (0.3, 3, 60.0)):
+        engine = Ray(Aboard({}, {}, "cuda"), Path(folder), share=share)
+        task = ray.remote(**engine.takes())(seen)
+        told = ray.get([task.remote(wanted, patience) for _ in range(3)])
+        print(json.dumps([sorted({gpu for gpu, _ in told}), max(here for _, here in told), engine._slots(ray)]))
+    return 0
+
+
+@pytest.mark.faults
+@needs_ray
+def test_a_fleet_has_a_gpu_for_itself_unless_a_share_is_asked_for(tmp_path):
+    from lab.test_ray import shared_gpu as target
+
+    told = Child(tmp_path, target, str(tmp_path), patience=120).ended()
+    assert told.status == 0, told.err
+    assert [json.loads(line) for line in told.out.splitlines()[-2:]] == [[["0"], 1, 1], [["0"], 3, 3]]
 
 
 @needs_ray

@@ -112,6 +112,18 @@ def test_parts_are_even_in_order_and_no_larger_than_they_may_be(number, most):
     assert len(made) == -(-number // most)
 
 
+@pytest.mark.parametrize("device", AT_ONCE)
+def test_a_fixed_size_asks_neither_a_clock_nor_how_much_is_free(device):
+    def never(*args, **rest):
+        pytest.fail("it was measured")
+
+    told = {"device": device, "trial": never, "free": never, "fixed": True}
+    sized = Sizes({STREAM.fingerprint: STREAM}, **told)
+    assert sized(runs_of(40)) == 40
+    assert sized(runs_of(10_000)) == AT_ONCE[device]
+    assert 1 <= Sizes({STREAM.fingerprint: STREAM}, **told)(runs_of(500, batch=2000)) < AT_ONCE[device]
+
+
 # How much memory
 
 

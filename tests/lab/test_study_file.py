@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mooring.errors import MooringError
 from mooring.lab.study_file import read_study_file
 from one_line import refused
 
@@ -306,3 +307,11 @@ def test_a_good_file_is_not_refused(tmp_path, monkeypatch):
     for text in (GOOD, top(), stream(), train(), method(), search()):
         (tmp_path / "good.toml").write_text(text)
         comparison(**read_study_file(tmp_path / "good.toml").comparison)
+
+
+@pytest.mark.parametrize("line", ['study = "a\\u0000"', 'report = "a\\u0000"', '[train]\ninit = "a\\u0000"'])
+def test_a_path_that_no_file_can_have_is_refused_with_its_line(tmp_path, line):
+    path = tmp_path / "study.toml"
+    path.write_text(line)
+    with pytest.raises(MooringError, match=rf"line {line.count(chr(10)) + 1}: \w+ must be a path, not 'a\\x00'$"):
+        read_study_file(path)

@@ -20,6 +20,10 @@ def run(
     device: Annotated[str | None, typer.Option("--device", help="Instead of the file's.")] = None,
     engine: Annotated[str, typer.Option("--engine", help="local, or ray: many fleets at once.")] = "local",
     address: Annotated[str | None, typer.Option("--address", help="Of a Ray cluster.", metavar="HOST:PORT")] = None,
+    share: Annotated[float, typer.Option("--share", help="Of a core or a GPU that a fleet takes with Ray.")] = 1.0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits each time, on a GPU too; slower there.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait while another process runs this study.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     json: AsJson = False,
@@ -28,7 +32,7 @@ def run(
     told = read_study_file(file)
     sys.path.insert(0, str(file.resolve().parent))  # a network of one's own may lie beside its study
     asked = comparison(**told.comparison)
-    kept = StudyFlags(told.study, device or told.device, told.fleet, engine, address, wait, quiet)
+    kept = StudyFlags(told.study, device or told.device, told.fleet, engine, address, share, deterministic, wait, quiet)
     study = opened(kept, told.report)
     output = OutputFlags(told.baseline, told.report, json)
     if told.search is None:

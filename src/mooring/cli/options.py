@@ -111,6 +111,13 @@ class StudyFlags:
     address: Annotated[
         str | None, _option("--address", "Of a Ray cluster; else one on this machine.", "Running", metavar="HOST:PORT")
     ] = None
+    share: Annotated[
+        float,
+        _option("--share", "Of a core or a GPU that a fleet takes with Ray; several share one.", "Running"),
+    ] = 1.0
+    deterministic: Annotated[
+        bool, _option("--deterministic", "The same bits each time, on a GPU too; slower there.", "Running")
+    ] = False
     wait: Annotated[bool, _option("--wait", "Wait while another process runs this study.", "Running")] = False
     quiet: Annotated[bool, _option("--quiet", "No progress.", "Running")] = False
 

@@ -45,6 +45,8 @@ def opened(flags: StudyFlags, report: Path | None = None) -> Study:
         reporter=told,
         engine=flags.engine,
         address=flags.address,
+        share=flags.share,
+        deterministic=flags.deterministic,
     )
 
 

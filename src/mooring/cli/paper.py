@@ -11,6 +11,7 @@ import typer
 from mooring.cli.options import AsJson, StudyFlags, spread
 from mooring.cli.output import command_line, opened
 from mooring.cli.tables import as_json
+from mooring.errors import MooringError, unknown
 from mooring.lab.files import check_writable
 from mooring.lab.words import counted
 from mooring.paper.cost import cost
@@ -21,6 +22,8 @@ from mooring.paper.scale import MINIATURE, PAPER, Scale
 from mooring.paper.targets import TARGETS, Target, chosen
 
 __all__ = ["paper"]
+
+TRAINED_ON = ("cpu", "cuda")
 
 
 def _listed() -> str:
@@ -60,10 +63,14 @@ def paper(
     json: AsJson = False,
 ) -> None:
     """Reproduce the paper: train what has no result yet, and write ours beside theirs."""
+    if trained_on not in (None, *TRAINED_ON):
+        raise unknown("device for --trained-on", trained_on, TRAINED_ON)
     wanted = chosen(targets)
     asked = (MINIATURE if miniature else PAPER).on(data, _names(sets)).through(_names(regimes))
     scale = asked if seeds is None else replace(asked, seeds=seeds)
     check_writable(out, make=False)
+    if other_init and scale.other == scale.network:
+        raise MooringError("--other-init is for the second network, and there is one only: give --init")
     study = opened(kept)
     backbones = {scale.other: other_init or [], scale.network: init or []}
     lab = Laboratory(

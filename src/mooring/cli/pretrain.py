@@ -10,6 +10,7 @@ from mooring.cli.bar import progress_bar
 from mooring.cli.options import AsJson, StreamFlags, spread
 from mooring.cli.tables import as_json
 from mooring.errors import MooringError
+from mooring.lab.determinism import deterministic as same_bits
 from mooring.lab.engines.stopping import InterruptedStudyError
 from mooring.lab.files import check_writable
 from mooring.lab.networks import backbone
@@ -50,6 +51,9 @@ def pretrain(
         str, typer.Option("--dtype", help="float32 or float64; on a GPU also tf32 (the default there) and bf16.")
     ] = "auto",
     device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")] = "cpu",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits each time, on a GPU too; slower there.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Teach backbones every class of a stream at once; `mooring compare --init FILE` starts from one."""
@@ -64,14 +68,15 @@ def pretrain(
         if file.is_dir():
             told = file / "backbone.safetensors"
             raise MooringError(f"{file} is a folder: give a file for the backbone, such as {told}")
-    settings.on(checked_device(device))
+    settings.on(checked_device(device, deterministic=deterministic))
     check_writable(out.parent, make=False)
     notes: list[str] = []
     with progress_bar() as shown:
         stream = open_stream(asked[0], shown)
         check_writable(out.parent)
         try:
-            taught = teach(stream, settings, out, device=device, report=shown, note=notes.append)
+            with same_bits(deterministic):
+                taught = teach(stream, settings, out, device=device, report=shown, note=notes.append)
         except KeyboardInterrupt:
             saved = "interrupted; every whole epoch is saved, and the same command continues from here"
             raise InterruptedStudyError(saved) from None

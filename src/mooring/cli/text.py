@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from mooring.errors import MooringError
+from mooring.lab.comparison import MOST_SEEDS
 
 __all__ = ["numbers", "numbers_by_method", "seeds"]
 
@@ -15,17 +16,24 @@ def seeds(text: str, option: str = "--seeds") -> int | list[int]:
         (5, [0, 3], [2, 3, 4])
     """
     try:
-        if text.strip().isdecimal() and int(text) > 0:
+        if text.strip().isdecimal() and 0 < int(text) <= MOST_SEEDS:
             return int(text)
         found: list[int] = []
         for part in (part for part in text.split(",") if part.strip()):
             first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
+            found += _between(int(first), int(last or first))
         if not found or not {",", "-"} & set(text):
             raise ValueError
         return list(dict.fromkeys(found))
     except ValueError:
-        raise MooringError(f"{option} {text} is not allowed: say how many (5) or which (0,3,7 or 0-4)") from None
+        allowed = f"say how many (5) or which (0,3,7 or 0-4), at most {MOST_SEEDS}"
+        raise MooringError(f"{option} {text} is not allowed: {allowed}") from None
+
+
+def _between(first: int, last: int) -> range:
+    if last - first >= MOST_SEEDS:
+        raise ValueError
+    return range(first, last + 1)
 
 
 def numbers(option: str, text: str) -> list[float]:

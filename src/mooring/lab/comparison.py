@@ -20,6 +20,9 @@ Numbers = float | Sequence[float]
 METHODS = "plain,joint,ewc,explicit-ewc,explicit-mas"
 """What is compared where nothing is said."""
 
+MOST_SEEDS = 100_000
+"""More are a slip of the finger."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -132,6 +135,7 @@ def comparison(
 def seeds_of(given: int | Sequence[int]) -> tuple[int, ...]:
     """Which seeds, from how many or which."""
     if isinstance(given, int) and not isinstance(given, bool):
+        check_whole("seeds", given, 0, MOST_SEEDS)  # that there are none is refused with what there is to run
         return tuple(range(given))
     if not isinstance(given, list | tuple | range):
         raise MooringError(f"seeds={given!r} is not allowed: say how many, or which in a list")

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mooring.errors import MooringError, check_number, check_whole, unknown
+from mooring.lab.comparison import MOST_SEEDS
 from mooring.lab.engines.memory import ran_out
 from mooring.lab.files import write_whole
 from mooring.lab.fleet.batches import Batches
@@ -88,12 +89,12 @@ class Pretraining:
         check_number("lr", self.lr, 0, above=True)
         check_number("momentum", self.momentum, 0, 1)
         check_number("weight_decay", self.weight_decay, 0)
+        check_whole("seeds", self.seeds, 1, MOST_SEEDS)
         for name, value, low in (
             ("epochs", self.epochs, 1),
             ("batch", self.batch, 1),
             ("seed", self.seed, 0),
             ("shifts", self.shifts, 0),
-            ("seeds", self.seeds, 1),
         ):
             check_whole(name, value, low)
         for name, given, allowed in (

@@ -70,7 +70,7 @@ class RunSpec:
         counts = {"epochs": self.epochs, "batch": self.batch, "memory": 1 if self.memory is None else self.memory}
         for name, value in counts.items():
             check_whole(name, value, 1)
-        check_whole("seed", self.seed, 0)
+        check_whole("seed", self.seed, 0, 1 << 62)
         for name in ("lr", "strength", "momentum", "weight_decay"):  # 10 and 10.0 are the same run
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else float(value))

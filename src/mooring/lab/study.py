@@ -10,6 +10,7 @@ import torch
 
 from mooring.errors import MooringError, check_whole
 from mooring.lab.comparison import Comparison, comparison
+from mooring.lab.determinism import prepare
 from mooring.lab.engines.choice import Engine, check_engine, engine
 from mooring.lab.engines.reporter import Reporter, Silent
 from mooring.lab.engines.sizes import AT_ONCE
@@ -52,6 +53,9 @@ class Study:
         reporter: who is told how it gets on.
         engine: "local", one fleet after the other here; or "ray", side by side on this machine or on a cluster.
         address: of the Ray cluster; None for one on this machine.
+        share: what part of a core or of a GPU a fleet takes there; several fleets share one.
+        deterministic: the same bits each time, on a GPU too: fleets are of a size that nothing is measured for, and
+            stay whole.
 
     Example:
         >>> import tempfile
@@ -73,11 +77,13 @@ class Study:
         reporter: Reporter | None = None,
         engine: str = "local",
         address: str | None = None,
+        share: float = 1.0,
+        deterministic: bool = False,
     ) -> None:
         self.store = Store(path)
-        check_engine(engine, address)
-        self.engine, self.address = engine, address
-        self.device = checked_device(device, here=engine == "local")
+        check_engine(engine, address, share)
+        self.engine, self.address, self.share, self.deterministic = engine, address, share, deterministic
+        self.device = checked_device(device, here=engine == "local", deterministic=deterministic)
         self.fleet, self.every, self.wait = fleet, every, wait
         self.reporter = reporter or Silent()
         if fleet is not None:
@@ -145,9 +151,9 @@ class Study:
             found = self._done(specs, reject)
             missing = [spec for spec in dict.fromkeys(specs) if spec.key not in found]
             if missing:
-                aboard = Aboard(streams, weights, self.device, self.every, self.reporter)
-                runner = engine(self.engine, aboard, self.checkpoints, self.address)
-                planned = self._planned(missing, runner, reject)
+                aboard = Aboard(streams, weights, self.device, self.every, self.reporter, self.deterministic)
+                runner = engine(self.engine, aboard, self.checkpoints, self.address, self.share)
+                planned = self._planned(missing, runner, reject, specs)
                 work = [len(fleet) * steps_of(fleet[0], streams[fleet[0].data]) for fleet in planned]
                 self.reporter.begin(planned, work, len(found))
                 runner.run(planned, self.store.add, reject=reject)
@@ -168,16 +174,29 @@ class Study:
             return {key: _rejected(result) for key, result in found.items()}
         return {key: result for key, result in found.items() if result.status != "rejected"}
 
-    def _planned(self, missing: Sequence[RunSpec], runner: Engine, reject: bool) -> list[list[RunSpec]]:
-        """Runs that were interrupted together go on together; the rest is put together anew."""
+    def _planned(
+        self, missing: Sequence[RunSpec], runner: Engine, reject: bool, asked: Sequence[RunSpec] = ()
+    ) -> list[list[RunSpec]]:
+        """Runs that were interrupted together go on together; the rest is put together anew.
+
+        Where the same bits are to come each time, fleets are those of all that was asked for, whatever is done.
+        """
         waiting = {spec.key: spec for spec in missing}
+        if self.deterministic:
+            every = self._fleets(list(asked), runner)
+            parts = [[spec for spec in fleet if spec.key in waiting] for fleet in every]
+            return [part for part in parts if part]
         planned = []
         for saved in Unfinished(self.checkpoints, self.device, reject).found(self.reporter.note):
             if fleet := [spec for key, spec in waiting.items() if key in saved.runs]:
                 planned.append(fleet)
                 waiting = {key: spec for key, spec in waiting.items() if key not in saved.runs}
-        rest, most = list(waiting.values()), self.fleet
-        return planned + (fleets(rest, runner.sizes(rest) if most is None else lambda runs: most) if rest else [])
+        return planned + self._fleets(list(waiting.values()), runner)
+
+    def _fleets(self, specs: list[RunSpec], runner: Engine) -> list[list[RunSpec]]:
+        """Runs put together, as many as was asked for or as is best."""
+        most = self.fleet
+        return fleets(specs, runner.sizes(specs) if most is None else lambda runs: most) if specs else []
 
     def _tidy(self) -> None:
         """Delete what a kill left: files half written, and checkpoints of runs that have their results."""
@@ -215,12 +234,13 @@ def checked_baseline(baseline: str | None, methods: Sequence[str]) -> str | None
     return baseline
 
 
-def checked_device(device: str, *, here: bool = True) -> str:
+def checked_device(device: str, *, here: bool = True, deterministic: bool = False) -> str:
     """The device, refused where there is none.
 
     Args:
         device: its name.
         here: whether it must be on this machine.
+        deterministic: whether it must give the same bits each time, which is settled before it starts.
     """
     try:
         kind = torch.device(device).type
@@ -232,6 +252,11 @@ def checked_device(device: str, *, here: bool = True) -> str:
         return device
     if kind == "cuda" and not torch.cuda.is_available():
         raise MooringError("cuda is not available here: give --device cpu")
-    if kind == "cuda" and torch.device(device).index is not None:
+    if deterministic:
+        prepare(device)
+    number = torch.device(device).index
+    if kind == "cuda" and number is not None:
+        if number >= torch.cuda.device_count():
+            raise MooringError(f"there is no {device} here: the last is cuda:{torch.cuda.device_count() - 1}")
         torch.cuda.set_device(device)  # kernels of our own and recordings go to the current one
     return device

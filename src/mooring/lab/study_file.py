@@ -97,10 +97,10 @@ class _Reader:
             **self.by_method(self.table(told, "method"), train.get("lr")),
         }
         return StudyFile(
-            study=self.near(told.get("study", f"{self.path.stem}.sqlite")),
+            study=self.near(told.get("study", f"{self.path.stem}.sqlite"), "study"),
             comparison=comparison,
             search=search,
-            report=self.near(told["report"]) if "report" in told else None,
+            report=self.near(told["report"], "report") if "report" in told else None,
             **{key: told[key] for key in ("baseline", "device", "fleet") if key in told},
         )
 
@@ -168,6 +168,8 @@ class _Reader:
         """A path from the file's own folder."""
         if not isinstance(path, str):
             raise MooringError(f"{self.path}{self.line(key, table)}: {key} must be a path in quotes, not {path!r}")
+        if "\0" in path:
+            raise MooringError(f"{self.path}{self.line(key, table)}: {key} must be a path, not {path!r}")
         return self.path.parent / Path(path).expanduser()
 
     def line(self, key: str, table: str = "") -> str:

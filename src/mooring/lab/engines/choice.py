@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from mooring.errors import MooringError, unknown
+from mooring.errors import MooringError, check_number, unknown
 from mooring.lab.engines.local import Local
 from mooring.lab.engines.voyage import Aboard
 from mooring.lab.results import Result
@@ -27,7 +27,7 @@ class Engine(Protocol):
         """Run every fleet to its end, from its checkpoint where it has one."""
 
 
-def check_engine(name: str, address: str | None = None) -> None:
+def check_engine(name: str, address: str | None = None, share: float = 1.0) -> None:
     """Refuse an engine that is not there, before any work.
 
     Example:
@@ -42,11 +42,14 @@ def check_engine(name: str, address: str | None = None) -> None:
         from mooring.lab.engines.ray import installed
 
         installed()
+        check_number("share", share, 0.01, 1)
+    elif share != 1.0:
+        raise MooringError(f"--share {share:g} is for --engine ray: give that too, or leave the share out")
     elif address is not None:
         raise MooringError(f"--address {address} is for --engine ray: give that too, or leave the address out")
 
 
-def engine(name: str, aboard: Aboard, folder: Path, address: str | None = None) -> Engine:
+def engine(name: str, aboard: Aboard, folder: Path, address: str | None = None, share: float = 1.0) -> Engine:
     """The engine of that name.
 
     Args:
@@ -54,14 +57,15 @@ def engine(name: str, aboard: Aboard, folder: Path, address: str | None = None) 
         aboard: what every fleet takes along.
         folder: where checkpoints go.
         address: of a Ray cluster; None for one on this machine.
+        share: what part of a core or of a GPU a fleet takes there.
 
     Example:
         >>> type(engine("local", Aboard({}, {}), Path("study.sqlite.fleets"))).__name__
         'Local'
     """
-    check_engine(name, address)
+    check_engine(name, address, share)
     if name == "local":
         return Local(aboard, folder)
     from mooring.lab.engines.ray import Ray
 
-    return Ray(aboard, folder, address)
+    return Ray(aboard, folder, address, share)

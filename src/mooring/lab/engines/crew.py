@@ -11,6 +11,8 @@ from typing import Any
 
 import mooring
 from mooring.errors import MooringError
+from mooring.lab.determinism import prepare
+from mooring.lab.engines.memory import free
 from mooring.lab.engines.reporter import Seen, Silent
 from mooring.lab.engines.sizes import Sizes
 from mooring.lab.engines.stopping import InterruptedStudyError, Stop
@@ -36,6 +38,7 @@ class Order:
         folder: where checkpoints go, which every machine has in the same place.
         beacon: a file in it; where it is not seen, the folder is another.
         path: where modules are found beside the usual places.
+        deterministic: whether the same bits are to come each time.
         version: of the library that gave the order.
     """
 
@@ -46,6 +49,7 @@ class Order:
     folder: Path
     beacon: str
     path: tuple[str, ...] = ()
+    deterministic: bool = False
     version: str = mooring.__version__
 
 
@@ -137,7 +141,8 @@ def sail(order: Order, stream: Stream, weights: dict[str, Weights], stopped: Any
     stop = Stop()
     if stopped is not None:
         stopped().add_done_callback(lambda future: None if future.exception() else stop.ask())
-    aboard = Aboard({stream.fingerprint: stream}, weights, order.device, order.every, _Telling(told))
+    rest = order.device, order.every, _Telling(told), order.deterministic
+    aboard = Aboard({stream.fingerprint: stream}, weights, *rest)
     threading.Thread(target=_work, args=(order, aboard, stop, told), daemon=True).start()
     while (heard := told.get()) is not None:
         if isinstance(heard, BaseException):
@@ -147,8 +152,10 @@ def sail(order: Order, stream: Stream, weights: dict[str, Weights], stopped: Any
 
 def _work(order: Order, aboard: Aboard, stop: Stop, told: "queue.SimpleQueue[Heard | BaseException | None]") -> None:
     """Beside the generator, which tells what this puts into the queue, and ends with None."""
-    unfinished = Unfinished(order.folder, order.device, order.reject)
+    unfinished = Unfinished(order.folder, order.device, order.reject, order.deterministic)
     try:
+        if order.deterministic:
+            prepare(order.device)
         voyage = Voyage(aboard, 0, order.specs, unfinished, stop)
         voyage.results(lambda results, path: told.put(Kept(results, path.name)))
     except InterruptedStudyError:
@@ -165,9 +172,22 @@ def _look_in(path: Sequence[str]) -> None:
 
 
 def sized(
-    specs: Sequence[RunSpec], stream: Stream, weights: dict[str, Weights], device: str, path: Sequence[str] = ()
+    specs: Sequence[RunSpec],
+    stream: Stream,
+    weights: dict[str, Weights],
+    device: str,
+    path: Sequence[str] = (),
+    share: float = 1.0,
 ) -> tuple[int, list[str]]:
     """How many of these runs, which are of one shape, sail together on this machine, and what there is to note.
+
+    Args:
+        specs: the runs.
+        stream: what they go through.
+        weights: what backbones start from, by fingerprint.
+        device: where to compute.
+        path: where modules are found beside the usual places.
+        share: what part of the device's memory is theirs.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -177,4 +197,5 @@ def sized(
     """
     _look_in(path)
     notes: list[str] = []
-    return Sizes({stream.fingerprint: stream}, weights, device, notes.append)(specs), notes
+    known = Sizes({stream.fingerprint: stream}, weights, device, notes.append, free=lambda on: int(share * free(on)))
+    return known(specs), notes

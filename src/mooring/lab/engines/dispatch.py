@@ -1,5 +1,6 @@
 """Fleets under way on other machines: what they tell, and what becomes of those that are lost."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ WAIT_SECONDS = 0.05
 HALVED = 2
 """So many times a worker is lost at the same place before its runs go on in halves: the system may have killed it for
 the memory it took."""
+
+GONE_SECONDS = 15.0
+"""So long nobody answers at the cluster's head before it is taken to be gone. Ray itself ends the process after 60."""
 
 GIVEN_UP = 5
 """So many times one run loses its worker at the same place."""
@@ -60,6 +64,7 @@ class Dispatch:
         unfinished: their checkpoints.
         reporter: who is told.
         stop: whether everything is to stop.
+        reached: whether the cluster's head answers.
     """
 
     def __init__(
@@ -71,13 +76,15 @@ class Dispatch:
         unfinished: Unfinished,
         reporter: Reporter,
         stop: Stop,
+        reached: Callable[[], bool] = lambda: True,
     ) -> None:
         self.ray, self.launch, self.halt, self.keep = ray, launch, halt, keep
-        self.unfinished, self.reporter, self.stop = unfinished, reporter, stop
+        self.unfinished, self.reporter, self.stop, self.reached = unfinished, reporter, stop, reached
         self.legs: dict[Any, _Leg] = {}
         self.notes: set[str] = set()
         self.error: BaseException | None = None
         self.halted = False
+        self.looked = self.answered = time.monotonic()
 
     def run(self, fleets: Sequence[Sequence[RunSpec]], steps: Sequence[int]) -> None:
         """Run every fleet to its end, the ones with most work first.
@@ -94,6 +101,7 @@ class Dispatch:
         for number in sorted(range(len(fleets)), key=lambda n: -len(fleets[n]) * steps[n]):
             self._send(_Leg(number, list(fleets[number])))
         while self.legs:
+            self._look()
             if self.stop.asked or self.error:
                 self._halt()
             ready, _ = self.ray.wait(list(self.legs), num_returns=len(self.legs), timeout=WAIT_SECONDS)
@@ -107,6 +115,23 @@ class Dispatch:
             raise self.error
         if self.stop.asked:
             raise self.stop.error()
+
+    def _look(self) -> None:
+        """Whether the cluster is still there: a signal to every process of a job, or of its machine, ends its head too.
+
+        Raises:
+            InterruptedStudyError: where it is gone and everything was to stop.
+            MooringError: where it is gone.
+        """
+        now = time.monotonic()
+        if now - self.looked < 1:
+            return
+        self.looked = now
+        if self.reached():
+            self.answered = now
+        elif now - self.answered >= GONE_SECONDS:
+            gone = MooringError("the Ray cluster is gone: the same command continues from the last checkpoints")
+            raise self.stop.error() if self.stop.asked else self.error or gone
 
     def _send(self, leg: _Leg) -> None:
         leg.steps = self._behind(leg.specs)
@@ -190,7 +215,7 @@ class Dispatch:
         behind = self._behind(leg.specs)
         leg.lost = (leg.lost if behind == leg.steps else 0) + counts
         runs = counted(len(leg.specs), "run")
-        if len(leg.specs) > 1 and (memory or (counts and leg.lost % HALVED == 0)):
+        if len(leg.specs) > 1 and not self.unfinished.deterministic and (memory or (counts and leg.lost % HALVED == 0)):
             parts = evenly(leg.specs, (len(leg.specs) + 1) // 2)
             self.unfinished.split(parts)
             self.reporter.note(f"{why}: its {runs} go on in halves, from step {behind}")
@@ -198,10 +223,11 @@ class Dispatch:
                 self._send(_Leg(leg.number, part))
             return
         if leg.lost >= GIVEN_UP:
-            spec = leg.specs[0]
+            spec, fewer = leg.specs[0], " or --fleet" if len(leg.specs) > 1 else ""
             raise MooringError(
                 f"{why}, {leg.lost} times after step {behind} of {spec.method} with seed {spec.seed}: it may need more "
-                "memory than a machine has; give a smaller batch, or look at the logs in /tmp/ray/session_latest/logs"
+                f"memory than a machine has; give a smaller batch{fewer}, or look at the logs in "
+                "/tmp/ray/session_latest/logs"
             )
         self.reporter.note(f"{why}: its {runs} go on from step {behind}")
         self._send(leg)

@@ -32,7 +32,8 @@ class Local:
     def sizes(self, specs: Sequence[RunSpec]) -> Callable[[list[RunSpec]], int]:
         """How many of the runs of a shape sail together, of all these: as fits this machine, and as is fastest."""
         aboard = self.aboard
-        return Sizes(aboard.streams, aboard.weights, aboard.device, aboard.reporter.note)
+        told = aboard.streams, aboard.weights, aboard.device, aboard.reporter.note
+        return Sizes(*told, fixed=aboard.deterministic)
 
     def run(
         self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
@@ -45,7 +46,7 @@ class Local:
                 deleted after that.
             reject: take out runs whose penalty does not interpolate after the first task.
         """
-        unfinished = Unfinished(self.folder, self.aboard.device, reject)
+        unfinished = Unfinished(self.folder, self.aboard.device, reject, self.aboard.deterministic)
 
         def put_away(results: list[Result], path: Path) -> None:
             keep(results)

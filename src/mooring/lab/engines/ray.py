@@ -14,6 +14,7 @@ from typing import Any
 from mooring.errors import MooringError
 from mooring.lab.engines import crew
 from mooring.lab.engines.dispatch import Dispatch
+from mooring.lab.engines.sizes import Sizes
 from mooring.lab.engines.stopping import stoppable
 from mooring.lab.engines.unfinished import Unfinished
 from mooring.lab.engines.voyage import Aboard, steps_of
@@ -23,16 +24,18 @@ from mooring.lab.spec import RunSpec
 
 __all__ = ["Ray", "connected", "installed"]
 
-RESOURCES = {"cpu": {"num_cpus": 1}, "cuda": {"num_cpus": 1, "num_gpus": 1}}
-"""What a fleet takes of a machine, by kind of device."""
+RESOURCES = {"cpu": ("num_cpus",), "cuda": ("num_cpus", "num_gpus")}
+"""What a fleet takes one of, or a share of one, by kind of device."""
 
 
 def installed() -> Any:
     """The library; refused in one line where it is missing."""
     try:
         import ray
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MooringError('--engine ray needs Ray: pip install "mooring[ray]", or leave --engine out') from error
+    except ImportError as error:  # it is there, but something in it is not
+        raise MooringError(f"Ray cannot be imported: {' '.join(str(error).split())}") from error
     return ray
 
 
@@ -61,13 +64,30 @@ def connected(address: str | None = None) -> Any:
     return ray
 
 
+def _connect(where: str) -> None:
+    host, _, port = where.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def _answers(where: str) -> bool:
+    """Whether somebody listens there, or is only slow to."""
+    try:
+        _connect(where)
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def _reachable(where: str) -> None:
     """Refuse an address where nobody listens: Ray would try for minutes."""
-    host, colon, port = where.rpartition(":")
-    if not colon:
+    if ":" not in where:
         return
+    if not where.rpartition(":")[2].isdecimal():
+        raise MooringError(f"--address {where} is not allowed: give HOST:PORT, or auto on a machine of the cluster")
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        _connect(where)
     except (OSError, ValueError, OverflowError) as error:
         told = getattr(error, "strerror", None) or str(error)
         raise MooringError(f"no Ray cluster at {where}: {told}; `ray start --head` makes one and says where") from error
@@ -85,11 +105,17 @@ class Ray:
         aboard: what every fleet takes along.
         folder: where checkpoints go; every machine must have it in the same place.
         address: of a cluster; None for one on this machine.
+        share: what part of a core or of a GPU a fleet takes; where it is not the whole, several share one.
+
+    Example:
+        >>> Ray(Aboard({}, {}, "cuda"), Path("study.sqlite.fleets"), share=0.25).takes()
+        {'num_cpus': 0.25, 'num_gpus': 0.25}
     """
 
     aboard: Aboard
     folder: Path
     address: str | None = None
+    share: float = 1.0
     _put: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,18 +126,20 @@ class Ray:
         """How many of the runs of a shape sail together, of all these.
 
         As fits the machines and is fastest there, found out by one of them; and no fleet has more work than its share,
-        so that no machine is idle.
+        so that no machine is idle. A deterministic fleet has the same size whatever there is.
         """
+        if self.aboard.deterministic:
+            return Sizes(self.aboard.streams, self.aboard.weights, self.aboard.device, fixed=True)
         ray = connected(self.address)
         streams = self.aboard.streams
         share = -(-sum(steps_of(spec, streams[spec.data]) for spec in specs) // self._slots(ray))
-        measure = ray.remote(max_retries=3, **self._takes())(crew.sized)
+        measure = ray.remote(max_retries=3, **self.takes())(crew.sized)
 
         def size(runs: list[RunSpec]) -> int:
             stream = self._stored(ray, runs[0].data)
             most: int
             most, notes = ray.get(
-                measure.remote(runs, stream, self._stored(ray, "weights"), self.aboard.device, _path())
+                measure.remote(runs, stream, self._stored(ray, "weights"), self.aboard.device, _path(), self.share)
             )
             for line in notes:
                 self.aboard.reporter.note(line)
@@ -132,30 +160,35 @@ class Ray:
         """
         ray = connected(self.address)
         self._slots(ray)
-        aboard, unfinished = self.aboard, Unfinished(self.folder, self.aboard.device, reject)
-        master = _master(ray)
-        task = ray.remote(num_returns="streaming", max_retries=0, **self._takes())(_crewed)
+        aboard = self.aboard
+        unfinished = Unfinished(self.folder, aboard.device, reject, aboard.deterministic)
+        task = ray.remote(num_returns="streaming", max_retries=0, **self.takes())(_crewed)
         with _beacon(self.folder) as beacon, stoppable() as stop:
+            master = _master(ray)  # not before: it is still being made when a folder is refused, and Ray says so
 
             def launch(specs: Sequence[RunSpec]) -> Any:
-                order = crew.Order(tuple(specs), aboard.device, aboard.every, reject, self.folder, beacon, _path())
+                told = aboard.device, aboard.every, reject, self.folder, beacon, _path(), aboard.deterministic
+                order = crew.Order(tuple(specs), *told)
                 return task.remote(order, self._stored(ray, specs[0].data), self._stored(ray, "weights"), master)
 
             def halt() -> None:
-                ray.get(master.stop.remote())
+                master.stop.remote()  # not waited for: its cluster may be gone
 
+            where = ray.get_runtime_context().gcs_address
             steps = [steps_of(fleet[0], aboard.streams[fleet[0].data]) for fleet in fleets]
-            Dispatch(ray, launch, halt, keep, unfinished, aboard.reporter, stop).run(fleets, steps)
+            told = keep, unfinished, aboard.reporter, stop, lambda: _answers(where)
+            Dispatch(ray, launch, halt, *told).run(fleets, steps)
 
-    def _takes(self) -> dict[str, float]:
+    def takes(self) -> dict[str, float]:
+        """What a fleet asks of Ray: a core, or a core and a GPU, or its share of them."""
         if self.aboard.device not in RESOURCES:
             raise MooringError(f"--engine ray chooses the GPU itself: give --device cuda, not {self.aboard.device}")
-        return dict(RESOURCES[self.aboard.device])
+        return dict.fromkeys(RESOURCES[self.aboard.device], self.share)
 
     def _slots(self, ray: Any) -> int:
         """How many fleets sail at once."""
-        kind = "GPU" if "num_gpus" in self._takes() else "CPU"
-        found = int(ray.cluster_resources().get(kind, 0))
+        kind = "GPU" if "num_gpus" in self.takes() else "CPU"
+        found = int(ray.cluster_resources().get(kind, 0)) * int(1 / self.share)
         if not found:
             raise MooringError(f"the Ray cluster has no {kind}: add a machine that has one, or give another --device")
         return found

@@ -42,6 +42,10 @@ ROOM, ROUGH_ROOM = 0.8, 0.5
 """What part of the free memory is used, where a run's share was measured and where it was counted."""
 
 
+NOMINAL = {"cpu": 4 << 30, "cuda": 16 << 30}
+"""Bytes that a machine is taken to have free where the number of runs must be the same each time."""
+
+
 @dataclass(frozen=True)
 class Size:
     """How large fleets of a shape are.
@@ -77,6 +81,7 @@ class Sizes:
         note: told what was chosen and why, where there was a trial.
         trial: lets runs sail a little way; see `mooring.lab.engines.trial.tried`.
         free: bytes that could be had on the device.
+        fixed: the same number each time, by a rough count and a nominal memory: nothing is measured.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -92,6 +97,7 @@ class Sizes:
     note: Callable[[str], None] = lambda line: None
     trial: Callable[..., Tried | None] = tried
     free: Callable[[str], int] = free
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         """Nothing is known yet."""
@@ -115,7 +121,7 @@ class Sizes:
         counted = self._counted(spec, stream)
         work = len(runs) * steps_of(spec, stream)
         small = self.kind == "cpu" and counted.best < 2 * FIRST  # memory decides, and there it is only counted
-        if len(runs) <= FEW or work < WORTH[self.kind] or small:
+        if self.fixed or len(runs) <= FEW or work < WORTH[self.kind] or small:
             return counted
         return self._tried(sorted(runs, key=_weight, reverse=True), stream, counted, work)
 
@@ -124,7 +130,8 @@ class Sizes:
         weights = sum(p.numel() for p in start(spec.network, stream, 0).parameters())
         pixels = stream.train.images[0].numel() * spec.batch
         each = (8 if spec.dtype == "float64" else 4) * (12 * weights + 200 * pixels)
-        fits = max(1, int(ROUGH_ROOM * self.free(self.device)) // each)
+        room = NOMINAL[self.kind] if self.fixed else self.free(self.device)
+        fits = max(1, int(ROUGH_ROOM * room) // each)
         return Size(min(fits, AT_ONCE[self.kind]), fits)
 
     def _tried(self, runs: Sequence[RunSpec], stream: Stream, counted: Size, work: int) -> Size:

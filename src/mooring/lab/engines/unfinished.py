@@ -1,6 +1,7 @@
 """Unfinished fleets on disk: which runs continue from where."""
 
 import hashlib
+import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ class Unfinished:
         folder: where they are.
         device: where the fleets compute.
         reject: whether they reject runs.
+        deterministic: whether they give the same bits each time: they continue whole, and from their like only.
 
     Example:
         >>> Unfinished(Path("study.sqlite.fleets"), "cpu", reject=False).found()
@@ -43,10 +45,11 @@ class Unfinished:
     folder: Path
     device: str
     reject: bool
+    deterministic: bool = False
 
     def path(self, runs: Collection[str]) -> Path:
         """Where the checkpoint of these runs together is, by their keys."""
-        name = repr((sorted(runs), self.reject, self.device))
+        name = repr((sorted(runs), self.reject, self.device, *(["deterministic"] if self.deterministic else [])))
         return self.folder / f"{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}.safetensors"
 
     def found(self, note: Callable[[str], None] = lambda line: None) -> list[Saved]:
@@ -77,7 +80,8 @@ class Unfinished:
     def covering(self, specs: Sequence[RunSpec]) -> list[Saved]:
         """The checkpoints that have all of these runs, the furthest first."""
         keys = _keys(specs)
-        return [saved for saved in self.found() if saved.runs >= keys]
+        fits = operator.eq if self.deterministic else operator.ge
+        return [saved for saved in self.found() if fits(saved.runs, keys)]
 
     def split(self, parts: Sequence[Sequence[RunSpec]]) -> int:
         """Give parts of a fleet checkpoints of their own, where it has one, and delete that.

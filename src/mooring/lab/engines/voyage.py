@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mooring.errors import MooringError
+from mooring.lab.determinism import deterministic
 from mooring.lab.engines.memory import ran_out, release
 from mooring.lab.engines.reporter import Reporter, Seen, Silent
 from mooring.lab.engines.stopping import Stop
@@ -57,6 +58,7 @@ class Aboard:
         device: where to compute.
         every: seconds between checkpoints within a task.
         reporter: who is told.
+        deterministic: every run gives the same bits each time: fleets stay whole.
         most: how many runs of a shape fit into memory, where that was found out.
     """
 
@@ -65,6 +67,7 @@ class Aboard:
     device: str = "cpu"
     every: float = CHECKPOINT_SECONDS
     reporter: Reporter = field(default_factory=Silent)
+    deterministic: bool = False
     most: dict[tuple[object, ...], int] = field(default_factory=dict)
 
 
@@ -142,6 +145,11 @@ class Voyage:
                 f"{self.aboard.device}: give a smaller batch, or another device"
             )
         half = (runs + 1) // 2
+        if self.aboard.deterministic:
+            raise MooringError(
+                f"{runs} runs of {self.common.network} do not fit into the memory of {self.aboard.device}, and a "
+                f"deterministic fleet is not split: give --fleet {half}"
+            )
         self.aboard.most[self.shape] = half
         self.aboard.reporter.note(f"out of memory with {runs} runs: going on with {half} at a time")
 
@@ -149,7 +157,8 @@ class Voyage:
         """The results of a part, or None where memory ran out; `before` are the run-steps of all the others."""
         results = None
         try:
-            results = self._sail(part, before)
+            with deterministic(self.aboard.deterministic):
+                results = self._sail(part, before)
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise

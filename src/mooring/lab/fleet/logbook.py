@@ -64,14 +64,19 @@ class Logbook:
         return cls(**{**told, "spec": RunSpec.from_json(told["spec"]), "stability": stability})
 
 
-@cache
 def versions(device: str) -> dict[str, str]:
-    """What makes a result, by name.
+    """What makes a result, by name; also that it is the same each time, where that was asked for.
 
     Example:
         >>> sorted(versions("cpu"))
         ['device', 'mooring', 'python', 'threads', 'torch']
     """
+    same = {"deterministic": "yes"} if torch.are_deterministic_algorithms_enabled() else {}
+    return {**_versions(device), **same}
+
+
+@cache
+def _versions(device: str) -> dict[str, str]:
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"cpu ({platform.machine()})"
     return {
         "mooring": mooring.__version__,
