@@ -224,7 +224,7 @@ def test_what_makes_no_sense_is_refused_in_one_line_and_nothing_changes(argument
 def test_data_after_training_without_a_budget_and_data_of_one_rank_are_refused(monkeypatch):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with mooring.attach(model, optimizer) as moor:
+    with mooring.attach(model, optimizer, importance="ewc") as moor:
         train(model, optimizer, 0, 1)
         with pytest.raises(MooringError, match="Interpolation has no budget"):
             moor.consolidate(data=batches(0))

@@ -87,6 +87,8 @@ def test_every_command_shown_exists_with_its_options(document):
     for words in commands_in(document.read_text()):
         if words[0] == "mooring":
             parsed(typer.main.get_command(app), words)
+        elif words[1] == "-m":
+            assert all((ROOT / word).exists() for word in words[3:] if not word.startswith("-")), words
         else:
             script = ROOT / words[1]
             assert script.is_file(), words

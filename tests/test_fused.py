@@ -184,7 +184,7 @@ def test_on_a_gpu_codes_are_read_by_kernels_as_without(pull, dtype, monkeypatch)
 def test_one_launch_for_all_parameters_that_are_alike(told):
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    moor = mooring.attach(model, optimizer)
+    moor = mooring.attach(model, optimizer, importance="ewc")
     for step in range(4):
         optimizer.zero_grad()
         model(torch.randn(3, 4)).square().mean().backward()
@@ -198,7 +198,7 @@ def test_a_parameter_in_another_order_of_memory_is_left_to_the_step(told):
     model = nn.Linear(4, 3)
     model.weight = nn.Parameter(torch.randn(4, 3).t())  # dense, but neither contiguous nor channels last
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    moor = mooring.attach(model, optimizer)
+    moor = mooring.attach(model, optimizer, importance="ewc")
     model(torch.randn(3, 4)).square().mean().backward()
     optimizer.step()
     assert Rules.runs == 1

@@ -361,3 +361,31 @@ def test_a_solver_that_gives_up_is_asked_in_float64_and_then_another_one_is(fail
     assert asked == [torch.float32, *[torch.float64] * failures]
     assert values.dtype == vectors.dtype == torch.float32
     torch.testing.assert_close(vectors * values.unsqueeze(-2) @ vectors.mT, matrix, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_whose_parts_are_called_shows_its_samples_in_its_layers():
+    def after(whole: bool) -> tuple[list[torch.Tensor], float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(1e-3))
+        for step in range(6):
+            optimizer.zero_grad()
+            x, y = torch.randn(5 + step % 2, 4), torch.randint(3, (5 + step % 2,))
+            outputs = model(x) if whole else model[2](model[1](model[0](x)))
+            nn.functional.cross_entropy(outputs, y).backward()
+            optimizer.step()
+            if step == 2:
+                moor.consolidate()
+        return [p.detach() for p in model.parameters()], moor.pull_energy()
+
+    torch.testing.assert_close(after(whole=False), after(whole=True))
+
+
+def test_gradients_in_float16_which_are_scaled_are_refused_in_one_line():
+    model = nn.Sequential(nn.Linear(4, 2)).half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(1e-3))
+    with pytest.raises(MooringError, match="use bfloat16") as told:
+        model(torch.randn(3, 4).half()).sum().backward()
+    assert "\n" not in str(told.value)

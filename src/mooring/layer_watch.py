@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mooring.errors import MooringError
 from mooring.factors import Factors, kronecker_factors, layers_with_factors, over_passes, over_uses
 from mooring.forward_hook import ForwardHook, ranks
 from mooring.ledger import Ledger
@@ -23,6 +24,9 @@ class LayerWatch:
         every: look in each `every`-th iteration only.
         step: how many iterations there were in this task.
         predictions: how many predictions this rank's mean loss is over in this iteration; None where a sample is one.
+
+    Attributes:
+        samples: how many went into a layer in the last iteration that it was looked at in; of one rank alone.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class LayerWatch:
         predictions: Callable[[], float] | None = None,
     ) -> None:
         self.every, self.step, self.predictions, self.paused = every, step, predictions, False
+        self.samples = 0
         self.seen: dict[nn.Module, dict[int, tuple[int, list[Factors]]]] = {}
         self.layers = list(layers)
         self._handles = [layer.register_forward_hook(ForwardHook(self)) for layer in self.layers]
@@ -46,6 +51,11 @@ class LayerWatch:
         a: Tensor = args[0].detach()
 
         def arrived(b: Tensor) -> None:
+            if b.dtype == torch.float16:
+                raise MooringError(
+                    "a gradient in float16 is scaled, and Kronecker() cannot know by how much: use bfloat16, or "
+                    'importance="ewc"'
+                )
             if not Watch.looking:
                 number = torch._C._current_graph_task_id()
                 _, uses = self.seen.setdefault(module, {}).setdefault(number, (len(a), []))
@@ -69,6 +79,8 @@ class LayerWatch:
             a, g, sums = over_passes(every, samples)
             each = (self.predictions() if self.predictions else 0) / sum(samples) or 1.0
             found[layer] = sum(samples), (a, g * each, sums * each)
+        if found and ranks() == 1:
+            self.samples = min(samples for samples, _ in found.values())
         return factors_over_ranks(self.layers, found)
 
     def remove(self) -> None:

@@ -130,7 +130,7 @@ class TrainingStep:
             if self.watch:
                 self.watch.forget()
             return
-        seen = self.watch.take() if self.watch else Seen()
+        seen = self.watch.take(self.layers.samples if self.layers else 0) if self.watch else Seen()
         if self.check:
             probes = [(d.moored.name, t) for d in due if (t := seen.of(d.moored.parameter)) is not None]
             check_finite("importance gradient", probes)

@@ -112,11 +112,17 @@ class Watch:
         if importance.watches == "outputs":
             _let_graphs_be_differentiated_twice()
 
-    def take(self) -> Seen:
-        """What was seen since the last step, by all ranks together; a new count begins."""
+    def take(self, instead: int = 0) -> Seen:
+        """What was seen since the last step, by all ranks together; a new count begins.
+
+        Args:
+            instead: the samples that others saw, of a model whose parts are called and not itself.
+        """
         wanted = self.ledger.trained() if self.importance.watches == "outputs" else []
         seen = Seen(*seen_over_ranks(self.seen.samples, self.seen.gradients, wanted))
         self.forget()
+        if seen.samples == 0 and instead and self.importance.watches == "samples":
+            return Seen(instead)
         if seen.samples == 0:
             raise MooringError(
                 f"{self.importance.name} saw no outputs since the last step: call the model itself, model(x), "
