@@ -196,12 +196,17 @@ def refusals() -> None:
     refused(flat, "use fully_shard")
 
 
+KEPT: list[dict[str, object]] = []
+"""What blocks left behind: a model whose process group is gone may wait for other ranks when it is thrown away."""
+
+
 def blocks_run(folder: Path, ports: list[int]) -> None:
     """What docs/distributed.md shows, block by block; ranks share the folder."""
     os.chdir(folder)
     for block, port in zip(blocks(), ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
-        exec(compile(block, "docs/distributed.md", "exec"), {"__name__": "__main__"})
+        KEPT.append({"__name__": "__main__"})
+        exec(compile(block, "docs/distributed.md", "exec"), KEPT[-1])
 
 
 def blocks() -> list[str]:
