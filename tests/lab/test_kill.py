@@ -211,13 +211,14 @@ def test_a_backbone_whose_teaching_was_killed_is_the_same_bit_for_bit(tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_teaching_that_is_interrupted_says_so_in_one_line_and_keeps_its_epochs(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)], ids=["Ctrl-C", "SIGTERM"])
+def test_teaching_that_is_interrupted_says_so_in_one_line_and_keeps_its_epochs(tmp_path, number, status):
     asked = ["pretrain", "--network", "mlp", "--limit", "40", "--lr", "0.02", "--seeds", "2", "--out", "b.safetensors"]
     child = Child(tmp_path, command, *asked, "--epochs", "100000")
     assert wait_for((tmp_path / "b.safetensors.partial").exists, child)
-    child.kill(signal.SIGINT)
+    child.kill(number)
     told = child.ended()
-    assert (told.status, told.out) == (130, "")
+    assert (told.status, told.out) == (status, "")
     assert told.err == "interrupted; every whole epoch is saved, and the same command continues from here\n"
     assert [path.name for path in tmp_path.glob("*b.*")] == ["b.safetensors.partial"]
 

@@ -11,7 +11,7 @@ from mooring.cli.options import AsJson, StreamFlags, spread
 from mooring.cli.tables import as_json
 from mooring.errors import MooringError
 from mooring.lab.determinism import deterministic as same_bits
-from mooring.lab.engines.stopping import InterruptedStudyError
+from mooring.lab.engines.stopping import InterruptedStudyError, stoppable
 from mooring.lab.files import check_writable
 from mooring.lab.networks import backbone
 from mooring.lab.pretraining import Pretraining, Taught
@@ -74,12 +74,15 @@ def pretrain(
     with progress_bar() as shown:
         stream = open_stream(asked[0], shown)
         check_writable(out.parent)
-        try:
-            with same_bits(deterministic):
-                taught = teach(stream, settings, out, device=device, report=shown, note=notes.append)
-        except KeyboardInterrupt:
-            saved = "interrupted; every whole epoch is saved, and the same command continues from here"
-            raise InterruptedStudyError(saved) from None
+        with stoppable() as stop, same_bits(deterministic):
+
+            def report(what: str, done: int, whole: int | None) -> None:
+                if stop.asked:
+                    saved = "interrupted; every whole epoch is saved, and the same command continues from here"
+                    raise InterruptedStudyError(saved, stop.error().status)
+                shown(what, done, whole)
+
+            taught = teach(stream, settings, out, device=device, report=report, note=notes.append)
     for line in notes:
         typer.echo(f"note: {line}", err=True)
     _tell(taught, json)
