@@ -14,7 +14,7 @@ from mooring.batches import labelled
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Kronecker
 from mooring.testing import check_equal
-from sensitive import Net
+from sensitive import Net, unchanged
 
 IMPORTANCES = {
     "ewc": lambda: {"importance": "ewc", "pull": mooring.Interpolation()},
@@ -71,20 +71,10 @@ def test_estimating_changes_nothing_about_the_model(name, kind):
     }[kind]
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     moments = deepcopy(optimizer.state_dict())
-    gradients = {key: (p.grad, p.grad.clone()) for key, p in model.named_parameters()}
-    modes = [module.training for module in model.modules()]
-    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].copy()
-    moor = mooring.attach(model, optimizer, reference=data, batches=4, **IMPORTANCES[name]())
-    check_equal("model", model.state_dict(), before)
+    with unchanged(model):
+        moor = mooring.attach(model, optimizer, reference=data, batches=4, **IMPORTANCES[name]())
     check_equal("anchor", moor.anchor, {key: before[key] for key in moor.anchor})
-    assert len(moor.anchor) == len(gradients)
-    for key, p in model.named_parameters():
-        assert p.grad is gradients[key][0]
-        assert torch.equal(p.grad, gradients[key][1])
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-    assert (numpy.random.get_state()[1] == states[2]).all()
+    assert len(moor.anchor) == len(list(model.parameters()))
     for key, state in optimizer.state_dict()["state"].items():
         check_equal("optimizer", state, moments["state"][key])
     assert (moor.tasks, moor.steps) == (1, 0)

@@ -1,5 +1,6 @@
 """What the scripts beside this one share: the report's style, where figures go, and scores that are given."""
 
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,15 @@ from mooring.importance import Importance
 from mooring.report.style import drawing
 
 FOLDER = Path(__file__).parent.parent / "figures"
+
+
+def asked(document: str) -> argparse.Namespace:
+    """What a script that trains small networks is asked for; on one thread, so that figures come out the same."""
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=document.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--epochs", type=int, default=5)
+    return parser.parse_args()
 
 
 @contextmanager

@@ -3,11 +3,10 @@
 python docs/pictures/importances.py
 """
 
-import argparse
 from pathlib import Path
 
 import torch
-from drawn import FOLDER, figure, logarithmic
+from drawn import asked, figure, logarithmic
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -104,11 +103,7 @@ def draw_kronecker(epochs: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--epochs", type=int, default=5)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = asked(__doc__)
     for name, importance in IMPORTANCES.items():
         draw(name, trained(importance, options.epochs), options.folder)
     draw_kronecker(options.epochs, options.folder)

@@ -55,6 +55,18 @@ def draw_ways(panel: Axes, pulls: dict[str, Pull]) -> None:
     panel.legend(fontsize=6.5, loc="lower right")
 
 
+def finish_left(rule: Axes, lowest: float) -> None:
+    """Axes and legend of what is left of a displacement."""
+    rule.set(
+        ylim=(lowest, 1.1),
+        xscale="log",
+        xlabel="p = lr * strength * importance",
+        title="what is left of d after a step",
+    )
+    rule.legend(fontsize=6.5, loc="lower left")
+    logarithmic(rule, "x")
+
+
 def draw_all(folder: Path) -> None:
     """A figure for each pull."""
     p, one = torch.logspace(-2, 2, 200), torch.ones(200)
@@ -65,27 +77,13 @@ def draw_all(folder: Path) -> None:
             p, 1 - mooring.Penalty(1.0, clamp=True).force(p, one, 1.0), color=LINES[1], ls="--", label="clamp=True"
         )
         rule.axhline(-1, color=FAINT, lw=0.7, ls=":")
-        rule.set(
-            ylim=(-3, 1.1),
-            xscale="log",
-            xlabel="p = lr * strength * importance",
-            title="what is left of d after a step",
-        )
-        rule.legend(fontsize=6.5, loc="lower left")
-        logarithmic(rule, "x")
+        finish_left(rule, -3)
         strengths = {f"strength {s:g}": mooring.Penalty(s) for s in (0.5, 2.0, 4.8)}
         draw_ways(ways, {**strengths, "20, clamped": mooring.Penalty(20.0, clamp=True)})
     with figure("pull-proximal", 2, folder=folder) as (rule, ways):
         rule.plot(p, 1 - mooring.Proximal(1.0).rate(p, one, 1.0), color=LINES[0], label="Proximal")
         rule.plot(p, 1 - mooring.Penalty(1.0).force(p, one, 1.0), color=FAINT, ls=":", label="Penalty")
-        rule.set(
-            ylim=(-1, 1.1),
-            xscale="log",
-            xlabel="p = lr * strength * importance",
-            title="what is left of d after a step",
-        )
-        rule.legend(fontsize=6.5, loc="lower left")
-        logarithmic(rule, "x")
+        finish_left(rule, -1)
         draw_ways(ways, {f"strength {s:g}": mooring.Proximal(s) for s in (0.5, 2.0, 20.0, 1000.0)})
     with figure("pull-interpolation", 2, folder=folder) as (rule, ways):
         for number, root in enumerate((1, 2, 3)):

@@ -3,11 +3,10 @@
 python docs/pictures/stability.py
 """
 
-import argparse
 from pathlib import Path
 
 import torch
-from drawn import FOLDER, Given, figure
+from drawn import Given, asked, figure
 from importances import trained
 from torch import nn
 
@@ -112,11 +111,7 @@ def draw_spread(epochs: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--epochs", type=int, default=5)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = asked(__doc__)
     draw_time(options.folder)
     draw_limits(options.folder)
     draw_spread(options.epochs, options.folder)
