@@ -119,6 +119,12 @@ def modes(told: argparse.Namespace) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     full = Trainer(told, "full", device)
     count = sum(p.numel() for p in full.model.parameters())
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    if not told.json:
+        print(f"{name}, torch {torch.__version__}: {count / 1e6:.1f} M {told.dtype} parameters, batch {told.batch}")
+        print(
+            f"{'bytes for each parameter:':26} anchor previous current | device  host allocated | update  step / full"
+        )
     rows = []
     for mode in MODES:
         this = Trainer(told, mode, device)
@@ -127,20 +133,21 @@ def modes(told: argparse.Namespace) -> None:
         row["update"] = ratio(this.update, full.update, told, device)
         row["step"] = ratio(this.step, full.step, told, device)
         rows.append(row)
+        if not told.json:
+            print(line(row), flush=True)
         del this
         gc.collect()
-    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    head = {"device": name, "torch": torch.__version__, "parameters": count, **vars(told)}
     if told.json:
+        head = {"device": name, "torch": torch.__version__, "parameters": count, **vars(told)}
         print(json.dumps({**head, "rows": rows}, indent=1))
-        return
-    print(f"{name}, torch {torch.__version__}: {count / 1e6:.1f} M {told.dtype} parameters, batch {told.batch}")
-    print(f"{'bytes for each parameter:':26} anchor previous current | device  host allocated | update  step / full")
-    for row in rows:
-        slots = f"{row['anchor']:6.2f} {row['previous']:8.2f} {row['current']:7.2f}"
-        allocated = "" if row["allocated"] is None else f"{row['allocated']:.2f}"
-        places = f"{row['device']:6.2f} {row['host']:5.2f} {allocated:>9}"
-        print(f"{row['mode']:26} {slots} | {places} | {row['update']:6.2f} {row['step']:5.2f}")
+
+
+def line(row: dict[str, Any]) -> str:
+    """One mode's, of the table."""
+    slots = f"{row['anchor']:6.2f} {row['previous']:8.2f} {row['current']:7.2f}"
+    allocated = "" if row["allocated"] is None else f"{row['allocated']:.2f}"
+    places = f"{row['device']:6.2f} {row['host']:5.2f} {allocated:>9}"
+    return f"{row['mode']:26} {slots} | {places} | {row['update']:6.2f} {row['step']:5.2f}"
 
 
 def anchors(told: argparse.Namespace) -> None:

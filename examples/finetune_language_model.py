@@ -44,7 +44,7 @@ class Size:
 SIZES = {
     "tiny": Size(2, 32, 2, 32, 8, 60, 3e-3, 20, 1e-3),
     "small": Size(3, 128, 4, 64, 16, 1500, 3e-3, 150, 1e-3),
-    "large": Size(12, 512, 8, 256, 64, 6000, 6e-4, 1000, 3e-4),
+    "large": Size(8, 512, 8, 256, 64, 3000, 6e-4, 500, 3e-4),
 }
 
 FISHER = mooring.EWC(decay=None, per_sample=True)
@@ -279,6 +279,8 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw them into this file; needs matplotlib")
     options = parser.parse_args()
     size, device = SIZES[options.size], options.device
+    if device.startswith("cuda"):
+        torch.set_float32_matmul_precision("high")
     domains = read_domains(200_000 if options.size == "tiny" else 10_000_000)
     file = options.folder / f"{options.size}.pt"
     began = time.perf_counter()

@@ -131,6 +131,7 @@ def test_anchors_in_the_hosts_memory_leave_the_device_by_their_bytes():
 
 
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_anchors_from_the_host():
     """A step is told to the device and not waited for; torch raises where something would."""
     torch.manual_seed(0)

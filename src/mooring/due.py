@@ -25,12 +25,14 @@ class Due:
         g: the gradient of the task's loss on this rank's part, which nothing will write to until the step is over.
         factor: how many times g the optimizer is handed: -1 where it maximizes, GradScaler's scale where a fused
             kernel unscales; None is 1.
+        counts: whether this step says anything about its importance.
     """
 
     moored: Moored
     lr: Number
     g: Tensor
     factor: Number | None
+    counts: bool = True
 
 
 def now_of(name: str, due: Sequence[Due]) -> Sequence[Tensor | Number]:

@@ -150,7 +150,7 @@ def likeness(tensors: Mapping[str, Tensor]) -> Hashable:
 def _like(tensors: Sequence[Tensor], theta: Sequence[Tensor]) -> list[Tensor]:
     """Each in its parameter's order of memory."""
     return [
-        mine if mine.stride() == its.stride() else torch.empty_like(its, dtype=mine.dtype).copy_(mine)
+        mine if mine is its or mine.stride() == its.stride() else torch.empty_like(its, dtype=mine.dtype).copy_(mine)
         for mine, its in zip(tensors, theta, strict=True)
     ]
 

@@ -153,8 +153,8 @@ class Ledger:
 
     def adopt(self, p: Tensor) -> Moored | None:
         """The record of a parameter, new if need be; None where it is not to be moored."""
-        if p in self.records:
-            return self.records[p]
+        if (known := self.records.get(p)) is not None:
+            return known
         if not self.knows(p):
             return None
         if p.is_complex() or (p.grad is not None and p.grad.layout != torch.strided):
@@ -269,5 +269,6 @@ def marks(parameters: list[Tensor]) -> list[int]:
     """What tells whether gradients were replaced or written to."""
     found: list[int] = []
     for p in parameters:
-        found += id(p.grad), 0 if p.grad is None else local(p.grad)._version
+        g = p.grad
+        found += id(g), 0 if g is None else local(g)._version
     return found

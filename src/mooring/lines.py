@@ -76,7 +76,7 @@ class Lines:
         """
         for each in self.alike:
             each.layout.move("theta", [m.parameter for m in each.records])
-        tables, done = [each.layout.sent() for each in self.alike], torch.zeros_like(mu)
+        tables, done = [each.layout.sent for each in self.alike], torch.zeros_like(mu)
         for _ in range(MOST):
             for each, table, columns in zip(self.alike, tables, self.columns, strict=True):
                 each.sums(each.layout, table, mu, done, columns)

@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+PLAIN = frozenset({Tensor, nn.Parameter})
+"""Types that need no further look: a model may have thousands of parameters, asked several times in a step."""
+
+
 def sharded(tensor: Tensor) -> bool:
     """Whether this is a DTensor, such as `fully_shard` makes of parameters.
 
@@ -34,6 +38,8 @@ def sharded(tensor: Tensor) -> bool:
         >>> sharded(torch.zeros(2))
         False
     """
+    if type(tensor) in PLAIN:
+        return False
     module = sys.modules.get("torch.distributed.tensor")  # where it was not imported, there are none
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -45,7 +51,7 @@ def local(tensor: Tensor) -> Tensor:
         >>> local(torch.zeros(2))
         tensor([0., 0.])
     """
-    if not sharded(tensor):
+    if type(tensor) in PLAIN or not sharded(tensor):
         return tensor
     with torch.no_grad():
         part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
@@ -55,6 +61,8 @@ def local(tensor: Tensor) -> Tensor:
 def gradient_of(p: Any) -> Tensor:
     """The part of a parameter's gradient on this rank; one that tensor parallel ranks have not added up yet is."""
     g = p.grad
+    if type(p) in PLAIN and type(g) in PLAIN:
+        return g  # type: ignore[no-any-return]
     return local(g.redistribute(p.device_mesh, p.placements) if sharded(p) and g.placements != p.placements else g)
 
 

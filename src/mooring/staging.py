@@ -18,15 +18,12 @@ class Anchored(Protocol):
 
     anchor: Tensor
     staged: Tensor | None
-
-    @property
-    def theta(self) -> Tensor:
-        """The parameter."""
+    parameter: Tensor
 
 
 def far(m: Anchored) -> bool:
     """Whether an anchor is not where its parameter is."""
-    return m.anchor.device != m.theta.device
+    return m.anchor.device != m.parameter.device
 
 
 @dataclass
@@ -69,7 +66,7 @@ class Staging:
         there: dict[torch.device, list[int]] = {}
         near: list[int] = []
         for place, m in enumerate(records):
-            (there.setdefault(m.theta.device, []) if far(m) else near).append(place)
+            (there.setdefault(m.parameter.device, []) if far(m) else near).append(place)
         if near:
             yield near
         for device, places in there.items():

@@ -216,14 +216,17 @@ class TrainingStep:
         if isinstance(self.pull, ParameterPull) and self.ledger.tasks and acts(self.pull.every, self.ledger.steps):
             pull = self.pull
         balanced = self.importance.balances and self.accumulates
+        if self.accumulates and self.importance.watches == "outputs":  # outputs must depend on it
+            for d in self._due:
+                d.counts = self._seen.of(d.moored.parameter) is not None
         for d in self._due:
-            d.moored.count += self._counts(d)
+            d.moored.count += d.counts
         # what a parameter with a factor is worth was seen in its layer
         pulls = pull is not None and not balanced
         for group in self._staged([d for d in self._due if not d.moored.factor], pulls):
             for d in self._fused(group, pulls=pulls):
                 for piece in tiled(self._named(d, pulls)):
-                    if self.accumulates and self._counts(d):
+                    if self.accumulates and d.counts:
                         self._update_importance(d.moored, piece)
                     if pull and pulls:
                         pull_back(pull, d.moored, d.lr, piece)
@@ -239,11 +242,6 @@ class TrainingStep:
             self.spending.spend(self.ledger.records.values(), moved, self.ledger.tasks)
         self._hold_buffers()
         self.reset()
-
-    def _counts(self, d: Due) -> bool:
-        """Whether this step says anything about a parameter: where outputs matter, they must depend on it."""
-        outputs = self.importance.watches == "outputs" and self.accumulates
-        return not outputs or self._seen.of(d.moored.parameter) is not None
 
     def _staged(self, due: list[Due], pulls: bool) -> Iterator[list[Due]]:
         """Group by group, with anchors at hand; where nobody reads those, all at once."""
@@ -274,7 +272,7 @@ class TrainingStep:
                 return [self._seen.samples] * len(mine)
             return now_of(name, mine)
 
-        kinds = [counted if self.accumulates and self._counts(d) else other for d in due]
+        kinds = [counted if self.accumulates and d.counts else other for d in due]
         return [due[place] for place in self.advance.run([d.moored for d in due], kinds, told, now)]
 
     def forget(self) -> None:

@@ -4,6 +4,7 @@ A model has hundreds of parameters, and to launch a kernel for each takes longer
 one kernel does one block of one of them.
 """
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 
@@ -40,23 +41,30 @@ class Layout:
         self.blocks = _blocks(self.sizes, self.device)
         self.host = torch.zeros(1 + len(self.rows), len(tensors), dtype=torch.int64)
         self.host[0] = torch.tensor(self.sizes)
+        self.known: dict[str, list[int]] = {}
+        self.lines: dict[str, bool] = {}
         for name in self.rows:
             self.move(name, [each[name] for each in tensors])
 
     def move(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Tensors of that name lie elsewhere now."""
-        self.host[self.rows[name]] = torch.tensor([tensor.data_ptr() for tensor in tensors])
-        self.__dict__.pop("aligned", None)
+        """Tensors of that name may lie elsewhere now."""
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if self.known.get(name) != addresses:
+            self.known[name] = addresses
+            row = torch.tensor(addresses)
+            self.lines[name] = self.rows[name] in self.single or not bool((row % LINE).any())
+            self.host[self.rows[name]] = row
+            self.__dict__.pop("sent", None)
 
+    @cached_property
     def sent(self) -> Tensor:
         """The table on the device, as it is now."""
         return _sent(self.host, self.device)
 
-    @cached_property
+    @property
     def aligned(self) -> bool:
         """Whether threads can fetch whole lines."""
-        whole = [row for row in self.rows.values() if row not in self.single]
-        return not bool((self.host[whole] % LINE).any())
+        return all(self.lines.values())
 
 
 class Table:
@@ -97,8 +105,8 @@ class Table:
         """
         if self.kernel is None:
             return
-        plain = torch.tensor([numbers[name] for name in self.numbers] or [[0.0]], dtype=torch.float64)
-        table, values = layout.sent(), _sent(plain, layout.device)
+        plain = array("d", [number for name in self.numbers for number in numbers[name]] or [0.0])
+        table, values = layout.sent, _sent(torch.frombuffer(plain, dtype=torch.float64), layout.device)
         told = table, values, layout.blocks, table if dial is None else dial, len(layout.sizes)
         launch(self.kernel, (len(layout.blocks),), *told, B=BLOCK, ALIGNED=layout.aligned, num_warps=WARPS)
 
