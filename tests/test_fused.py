@@ -12,7 +12,7 @@ import mooring.staging
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.importance import Importance
-from mooring.kernels.table import Layout, Table, source
+from mooring.kernels.table import Layout, Table, form_of, source
 from mooring.pulls import Blend, Budget, ParameterPull, Pull
 from mooring.testing import CASES, Case
 
@@ -36,8 +36,11 @@ class Places(Layout):
     def __init__(self, tensors: list[dict[str, Tensor]]) -> None:
         self.tensors = [dict(each) for each in tensors]
         self.rows = dict.fromkeys(tensors[0])
+        self.forms = {name: [form_of(each[name]) for each in tensors] for name in self.rows}
+        self.known = {"theta": [each["theta"].data_ptr() for each in tensors]}
 
     def move(self, name: str, tensors: list[Tensor]) -> None:
+        self.known[name] = [tensor.data_ptr() for tensor in tensors]
         for mine, tensor in zip(self.tensors, tensors, strict=True):
             mine[name] = tensor
 
@@ -204,6 +207,33 @@ def test_a_parameter_in_another_order_of_memory_is_left_to_the_step(told):
     assert Rules.runs == 1
     assert moor.current["weight"].abs().sum() > 0
     assert moor.current["bias"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("change", [lambda model: model.to(memory_format=torch.channels_last), nn.Module.double])
+def test_parameters_that_change_their_form_within_a_task_are_planned_anew(change, told):
+    """A kernel made for another order of memory, or another dtype, would take one weight for another."""
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance="ewc", check_finite=False)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(torch.ones(2, 3, 5, 5, dtype=model.weight.dtype)).square().mean().backward()
+        optimizer.step()
+
+    step()
+    moor.consolidate()
+    step()
+    (plan,) = moor._step.advance.plans.values()
+    change(model)
+    step()
+    (again,) = moor._step.advance.plans.values()
+    assert again is not plan
+    forms = {form for part in again[0] for form in part.layout.forms["theta"]}
+    assert {(p.dtype, p.stride()) for p in model.parameters()} >= forms
+    step()
+    assert again is next(iter(moor._step.advance.plans.values()))
 
 
 def test_a_rule_that_cannot_be_written_is_left_to_the_step(told):

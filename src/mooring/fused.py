@@ -41,12 +41,30 @@ class Told:
 
 @dataclass
 class _Part:
-    """Parameters that are alike, and the kernel for them."""
+    """Parameters that are alike, and the kernel for them.
+
+    Attributes:
+        places: which ones.
+        layout: where their tensors lie.
+        table: the kernel.
+        moves: whether anchors may lie elsewhere in each step.
+    """
 
     places: list[int]
     layout: Layout
     table: Table
     moves: bool
+
+    def names(self) -> list[str]:
+        """What may lie elsewhere in each step."""
+        return [name for name in self.layout.rows if name in MOVING or (name == "anchor" and self.moves)]
+
+    def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Each in its parameter's order of memory."""
+        return [
+            mine if mine.stride() == stride else torch.empty_strided(mine.shape, stride, **_kind(mine)).copy_(mine)
+            for mine, (_, stride) in zip(tensors, self.layout.forms["theta"], strict=True)
+        ]
 
 
 class Fused:
@@ -91,11 +109,14 @@ class Fused:
             plan = self._plan([told(place) for place in range(len(owners))])
             self.plans[of] = *plan, owners  # kept, so that nobody else gets their ids
         parts, left, _ = self.plans[of]
-        for part in parts:
-            names = [name for name in part.layout.rows if name in MOVING or (name == "anchor" and part.moves)]
-            moving = {name: now(name, part.places) for name in names}
-            moving = {name: _like(tensors, moving["theta"]) for name, tensors in moving.items()}
-            for name, tensors in moving.items():  # which are held on to until the kernel has its place in the queue
+        moving = [{name: now(name, part.places) for name in part.names()} for part in parts]
+        if not all(part.layout.is_for("theta", named["theta"]) for part, named in zip(parts, moving, strict=True)):
+            del self.plans[of]
+            return self.run(owners, kinds, told, now)
+        for part, named in zip(parts, moving, strict=True):
+            # the others are made like their parameters; all are held on to until the kernel has its place in the queue
+            named |= {name: part.like(named[name]) for name in ("g", "probe", "anchor") if name in named}
+            for name, tensors in named.items():
                 part.layout.move(name, tensors)
             part.table(part.layout, {name: now(name, part.places) for name in part.table.numbers})
         return left
@@ -147,12 +168,8 @@ def likeness(tensors: Mapping[str, Tensor]) -> Hashable:
     return tensors["theta"].device, *((n, t.dtype, t.ndim == 0, block_of(tensors, n)) for n, t in tensors.items())
 
 
-def _like(tensors: Sequence[Tensor], theta: Sequence[Tensor]) -> list[Tensor]:
-    """Each in its parameter's order of memory."""
-    return [
-        mine if mine is its or mine.stride() == its.stride() else torch.empty_like(its, dtype=mine.dtype).copy_(mine)
-        for mine, its in zip(tensors, theta, strict=True)
-    ]
+def _kind(tensor: Tensor) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "device": tensor.device}
 
 
 def advancing(importance: Importance, pull: ParameterPull | None) -> Callable[[Any], Callable[[State], None]]:

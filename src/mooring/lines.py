@@ -67,6 +67,10 @@ class Lines:
             alike.setdefault((likeness(tensors_of(m)), m.wide), []).append(m)
         return cls(alike.values(), budget) if len({m.parameter.device for m in records}) == 1 else None
 
+    def still(self) -> bool:
+        """Whether the parameters have the form that the kernels were made for."""
+        return all(each.layout.is_for("theta", [m.parameter for m in each.records]) for each in self.alike)
+
     def solve(self, nats: Tensor, mu: Tensor) -> None:
         """The smallest mu >= 0 that keeps the budget, in place, from where it is.
 

@@ -107,6 +107,8 @@ class Spending:
             task: how many tasks were consolidated.
         """
         of = len(records), *map(id, moved)
+        if not all(found.still() for _, found in self.known.values() if found is not None):
+            self.forget()
         if self.plan[0] == of:  # a model may have thousands of parameters
             for name, together in self.plan[1].items():
                 self._solve_together(name, together, self.budget.allowed(task, len(self.plan[1])))

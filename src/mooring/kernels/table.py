@@ -14,7 +14,19 @@ from torch import Tensor
 from mooring.kernels.launching import launch
 from mooring.kernels.writing import DTYPES, Written, compiled, written
 
-__all__ = ["BLOCK", "BRANCHES", "WARPS", "Layout", "Table", "block_of", "loaded", "located", "small", "source"]
+__all__ = [
+    "BLOCK",
+    "BRANCHES",
+    "WARPS",
+    "Layout",
+    "Table",
+    "block_of",
+    "form_of",
+    "loaded",
+    "located",
+    "small",
+    "source",
+]
 
 BLOCK = 2048
 WARPS = 8
@@ -31,6 +43,7 @@ class Layout:
     Attributes:
         sizes: how many elements each parameter has.
         blocks: which parameter each program takes a block of, and where the block begins.
+        forms: the dtype and the order of memory of each tensor, by name.
     """
 
     def __init__(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
@@ -41,6 +54,7 @@ class Layout:
         self.blocks = _blocks(self.sizes, self.device)
         self.host = torch.zeros(1 + len(self.rows), len(tensors), dtype=torch.int64)
         self.host[0] = torch.tensor(self.sizes)
+        self.forms = {name: [form_of(each[name]) for each in tensors] for name in self.rows}
         self.known: dict[str, list[int]] = {}
         self.lines: dict[str, bool] = {}
         for name in self.rows:
@@ -56,6 +70,11 @@ class Layout:
             self.host[self.rows[name]] = row
             self.__dict__.pop("sent", None)
 
+    def is_for(self, name: str, tensors: Sequence[Tensor]) -> bool:
+        """Whether tensors of that name have the form they had; where none moved, they do."""
+        moved = [tensor.data_ptr() for tensor in tensors] != self.known[name]
+        return not moved or [form_of(tensor) for tensor in tensors] == self.forms[name]
+
     @cached_property
     def sent(self) -> Tensor:
         """The table on the device, as it is now."""
@@ -65,6 +84,11 @@ class Layout:
     def aligned(self) -> bool:
         """Whether threads can fetch whole lines."""
         return all(self.lines.values())
+
+
+def form_of(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+    """The dtype and the order of memory, which kernels are made for."""
+    return tensor.dtype, tensor.stride()
 
 
 class Table:

@@ -10,7 +10,7 @@ from mooring.lab.metrics import Interval, interval
 from mooring.lab.results import Result
 from mooring.lab.summary import Row
 
-__all__ = ["Claim", "Verdict", "by_seed", "decided", "gain", "gains", "share", "told", "within"]
+__all__ = ["Claim", "Verdict", "by_seed", "decided", "gain", "gains", "share", "told", "whole", "within"]
 
 Verdict = Literal["holds", "does not hold", "not decided"]
 Score = str | Callable[[Result], float]
@@ -117,6 +117,12 @@ def gain(pairs: Sequence[tuple[Row, Row]], metric: Score) -> Interval | None:
     """
     apart = list(gains(pairs, metric).values())
     return interval(apart) if apart else None
+
+
+def whole(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
+    """The pairs in which every run of both finished, whose mean is over the same seeds; all where there are none."""
+    found = [pair for pair in pairs if all(r.status == "finished" for row in pair for r in row.results)]
+    return found or list(pairs)
 
 
 def gains(pairs: Sequence[tuple[Row, Row]], metric: Score) -> dict[int, float]:

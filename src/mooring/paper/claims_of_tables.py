@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mooring.lab.metrics import Interval, interval
 from mooring.lab.summary import Row
 from mooring.paper.cka import deep
-from mooring.paper.claim import Claim, Verdict, decided, gain, gains, told, within
+from mooring.paper.claim import Claim, Score, Verdict, decided, gain, gains, told, whole, within
 from mooring.paper.published import published
 from mooring.paper.scale import EXPLICIT, REGULARIZERS, REPLAY, Case, Scale
 
@@ -76,8 +76,19 @@ def _every_pair(rows: Rows, first: Sequence[str], second: Sequence[str]) -> list
     return _pairs(rows, [a for a, _ in both], [b for _, b in both])
 
 
-def _gain(pairs: Sequence[Pair], metric: str) -> Interval | None:
-    return gain([(pair.first, pair.second) for pair in pairs], metric)
+def _rows(pairs: Sequence[Pair]) -> list[tuple[Row, Row]]:
+    return [(pair.first, pair.second) for pair in pairs]
+
+
+def _gain(pairs: Sequence[Pair], metric: Score) -> Interval | None:
+    return gain(whole(_rows(pairs)), metric)
+
+
+def _told(pairs: Sequence[Pair], metric: Score, form: str = "+.2f") -> str:
+    """The gain, and in how many of the pairs, where a run of some did not finish."""
+    used = len(whole(_rows(pairs)))
+    told_of = "" if used == len(pairs) else f" over the {used} pairs in which every run finished"
+    return told(_gain(pairs, metric), form) + told_of
 
 
 def _papers(pairs: Sequence[Pair], metric: str, text: str = "") -> str:
@@ -90,7 +101,7 @@ def _papers(pairs: Sequence[Pair], metric: str, text: str = "") -> str:
 def _higher(statement: str, pairs: Sequence[Pair], metric: str, between: str, text: str = "") -> Claim:
     found = _gain(pairs, metric)
     definition = f"mean difference in {metric} over {len(pairs)} pairs, {between} > 0"
-    return Claim(statement, definition, told(found), _papers(pairs, metric, text), decided(found))
+    return Claim(statement, definition, _told(pairs, metric), _papers(pairs, metric, text), decided(found))
 
 
 def _better(pairs: Sequence[Pair], where: str, accuracy: str = "", forgetting: str = "") -> list[Claim]:
@@ -153,13 +164,13 @@ def _long_streams(pairs: Sequence[Pair]) -> list[Claim]:
         Claim(
             "On cifar100 penalties are competitive with the explicit step.",
             f"mean difference in accuracy over {len(near)} pairs is below {CLOSE:g} points",
-            told(close),
+            _told(near, "accuracy"),
             _papers(near, "accuracy"),
             within(close, -math.inf, CLOSE),
         )
     ]
     if far:
-        here, there = (gains([(pair.first, pair.second) for pair in some], "accuracy") for some in (near, far))
+        here, there = (gains(whole(_rows(some)), "accuracy") for some in (near, far))
         apart = [there[seed] - here[seed] for seed in here if seed in there]
         more = interval(apart) if apart else None
         found.append(
@@ -175,11 +186,11 @@ def _long_streams(pairs: Sequence[Pair]) -> list[Claim]:
 
 
 def _keeps_deep_layers(pairs: Sequence[Pair]) -> Claim:
-    found = gain([(pair.first, pair.second) for pair in pairs], deep)
+    found = _gain(pairs, deep)
     return Claim(
         "The explicit step keeps the representations of deep layers, where its penalty does not.",
         f"mean difference in CKA of the deeper half of the layers over {len(pairs)} pairs, explicit minus penalty > 0",
-        told(found, "+.4f"),
+        _told(pairs, deep, "+.4f"),
         "",
         decided(found),
     )
