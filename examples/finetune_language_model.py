@@ -44,10 +44,11 @@ class Size:
 SIZES = {
     "tiny": Size(2, 32, 2, 32, 8, 60, 3e-3, 20, 1e-3),
     "small": Size(3, 128, 4, 64, 16, 1500, 3e-3, 150, 1e-3),
-    "large": Size(8, 512, 8, 256, 64, 3000, 6e-4, 500, 3e-4),
+    "large": Size(8, 512, 8, 256, 64, 900, 6e-4, 300, 3e-4),
 }
 
 FISHER = mooring.EWC(decay=None, per_sample=True)
+LEAN = mooring.Memory(current="none")  # there is no task after this one, so nothing is kept of it
 METHODS = {
     "plain": None,
     "L2-SP 0.1": {"importance": "uniform", "pull": mooring.Penalty(0.1)},
@@ -56,11 +57,16 @@ METHODS = {
     "EWC 1000": {"importance": FISHER, "pull": mooring.Penalty(1000.0)},
     "explicit": {"pull": mooring.Interpolation()},
     "explicit, stiffness 0.1": {"pull": mooring.Interpolation(stiffness=0.1)},
-    "budget 0.03": {"pull": mooring.Budget(0.03)},
-    "budget 0.1": {"pull": mooring.Budget(0.1)},
-    "Kronecker 0.03": {"importance": Kronecker(), "pull": mooring.Budget(0.03)},
-    "Kronecker 0.1": {"importance": Kronecker(), "pull": mooring.Budget(0.1)},
-    "Kronecker 0.1, own text": {"importance": Kronecker(), "pull": mooring.Budget(0.1), "reference": "own"},
+    "budget 0.03": {"pull": mooring.Budget(0.03), "memory": LEAN},
+    "budget 0.1": {"pull": mooring.Budget(0.1), "memory": LEAN},
+    "Kronecker 0.03": {"importance": Kronecker(), "pull": mooring.Budget(0.03), "memory": LEAN},
+    "Kronecker 0.1": {"importance": Kronecker(), "pull": mooring.Budget(0.1), "memory": LEAN},
+    "Kronecker 0.1, own text": {
+        "importance": Kronecker(),
+        "pull": mooring.Budget(0.1),
+        "memory": LEAN,
+        "reference": "own",
+    },
 }
 
 # The data: two texts that every machine has
