@@ -9,6 +9,7 @@ import torch
 from ledger import Ledger
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 hypothesis.settings.register_profile("exploring", deadline=None)
 hypothesis.settings.register_profile("repeating", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeating" if os.environ.get("CI") else "exploring")
