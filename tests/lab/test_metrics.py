@@ -10,6 +10,8 @@ from scipy import stats
 
 from mooring.errors import MooringError
 from mooring.lab import metrics
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
 
 matrices = st.integers(1, 5).flatmap(
     lambda n: st.lists(st.lists(st.floats(0, 100, width=32), min_size=n, max_size=n), min_size=n, max_size=n)
@@ -30,6 +32,16 @@ def test_metrics_equal_their_definitions(rows):
         untrained = torch.arange(n, dtype=torch.float64) * 10
         assert metrics.forward_transfer(matrix, untrained) == pytest.approx(expected)
     assert metrics.average_forgetting(matrix) >= 0
+
+
+@given(matrices, st.integers(0, 5))
+def test_what_no_metric_reads_need_not_be_there(rows, whole):
+    """The first rows are whole, as older versions wrote them: a study that was continued has both kinds."""
+    spec = RunSpec("digits", "0", "plain", 0)
+    short = [row if number < whole else row[: number + 2] for number, row in enumerate(rows)]
+    old, new = (Result(spec, "finished", "", [10.0] * len(rows), matrix) for matrix in (rows, short))
+    assert new.metrics == old.metrics
+    assert not any(math.isnan(value) for value in new.metrics.values())
 
 
 def test_what_was_known_before_training_cannot_be_forgotten():

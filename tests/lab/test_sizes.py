@@ -137,6 +137,12 @@ def test_memory_is_a_fleets_and_each_runs_and_a_fifth_of_it_stays_free():
     assert note.endswith("and more do not fit into memory")
 
 
+def test_test_images_that_stay_on_the_device_leave_less_room(monkeypatch):
+    machine = Machine(full=10_000, memory=(2 * GIB, GIB), room=100 * GIB)
+    monkeypatch.setattr(sizes, "kept_bytes", lambda test: 10 * GIB)
+    assert machine.sizes("cuda")(runs_of(500)) == 67
+
+
 def test_what_memory_holds_is_not_split_further_and_what_it_does_not_is():
     machine = Machine(full=10_000, memory=(0, GIB), room=100 * GIB)
     assert parts(machine, runs_of(79), "cuda") == [79]  # 0.8 * 100, less the images

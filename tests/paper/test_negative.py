@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
 from mooring.lab.study import Study
+from mooring.lab.summary import summarize
 from mooring.paper import negative
 from mooring.paper.finding import Finding
 from mooring.paper.laboratory import Laboratory
@@ -76,6 +79,23 @@ def test_the_text_says_where_variants_do_not_differ(finding: Finding) -> None:
         if told:
             assert f"at {len(without)} of {len(mine)} strengths no score" in told[0]
             assert f"at {same} of these {len(without)} it does not differ" in told[0]
+
+
+def test_runs_are_the_same_where_they_are_on_every_task_that_both_scored() -> None:
+    whole = Result(RunSpec("digits", "0", "si", 0), "finished", "", [9.0] * 3, [[8, 1, 2], [7, 8, 3], [6, 7, 8]])
+    short = replace(whole, matrix=[row[: number + 2] for number, row in enumerate(whole.matrix)])
+    other = replace(short, matrix=[[8, 1], [7, 8, 3], [6, 7, 9]])
+    lost, sooner = (replace(short, status="unstable", matrix=short.matrix[:rows]) for rows in (2, 1))
+
+    def same(one: Result, two: Result) -> bool:
+        (mine,), (theirs,) = summarize([one]), summarize([two])
+        return negative._same(mine, theirs)
+
+    assert same(whole, short)
+    assert same(short, whole)
+    assert not same(whole, other)
+    assert not same(short, lost)
+    assert not same(lost, sooner)
 
 
 def test_the_text_blames_case_2_where_positive_scores_are_unstable(finding: Finding) -> None:

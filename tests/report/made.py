@@ -52,9 +52,10 @@ def run(
     tasks: int = 5,
     status: str = "finished",
     reached: int | None = None,
+    whole: bool = False,
     **spec,
 ) -> Result:
-    """One result. `reached` rows of the matrix are there where the run did not finish."""
+    """One result. `reached` rows of the matrix are there where the run did not finish; whole as in older studies."""
     strength = None if method in NO_STRENGTH else strength
     chance = random.Random(f"{stream} {method} {strength} {seed} {spec}")
     kept, learns = keeping(method, strength)
@@ -69,7 +70,7 @@ def run(
                 peak = 14 + learns * (82 - 2 * task)
                 value = 14 + (peak - 14) * (kept + (1 - kept) * 0.62 ** (after - task)) + chance.gauss(0, 1.2)
             row.append(round(min(max(value, 0.0), 100.0), 2))
-        matrix.append(row)
+        matrix.append(row if whole else row[: after + 2])
     rows = tasks if status == "finished" else reached or 0
     stretches = 12
     losses = [

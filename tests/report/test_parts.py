@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from mooring.report.families import FAMILIES, family_of
+from mooring.report.figures import matrices
 from mooring.report.figures.labels import apart, place
-from mooring.report.section import sections
+from mooring.report.picture import picture
+from mooring.report.section import mean_over_seeds, sections
+from mooring.report.style import drawing
 from mooring.report.text import outcome
 from report import made
 
@@ -53,6 +56,28 @@ def test_nothing_is_claimed_that_no_run_tells():
     assert outcome(sections([made.run("joint", 0)], None)[0]) == ["The run finished."]
     lost = sections([made.run("ewc", 0, status="unstable", reached=1)], None)[0]
     assert outcome(lost) == ["No method finished in every seed.", "Of 1 run, 1 was unstable."]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_heat_map_draws_what_was_scored_and_leaves_the_rest_blank(whole):
+    section = sections([made.run("plain", seed, tasks=4, whole=whole) for seed in (0, 1)], None)[0]
+    with drawing():
+        found = matrices.draw(section)
+        picture(found, section.slug)
+    (panel,) = (axes for axes in found.figure.axes if len(axes.texts) > 4)
+    blank = np.triu(np.ones((4, 4), dtype=bool), 2) & (not whole)
+    assert np.array_equal(np.ma.getmaskarray(panel.images[0].get_array()), blank)
+    written = {(int(text.get_position()[1]), int(text.get_position()[0])) for text in panel.texts}
+    assert {tuple(cell) for cell in np.argwhere(~blank)} <= written
+
+
+def test_a_study_that_was_continued_has_rows_of_both_kinds():
+    runs = [made.run("ewc", 0, tasks=4, whole=True), made.run("ewc", 1, tasks=4)]
+    (entry,) = sections(runs, None)[0].entries
+    stack = entry.matrices(4)
+    assert np.isfinite(stack[0]).all()
+    assert np.array_equal(np.isfinite(stack[1]), np.tril(np.ones((4, 4), dtype=bool), 1))
+    assert np.isfinite(mean_over_seeds(stack)[0]).all()
 
 
 def test_the_best_of_several_settings_is_said_to_be_chosen():

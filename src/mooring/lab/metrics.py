@@ -26,7 +26,8 @@ def average_accuracy(matrix: Tensor) -> float:
     """The final model's mean test accuracy over all tasks: mean_k a[last, k].
 
     Args:
-        matrix: a[i, k] is the accuracy on task k after task i was trained, of shape (tasks, tasks).
+        matrix: a[i, k] is the accuracy on task k after task i was trained, of shape (tasks, tasks). No metric reads it
+            for k > i + 1: what is there does not matter.
 
     Example:
         >>> average_accuracy(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
@@ -81,7 +82,7 @@ def forward_transfer(matrix: Tensor, untrained: Tensor) -> float:
     0 for a single task.
 
     Args:
-        matrix: the accuracy matrix, its upper triangle filled.
+        matrix: the accuracy matrix, with the accuracy on each task after the one before it.
         untrained: the accuracy on each task before any training, of shape (tasks,).
 
     Example:

@@ -18,9 +18,10 @@ from mooring.lab.comparison import MOST_SEEDS
 from mooring.lab.engines.memory import ran_out
 from mooring.lab.files import write_whole
 from mooring.lab.fleet.batches import Batches
+from mooring.lab.fleet.exam import Exam
 from mooring.lab.fleet.feed import Feed
 from mooring.lab.fleet.logbook import versions
-from mooring.lab.fleet.measure import finite_runs, score
+from mooring.lab.fleet.measure import finite_runs
 from mooring.lab.fleet.precision import computing, parameters_of, products_of
 from mooring.lab.fleet.recording import Recorder
 from mooring.lab.fleet.sgd import SGD
@@ -207,7 +208,7 @@ def _pretrain(
     if note and lesson.recorder.failed:
         note(f"steps of {settings.network} could not be recorded, and took longer: {lesson.recorder.failed}")
     lesson.recorder.clear()
-    accuracies = score(lesson.stack, stream, [0], parameters_of(settings.dtype)).flatten().tolist()
+    accuracies = Exam(stream).score(lesson.stack, [0], parameters_of(settings.dtype)).flatten().tolist()
     taught = []
     for run, (seed, file) in enumerate(settings.files(path).items()):
         told = asdict(replace(settings, seed=seed, seeds=1))  # as if alone

@@ -70,7 +70,8 @@ class Result:
             large after the first task.
         reason: one line, empty where it finished.
         untrained: accuracy on each task before any training.
-        matrix: accuracy on task k after task i; rows that an unstable run did not reach are missing.
+        matrix: accuracy on task k after task i: on the tasks so far and the next one, which is all that metrics read.
+            Rows of older studies go on to the last task; rows that an unstable run did not reach are missing.
         losses: for each task, the mean training loss over equal stretches of it.
         stability: one entry for each consolidation, for methods with a strength.
         importance: mean importance over past tasks by layer, at the end.
@@ -97,8 +98,17 @@ class Result:
 
     @property
     def accuracies(self) -> Tensor:
-        """The accuracy matrix as a tensor of shape (tasks, tasks)."""
-        return torch.tensor(self.matrix, dtype=torch.float64)
+        """The accuracy matrix as a tensor of shape (tasks, tasks), not a number where a task was not scored.
+
+        Example:
+            >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
+            >>> rows = [[90.0, 10.0], [70.0, 80.0, 20.0], [60.0, 70.0, 90.0]]
+            >>> Result(spec, "finished", "", [10.0] * 3, rows).accuracies[0]
+            tensor([90., 10., nan], dtype=torch.float64)
+        """
+        widest = max(map(len, self.matrix), default=0)
+        full = [row + [math.nan] * (widest - len(row)) for row in self.matrix]
+        return torch.tensor(full, dtype=torch.float64)
 
     @cached_property
     def metrics(self) -> dict[str, float]:

@@ -88,9 +88,12 @@ def _negatives(row: Row) -> list[int]:
 
 
 def _same(row: Row, other: Row) -> bool:
-    """Whether every seed ended alike, with the same accuracies on every task after every task."""
-    pairs = zip(row.results, other.results, strict=True)
-    return all((one.status, one.matrix) == (two.status, two.matrix) for one, two in pairs)
+    """Whether every seed ended alike, with the same accuracies after every task, on every task that both scored."""
+    return all(
+        (one.status, len(one.matrix)) == (two.status, len(two.matrix))
+        and all(a[: len(b)] == b[: len(a)] for a, b in zip(one.matrix, two.matrix, strict=True))
+        for one, two in zip(row.results, other.results, strict=True)
+    )
 
 
 def _table(found: Found) -> Table:

@@ -57,7 +57,7 @@ class Entry:
         return replace(self.row.setting, strength=None, lr=1.0)
 
     def matrices(self, tasks: int) -> Array:
-        """Accuracy matrices of shape (seeds, tasks, tasks); not a number in rows that a run did not reach."""
+        """Accuracy matrices of shape (seeds, tasks, tasks); not a number where a run did not get or was not scored."""
         stacked = np.full((len(self.row.results), tasks, tasks), np.nan)
         for run, result in zip(stacked, self.row.results, strict=True):
             for line, reached in zip(run, result.matrix, strict=False):

@@ -8,6 +8,7 @@ import torch
 from mooring.lab.engines.memory import free
 from mooring.lab.engines.trial import Tried, tried
 from mooring.lab.engines.voyage import steps_of
+from mooring.lab.fleet.exam import kept_bytes
 from mooring.lab.fleet.shape import shape
 from mooring.lab.methods import find
 from mooring.lab.networks.start import Weights, start
@@ -143,7 +144,7 @@ class Sizes:
             counted: what a rough count says.
             work: how many run-steps lie ahead.
         """
-        room = ROOM * self.free(self.device) - stream.train.images.nbytes
+        room = ROOM * self.free(self.device) - stream.train.images.nbytes - kept_bytes(stream.test)
         tries: list[Tried] = []
         size = FIRST
         while True:

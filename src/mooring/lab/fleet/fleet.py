@@ -12,11 +12,12 @@ from mooring.errors import MooringError
 from mooring.lab.fleet.batches import Batches
 from mooring.lab.fleet.curve import Curve
 from mooring.lab.fleet.elementwise import NEVER
+from mooring.lab.fleet.exam import Exam
 from mooring.lab.fleet.feed import Feed
 from mooring.lab.fleet.fused import advance_all, fused_for
 from mooring.lab.fleet.groups import Groups
 from mooring.lab.fleet.logbook import Logbook, versions
-from mooring.lab.fleet.measure import by_layer, finite_runs, score
+from mooring.lab.fleet.measure import by_layer, finite_runs
 from mooring.lab.fleet.moorings import Tensors
 from mooring.lab.fleet.position import Position, Watcher
 from mooring.lab.fleet.precision import check_precision, computing, parameters_of, products_of
@@ -95,8 +96,8 @@ class Fleet:
         lr = torch.tensor([spec.lr for spec in self.specs], dtype=self.dtype, device=self.device)
         self.sgd = SGD(lr, self.common.momentum, self.common.weight_decay)
         self.batches = Batches(stream, self.device, self.dtype, self.common.dtype in ("tf32", "bf16"))
-        self.memory = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
-        self.ahead = self.memory
+        self.exam = Exam(stream, self.device)
+        self.memory = self.ahead = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
         names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
         self.watch = StackWatch(self.stack, *self.method.looks) if self.method.watches_layers else None
         self.groups = Groups(self.specs, names, self.sgd.lr, self.watch.parameters if self.watch else ())
@@ -107,8 +108,7 @@ class Fleet:
         self.results: list[Result] = []
         self.first: Tensors = {}
         self.position, self.steps, self.seconds = Position(), 0, 0.0
-        self.curve = Curve(len(self.specs), self.device)
-        self.feed = Feed(self.device)
+        self.curve, self.feed = Curve(len(self.specs), self.device), Feed(self.device)
         self.bad = torch.full((len(self.specs),), NEVER, device=self.device)
         self.now = torch.zeros(1, dtype=torch.int64, device=self.device)
 
@@ -159,7 +159,7 @@ class Fleet:
         """A task starts: its head from the one before, no velocity, an empty curve."""
         if task == 0:
             self.groups.set_out(self.stack.parameters)
-            for book, accuracy in zip(self.books, self._score(0).tolist(), strict=True):
+            for book, accuracy in zip(self.books, self._score(0, len(self.stream.tasks)).tolist(), strict=True):
                 book.untrained = accuracy
         elif self.stream.heads == "per task" and self.common.heads == "inherit" and self.method.data != "joint":
             self.stack.inherit(task, task - 1)
@@ -245,7 +245,7 @@ class Fleet:
             self._lose(self.bad < NEVER, "unstable", where, steps)
 
     def _end(self, task: int) -> None:
-        """A task is over: consolidate, judge, and score every task."""
+        """A task is over: consolidate, judge, and score the tasks so far and the next: no metric looks further."""
         if self.fused:  # a penalty that overflowed in the last step shows in no gradient any more
             fine = finite_runs([p.detach() for p in self.stack.parameters.values()])
             self.bad = torch.where(fine | (self.bad < NEVER), self.bad, self.steps - 1)
@@ -261,7 +261,8 @@ class Fleet:
             now = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in now.items()}
         steps = len(batch_sizes(len(self.stream.tasks[task].train), self.common.batch)) * self.common.epochs
-        for book, row, losses in zip(self.books, self._score(task).tolist(), self.curve.means(steps), strict=True):
+        rows = self._score(task, min(task + 2, len(self.stream.tasks))).tolist()
+        for book, row, losses in zip(self.books, rows, self.curve.means(steps), strict=True):
             book.matrix.append(row)
             book.losses.append(losses)
 
@@ -302,11 +303,10 @@ class Fleet:
         asked = self.groups.asked(logits, self.stack.seeds, self.steps)
         return self._gradients(asked, keep=True)
 
-    def _score(self, trained: int) -> Tensor:
-        """Accuracy on each task in percent, (runs, tasks). A task to come is scored by the head it would start from."""
+    def _score(self, trained: int, tasks: int) -> Tensor:
+        """Accuracy on the first tasks in percent, (runs, tasks); on one to come by the head it would start from."""
         last = trained if self.common.heads == "inherit" and self.method.data != "joint" else len(self.stream.tasks)
-        heads = [self.stream.head(min(task, last)) for task in range(len(self.stream.tasks))]
-        return score(self.stack, self.stream, heads, self.dtype)
+        return self.exam.score(self.stack, [self.stream.head(min(task, last)) for task in range(tasks)], self.dtype)
 
     # Runs come and go
 

@@ -1,4 +1,4 @@
-"""What is measured of a stack of runs: finite or not, accuracy, and how far it went from the first task's model."""
+"""What is measured of a stack of runs: finite or not, and how far it went from the first task's model."""
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -10,13 +10,8 @@ from mooring.drift import cka, cka_of_batch, parameter_drift
 from mooring.lab.fleet.precision import computing
 from mooring.lab.fleet.recording import Recorder
 from mooring.lab.fleet.stack import Stack
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.streams.stream import Stream
 
-__all__ = ["by_layer", "finite_runs", "score"]
-
-PIXELS = {"cpu": 1 << 22, "cuda": 1 << 26}
-"""How many pixels to score at a time."""
+__all__ = ["by_layer", "finite_runs"]
 
 
 def finite_runs(tensors: Sequence[Tensor]) -> Tensor:
@@ -35,29 +30,6 @@ def finite_runs(tensors: Sequence[Tensor]) -> Tensor:
         return fine
     flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]  # a sum may overflow
     return torch.stack([each.isfinite().all(1) for each in flat]).all(0)
-
-
-@torch.no_grad()
-def score(stack: Stack, stream: Stream, heads: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Test accuracy of every run on every task, in percent: float64 of shape (runs, tasks).
-
-    Args:
-        stack: the runs.
-        stream: the tasks.
-        heads: the head that is asked on each task.
-        dtype: of the arithmetic.
-    """
-    runs, found = len(stack), []
-    at_once = max(1, PIXELS[stack.device.type] // (runs * stream.train.images[0].numel()))
-    for task, head in zip(stream.tasks, heads, strict=True):
-        right = torch.zeros(runs, dtype=torch.float64, device=stack.device)
-        for indices in torch.split(task.test, at_once):
-            x = scaled(stream.test.images[indices].to(stack.device), dtype)
-            labels = stream.test.labels[indices].to(stack.device)
-            logits = stack(x.expand(runs, *x.shape), head)
-            right += (logits[..., : len(task.classes)].argmax(-1) == labels).sum(1)
-        found.append(100 * right / len(task.test))
-    return torch.stack(found, 1)
 
 
 def by_layer(

@@ -41,7 +41,8 @@ def draw(section: Section) -> Drawing | None:
         "What is left of each task",
         "Accuracy in percent on each task (column) after each task was trained (row); mean over "
         f"seeds{section.at_best}. Below the stepped line a task has been trained; above it, it is still to "
-        "come. Read a column downwards to see a task being forgotten. Empty rows were reached by no seed.",
+        "come. Read a column downwards to see a task being forgotten. Blank cells were not scored: of the tasks to "
+        "come only the next needs to be. Blank rows were reached by no seed.",
         f"Heat maps for {len(shown)} methods: accuracy on each of {tasks} tasks after each task was trained.",
         made.figure,
     )

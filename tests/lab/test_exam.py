@@ -1,0 +1,76 @@
+"""What a fleet is scored on: the tasks so far and the next, of which every metric can be told; on the device."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lab.small import class_stream, domain_stream, spec_for
+from mooring.lab.fleet import exam
+from mooring.lab.fleet.exam import Exam, kept_bytes
+from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.fleet.stack import Stack
+from mooring.lab.networks.start import start
+
+STREAMS = {"classes": class_stream(tasks=4), "domains": domain_stream(tasks=4)}
+
+
+class Square:
+    """Scores every task after every task, whatever the fleet does."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[list[float]]] = []
+
+    def look(self, fleet: Fleet) -> None:
+        pass
+
+    def harbour(self, fleet: Fleet) -> None:
+        self.rows.append(fleet._score(fleet.position.task - 1, 4).tolist())
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("method", ["plain", "ewc", "joint"])
+def test_rows_go_to_the_next_task_and_metrics_are_those_of_the_whole_matrix(method, kind):
+    stream, square = STREAMS[kind], Square()
+    results = Fleet([spec_for(method, stream, seed, epochs=1) for seed in (0, 1)], stream).sail(square)
+    for run, result in enumerate(results):
+        full = [rows[run] for rows in square.rows]
+        assert [len(row) for row in full] == [4, 4, 4, 4] == [len(result.untrained)] * 4
+        assert result.matrix == [full[0][:2], full[1][:3], full[2], full[3]]
+        last = full[-1]
+        by_hand = {
+            "accuracy": sum(last) / 4,
+            "forgetting": sum(max(row[k] for row in full[k:]) - last[k] for k in range(4)) / 4,
+            "learned": sum(full[k][k] for k in range(4)) / 4,
+            "backward": sum(last[k] - full[k][k] for k in range(3)) / 3,
+            "forward": sum(full[k - 1][k] - result.untrained[k] for k in (1, 2, 3)) / 3,
+        }
+        assert result.metrics == pytest.approx(by_hand, rel=1e-12)
+        assert replace(result, matrix=full).metrics == result.metrics  # as an older version wrote it, to the bit
+
+
+def test_images_stay_on_the_device_where_they_fit_easily(monkeypatch):
+    stream = STREAMS["classes"]
+    assert kept_bytes(stream.test) == stream.test.images.nbytes
+    kept = Exam(stream, "meta")
+    assert {t.device.type for t in (kept.images, kept.labels, *kept.places)} == {"meta"}
+    monkeypatch.setattr(exam, "EASILY", stream.test.images.nbytes)
+    assert kept_bytes(stream.test) == 0
+    left = Exam(stream, "meta")
+    assert {t.device.type for t in (left.images, left.labels, *left.places)} == {"cpu"}
+
+
+def test_on_a_cpu_nothing_is_copied():
+    stream = STREAMS["classes"]
+    held = Exam(stream)
+    assert held.images.data_ptr() == stream.test.images.data_ptr()
+    assert held.labels.data_ptr() == stream.test.labels.data_ptr()
+
+
+def test_scores_do_not_depend_on_how_many_images_are_scored_at_a_time(monkeypatch):
+    stream = STREAMS["classes"]
+    stack = Stack([start("mlp", stream, seed, dtype=torch.float64) for seed in (0, 1)], torch.device("cpu"), [0, 1])
+    whole = Exam(stream).score(stack, [0, 1, 1], torch.float64)
+    monkeypatch.setitem(exam.PIXELS, "cpu", 2 * 64 * 7)  # seven images of each of two runs
+    assert torch.equal(Exam(stream).score(stack, [0, 1, 1], torch.float64), whole)
+    assert whole.shape == (2, 3)
