@@ -1,5 +1,8 @@
 """`mooring show` and `mooring report`: what a study holds, in the terminal and as a page."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +23,19 @@ StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="[FILE]")]
 Baseline = Annotated[str | None, typer.Option("--baseline", help="Compare accuracy with this method.")]
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Thousands of results are plain values without cycles: to look for those takes a quarter of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@_uncollected()
 def show(
     study: StudyFile = Path("mooring.sqlite"),
     baseline: Baseline = None,
@@ -37,6 +53,7 @@ def show(
     print_rows(rows, baseline)
 
 
+@_uncollected()
 def report(
     study: StudyFile = Path("mooring.sqlite"),
     to: Annotated[Path | None, typer.Option("--to", help="The folder to write.", metavar="DIR")] = None,

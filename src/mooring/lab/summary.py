@@ -1,7 +1,8 @@
 """A study in a table: one row for each method at each setting, over its seeds."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from mooring.errors import MooringError
@@ -64,6 +65,10 @@ class Row:
         }
 
 
+_setting = attrgetter(*(field.name for field in fields(RunSpec) if field.name != "seed"))
+"""What the runs of a row have in common."""
+
+
 def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Row]:
     """One row for each setting, in the order of their first run.
 
@@ -77,9 +82,10 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
         >>> summarize(made)[0].metrics["accuracy"].mean
         90.5
     """
-    groups: dict[RunSpec, list[Result]] = {}
+    alike: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
-        groups.setdefault(replace(result.spec, seed=0), []).append(result)
+        alike.setdefault(_setting(result.spec), []).append(result)
+    groups = {replace(group[0].spec, seed=0): group for group in alike.values()}
     for group in groups.values():
         group.sort(key=lambda result: result.spec.seed)
     rows = [_row(setting, group) for setting, group in groups.items()]

@@ -158,17 +158,22 @@ def _rank(entry: Entry) -> tuple[bool, float]:
 
 def _details(settings: Sequence[RunSpec]) -> list[str]:
     """The strength where there is one, then every other field in which settings of the same method differ."""
+    shared = ("stream", "data", "method", "strength", "seed")
+    names = [field.name for field in fields(RunSpec) if field.name not in shared]
+    rivals: dict[tuple[str, float | None], list[RunSpec]] = {}
+    for setting in settings:
+        rivals.setdefault((setting.method, setting.strength), []).append(setting)
+    differing = {
+        key: [name for name in names if len({getattr(other, name) for other in some}) > 1]
+        for key, some in rivals.items()
+    }
     told = []
     for setting in settings:
-        rivals = [other for other in settings if (other.method, other.strength) == (setting.method, setting.strength)]
         parts = [] if setting.strength is None else [f"strength {given(setting.strength)}"]
-        for field in fields(RunSpec):
-            if field.name in ("stream", "data", "method", "strength", "seed"):
-                continue
-            if len({getattr(other, field.name) for other in rivals}) > 1:
-                value = getattr(setting, field.name)
-                written = given(value) if isinstance(value, float) else str(value)
-                parts.append(f"{field.name.replace('_', ' ')} {printable(written, 40) or 'none'}")
+        for name in differing[setting.method, setting.strength]:
+            value = getattr(setting, name)
+            written = given(value) if isinstance(value, float) else str(value)
+            parts.append(f"{name.replace('_', ' ')} {printable(written, 40) or 'none'}")
         told.append(", ".join(parts))
     return told
 
