@@ -46,6 +46,7 @@ release: $(READY)
 	cd dist/as-installed && ../venv/bin/python -m pytest -n 2 tests
 
 $(READY): pyproject.toml constraints.txt
+	@echo "installing into $(VENV), which takes 2 or 3 minutes"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(READY)

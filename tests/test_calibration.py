@@ -49,6 +49,15 @@ def test_an_exact_estimate_is_left_and_one_that_is_too_large_by_two_is_halved(sc
     torch.testing.assert_close(moor.previous["weight"], CURVATURE, rtol=0.02, atol=0)
 
 
+def test_a_task_without_data_counts_on_the_scale_of_the_one_before():
+    moor, loss = quadratic(Known(2.0))
+    moor.consolidate(data=[0.0], loss=loss)
+    moor.optimizer.step()
+    moor.consolidate()
+    assert moor.calibration == [moor.calibration[0]] * 2 == pytest.approx([0.5, 0.5], rel=1e-2)
+    torch.testing.assert_close(moor.previous["weight"], 2 * CURVATURE, rtol=1e-2, atol=0)
+
+
 def test_kronecker_factors_that_are_exact_are_left():
     """Of one sample whose gradient is plus or minus 1 at the output, under a squared error: H = x x'."""
     torch.manual_seed(0)

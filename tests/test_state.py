@@ -79,6 +79,19 @@ def test_saved_in_the_middle_of_a_task_and_resumed_is_as_if_never_stopped(import
         check_equal(form, resume(importance, pull, tmp_path, form), expected)
 
 
+def test_a_state_made_with_a_pull_of_another_kind_loads_with_a_word_about_it():
+    model, optimizer, moor = build("ewc")
+    train(model, optimizer, 0, 2)
+    moor.consolidate()
+    state = {name: tensor.clone() for name, tensor in moor.state_dict().items()}
+    moor.load_state_dict(state)  # with its own there is nothing to say
+    moor.detach()
+    other = mooring.attach(model, optimizer, pull=mooring.Proximal(3.0))
+    with pytest.warns(UserWarning, match=r"made with Interpolation\(.*, this Mooring has Proximal\(strength=3.0\)"):
+        other.load_state_dict(state)
+    assert other.tasks == 1
+
+
 def test_a_new_process_goes_on_bit_for_bit(tmp_path):
     expected = {}
     for importance in IMPORTANCES:

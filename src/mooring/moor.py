@@ -23,7 +23,7 @@ from mooring.merges import Merge
 from mooring.optimizers import check_optimizer, stepping
 from mooring.pulls import Budget, GradientPull, Pull
 from mooring.pulls.base import check_strength
-from mooring.resuming import read_state
+from mooring.resuming import called, read_state
 from mooring.selection import layer_of
 from mooring.shards import spread
 from mooring.spending import energy
@@ -121,6 +121,7 @@ class Mooring:
 
         With data, for a `Budget`: `current` is then multiplied by the factor that makes its estimate agree with the
         rise of the loss on that data, measured along probes (`mooring.calibration`). Nothing else is changed by it.
+        Without data it is multiplied by the factor of the task before, if there was one.
 
         Args:
             data: batches of this task, or a function that makes them, as for `estimate`. The first 8 of those that are
@@ -145,7 +146,8 @@ class Mooring:
         self._refuse_interrupted()
         if data is None and (loss is not None or batches is not None):
             raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
-        scale = 1.0 if data is None else self._scale(data, loss, batches, progress)
+        carried = (self.calibration or [1.0])[-1]  # tasks that are weighed together need one scale
+        scale = carried if data is None else self._scale(data, loss, batches, progress)
         self._step.end_task()
         self._ledger.consolidate(scale)
         self._step.anchor_buffers()
@@ -162,7 +164,7 @@ class Mooring:
 
     @property
     def calibration(self) -> list[float]:
-        """By what each task's curvature was multiplied when it was consolidated; 1 without data."""
+        """By what each task's curvature was multiplied when it was consolidated; 1 before data was first given."""
         return list(self._ledger.calibration)
 
     @property
@@ -244,7 +246,7 @@ class Mooring:
         It goes through `torch.save` and safetensors alike. Save it beside the model's and the optimizer's own.
         """
         self._refuse_interrupted()
-        header = self._ledger.told()
+        header = {**self._ledger.told(), "pull": called(self.pull)}
         if self._step.spending:
             header["spending"] = self._step.spending.told()
             header["calibration"] = self.calibration
@@ -253,7 +255,7 @@ class Mooring:
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
-        header, records, buffers = read_state(state, self._ledger)
+        header, records, buffers = read_state(state, self._ledger, self.pull)
         self._step.reset()
         self._step.forget()
         self._ledger.records = records

@@ -1,5 +1,6 @@
 """Reads a saved state for a model, and refuses one that does not fit, before anything is changed."""
 
+import warnings
 from typing import Any
 
 from torch import Tensor
@@ -8,22 +9,43 @@ from mooring.checkpoint import check_keys, unpack_header, unpack_parameter
 from mooring.errors import MooringError
 from mooring.importance import State
 from mooring.ledger import Ledger, Moored
+from mooring.pulls import Pull
 from mooring.selection import norm_buffers
 
-__all__ = ["read_state"]
+__all__ = ["called", "read_state"]
 
 
-def read_state(state: State, ledger: Ledger) -> tuple[dict[str, Any], dict[Tensor, Moored], State]:
+def called(pull: Pull) -> str:
+    """A pull with its options, where it says them; else the name of its class.
+
+    Example:
+        >>> from mooring.pulls import Proximal
+        >>> called(Proximal(3.0))
+        'Proximal(strength=3.0)'
+    """
+    name = type(pull).__name__
+    return repr(pull) if repr(pull).startswith(f"{name}(") else name
+
+
+def read_state(state: State, ledger: Ledger, pull: Pull) -> tuple[dict[str, Any], dict[Tensor, Moored], State]:
     """What a state says: its header, the records of parameters, and the anchors of normalisation statistics.
 
     Args:
         state: as `Mooring.state_dict` gave it.
         ledger: of the model that is to go on from it; it is left as it is.
+        pull: what it is to go on with; one of another kind than it was made with is warned of.
     """
     header = unpack_header(state)
     if header["importance"] != ledger.importance.name:
         raise MooringError(
             f"the state was made by importance {header['importance']}, this Mooring has {ledger.importance.name}"
+        )
+    made_with, mine = header.get("pull", ""), called(pull)
+    if made_with and made_with.partition("(")[0] != mine.partition("(")[0]:
+        warnings.warn(
+            f"the state was made with {made_with}, this Mooring has {mine}: "
+            f"unless you mean to change that, give attach pull={made_with}",
+            stacklevel=3,
         )
     ledger.refresh()
     by_name = {name: p for p, name in ledger.names.items()}
