@@ -69,7 +69,10 @@ def read_study_file(path: Path | str) -> StudyFile:
         text = path.read_text(encoding="utf-8")
         told = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise MooringError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise MooringError(
+            f"{path} cannot be read ({reason}): give a study as TOML; docs/studies.md shows every key"
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise MooringError(f"{path} is not TOML: {error}") from error
     return _Reader(path, text).read(told)
