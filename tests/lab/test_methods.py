@@ -6,6 +6,7 @@ import torch
 import mooring
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.errors import MooringError
+from mooring.lab.comparison import comparison
 from mooring.lab.methods import METHODS, find, resolve
 from mooring.lab.methods.method import Method
 from mooring.merges import average, total
@@ -201,3 +202,10 @@ def test_a_method_under_another_name_is_refused(monkeypatch):
     monkeypatch.setitem(METHODS, "mine", Method("other", "my own"))
     with pytest.raises(MooringError, match=r"METHODS\['mine'\] holds the method 'other': key and name must agree"):
         resolve("plain,mine")
+
+
+def test_a_method_of_ones_own_has_its_own_strength_everywhere(monkeypatch):
+    mine = Method("mine", "my own", importance=lambda seed: EWC(), pull=Proximal, strength=10.0)
+    monkeypatch.setitem(METHODS, "mine", mine)
+    made = [comparison(stream, "mine", seeds=1) for stream in ("digits", "cifar10")]
+    assert [each.specs(each.streams[0][1], "", "", "")[0].strength for each in made] == [10.0, 10.0]
