@@ -148,7 +148,7 @@ COMPARE = {
     "--stream folder": "a folder stream needs data: give the folder with --data",
     "--stream folder --data .": "say with --per-task how many classes a task has",
     "--stream folder --per-task 1": "--data",
-    "--stream folder --per-task 1 --data missing": "there is no folder missing: give one with a folder for each",
+    "--stream folder --per-task 1 --data missing": "there is no folder missing: give a folder with one for each",
     "--stream cifar10": "cifar10",
 }
 
