@@ -3,6 +3,8 @@
 python examples/why_it_explodes.py
 """
 
+import argparse
+
 import torch
 from digits import Network, digit_tasks
 from torch import nn
@@ -34,6 +36,7 @@ def learn_two_tasks(pull: mooring.Penalty | mooring.Proximal | mooring.Interpola
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     exploded = learn_two_tasks(mooring.Penalty(1e6))
     found = exploded.diagnose()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import mooring
+from mooring.errors import MooringError
 from mooring.importance import Importance
 from mooring.pulls import GradientPull, ParameterPull
 from mooring.testing import CASES, check_importance, check_pull
@@ -147,3 +148,8 @@ class _IgnoresRuns(GradientPull):
 def test_the_suite_catches_a_broken_pull(broken):
     with pytest.raises(AssertionError):
         check_pull(broken, CASES[:1])
+
+
+def test_an_importance_in_place_of_what_makes_it_is_refused():
+    with pytest.raises(MooringError, match=r"was given one EWC: give what makes it, EWC or lambda: EWC"):
+        check_importance(mooring.EWC())

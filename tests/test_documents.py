@@ -164,6 +164,12 @@ def test_the_fleet_benchmark_prints_ratios():
     assert re.search(r"explicit-ewc +\d+\.\d us +\d+\.\d us +\d+\.\d", table)
 
 
+def test_the_example_that_explodes_has_help_and_does_not_run_for_it():
+    told = run(ROOT / "examples" / "why_it_explodes.py", "--help")
+    assert told.startswith("usage: why_it_explodes.py")
+    assert "trained" not in told
+
+
 def test_the_study_file_in_the_documents_is_one_and_shows_every_key(tmp_path):
     block = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / "studies.md").read_text(), re.DOTALL)
     assert block
@@ -171,6 +177,8 @@ def test_the_study_file_in_the_documents_is_one_and_shows_every_key(tmp_path):
     study.write_text(block[1])
     told = read_study_file(study)
     assert len(comparison(**told.comparison).specs(defaults("digits"), "", "", "")) == 25
+    study.write_text(block[1].replace("# lr = 0.01 ", "lr = 0.01 "))
+    assert comparison(**read_study_file(study).comparison).lr["ewc"] == (0.01,)
     keys = {each.name for kind in (StreamOptions, Training) for each in fields(kind)} - {"paper"}
     for key in keys | {*TOP, *TUNE, *METHOD} - {"stream", "train", "method", "tune"}:
         assert re.search(rf"^(# )?{key} = ", block[1], re.MULTILINE), key

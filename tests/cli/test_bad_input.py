@@ -87,12 +87,12 @@ COMPARE = {
     "--limit -3": "limit=-3",
     "--size 8": "size=8 is for images from a folder",
     "--label fine": "label='fine'",
-    "--data .": "data='.'",
+    "--data .": "data='.' is for images from a folder, and digits come with scikit-learn: leave it out",
     "--stream digits-rotated --per-task 2": "per_task=2 is for a cut by class",
     "--strength 1 --methods plain": "none of plain has a strength to give",
     "--strength plain=1": "plain has no strength to give",
     "--strength explicit-mas=1 --methods explicit-mas": "explicit-mas has no strength to give",
-    "--strength mas=1": "unknown method to give a strength 'mas'",
+    "--strength mas=1": "mas is not among the methods (plain, ewc): add it to methods, or leave its strength out",
     "--strength ewk=1": "did you mean 'ewc'?",
     "--strength -1": "strength=-1.0",
     "--strength nan": "strength=nan",
@@ -103,11 +103,13 @@ COMPARE = {
     "--lr 0": "lr=0",
     "--lr inf": "lr=inf",
     "--lr fast": "--lr fast",
-    "--lr mas=1": "unknown method to give a lr 'mas'",
+    "--lr mas=1": "mas is not among the methods (plain, ewc): add it to methods, or leave its lr out",
     "--epochs -1": "epochs=-1",
     "--epochs 0": "epochs=0",
     "--epochs 1.5": "--epochs",
     "--batch 0": "batch=0",
+    "--batch 1.5": "error: --batch 1.5 is not allowed: give a whole number",
+    "--momentum=much": "error: --momentum much is not allowed: give a number",
     "--batch -5": "batch=-5",
     "--momentum -1": "momentum=-1.0",
     "--momentum 2": "momentum=2.0",
@@ -137,15 +139,16 @@ COMPARE = {
     "--share half": "--share",
     "--deterministic yes": "yes",
     "--deterministic --device meta": "unknown device 'meta'",
-    "--baseline er": "the baseline 'er' is not among the methods: they are plain, ewc",
+    "--baseline er": "methods: they are plain, ewc; give one of them, or add it to --methods",
     "--init missing.safetensors": "missing.safetensors",
     "--nonsense": "--nonsense",
     "--sedes 1": "--sedes",
     "--seeds": "--seeds",
     "surplus": "surplus",
-    "--stream folder": "per_task",
+    "--stream folder": "a folder stream needs data: give the folder with --data",
+    "--stream folder --data .": "say with --per-task how many classes a task has",
     "--stream folder --per-task 1": "--data",
-    "--stream folder --per-task 1 --data missing": "missing is not a folder",
+    "--stream folder --per-task 1 --data missing": "there is no folder missing: give a folder with one for each",
     "--stream cifar10": "cifar10",
 }
 
@@ -198,7 +201,7 @@ OTHERS = {
     "report missing.sqlite": "there is no study missing.sqlite",
     "report --to page": "there is no study mooring.sqlite",
     "run": "STUDY.toml",
-    "run missing.toml": "missing.toml",
+    "run missing.toml": "No such file or directory): give a study as TOML; docs/studies.md shows every key",
     "run --device cuda": "",
     "methods ewc": "ewc",
     "pretrain --epochs 0": "epochs=0",
@@ -302,7 +305,8 @@ def test_weights_that_are_none_are_refused_in_one_line(wrong, tmp_path, content)
 
 def test_a_folder_in_place_of_weights_is_refused_in_one_line(wrong, tmp_path):
     (tmp_path / "weights").mkdir()
-    wrong("compare", *DIGITS, "--init", "weights")
+    line = wrong("compare", *DIGITS, "--init", "weights")
+    assert "weights is a folder: give a .safetensors file; `mooring pretrain` makes one" in line
 
 
 def newer(path) -> None:
@@ -330,6 +334,12 @@ def test_a_file_that_is_no_study_is_refused_and_left_as_it_is(wrong, tmp_path, w
     given = {"run": ["mine.toml"], "show": ["mine.sqlite"], "report": ["mine.sqlite", "--to", "page"]}
     assert said in wrong(asked, *given.get(asked, [*DIGITS, "--study", "mine.sqlite"]))
     del connection
+
+
+@pytest.mark.parametrize("what", [b"hello", b"no database" * 200])
+def test_salvaging_what_is_no_study_leaves_nothing_beside_it(wrong, tmp_path, what):
+    (tmp_path / "text.txt").write_bytes(what)
+    assert "nothing in text.txt can be read" in wrong("salvage", "text.txt")
 
 
 @pytest.mark.parametrize("asked", ["show", "report"])
@@ -373,7 +383,9 @@ def kept(path) -> None:
 def test_a_baseline_that_is_not_in_the_study_is_refused(wrong, tmp_path):
     kept(tmp_path / "mine.sqlite")
     for asked in ("show", "report"):
-        assert "the baseline 'er' is not among the runs" in wrong(asked, "mine.sqlite", "--baseline", "er")
+        assert "the baseline 'er' is not among the runs: they are of plain, ewc; give one" in wrong(
+            asked, "mine.sqlite", "--baseline", "er"
+        )
 
 
 # In an interpreter of its own

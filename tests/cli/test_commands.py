@@ -57,6 +57,7 @@ def test_frontier_sweeps_dials_and_says_who_is_on_it(asked, monkeypatch):
     strengths = {result.spec.strength for result in Store("mooring.sqlite").results()}
     assert strengths == {None, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9}
     assert "on the frontier: " in told
+    assert "--out DIR" not in told
     never_trained(monkeypatch)
     found = json.loads(asked(*command, "--json"))
     assert [Path(path).suffix for path in found["files"]] == [".svg", ".png", ".json"]
@@ -66,8 +67,15 @@ def test_frontier_sweeps_dials_and_says_who_is_on_it(asked, monkeypatch):
     assert {each["method"] for each in stream["methods"]} == {"plain", "wise-ft", "explicit-ewc"}
 
 
+def test_frontier_says_how_many_methods_it_has_by_default(asked):
+    told = " ".join(asked("frontier", "--help").replace("│", " ").split())
+    assert "lists them. 23 by default." in told
+    assert "plain,frozen" not in told
+
+
 def test_frontier_takes_another_dial_for_a_method(asked):
-    asked("frontier", *DIGITS, "--methods", "wise-ft", "--strength", "wise-ft=0.25,0.75")
+    told = asked("frontier", *DIGITS, "--methods", "wise-ft", "--strength", "wise-ft=0.25,0.75")
+    assert told.splitlines()[-1] == "--out DIR draws it"
     assert {result.spec.strength for result in Store("mooring.sqlite").results()} == {0.25, 0.75}
 
 
@@ -300,15 +308,20 @@ def test_show_leaves_a_study_as_it_is(asked, tmp_path):
 
 
 def test_methods_lists_every_method_with_a_line_and_its_strength(asked):
+    from mooring.lab.comparison import comparison
     from mooring.lab.methods import METHODS
 
     told = asked("methods").splitlines()
-    assert told[0].split() == ["method", "what", "it", "does", "strength"]
+    assert told[0].split() == ["method", "what", "it", "does", "strength", "on", "digits", "elsewhere"]
     assert [line.split()[0] for line in told[1:]] == list(METHODS)
     found = json.loads(asked("methods", "--json"))
-    assert [(each["name"], each["strength"], each["memory"]) for each in found] == [
+    assert [(each["name"], each["strength"]["on_digits"], each["memory"]) for each in found] == [
         (method.name, method.strength, method.memory) for method in METHODS.values()
     ]
+    assert next(line for line in told if line.startswith("ewc ")).split()[-2:] == ["1e+07", "1000"]
+    elsewhere = comparison(StreamOptions("cifar10"), "all", seeds=1)
+    for each, spec in zip(found, elsewhere.specs(elsewhere.streams[0][1], "", "", ""), strict=True):
+        assert each["strength"]["elsewhere"] == spec.strength
 
 
 # pretrain

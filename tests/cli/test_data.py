@@ -224,7 +224,7 @@ def test_check_can_leave_classes_out(folder):
 
 
 def test_check_refuses_what_is_no_folder(tmp_path):
-    refused("is not a folder", "check", tmp_path / "nowhere")
+    refused("there is no folder", "check", tmp_path / "nowhere")
 
 
 # The bar

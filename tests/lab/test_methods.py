@@ -6,7 +6,9 @@ import torch
 import mooring
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.errors import MooringError
+from mooring.lab.comparison import comparison
 from mooring.lab.methods import METHODS, find, resolve
+from mooring.lab.methods.method import Method
 from mooring.merges import average, total
 from mooring.pulls import Blend
 
@@ -176,3 +178,34 @@ def test_known_names_are_made_of_the_same_pieces():
     assert find("imm-mode").pull(0.0) == Interpolation(root=1, every="task")
     assert find("cofima").pull(3.0) == Interpolation(root=1, every="task", weight=3.0)
     assert all(find(name).merge is total for name in ("imm-mean", "imm-mode", "cofima"))
+
+
+WRONG = {
+    "a pull without an importance": ({"pull": Proximal, "strength": 10.0}, "it would pull nothing: give an importance"),
+    "a strength alone": ({"strength": 10.0}, "it would pull nothing: give an importance"),
+    "an importance that is made": ({"importance": EWC()}, r"give a function that makes it, such as lambda seed: EWC"),
+    "a pull that is made": (
+        {"importance": lambda seed: EWC(), "pull": Proximal(1.0)},
+        r"give a function that makes it, such as lambda strength: Proximal",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_method_that_would_not_do_what_it_says_is_refused(what):
+    given, said = WRONG[what]
+    with pytest.raises(MooringError, match=said):
+        Method("mine", "my own", **given)
+
+
+def test_a_method_under_another_name_is_refused(monkeypatch):
+    monkeypatch.setitem(METHODS, "mine", Method("other", "my own"))
+    with pytest.raises(MooringError, match=r"METHODS\['mine'\] holds the method 'other': key and name must agree"):
+        resolve("plain,mine")
+
+
+def test_a_method_of_ones_own_has_its_own_strength_everywhere(monkeypatch):
+    mine = Method("mine", "my own", importance=lambda seed: EWC(), pull=Proximal, strength=10.0)
+    monkeypatch.setitem(METHODS, "mine", mine)
+    made = [comparison(stream, "mine", seeds=1) for stream in ("digits", "cifar10")]
+    assert [each.specs(each.streams[0][1], "", "", "")[0].strength for each in made] == [10.0, 10.0]

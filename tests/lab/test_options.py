@@ -288,7 +288,7 @@ def test_the_same_is_refused_for_digits():
 
 
 def test_a_folder_that_is_missing_or_empty_is_refused(tmp_path):
-    with pytest.raises(MooringError, match="is not a folder"):
+    with pytest.raises(MooringError, match=r"there is no folder .*nowhere: give a folder with"):
         open_stream(StreamOptions("folder", data=str(tmp_path / "nowhere"), per_task=1))
     with pytest.raises(MooringError, match="holds no images"):
         open_stream(StreamOptions("folder", data=str(tmp_path), per_task=1))

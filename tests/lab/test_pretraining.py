@@ -243,7 +243,7 @@ def test_weights_of_another_network_are_refused_in_one_line(tmp_path):
 
 def test_a_file_that_is_not_weights_is_refused_in_one_line(tmp_path):
     (tmp_path / "text").write_text("hello")
-    for path in (tmp_path / "text", tmp_path / "nothing", tmp_path):
+    for path in (tmp_path / "text", tmp_path / "nothing"):
         with pytest.raises(MooringError, match="is not a safetensors file that can be read") as error:
             read_weights(path)
         assert "\n" not in str(error.value)

@@ -133,7 +133,8 @@ def test_a_broken_image_names_its_file_and_row_or_is_skipped_and_counted(tmp_pat
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda f: None, "is not a folder"),
+        (lambda f: None, "there is no folder .*set: give a folder with one for each class"),
+        (lambda f: f.write_text("text"), "set is a file: give a folder with one for each class"),
         (lambda f: f.mkdir(), "holds no images"),
         (lambda f: (f / "cat").mkdir(parents=True), "holds no images"),
         (lambda f: write_parquet(f, "train", [(b"", 0)]), "has no test-\\*.parquet"),

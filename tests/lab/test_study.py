@@ -86,6 +86,11 @@ def interrupted(path, *, at: int = 0, **asked) -> Study:
 # Nothing is trained twice
 
 
+def test_a_name_that_is_nearly_an_argument_is_refused_with_that_argument(tmp_path):
+    with pytest.raises(MooringError, match=r"unknown setting 'seed' \(did you mean 'seeds'\?\)"):
+        Study(tmp_path / "study.sqlite").compare(stream="digits", seed=2)
+
+
 def test_asking_again_trains_nothing_and_tells_the_same(path):
     first = Study(path).compare(methods="plain,ewc", seeds=2, **TOLD)
     assert sailed() == [("ewc", 0), ("ewc", 1), ("plain", 0), ("plain", 1)]

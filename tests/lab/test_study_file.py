@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import MooringError
+from mooring.lab.comparison import comparison
 from mooring.lab.study_file import read_study_file
 from one_line import refused
 
@@ -71,12 +72,6 @@ lr = 0.1
 
 [method."plain"]
 lr = 0.2
-
-[tune]
-tasks = 1
-lrs = [0.1, 0.01]
-strengths = [1.0]
-seeds = 2
 """
     )
     told = read_study_file(file)
@@ -101,6 +96,12 @@ seeds = 2
         "lr": {"ewc": 0.1, "plain": 0.2},
         "strength": {"ewc": [10, 100.0]},
     }
+    assert told.search is None
+
+
+def test_everything_that_is_searched_is_read(tmp_path):
+    (tmp_path / "whole.toml").write_text("[tune]\ntasks = 1\nlrs = [0.1, 0.01]\nstrengths = [1.0]\nseeds = 2\n")
+    told = read_study_file(tmp_path / "whole.toml")
     assert told.search == {"tasks": 1, "lrs": [0.1, 0.01], "strengths": [1.0], "search_seeds": 2}
 
 
@@ -291,8 +292,26 @@ def test_a_value_of_another_kind_is_refused_by_the_name_of_its_key(wrong, tmp_pa
     assert (key if key != "seeds" else "seed") in line, line
 
 
-def test_lr_in_two_places_is_refused(wrong):
-    assert "not in both" in wrong(train("lr = 0.1", "[method.plain]", "lr = 0.2"))
+def test_the_lr_of_a_method_comes_before_that_of_train(tmp_path):
+    text = train("lr = 0.1", "[method.vanilla]", "lr = [0.2, 0.3]").replace("plain", "uniform")
+    (tmp_path / "made.toml").write_text(text)
+    made = comparison(**read_study_file(tmp_path / "made.toml").comparison)
+    specs = made.specs(made.streams[0][1], "", "", "")
+    assert [(spec.method, spec.lr) for spec in specs] == [("uniform", 0.2), ("uniform", 0.3), ("er", 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (method("strength = 1.0"), "line 4: strength of [method.ewc] means nothing beside [tune]"),
+        (method("lr = 1.0"), "line 4: lr of [method.ewc] means nothing beside [tune]"),
+        (train("lr = 1.0"), "line 4: lr of [train] means nothing beside [tune]"),
+    ],
+)
+def test_what_a_search_would_not_look_at_is_refused(wrong, text, said):
+    line = wrong(text + "\n[tune]\ntasks = 1\n")
+    assert said in line
+    assert line.endswith("s in [tune]")
 
 
 def test_a_baseline_that_is_not_compared_is_refused(wrong):
@@ -302,8 +321,6 @@ def test_a_baseline_that_is_not_compared_is_refused(wrong):
 
 def test_a_good_file_is_not_refused(tmp_path, monkeypatch):
     """So that the refusals above are of what they seem to be."""
-    from mooring.lab.comparison import comparison
-
     for text in (GOOD, top(), stream(), train(), method(), search()):
         (tmp_path / "good.toml").write_text(text)
         comparison(**read_study_file(tmp_path / "good.toml").comparison)

@@ -16,6 +16,9 @@ CLICK_ERRORS: tuple[type[Exception], ...] = tuple(
 )
 """Newer versions of Typer bring a Click of their own, older ones take the one installed: its errors know which."""
 
+KINDS = {"integer": "whole number", "number": "number", "float": "number"}
+"""What an option wants, by the word for it in Typer's errors."""
+
 app = typer.Typer(
     name="mooring",
     help="Study forgetting: compare methods on a stream of tasks, tune them, show and report what came out.",
@@ -58,9 +61,21 @@ def run(arguments: list[str]) -> int:
     except CLICK_ERRORS as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2  # help was printed
-        return _failed(f"error: {_one_line(error)}", 2)
+        return _failed(f"error: {_no_number(error, arguments) or _one_line(error)}", 2)
     except (KeyboardInterrupt, EOFError, typer.Abort):
         return _failed("interrupted", 130)
+
+
+def _no_number(error: Exception, arguments: list[str]) -> str | None:
+    """What is told of an option that wants a number and got something else; Typer's words change with its version."""
+    told = str(getattr(error, "message", ""))
+    kind = next((what for word, what in KINDS.items() if f"valid {word}" in told), None)
+    for name in getattr(getattr(error, "param", None), "opts", ()) if kind else ():
+        for given, after in zip(arguments, [*arguments[1:], ""], strict=True):
+            option, equals, value = given.partition("=")
+            if option == name:
+                return f"{name} {value if equals else after} is not allowed: give a {kind}"
+    return None
 
 
 def _one_line(error: Exception) -> str:

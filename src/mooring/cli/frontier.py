@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from mooring.cli import text
-from mooring.cli.options import AsJson, Methods, Seeds, StreamFlags, StudyFlags, TrainingFlags, spread
+from mooring.cli.options import AsJson, Seeds, StreamFlags, StudyFlags, TrainingFlags, one_of, spread
 from mooring.cli.output import command_line, opened
 from mooring.cli.tables import as_json, print_table
 from mooring.errors import MooringError
 from mooring.lab.comparison import comparison
 from mooring.lab.files import check_writable, write_whole
 from mooring.lab.frontier import METHODS, NEAR, Frontier, Swept, dials, frontiers
-from mooring.lab.methods import resolve
+from mooring.lab.methods import registry, resolve
 
 __all__ = ["frontier"]
 
@@ -24,7 +24,15 @@ def frontier(
     streams: StreamFlags,
     training: TrainingFlags,
     kept: StudyFlags,
-    methods: Methods = METHODS,
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            help=f"Names with commas, or all; `mooring methods` lists them. {len(METHODS.split(','))} by default.",
+            autocompletion=one_of(lambda: registry.METHODS),
+            show_default=False,
+        ),
+    ] = METHODS,
     seeds: Seeds = "5",
     strength: Annotated[
         list[str] | None,
@@ -55,7 +63,7 @@ def frontier(
     for each in found:
         _print(each)
     figures = [f"figure:  {path}" for path in files if path.suffix == ".png"]
-    typer.echo("\n".join([f"results: {study.store.path}", *figures]))
+    typer.echo("\n".join([f"results: {study.store.path}", *(figures or ["--out DIR draws it"])]))
 
 
 def _told(given: list[str]) -> dict[str, list[float]]:

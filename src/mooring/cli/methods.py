@@ -5,15 +5,21 @@ import typer
 from mooring.cli.options import AsJson
 from mooring.cli.tables import as_json, print_table
 from mooring.lab.methods import METHODS
+from mooring.lab.methods.strengths import usual_strength
 
 __all__ = ["methods"]
 
 
 def methods(json: AsJson = False) -> None:
-    """List every method with a line about it, and the strength it has when none is given."""
+    """List every method with a line about it, and the strengths it has when none is given."""
+    strengths = {m.name: [usual_strength(m, paper=paper) for paper in (False, True)] for m in METHODS.values()}
     if json:
-        told = [{"name": m.name, "line": m.line, "strength": m.strength, "memory": m.memory} for m in METHODS.values()]
+        told = []
+        for m in METHODS.values():
+            digits, elsewhere = strengths[m.name]
+            usual = {"on_digits": digits, "elsewhere": elsewhere}
+            told.append({"name": m.name, "line": m.line, "strength": usual, "memory": m.memory})
         typer.echo(as_json(told))
         return
-    rows = [[m.name, m.line, "" if m.strength is None else f"{m.strength:g}"] for m in METHODS.values()]
-    print_table(("method", "what it does", "strength"), rows)
+    rows = [[m.name, m.line, *("" if s is None else f"{s:g}" for s in strengths[m.name])] for m in METHODS.values()]
+    print_table(("method", "what it does", "strength on digits", "elsewhere"), rows)

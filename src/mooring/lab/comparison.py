@@ -6,7 +6,7 @@ from typing import Any
 
 from mooring.errors import MooringError, check_whole, unknown
 from mooring.lab.methods import find, resolve
-from mooring.lab.methods.strengths import paper_strength
+from mooring.lab.methods.strengths import usual_strength
 from mooring.lab.networks import backbone, stamped
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams.options import StreamOptions
@@ -52,7 +52,8 @@ class Comparison:
         for kind, given in (("lr", self.lr), ("strength", self.strength)):
             for name in given:
                 if name not in self.methods:
-                    raise unknown(f"method to give a {kind}", name, self.methods)
+                    among = f"{name} is not among the methods ({', '.join(self.methods)})"
+                    raise MooringError(f"{among}: add it to methods, or leave its {kind} out")
         if not self.streams:
             raise MooringError("no stream to run: give at least one")
         for source, training in self.streams:
@@ -75,7 +76,7 @@ class Comparison:
         network = stamped(training.network)
         for name in self.methods:
             method = find(name)
-            usual = paper_strength(name) if training.paper else method.strength
+            usual = usual_strength(method, paper=training.paper)
             strengths: tuple[float | None, ...] = self.strength.get(name, (usual,))
             memory = (method.memory if training.memory is None else training.memory) if method.memory else None
             for lr in self.lr.get(name, (training.lr,)):
@@ -146,7 +147,7 @@ def _check_training(given: Mapping[str, Any]) -> None:
     known = [name for name in Training.__dataclass_fields__ if name not in ("lr", "paper")]
     for name in given:
         if name not in known:
-            raise unknown("setting", name, known)
+            raise unknown("setting", name, ["stream", "methods", "seeds", "lr", "strength", *known])
 
 
 def _by_method(kind: str, given: Numbers | Mapping[str, Numbers], names: Sequence[str]) -> dict[str, tuple[float, ...]]:

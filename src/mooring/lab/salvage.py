@@ -49,12 +49,11 @@ def salvage(path: Path) -> Salvaged:
     """
     if not path.is_file():
         raise MooringError(f"there is no study {path}: give the file to salvage")
+    _something(path)  # before a lock is left beside a file that is no study
     with locked(path):
-        results, commands, lost, fine = _read(path)
+        results, commands, lost, fine = _something(path)
         if fine:
             return Salvaged(len(results), [], None)
-        if not results:
-            raise MooringError(f"nothing in {path} can be read: restore it from a copy, or give another file")
         made = path.with_name(f"{path.name}.salvaged")
         made.unlink(missing_ok=True)
         store = Store(made)
@@ -74,6 +73,14 @@ def salvage(path: Path) -> Salvaged:
 
 def _names(path: Path) -> list[Path]:
     return [path.with_name(f"{path.name}.damaged{number or ''}") for number in range(1000)]
+
+
+def _something(path: Path) -> tuple[list[Result], list[str], list[str], bool]:
+    """What `_read` finds; refused where that is nothing."""
+    found = _read(path)
+    if not found[0] and not found[3]:
+        raise MooringError(f"nothing in {path} can be read: restore it from a copy, or give another file")
+    return found
 
 
 def _read(path: Path) -> tuple[list[Result], list[str], list[str], bool]:

@@ -230,7 +230,8 @@ def checked_baseline(baseline: str | None, methods: Sequence[str]) -> str | None
     """The baseline by its own name; refused where it is not compared."""
     baseline = ALIASES.get(baseline, baseline) if baseline else None
     if baseline is not None and baseline not in methods:
-        raise MooringError(f"the baseline {baseline!r} is not among the methods: they are {', '.join(methods)}")
+        among = f"the baseline {baseline!r} is not among the methods: they are {', '.join(methods)}"
+        raise MooringError(f"{among}; give one of them, or add it to --methods")
     return baseline
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from mooring.errors import MooringError, unknown
 from mooring.lab.comparison import METHODS
+from mooring.lab.methods import find, resolve
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.training import Training
 
@@ -68,7 +69,10 @@ def read_study_file(path: Path | str) -> StudyFile:
         text = path.read_text(encoding="utf-8")
         told = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise MooringError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise MooringError(
+            f"{path} cannot be read ({reason}): give a study as TOML; docs/studies.md shows every key"
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise MooringError(f"{path} is not TOML: {error}") from error
     return _Reader(path, text).read(told)
@@ -88,13 +92,15 @@ class _Reader:
         search = None
         if "tune" in told:
             search = {TUNE[key]: value for key, value in self.table(told, "tune").items() if self.known(key)}
+            self.untuned(train, self.table(told, "method"))
+        methods = self.methods(told.get("methods", METHODS.split(",")))
         comparison = {
             "stream": [self.stream(each) for each in (streams if isinstance(streams, list) else [streams])],
-            "methods": self.methods(told.get("methods", METHODS.split(","))),
+            "methods": methods,
             "seeds": self.seeds(told.get("seeds", 5)),
             **{key: value for key, value in train.items() if key not in ("lr", "init")},
             **({"init": str(self.near(train["init"], "init", "train"))} if "init" in train else {}),
-            **self.by_method(self.table(told, "method"), train.get("lr")),
+            **self.by_method(self.table(told, "method"), train.get("lr"), methods),
         }
         return StudyFile(
             study=self.near(told.get("study", f"{self.path.stem}.sqlite"), "study"),
@@ -111,7 +117,18 @@ class _Reader:
         rest = {**told, "data": str(self.near(told["data"], "data", "stream"))} if "data" in told else told
         return StreamOptions(**rest)
 
-    def by_method(self, told: Mapping[str, Any], lr: float | None) -> dict[str, Any]:
+    def untuned(self, train: Mapping[str, Any], methods: Mapping[str, Any]) -> None:
+        """Refuse settings that a search would not look at."""
+        tables = {"train": train, **{f"method.{name}": given for name, given in methods.items()}}
+        for table, given in tables.items():
+            for key in METHOD:
+                if isinstance(given, dict) and key in given:
+                    raise MooringError(
+                        f"{self.path}{self.line(key, table)}: {key} of [{table}] means nothing beside [tune], which "
+                        f"searches it for every method: leave it out, or give {key}s in [tune]"
+                    )
+
+    def by_method(self, told: Mapping[str, Any], lr: Any, methods: str | list[str]) -> dict[str, Any]:
         """lr and strength of single methods, on top of the common lr."""
         found: dict[str, Any] = {} if lr is None else {"lr": lr}
         rates: dict[str, Any] = {}
@@ -125,7 +142,7 @@ class _Reader:
             rates |= {name: given["lr"]} if "lr" in given else {}
             strengths |= {name: given["strength"]} if "strength" in given else {}
         if rates and lr is not None:
-            raise MooringError(f"{self.path}: give lr in [train] or in [method...], not in both")
+            rates = dict.fromkeys(resolve(methods), lr) | {find(name).name: rate for name, rate in rates.items()}
         return {**found, **({"lr": rates} if rates else {}), **({"strength": strengths} if strengths else {})}
 
     def methods(self, told: Any) -> str | list[str]:

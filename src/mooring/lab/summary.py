@@ -93,7 +93,8 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
         return rows
     if not any(row.setting.method == baseline for row in rows):
         methods = ", ".join(dict.fromkeys(setting.method for setting in groups))
-        raise MooringError(f"the baseline {baseline!r} is not among the runs: they are of {methods}")
+        among = f"the baseline {baseline!r} is not among the runs: they are of {methods}"
+        raise MooringError(f"{among}; give one of them, or run it too: add it to --methods")
     best: dict[RunSpec, Row] = {}
     for row in rows:
         if row.setting.method == baseline and row.metrics:

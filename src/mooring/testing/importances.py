@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from mooring.errors import MooringError
 from mooring.importance import Importance, Iteration, State
 from mooring.pulls import Interpolation, Penalty
 from mooring.testing.cases import CASES, Case
@@ -30,6 +31,10 @@ def check_importance(make: Make, cases: Iterable[Case] = CASES) -> None:
         >>> import mooring
         >>> check_importance(lambda: mooring.SI(damping=0.1), cases=CASES[:1])
     """
+    given: object = make
+    if isinstance(given, Importance):
+        what = type(given).__name__
+        raise MooringError(f"check_importance was given one {what}: give what makes it, {what} or lambda: {what}(...)")
     check_rule(make)
     for case in cases:
         check_leaves_training_alone(make, case)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from mooring.errors import MooringError
 from mooring.importance import Importance
 from mooring.merges import Merge, average
 from mooring.pulls import GradientPull, Interpolation, Pull
@@ -59,6 +60,23 @@ class Method:
     data: Literal["task", "joint", "er", "a-gem"] = "task"
     memory: int | None = None
     recalls: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a method that would do something else than its name says."""
+        for name, kind, given in (("importance", Importance, "seed"), ("pull", Pull, "strength")):
+            made = getattr(self, name)
+            if isinstance(made, kind):
+                what = type(made).__name__
+                raise MooringError(
+                    f"{name} of method {self.name!r} is one {what}, and every run needs its own: give a function that "
+                    f"makes it, such as lambda {given}: {what}(...)"
+                )
+        usual = type(self).__dataclass_fields__["pull"].default
+        if self.importance is None and (self.pull is not usual or self.strength is not None):
+            raise MooringError(
+                f"method {self.name!r} has a pull or a strength and no importance, so it would pull nothing: give an "
+                "importance, such as lambda seed: EWC(), or leave both out"
+            )
 
     @property
     def has_strength(self) -> bool:

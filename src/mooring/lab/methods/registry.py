@@ -1,6 +1,6 @@
 """Every method by name."""
 
-from mooring.errors import unknown
+from mooring.errors import MooringError, unknown
 from mooring.lab.methods import budget, controls, explicit, merging, penalties, proximal, replay
 from mooring.lab.methods.method import Method
 
@@ -32,6 +32,10 @@ def find(name: str) -> Method:
     found = METHODS.get(name) or VARIANTS.get(name)
     if found is None:
         raise unknown("method", name, METHODS)
+    if found.name != name:
+        raise MooringError(
+            f"METHODS[{name!r}] holds the method {found.name!r}: key and name must agree, so change one of them"
+        )
     return found
 
 

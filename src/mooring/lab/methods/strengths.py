@@ -3,7 +3,9 @@
 A good strength depends on the network, the data and the learning rate; `mooring tune` searches for it.
 """
 
-__all__ = ["DIGITS", "PAPER", "paper_strength"]
+from mooring.lab.methods.method import Method
+
+__all__ = ["DIGITS", "PAPER", "paper_strength", "usual_strength"]
 
 OPEN = {"soft": 0.3, "sfa": 0.5, "wise-ft": 0.5, "cofima": 1.0}
 """Stiffness, shares and a weight: where their range has its middle."""
@@ -50,3 +52,19 @@ def paper_strength(method: str) -> float | None:
         if name in PAPER:
             return PAPER[name]
     return None
+
+
+def usual_strength(method: Method, *, paper: bool) -> float | None:
+    """The strength of a method when none is given.
+
+    Args:
+        method: which one; a method of your own has its own strength everywhere.
+        paper: whether to start from the paper's, as everywhere but on the digits.
+
+    Example:
+        >>> from mooring.lab.methods import find
+        >>> usual_strength(find("mas"), paper=False), usual_strength(find("mas"), paper=True)
+        (0.03, 0.01)
+    """
+    found = paper_strength(method.name) if paper and method.has_strength else None
+    return method.strength if found is None else found

@@ -41,11 +41,15 @@ def read_weights(path: Path | str) -> Weights:
     Args:
         path: such as `mooring pretrain` writes.
     """
+    if Path(path).is_dir():
+        raise MooringError(f"{path} is a folder: give a .safetensors file; `mooring pretrain` makes one")
     try:
         return Weights(str(path), _fingerprint(tensors := load_file(path)), tensors)
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise MooringError(f"{path} is not a safetensors file that can be read: {reason}") from error
+        raise MooringError(
+            f"{path} is not a safetensors file that can be read: {reason}; `mooring pretrain` makes one"
+        ) from error
 
 
 def _fingerprint(tensors: dict[str, Tensor]) -> str:

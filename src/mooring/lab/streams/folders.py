@@ -52,7 +52,8 @@ def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: fl
         test_share: the share of each class that is for testing, where the folder does not say.
     """
     if not folder.is_dir():
-        raise MooringError(f"{folder} is not a folder")
+        wrong = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise MooringError(f"{wrong}: give a folder with one for each class, such as photos/cat/1.jpg")
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     named = {SPLITS[path.name]: path for path in inside if path.name in SPLITS}
     if named.keys() >= {"train", "test"}:

@@ -79,8 +79,8 @@ task: leave it out
                 [f"{base}{cut}" for cut in ("", "-permuted", "-rotated") for base in stream_names()],
             )
         self._check_numbers()
-        self._check_cut()
         self._check_source()
+        self._check_cut()
 
     @property
     def base(self) -> str:
@@ -132,7 +132,7 @@ task: leave it out
     def _check_cut(self) -> None:
         if self.cut == "class":
             if self.base == "folder" and self.per_task is None:
-                raise MooringError("a folder needs per_task: say how many classes a task has")
+                raise MooringError("a folder needs per_task: say with --per-task how many classes a task has")
         else:
             for name, value in (("per_task", self.per_task), ("shuffle", self.shuffle)):
                 if value is not None:
@@ -153,7 +153,7 @@ task: leave it out
             for name, value in {**given, "skip_broken": self.skip_broken or None}.items():
                 if value is not None:
                     raise MooringError(
-                        f"{name}={value!r} is for images from a folder, and digits come with it: leave it out"
+                        f"{name}={value!r} is for images from a folder, and digits come with scikit-learn: leave it out"
                     )
         if self.base == "folder" and not self.data:
             raise MooringError("a folder stream needs data: give the folder with --data")
