@@ -316,3 +316,21 @@ def test_a_state_saved_after_the_estimate_goes_on_without_the_data():
         torch.manual_seed(2)
         train(net, opt, batches(seed=9))
     check_equal("model", again.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("batch", "reason"),
+    [
+        (torch.ones(8, 9), "mat1 and mat2 shapes cannot be multiplied"),
+        ((torch.ones(8, 3), torch.full((8,), 7)), "Target 7 is out of bounds"),
+        ((torch.ones(8, 3), torch.zeros(5, dtype=torch.long)), "Expected input batch_size"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_named_and_nothing_changes(batch, reason):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        MooringError, match=rf"^batch 1 of the data or reference does not fit \({reason}.*: give batches"
+    ):
+        mooring.attach(model, optimizer, reference=[torch.ones(8, 3), batch])
+    mooring.attach(model, optimizer)  # nothing is left of the first

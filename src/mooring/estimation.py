@@ -1,7 +1,8 @@
 """Estimation: what matters to a model as it is, from data or from what it says itself, without taking a step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -91,9 +92,11 @@ def estimate(
             found = batches_of(data, model, batches)
             for batch in progress(found, "estimating importance", _length(data, batches), show=show):
                 if loss is None:
-                    batch = labelled(model, batch, look.steps, outputs)
+                    with _fitting(look.steps):
+                        batch = labelled(model, batch, look.steps, outputs)
                 with torch.enable_grad():
-                    value = scalar_loss(loss or default_loss(outputs), model, batch)
+                    with _fitting(look.steps):
+                        value = scalar_loss(loss or default_loss(outputs), model, batch)
                     _check(value)
                     value.backward()  # type: ignore[no-untyped-call]
                 step.before(optimizer, (optimizer,), {})
@@ -114,6 +117,21 @@ def estimate(
         raise MooringError("the loss on data depends on no moored parameter: compute it with the model given")
     _replace(ledger, look)
     return measured
+
+
+@contextmanager
+def _fitting(number: int) -> Iterator[None]:
+    """What torch says of shapes and labels that do not fit, with the batch that it is about."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        if isinstance(error, MooringError | torch.OutOfMemoryError):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise MooringError(
+            f"batch {number} of the data or reference does not fit ({reason}): give batches as the model is trained "
+            "with, (inputs, labels) or inputs alone"
+        ) from error
 
 
 def _replace(ledger: Ledger, look: Ledger) -> None:
