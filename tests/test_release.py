@@ -97,6 +97,9 @@ print(mooring.__file__, moor.tasks, importlib.util.find_spec("typer"))
     done = alone(bare, command, "compare")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: the command line needs typer: pip install 'mooring[lab]'\n"
+    told = alone(bare, "import mooring.lab").stderr.splitlines()[-1]
+    assert told.startswith("ModuleNotFoundError: the laboratory needs ")
+    assert told.endswith(": pip install 'mooring[lab]'")
     found = json.loads(alone(bare, command, "doctor", "--json").stdout)
     extras = {extra["name"]: extra["ready"] for extra in found["extras"]}
     assert extras == dict.fromkeys(("docs", "lab", "lightning", "ray", "transformers"), False)

@@ -56,7 +56,7 @@ def show(
 @_uncollected()
 def report(
     study: StudyFile = Path("mooring.sqlite"),
-    to: Annotated[Path | None, typer.Option("--to", help="The folder to write.", metavar="DIR")] = None,
+    to: Annotated[Path | None, typer.Option("--to", "--out", help="The folder to write.", metavar="DIR")] = None,
     baseline: Baseline = None,
     title: Annotated[str | None, typer.Option("--title", help="Of the page.")] = None,
     json: AsJson = False,

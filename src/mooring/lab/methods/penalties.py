@@ -36,7 +36,7 @@ DIALS = {
 
 SIGNS: dict[str, tuple[str | float, str]] = {
     "si-absolute": ("absolute", "scores without their sign"),
-    "si-signed": ("signed", "scores with their sign, which destabilise"),
+    "si-signed": ("signed", "scores with their sign: where some are negative, they push away"),
     "si-negative": (0.001, "absolute scores but for one in a thousand that keeps its sign"),
 }
 
