@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from scipy.special import stdtrit
-from torch import Tensor
 
 from mooring.errors import MooringError
 
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 
-def average_accuracy(matrix: Tensor) -> float:
+def average_accuracy(matrix: torch.Tensor) -> float:
     """The final model's mean test accuracy over all tasks: mean_k a[last, k].
 
     Args:
@@ -33,10 +33,10 @@ def average_accuracy(matrix: Tensor) -> float:
         >>> average_accuracy(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
         75.0
     """
-    return float(_checked(matrix)[-1].mean())
+    return fmean(_rows(matrix)[-1])
 
 
-def average_forgetting(matrix: Tensor) -> float:
+def average_forgetting(matrix: torch.Tensor) -> float:
     """How much of the best was lost: mean_k (max_{i >= k} a[i, k] - a[last, k]).
 
     The best counts from when a task was trained on; the last task cannot be forgotten and counts as 0.
@@ -45,23 +45,21 @@ def average_forgetting(matrix: Tensor) -> float:
         >>> average_forgetting(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
         10.0
     """
-    matrix = _checked(matrix)
-    trained = torch.ones_like(matrix, dtype=torch.bool).tril()
-    best = matrix.masked_fill(~trained, -math.inf).max(0).values
-    return float((best - matrix[-1]).mean())
+    rows = _rows(matrix)
+    return fmean(max(row[k] for row in rows[k:]) - last for k, last in enumerate(rows[-1]))
 
 
-def learned(matrix: Tensor) -> float:
+def learned(matrix: torch.Tensor) -> float:
     """Accuracy on each task right after it was trained: mean_k a[k, k].
 
     Example:
         >>> learned(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
         85.0
     """
-    return float(_checked(matrix).diagonal().mean())
+    return fmean(row[k] for k, row in enumerate(_rows(matrix)))
 
 
-def backward_transfer(matrix: Tensor) -> float:
+def backward_transfer(matrix: torch.Tensor) -> float:
     """What later tasks did to earlier ones: mean_{k < last} (a[last, k] - a[k, k]); negative where they were forgotten.
 
     0 for a single task.
@@ -70,13 +68,11 @@ def backward_transfer(matrix: Tensor) -> float:
         >>> backward_transfer(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
         -20.0
     """
-    matrix = _checked(matrix)
-    if len(matrix) == 1:
-        return 0.0
-    return float((matrix[-1] - matrix.diagonal())[:-1].mean())
+    rows = _rows(matrix)
+    return fmean(rows[-1][k] - row[k] for k, row in enumerate(rows[:-1])) if len(rows) > 1 else 0.0
 
 
-def forward_transfer(matrix: Tensor, untrained: Tensor) -> float:
+def forward_transfer(matrix: torch.Tensor, untrained: torch.Tensor) -> float:
     """What earlier tasks did for later ones: mean_{k > 0} (a[k - 1, k] - untrained[k]).
 
     0 for a single task.
@@ -89,14 +85,13 @@ def forward_transfer(matrix: Tensor, untrained: Tensor) -> float:
         >>> forward_transfer(torch.tensor([[90.0, 20.0], [70.0, 80.0]]), torch.tensor([10.0, 10.0]))
         10.0
     """
-    matrix = _checked(matrix)
+    rows = _rows(matrix)
     if untrained.shape != matrix.shape[:1]:
         raise MooringError(
-            f"untrained has shape {tuple(untrained.shape)}: give one accuracy for each of {len(matrix)} tasks"
+            f"untrained has shape {tuple(untrained.shape)}: give one accuracy for each of {len(rows)} tasks"
         )
-    if len(matrix) == 1:
-        return 0.0
-    return float((matrix.diagonal(1) - untrained[1:]).mean())
+    before = untrained.tolist()
+    return fmean(row[k] - before[k] for k, row in enumerate(rows[:-1], start=1)) if len(rows) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -148,7 +143,8 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], confid
     return interval([value - other for value, other in zip(values, baseline, strict=True)], confidence)
 
 
-def _checked(matrix: Tensor) -> Tensor:
+def _rows(matrix: torch.Tensor) -> list[list[float]]:
+    """As plain numbers: a report has thousands of small matrices."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise MooringError(f"an accuracy matrix has shape (tasks, tasks), not {tuple(matrix.shape)}")
-    return matrix
+    return matrix.tolist()

@@ -1,5 +1,6 @@
 """The effective learning rate: the unrolled form beside the iterates, and what is left of the rate in each layer."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -186,7 +187,9 @@ def _moored(
     moor = attach(network, optimizer, importance="ewc", pull=pull, exclude=("heads.*",))
     if after is not None:
         network.load_state_dict(after[0])
-        moor.load_state_dict({name: value.clone() for name, value in after[1].items()})
+        with warnings.catch_warnings():  # nothing is pulled in a first task, so any pull may have seen it
+            warnings.simplefilter("ignore")
+            moor.load_state_dict({name: value.clone() for name, value in after[1].items()})
         return network, optimizer, moor
     for _ in _steps(network, optimizer, stream, 0, case.regime.batch):
         pass
