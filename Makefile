@@ -11,7 +11,7 @@ demo: $(READY)
 		--study demo/digits.sqlite --report demo/report
 
 test: lint types browser
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-faults: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults --durations=5
@@ -43,7 +43,7 @@ release: $(READY)
 	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[dev]"
 	cd dist && rm -rf as-installed && mkdir as-installed && tar xzf mooring-*.tar.gz --strip-components=1 -C as-installed
 	rm -rf dist/as-installed/src
-	cd dist/as-installed && ../venv/bin/python -m pytest -n 2 tests
+	cd dist/as-installed && ../venv/bin/python -m pytest -n 2 --dist worksteal tests
 
 $(READY): pyproject.toml constraints.txt
 	@echo "installing into $(VENV), which takes 2 or 3 minutes"
