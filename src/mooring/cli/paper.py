@@ -20,6 +20,7 @@ from mooring.paper.laboratory import Laboratory
 from mooring.paper.page import write_findings
 from mooring.paper.scale import MINIATURE, PAPER, Scale
 from mooring.paper.targets import TARGETS, Target, chosen
+from mooring.paper.together import findings_of
 
 __all__ = ["paper"]
 
@@ -78,7 +79,7 @@ def paper(
     )
     if not kept.quiet:
         print(_cost(wanted, scale), file=sys.stderr)
-    findings = explained([target.run(lab) for target in wanted])
+    findings = explained(findings_of(wanted, lab))
     study.store.log(command_line())
     told = _elsewhere(data, [*(init or []), *(other_init or []), *filter(None, [instead]), kept.study])
     page = write_findings(findings, out, lab, command=told)

@@ -39,7 +39,7 @@ def search(lab: Laboratory, of: Sequence[Case], methods: Sequence[str] = METHODS
     Settings whose penalty does not interpolate everywhere after the first task are rejected there and then.
     """
     specs = {case: _specs(lab, case, methods) for case in of}
-    known = lab.run([spec for some in specs.values() for spec in some], reject=True)
+    known = lab.run([spec for some in specs.values() for spec in some], reject=True, decides=True)
     return {case: choices_of(str(case), [known[spec] for spec in some], methods) for case, some in specs.items()}
 
 

@@ -16,7 +16,21 @@ from mooring.lab.training import Training
 from mooring.paper.published import Setting
 from mooring.paper.scale import Case, Scale
 
-__all__ = ["Laboratory"]
+__all__ = ["Awaited", "Laboratory"]
+
+
+class Awaited(Exception):  # noqa: N818  it is no error: the runs are trained, and the target is asked again
+    """Raised where runs have no result yet.
+
+    Attributes:
+        specs: the runs.
+        reject: whether those whose penalty does not interpolate are taken out after the first task.
+        decides: whether it hangs on their results which other runs are needed.
+    """
+
+    def __init__(self, specs: Sequence[RunSpec], *, reject: bool, decides: bool) -> None:
+        super().__init__(f"{len(specs)} runs have no result yet")
+        self.specs, self.reject, self.decides = specs, reject, decides
 
 
 class Laboratory:
@@ -29,6 +43,10 @@ class Laboratory:
             Networks without any start from random weights.
         device: the device that results come from, where they were trained elsewhere; the study's own if None.
         instead: another backbone of the main network, to see what the backbone changes.
+
+    Attributes:
+        gathers: whether runs that are missing are not trained at once but asked for, with those of others; see
+            `mooring.paper.together`.
 
     Example:
         >>> import tempfile
@@ -63,6 +81,7 @@ class Laboratory:
         self.parts: dict[tuple[str, str, int | None], Stream] = {}
         self.streams: dict[str, Stream] = {}
         self.known: dict[bool, dict[RunSpec, Result]] = {False: {}, True: {}}
+        self.gathers = False
 
     def searched(self, data: str) -> Stream:
         """The first tasks of a data set, for the grid search."""
@@ -107,17 +126,37 @@ class Laboratory:
             **training.on(self.device).told(),
         )
 
-    def run(self, specs: Sequence[RunSpec], *, reject: bool = False) -> dict[RunSpec, Result]:
+    def run(
+        self, specs: Sequence[RunSpec], *, reject: bool = False, decides: bool = False
+    ) -> dict[RunSpec, Result]:
         """Their results, in their order; those that are missing are trained first, many at once.
 
         What was asked for before is not read again: targets share many of their runs.
+
+        Args:
+            specs: the runs.
+            reject: take out runs whose penalty does not interpolate after the first task.
+            decides: whether it hangs on their results which other runs are needed.
+
+        Raises:
+            Awaited: if some are missing while this laboratory gathers.
         """
         known = self.known[reject]
         asked = list(dict.fromkeys(specs))
-        new = [spec for spec in asked if spec not in known]
-        if new:
-            known.update(zip(new, self.study.run(new, self.streams, self.weights, reject=reject), strict=True))
+        if missing := [spec for spec in asked if spec not in known]:
+            awaited = Awaited(missing, reject=reject, decides=decides)
+            if self.gathers:
+                raise awaited
+            self.train([awaited])
         return {spec: known[spec] for spec in asked}
+
+    def train(self, awaited: Sequence[Awaited]) -> None:
+        """Train what is awaited, as many at once as can be; what the study has is not trained again."""
+        for reject in (True, False):
+            specs = list(dict.fromkeys(spec for each in awaited if each.reject is reject for spec in each.specs))
+            if specs:
+                found = self.study.run(specs, self.streams, self.weights, reject=reject)
+                self.known[reject].update(zip(specs, found, strict=True))
 
     def _part(self, data: str, kind: str, shuffle: int | None) -> Stream:
         """Each is cut once: to fingerprint the images of one takes longer than to look up its runs."""

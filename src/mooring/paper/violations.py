@@ -68,7 +68,7 @@ def run(lab: Laboratory) -> Finding:
     weakest, seeds = min(lab.scale.strengths), range(lab.scale.seeds)
     # Importance after the first task does not depend on the strength: any run tells where its first violation is.
     tried = {c: [lab.spec(*c, seed, Setting(rates[c], weakest)) for seed in seeds] for c in columns}
-    probes = lab.run([spec for some in tried.values() for spec in some])
+    probes = lab.run([spec for some in tried.values() for spec in some], decides=True)
     wanted = {}
     for column, some in tried.items():
         told = [probes[spec].stability for spec in some]
