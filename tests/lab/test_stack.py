@@ -12,6 +12,7 @@ from lab.test_layers import different
 from mooring.lab.engines.local import Local
 from mooring.lab.engines.reporter import Silent
 from mooring.lab.engines.voyage import Aboard
+from mooring.lab.fleet import stack as stack_module
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.layers import LAYERS
 from mooring.lab.fleet.stack import Stack, fastest
@@ -263,3 +264,34 @@ def test_a_way_that_is_known_is_taken_and_all_give_the_same(way):
     for train in (True, False):
         alone = torch.stack([net.train(train)(x[run], heads[run]) for run, net in enumerate(networks)])
         torch.testing.assert_close(stack(x, heads, train=train), alone, rtol=1e-10, atol=1e-10)
+
+
+def test_the_way_is_tried_once_for_each_architecture(monkeypatch):
+    tried = []
+    monkeypatch.setattr(stack_module, "fastest", lambda networks: tried.append(networks) or fastest(networks))
+    monkeypatch.setattr(stack_module, "_WAYS", {})
+
+    def stacked(*layers):
+        return Stack(twins(flat(*layers))).way
+
+    assert stacked(nn.Linear(64, 8), nn.ReLU()) == stacked(nn.Linear(64, 8), nn.ReLU()) == "wide"
+    assert len(tried) == 1
+    assert stacked(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5)) == "in turn"
+    assert stacked(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.0)) != "in turn"  # the same layers, set otherwise
+    assert len(tried) == 3
+    monkeypatch.setitem(LAYERS, nn.Linear, wrong("weight"))
+    assert stacked(nn.Linear(64, 8), nn.ReLU()) == "vmap"
+
+
+def test_the_way_of_layers_that_nobody_knows_is_tried_each_time(monkeypatch):
+    class Hiding(nn.Module):
+        def __init__(self, noise: float):
+            super().__init__()
+            self.noise = noise
+
+        def forward(self, x):
+            return x + self.noise * torch.rand_like(x) if self.noise else x
+
+    monkeypatch.setattr(stack_module, "_WAYS", {})
+    assert Stack(twins(flat(nn.Linear(64, 8), Hiding(0.0)))).way != "in turn"
+    assert Stack(twins(flat(nn.Linear(64, 8), Hiding(1.0)))).way == "in turn"

@@ -173,7 +173,6 @@ def written(rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Ten
         >>> found.lines, found.stores
         (['v1 = x_theta * 0.5'], [('theta', 'v1')])
     """
-    from torch._decomp import core_aten_decompositions
     from torch.fx.experimental.proxy_tensor import make_fx
 
     names = list(example)
@@ -182,11 +181,19 @@ def written(rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Ten
         rule(dict(zip(names, tensors, strict=True)))
 
     pure = torch.func.functionalize(flat, remove="mutations")
-    graph = make_fx(pure, decomposition_table=dict(core_aten_decompositions()))(*example.values()).graph
+    graph = make_fx(pure, decomposition_table=_decompositions())(*example.values()).graph
     found = Written(names, any(t.dtype == torch.float64 for t in example.values()))
     for node in graph.nodes:
         found.add(node)
     return found
+
+
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """How torch writes operations in terms of fewer; looking them all up takes a while."""
+    from torch._decomp import core_aten_decompositions
+
+    return dict(core_aten_decompositions())
 
 
 def _power(base: str, exponent: float) -> str:

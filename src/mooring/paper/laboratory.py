@@ -13,6 +13,7 @@ from mooring.lab.streams.slices import sliced
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study import Study
 from mooring.lab.training import Training
+from mooring.lab.words import counted
 from mooring.paper.published import Setting
 from mooring.paper.scale import Case, Scale
 
@@ -29,7 +30,7 @@ class Awaited(Exception):  # noqa: N818  it is no error: the runs are trained, a
     """
 
     def __init__(self, specs: Sequence[RunSpec], *, reject: bool, decides: bool) -> None:
-        super().__init__(f"{len(specs)} runs have no result yet")
+        super().__init__(f"{counted(len(specs), 'run')} {'has' if len(specs) == 1 else 'have'} no result yet")
         self.specs, self.reject, self.decides = specs, reject, decides
 
 
@@ -126,9 +127,7 @@ class Laboratory:
             **training.on(self.device).told(),
         )
 
-    def run(
-        self, specs: Sequence[RunSpec], *, reject: bool = False, decides: bool = False
-    ) -> dict[RunSpec, Result]:
+    def run(self, specs: Sequence[RunSpec], *, reject: bool = False, decides: bool = False) -> dict[RunSpec, Result]:
         """Their results, in their order; those that are missing are trained first, many at once.
 
         What was asked for before is not read again: targets share many of their runs.

@@ -1,6 +1,6 @@
 """An elementwise rule over runs as one GPU kernel."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ NEVER = 1 << 62
 
 BLOCK = 1024
 
+_TEXTS: dict[tuple[object, ...], str] = {}
+"""What was written, by the key of its rule and the kinds of its tensors."""
+
 
 class Elementwise:
     """A rule that changes some of its tensors in place, as one kernel over all elements of all runs.
@@ -25,17 +28,33 @@ class Elementwise:
         rule: takes the tensors by name; elementwise over (runs, elements), with numbers of shape (runs,) or ().
         example: tensors of those names, of any size; each is (runs, elements), (runs, 1), (runs,) or ().
         finite: names of tensors that must be finite.
+        key: rules with this key do the same to tensors of the same kinds, and are written once; None for no others.
     """
 
     def __init__(
-        self, rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Tensor], finite: Sequence[str]
+        self,
+        rule: Callable[[dict[str, Tensor]], None],
+        example: Mapping[str, Tensor],
+        finite: Sequence[str],
+        key: Hashable = None,
     ) -> None:
         self.names, self.rule, self.finite = list(example), rule, list(finite)
-        try:
-            text = source(rule, example, finite)
-        except NotImplementedError:
-            text = ""
+        kinds = tuple((name, tensor.dtype, _sample(tensor).shape) for name, tensor in example.items())
+        known = (key, kinds, *finite)
+        if known in _TEXTS:
+            text = _TEXTS[known]
+        else:
+            text = self._text(example)
+        if key is not None:
+            _TEXTS[known] = text
         self.kernel = compiled(text) if text else None
+
+    def _text(self, example: Mapping[str, Tensor]) -> str:
+        """The kernel's source; nothing where the rule cannot be written."""
+        try:
+            return source(self.rule, example, self.finite)
+        except NotImplementedError:
+            return ""
 
     def __call__(self, tensors: Mapping[str, Tensor], bad: Tensor, now: Tensor) -> None:
         """Apply the rule.

@@ -146,7 +146,9 @@ class Fused:
         if kind not in self.rules:
             checked = [what for what in ("g", "probe") if what in tensors]
             pulling = self.pulling
-            self.rules[kind] = Elementwise(lambda told: self._move(told, pulling), tensors, checked)
+            method = None if self.moorings is None else self.moorings.method
+            key = (method, self.sgd.momentum, self.sgd.weight_decay, pulling)  # all that `_move` does hangs on
+            self.rules[kind] = Elementwise(lambda told: self._move(told, pulling), tensors, checked, key)
         return self.rules[kind]
 
     def _move(self, told: Tensors, pulling: bool) -> None:

@@ -12,8 +12,8 @@ from torch.backends import mha
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mooring.lab.fleet.layers import widened
-from mooring.lab.networks.headed import Headed
+from mooring.lab.fleet.layers import LAYERS, widened
+from mooring.lab.networks.headed import Headed, is_known
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.order import generator
 
@@ -23,6 +23,9 @@ Tensors = dict[str, Tensor]
 
 NEAR = 0.001
 """How far from what a network gives alone a way may be, relative to it: sums are taken in another order."""
+
+_WAYS: dict[tuple[object, ...], str] = {}
+"""What `fastest` found, by architecture."""
 
 
 class Stack:
@@ -76,7 +79,7 @@ class Stack:
             "vmap": self._vmapped,
             "in turn": self._in_turn,
         }
-        self.way = way or fastest(networks)
+        self.way = way or _known(networks)
 
     def __len__(self) -> int:
         return len(next(iter(self.parameters.values())))
@@ -223,6 +226,18 @@ class Stack:
 
     def _dtype(self) -> torch.dtype:
         return next(iter(self.parameters.values())).dtype
+
+
+def _known(networks: Sequence[Headed]) -> str:
+    """What `fastest` finds, tried once for each architecture that its layers tell: those of others may hide more."""
+    if not all(is_known(module) for module in networks[0].modules()):
+        return fastest(networks)
+    layers = tuple((name, type(layer), layer.extra_repr()) for name, layer in networks[0].named_modules())
+    sizes = tuple((name, t.shape, t.dtype) for name, t in networks[0].state_dict().items())
+    key = (len(networks) > 1, networks[0].shape, layers, sizes, frozenset(LAYERS.items()))
+    if key not in _WAYS:
+        _WAYS[key] = fastest(networks)
+    return _WAYS[key]
 
 
 def fastest(networks: Sequence[Headed]) -> str:

@@ -2,10 +2,12 @@
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from mooring.errors import MooringError
 
-__all__ = ["Headed"]
+__all__ = ["Headed", "is_known"]
 
 
 class Headed(nn.Module):
@@ -27,10 +29,7 @@ class Headed(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.shape = shape
-        training = backbone.training
-        with torch.no_grad():
-            features = backbone.eval()(torch.zeros(1, *shape))
-        backbone.train(training)
+        features = _features(backbone, shape)
         if not isinstance(features, Tensor) or features.ndim != 2:
             raise MooringError(f"a backbone gives features of shape (batch, width), not {_kind(features)}")
         self.heads = nn.ModuleList(nn.Linear(features.shape[1], outputs) for _ in range(heads))
@@ -52,6 +51,31 @@ class Headed(nn.Module):
         """Start a head from another: the paper's heads begin where the one before ended."""
         for mine, other in zip(self.heads[head].parameters(), self.heads[ancestor].parameters(), strict=True):
             mine.copy_(other)
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether a layer is torch's or ours, and whole: others may look at values, or keep what they see.
+
+    Example:
+        >>> is_known(nn.Linear(2, 3)), is_known(nn.LazyLinear(3))
+        (True, False)
+    """
+    ours = type(module).__module__.startswith(("torch.nn.modules.", "mooring.lab.networks."))
+    return ours and not isinstance(module, LazyModuleMixin)
+
+
+@torch.no_grad()
+def _features(backbone: nn.Module, shape: tuple[int, int, int]) -> object:
+    """What a backbone makes of one image; of known layers their shapes tell it, without any arithmetic."""
+    training = backbone.training
+    backbone.eval()
+    try:
+        if not all(is_known(module) for module in backbone.modules()):
+            return backbone(torch.zeros(1, *shape))
+        bare = {name: tensor.to("meta") for name, tensor in backbone.state_dict().items()}
+        return functional_call(backbone, bare, torch.zeros(1, *shape, device="meta"))
+    finally:
+        backbone.train(training)
 
 
 def _kind(value: object) -> str:
