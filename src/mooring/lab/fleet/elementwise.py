@@ -41,10 +41,7 @@ class Elementwise:
         self.names, self.rule, self.finite = list(example), rule, list(finite)
         kinds = tuple((name, tensor.dtype, _sample(tensor).shape) for name, tensor in example.items())
         known = (key, kinds, *finite)
-        if known in _TEXTS:
-            text = _TEXTS[known]
-        else:
-            text = self._text(example)
+        text = _TEXTS[known] if known in _TEXTS else self._text(example)
         if key is not None:
             _TEXTS[known] = text
         self.kernel = compiled(text) if text else None
