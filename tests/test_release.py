@@ -73,6 +73,8 @@ def test_the_source_archive_can_be_tested_and_read(dist):
         files = set(archive.getnames())
     for path in ("tests/test_release.py", "docs/index.md", "mkdocs.yml", "examples/study.toml", "Makefile", "LICENSE"):
         assert f"{name}/{path}" in files, path
+    tests = {path for path in (ROOT / "tests").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {f"{name}/{path.relative_to(ROOT).as_posix()}" for path in tests} <= files
 
 
 def test_the_version_is_the_same_everywhere(dist):
