@@ -175,7 +175,7 @@ class Budget:
         ...     optimizer.step()
         ...     if step == 0:
         ...         moor.consolidate()
-        >>> round(moor.pull_energy(), 4)
+        >>> round(moor.pull_energy(), 3)
         0.01
     """
 
