@@ -25,7 +25,8 @@ class Square:
         pass
 
     def harbour(self, fleet: Fleet) -> None:
-        self.rows.append(fleet._score(fleet.position.task - 1, 4).tolist())
+        heads = fleet._heads(fleet.position.task - 1, 4)
+        self.rows.append(fleet.exam.score(fleet.stack, heads, fleet.dtype).tolist())
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -74,3 +75,23 @@ def test_scores_do_not_depend_on_how_many_images_are_scored_at_a_time(monkeypatc
     monkeypatch.setitem(exam.PIXELS, "cpu", 2 * 64 * 7)  # seven images of each of two runs
     assert torch.equal(Exam(stream).score(stack, [0, 1, 1], torch.float64), whole)
     assert whole.shape == (2, 3)
+
+
+def test_runs_that_start_from_the_same_are_scored_once_before_they_are_trained():
+    stream = STREAMS["classes"]
+    specs = [spec_for(method, stream, seed, epochs=1) for method in ("plain", "ewc") for seed in (0, 1)]
+    scored = []
+
+    class Counting(Exam):
+        def score(self, stack, *told):
+            scored.append(len(stack))
+            return super().score(stack, *told)
+
+    fleet = Fleet(specs, stream)
+    fleet.exam = Counting(stream)
+    results = {(result.spec.method, result.spec.seed): result for result in fleet.sail()}
+    assert scored == [2, 4, 4, 4, 4]
+    for (method, seed), result in results.items():
+        alone = Fleet([spec_for(method, stream, seed, epochs=1)], stream).sail()[0]
+        assert result.untrained == alone.untrained == results["plain", seed].untrained
+    assert results["plain", 0].untrained != results["plain", 1].untrained

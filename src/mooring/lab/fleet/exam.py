@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mooring.lab.fleet.stack import Stack
+from mooring.lab.networks.headed import Headed
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.streams.stream import Split, Stream
 
@@ -71,3 +72,19 @@ class Exam:
                 right += (told == self.labels[places].to(stack.device)).sum(1)
             found.append(100 * right / len(self.places[number]))
         return torch.stack(found, 1)
+
+    def score_starts(
+        self, stack: Stack, starts: Sequence[Headed], heads: Sequence[int], dtype: torch.dtype
+    ) -> list[list[float]]:
+        """What `score` finds for runs that were not trained yet; those that start from the same are scored once.
+
+        Args:
+            stack: the runs.
+            starts: the network that each of them starts from.
+            heads: as for `score`.
+            dtype: as for `score`.
+        """
+        different = {id(network): network for network in starts}
+        few = Stack(list(different.values()), stack.device, products=stack.products, way=stack.way)
+        known = dict(zip(different, self.score(few, heads, dtype).tolist(), strict=True))
+        return [known[id(network)] for network in starts]

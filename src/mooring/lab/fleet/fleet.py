@@ -77,9 +77,7 @@ class Fleet:
         reject: bool = False,
     ) -> None:
         if not specs or len({shape(spec) for spec in specs}) > 1:
-            raise MooringError(
-                "a fleet takes runs of one shape, and at least one: they differ in more than their seeds"
-            )
+            raise MooringError("a fleet takes runs of one shape, and at least one: they differ in more than seeds")
         if find(specs[0].method).memory and specs[0].memory is None:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
         # runs of a method are neighbours, and the order given does not matter
@@ -89,10 +87,10 @@ class Fleet:
         self.stream, self.reject, self.device = stream, reject, torch.device(device)
         check_precision(self.common.dtype, str(self.device))
         self.dtype = parameters_of(self.common.dtype)
-        networks = starts(self.specs, stream, self.dtype, weights or {})
+        self.starts = starts(self.specs, stream, self.dtype, weights or {})
         seeds = [spec.seed for spec in self.specs]
         with computing(self.common.dtype):
-            self.stack = Stack(networks, self.device, seeds, products_of(self.common.dtype))
+            self.stack = Stack(self.starts, self.device, seeds, products_of(self.common.dtype))
         lr = torch.tensor([spec.lr for spec in self.specs], dtype=self.dtype, device=self.device)
         self.sgd = SGD(lr, self.common.momentum, self.common.weight_decay)
         self.batches = Batches(stream, self.device, self.dtype, self.common.dtype in ("tf32", "bf16"))
@@ -159,7 +157,8 @@ class Fleet:
         """A task starts: its head from the one before, no velocity, an empty curve."""
         if task == 0:
             self.groups.set_out(self.stack.parameters)
-            for book, accuracy in zip(self.books, self._score(0, len(self.stream.tasks)).tolist(), strict=True):
+            scores = self.exam.score_starts(self.stack, self.starts, self._heads(0, len(self.stream.tasks)), self.dtype)
+            for book, accuracy in zip(self.books, scores, strict=True):
                 book.untrained = accuracy
         elif self.stream.heads == "per task" and self.common.heads == "inherit" and self.method.data != "joint":
             self.stack.inherit(task, task - 1)
@@ -261,7 +260,8 @@ class Fleet:
             now = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in now.items()}
         steps = len(batch_sizes(len(self.stream.tasks[task].train), self.common.batch)) * self.common.epochs
-        rows = self._score(task, min(task + 2, len(self.stream.tasks))).tolist()
+        heads = self._heads(task, min(task + 2, len(self.stream.tasks)))
+        rows = self.exam.score(self.stack, heads, self.dtype).tolist()
         for book, row, losses in zip(self.books, rows, self.curve.means(steps), strict=True):
             book.matrix.append(row)
             book.losses.append(losses)
@@ -303,10 +303,10 @@ class Fleet:
         asked = self.groups.asked(logits, self.stack.seeds, self.steps)
         return self._gradients(asked, keep=True)
 
-    def _score(self, trained: int, tasks: int) -> Tensor:
-        """Accuracy on the first tasks in percent, (runs, tasks); on one to come by the head it would start from."""
+    def _heads(self, trained: int, tasks: int) -> list[int]:
+        """The heads that are asked on the first tasks; on one to come, the head it would start from."""
         last = trained if self.common.heads == "inherit" and self.method.data != "joint" else len(self.stream.tasks)
-        return self.exam.score(self.stack, [self.stream.head(min(task, last)) for task in range(tasks)], self.dtype)
+        return [self.stream.head(min(task, last)) for task in range(tasks)]
 
     # Runs come and go
 
