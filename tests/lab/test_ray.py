@@ -179,7 +179,13 @@ def test_a_gpu_that_no_machine_has_is_told_in_one_line(tmp_path, two):
 
 
 @needs_ray
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, 0, id="SIGTERM", marks=pytest.mark.faults),
+    ],
+)
 def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, two, whole, number, status):
     child = begun(tmp_path, two, "--epochs", "400")
     assert wait_for(lambda: saved(tmp_path), child)
