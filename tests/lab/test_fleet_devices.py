@@ -65,6 +65,15 @@ def test_methods_that_sail_together_too(kind: str) -> None:
     torch.testing.assert_close(tensors(one), tensors(other), **CLOSE)
 
 
+def test_runs_with_numbers_of_their_own_too() -> None:
+    stream = STREAMS["classes"]
+    numbers = [(0.9, 0.0), (0.0, 0.0), (0.5, 0.01)]
+    told = [(method, momentum, decay) for method in ("plain", "ewc", "explicit-si") for momentum, decay in numbers]
+    specs = [spec_for(method, stream, 0, epochs=1, momentum=m, weight_decay=decay) for method, m, decay in told]
+    one, other = on_both(specs, stream)
+    torch.testing.assert_close(tensors(one), tensors(other), **CLOSE)
+
+
 @pytest.mark.parametrize(
     "network",
     ["lab.test_fleet:normalised", "lab.test_fleet:convolving", "lab.test_fleet:scaling", "cnn6", "resnet18-third"],

@@ -52,6 +52,21 @@ def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network
             torch.testing.assert_close(final(Fleet([spec], stream))[spec.key], together[spec.key], **EXACT)
 
 
+@pytest.mark.parametrize("method", ["plain", "ewc", "explicit-mas"])
+def test_runs_with_numbers_of_their_own_sail_together(method: str) -> None:
+    stream = STREAMS["classes"]
+    numbers = [(0.9, 0.0), (0.0, 0.0), (0.5, 0.01), (0.9, 0.1)]
+    specs = [
+        spec_for(method, stream, 0, momentum=momentum, weight_decay=decay, epochs=1) for momentum, decay in numbers
+    ]
+    judged = {result.spec.key: [each.diverge for each in result.stability] for result in Fleet(specs, stream).sail()}
+    together = final(Fleet(specs, stream))
+    for spec in specs:
+        torch.testing.assert_close(together[spec.key], trained_by_hand(spec, stream).state_dict(), **EXACT)
+        alone = [each.diverge for each in Fleet([spec], stream).sail()[0].stability]
+        assert judged[spec.key] == alone, "momentum moves the limit beyond which a penalty diverges"
+
+
 def test_factors_of_layers_that_cannot_be_seen_are_refused_in_one_line() -> None:
     stream = STREAMS["classes"]
     spec = spec_for("budget-kronecker", stream, 0, network="lab.test_fleet_equals:dropping")

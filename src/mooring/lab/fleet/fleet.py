@@ -91,8 +91,7 @@ class Fleet:
         seeds = [spec.seed for spec in self.specs]
         with computing(self.common.dtype):
             self.stack = Stack(self.starts, self.device, seeds, products_of(self.common.dtype))
-        lr = torch.tensor([spec.lr for spec in self.specs], dtype=self.dtype, device=self.device)
-        self.sgd = SGD(lr, self.common.momentum, self.common.weight_decay)
+        self.sgd = SGD.of(self.specs, torch.empty(0, dtype=self.dtype, device=self.device))
         self.batches = Batches(stream, self.device, self.dtype, self.common.dtype in ("tf32", "bf16"))
         self.exam = Exam(stream, self.device)
         self.memory = self.ahead = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
@@ -268,7 +267,7 @@ class Fleet:
 
     def _judge(self, task: int) -> None:
         """Write down what each penalty will do, and reject those that do not interpolate."""
-        too_strong = self.groups.judge(self.books, self.common.momentum)
+        too_strong = self.groups.judge(self.books)
         if self.reject and task == 0 and bool(too_strong.any()):
             self._lose(too_strong, "rejected", [book.trouble for book in self.books])
 

@@ -72,7 +72,7 @@ class Fused:
         moorings = self.moorings
         for name, g in gradients.items():
             whole = {"theta": parameters[name].detach(), "g": laid_out(g), "velocity": self.sgd.velocity[name]}
-            tensors = {what: flat(tensor)[rows] for what, tensor in whole.items()} | {"lr": self.sgd.lr[rows]}
+            tensors = {what: flat(tensor)[rows] for what, tensor in whole.items()} | self.sgd.of_each(rows)
             held = None if moorings is None else moorings.held.get(name)
             if moorings is not None and held is not None:
                 tensors |= self._moored(moorings, name, held, probes, rows)
@@ -147,7 +147,8 @@ class Fused:
             checked = [what for what in ("g", "probe") if what in tensors]
             pulling = self.pulling
             method = None if self.moorings is None else self.moorings.method
-            key = (method, self.sgd.momentum, self.sgd.weight_decay, pulling)  # all that `_move` does hangs on
+            numbers = (each for each in (self.sgd.momentum, self.sgd.weight_decay) if not isinstance(each, Tensor))
+            key = (method, pulling, *numbers)  # with its tensors, all that `_move` does hangs on
             self.rules[kind] = Elementwise(lambda told: self._move(told, pulling), tensors, checked, key)
         return self.rules[kind]
 
@@ -158,9 +159,9 @@ class Fused:
         load, pull = g, self._pull(told)
         if isinstance(pull, GradientPull) and anchor is not None and previous is not None:
             load = g + pull.force(previous, theta - anchor, lr)
-        if self.sgd.weight_decay:
-            load = load + self.sgd.weight_decay * theta
-        velocity.mul_(self.sgd.momentum).add_(load)
+        if self.sgd.decays:
+            load = load + per_run(told.get("weight_decay", self.sgd.weight_decay), theta) * theta
+        velocity.mul_(per_run(told.get("momentum", self.sgd.momentum), velocity)).add_(load)
         before = theta.clone()
         theta.sub_(per_run(lr, velocity) * velocity)
         if self.moorings is None or anchor is None:

@@ -162,12 +162,11 @@ class Groups:
 
     # What the results tell
 
-    def judge(self, books: Sequence[Logbook], momentum: float) -> Tensor:
+    def judge(self, books: Sequence[Logbook]) -> Tensor:
         """Write down what each penalty will do from here on.
 
         Args:
             books: of the runs.
-            momentum: of SGD.
 
         Returns:
             For each run whether its penalty extrapolates somewhere; bool of shape (runs,).
@@ -175,7 +174,7 @@ class Groups:
         too_strong = torch.zeros(len(books), dtype=torch.bool)
         for rows, moorings in self.moored:
             for run, book in enumerate(books[rows]):
-                if verdict := moorings.stability(run, momentum):
+                if verdict := moorings.stability(run, book.spec.momentum):
                     book.stability.append(verdict)
                     too_strong[rows.start + run] = bool(verdict.trouble) and moorings.method.can_extrapolate
         return too_strong

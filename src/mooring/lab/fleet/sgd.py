@@ -1,9 +1,12 @@
-"""Stochastic gradient descent for every run of a fleet, each at its own learning rate."""
+"""Stochastic gradient descent for every run of a fleet, each with its own numbers."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mooring.lab.fleet.stack import laid_out
+from mooring.lab.spec import RunSpec
 from mooring.runs import per_run
 
 __all__ = ["SGD"]
@@ -12,12 +15,12 @@ __all__ = ["SGD"]
 class SGD:
     """velocity <- momentum * velocity + g; theta <- theta - lr * velocity. The first velocity is g.
 
-    What `torch.optim.SGD` does to one network, with a learning rate for each run.
+    What `torch.optim.SGD` does to one network, with numbers for each run.
 
     Args:
         lr: of shape (runs,).
-        momentum: of all runs.
-        weight_decay: of all runs; g <- g + weight_decay * theta.
+        momentum: of all runs, or of shape (runs,).
+        weight_decay: the same; g <- g + weight_decay * theta.
 
     Example:
         >>> sgd = SGD(torch.tensor([0.1, 1.0]))
@@ -27,26 +30,53 @@ class SGD:
         tensor([-0.1000, -1.0000])
     """
 
-    def __init__(self, lr: Tensor, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+    def __init__(self, lr: Tensor, momentum: float | Tensor = 0.0, weight_decay: float | Tensor = 0.0) -> None:
         self.lr = lr
         self.momentum = momentum
         self.weight_decay = weight_decay
         self.velocity: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(cls, specs: Sequence[RunSpec], like: Tensor) -> "SGD":
+        """With the numbers of these runs.
+
+        Example:
+            >>> specs = [RunSpec("digits", "0", "plain", 0, lr=0.1, momentum=momentum) for momentum in (0.0, 0.5)]
+            >>> sgd = SGD.of(specs, torch.zeros(()))
+            >>> sgd.lr, sgd.momentum, sgd.weight_decay
+            (tensor([0.1000, 0.1000]), tensor([0.0000, 0.5000]), 0.0)
+        """
+        each = ([spec.momentum for spec in specs], [spec.weight_decay for spec in specs])
+        numbers = (values[0] if len({*values}) == 1 else like.new_tensor(values) for values in each)
+        return cls(like.new_tensor([spec.lr for spec in specs]), *numbers)
+
+    @property
+    def decays(self) -> bool:
+        """Whether any run's weights decay."""
+        return isinstance(self.weight_decay, Tensor) or self.weight_decay != 0
+
+    def of_each(self, rows: slice) -> dict[str, Tensor]:
+        """What these runs have numbers of their own of, by name."""
+        told = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        return {name: value[rows] for name, value in told.items() if isinstance(value, Tensor)}
 
     @torch.no_grad()
     def step(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
         """Move every parameter that has a gradient."""
         for name, g in gradients.items():
             theta = parameters[name]
-            if self.weight_decay:
-                g = g + self.weight_decay * theta
-            if self.momentum:
+            if self.decays:
+                g = g + per_run(self.weight_decay, theta) * theta
+            if isinstance(self.momentum, Tensor) or self.momentum:
                 g = self._velocity(name, g)
             theta.addcmul_(g, torch.as_tensor(per_run(self.lr, g)), value=-1)
 
     def _velocity(self, name: str, g: Tensor) -> Tensor:
         if name not in self.velocity:
             self.velocity[name] = g.clone()
+        elif isinstance(self.momentum, Tensor):
+            velocity, momentum = self.velocity[name], torch.as_tensor(per_run(self.momentum, g))
+            torch.addcmul(g, velocity, momentum, out=velocity)
         else:
             torch.add(g, self.velocity[name], alpha=self.momentum, out=self.velocity[name])  # in one pass
         return self.velocity[name]
@@ -58,4 +88,7 @@ class SGD:
     def keep(self, rows: Tensor) -> None:
         """Go on with these runs only."""
         self.lr = self.lr[rows]
+        self.momentum, self.weight_decay = (
+            value[rows] if isinstance(value, Tensor) else value for value in (self.momentum, self.weight_decay)
+        )
         self.velocity = {name: laid_out(velocity[rows]) for name, velocity in self.velocity.items()}

@@ -7,14 +7,14 @@ __all__ = ["shape"]
 
 
 def shape(spec: RunSpec) -> tuple[object, ...]:
-    """What two runs must agree in to sail in one fleet: all but method, seed, learning rate, strength and start.
+    """What two runs must agree in to sail in one fleet: all but method, seed, start, strength and SGD's numbers.
 
     Example:
         >>> one = RunSpec("digits", "0", "ewc", seed=0, strength=1.0)
-        >>> shape(one) == shape(RunSpec("digits", "0", "explicit-si", seed=3, lr=0.5))
+        >>> shape(one) == shape(RunSpec("digits", "0", "explicit-si", seed=3, lr=0.5, momentum=0.0))
         True
     """
     method = find(spec.method)
-    steps = (spec.data, spec.network, spec.epochs, spec.batch, spec.momentum, spec.weight_decay, spec.memory)
+    steps = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory)
     seen = (method.data, method.recalls, method.frozen, method.watches_outputs, method.watches_layers)
     return (*steps, spec.heads, spec.dtype, *seen)
