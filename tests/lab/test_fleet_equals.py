@@ -67,6 +67,20 @@ def test_runs_with_numbers_of_their_own_sail_together(method: str) -> None:
         assert judged[spec.key] == alone, "momentum moves the limit beyond which a penalty diverges"
 
 
+@pytest.mark.parametrize("kind", STREAMS)
+def test_runs_with_fresh_heads_sail_with_others(kind: str) -> None:
+    stream = STREAMS[kind]
+    told = [("plain", "fresh"), ("plain", "inherit"), ("ewc", "inherit"), ("ewc", "fresh")]
+    specs = [spec_for(method, stream, seed, heads=heads, epochs=1) for method, heads in told for seed in (0, 1)]
+    results = {result.spec.key: result for result in Fleet(specs, stream).sail()}
+    together = final(Fleet(specs, stream))
+    for spec in specs:
+        torch.testing.assert_close(together[spec.key], trained_by_hand(spec, stream).state_dict(), **EXACT)
+        (alone,) = Fleet([spec], stream).sail()
+        mine = results[spec.key]
+        assert (mine.untrained, mine.matrix) == (alone.untrained, alone.matrix)
+
+
 def test_factors_of_layers_that_cannot_be_seen_are_refused_in_one_line() -> None:
     stream = STREAMS["classes"]
     spec = spec_for("budget-kronecker", stream, 0, network="lab.test_fleet_equals:dropping")

@@ -53,12 +53,12 @@ class Exam:
         self.places = [task.test.to(where) for task in stream.tasks]
 
     @torch.no_grad()
-    def score(self, stack: Stack, heads: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def score(self, stack: Stack, heads: Sequence[int | Tensor], dtype: torch.dtype) -> Tensor:
         """Test accuracy of every run on the first tasks, in percent: float64 of shape (runs, heads).
 
         Args:
             stack: the runs.
-            heads: the head that is asked on each of these tasks, from the first on.
+            heads: the head that is asked on each of these tasks, from the first on; or of each run, of shape (runs,).
             dtype: of the arithmetic.
         """
         runs, found = len(stack), []
@@ -67,14 +67,15 @@ class Exam:
             right = torch.zeros(runs, dtype=torch.float64, device=stack.device)
             for places in torch.split(self.places[number], at_once):
                 x = scaled(self.images[places].to(stack.device), dtype)
-                logits = stack(x.expand(runs, *x.shape), head)
+                whose = head if isinstance(head, int) else head.to(stack.device)[:, None].expand(runs, len(x))
+                logits = stack(x.expand(runs, *x.shape), whose)
                 told = logits[..., : len(self.tasks[number].classes)].argmax(-1)
                 right += (told == self.labels[places].to(stack.device)).sum(1)
             found.append(100 * right / len(self.places[number]))
         return torch.stack(found, 1)
 
     def score_starts(
-        self, stack: Stack, starts: Sequence[Headed], heads: Sequence[int], dtype: torch.dtype
+        self, stack: Stack, starts: Sequence[Headed], heads: Sequence[int | Tensor], dtype: torch.dtype
     ) -> list[list[float]]:
         """What `score` finds for runs that were not trained yet; those that start from the same are scored once.
 
@@ -84,7 +85,10 @@ class Exam:
             heads: as for `score`.
             dtype: as for `score`.
         """
-        different = {id(network): network for network in starts}
-        few = Stack(list(different.values()), stack.device, products=stack.products, way=stack.way)
-        known = dict(zip(different, self.score(few, heads, dtype).tolist(), strict=True))
-        return [known[id(network)] for network in starts]
+        told = torch.stack([torch.as_tensor(head).expand(len(starts)) for head in heads], 1).tolist()
+        alike = [(id(network), *mine) for network, mine in zip(starts, told, strict=True)]
+        first = [alike.index(key) for key in dict.fromkeys(alike)]
+        few = Stack([starts[row] for row in first], stack.device, products=stack.products, way=stack.way)
+        mine = [head if isinstance(head, int) else head[first] for head in heads]
+        known = dict(zip([alike[row] for row in first], self.score(few, mine, dtype).tolist(), strict=True))
+        return [known[key] for key in alike]

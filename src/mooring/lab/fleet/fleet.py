@@ -16,6 +16,7 @@ from mooring.lab.fleet.exam import Exam
 from mooring.lab.fleet.feed import Feed
 from mooring.lab.fleet.fused import advance_all, fused_for
 from mooring.lab.fleet.groups import Groups
+from mooring.lab.fleet.heads import asked, inherit
 from mooring.lab.fleet.logbook import Logbook, versions
 from mooring.lab.fleet.measure import by_layer, finite_runs
 from mooring.lab.fleet.moorings import Tensors
@@ -156,11 +157,12 @@ class Fleet:
         """A task starts: its head from the one before, no velocity, an empty curve."""
         if task == 0:
             self.groups.set_out(self.stack.parameters)
-            scores = self.exam.score_starts(self.stack, self.starts, self._heads(0, len(self.stream.tasks)), self.dtype)
+            heads = asked(self.specs, self.stream, 0, len(self.stream.tasks))
+            scores = self.exam.score_starts(self.stack, self.starts, heads, self.dtype)
             for book, accuracy in zip(self.books, scores, strict=True):
                 book.untrained = accuracy
-        elif self.stream.heads == "per task" and self.common.heads == "inherit" and self.method.data != "joint":
-            self.stack.inherit(task, task - 1)
+        else:
+            inherit(self.stack, self.specs, self.stream, task)
         self.sgd.reset()
         self.curve.reset()
 
@@ -259,7 +261,7 @@ class Fleet:
             now = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in now.items()}
         steps = len(batch_sizes(len(self.stream.tasks[task].train), self.common.batch)) * self.common.epochs
-        heads = self._heads(task, min(task + 2, len(self.stream.tasks)))
+        heads = asked(self.specs, self.stream, task, min(task + 2, len(self.stream.tasks)))
         rows = self.exam.score(self.stack, heads, self.dtype).tolist()
         for book, row, losses in zip(self.books, rows, self.curve.means(steps), strict=True):
             book.matrix.append(row)
@@ -301,11 +303,6 @@ class Fleet:
             return {}
         asked = self.groups.asked(logits, self.stack.seeds, self.steps)
         return self._gradients(asked, keep=True)
-
-    def _heads(self, trained: int, tasks: int) -> list[int]:
-        """The heads that are asked on the first tasks; on one to come, the head it would start from."""
-        last = trained if self.common.heads == "inherit" and self.method.data != "joint" else len(self.stream.tasks)
-        return [self.stream.head(min(task, last)) for task in range(tasks)]
 
     # Runs come and go
 

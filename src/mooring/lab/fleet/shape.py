@@ -7,7 +7,7 @@ __all__ = ["shape"]
 
 
 def shape(spec: RunSpec) -> tuple[object, ...]:
-    """What two runs must agree in to sail in one fleet: all but method, seed, start, strength and SGD's numbers.
+    """What two runs must agree in to sail in one fleet: all but method, seed, start, strength, heads and SGD's.
 
     Example:
         >>> one = RunSpec("digits", "0", "ewc", seed=0, strength=1.0)
@@ -17,4 +17,4 @@ def shape(spec: RunSpec) -> tuple[object, ...]:
     method = find(spec.method)
     steps = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory)
     seen = (method.data, method.recalls, method.frozen, method.watches_outputs, method.watches_layers)
-    return (*steps, spec.heads, spec.dtype, *seen)
+    return (*steps, spec.dtype, *seen)

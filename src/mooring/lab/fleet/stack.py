@@ -177,11 +177,15 @@ class Stack:
         self.seeds = [self.seeds[row] for row in rows.tolist()]
 
     @torch.no_grad()
-    def inherit(self, head: int, ancestor: int) -> None:
-        """Start a head of every run from another of its heads."""
+    def inherit(self, head: int, ancestor: int, rows: Tensor | None = None) -> None:
+        """Start a head of every run, or of the runs in these rows, from another of its heads."""
         for name, p in self.parameters.items():
             if name.startswith(f"heads.{head}."):
-                p.copy_(self.parameters[name.replace(f"heads.{head}.", f"heads.{ancestor}.", 1)])
+                other = self.parameters[name.replace(f"heads.{head}.", f"heads.{ancestor}.", 1)]
+                if rows is None:
+                    p.copy_(other)
+                else:
+                    p[rows] = other[rows]
 
     def _stacked(self, each: Sequence[dict[str, Any]], places: Tensor) -> Tensors:
         stacked = {name: torch.stack([told[name].detach() for told in each]).to(self.device) for name in each[0]}
