@@ -83,6 +83,7 @@ def test_mas_on_the_model_itself_when_its_compiled_form_was_trained_before() -> 
     check(moor, hand, lambda m, batches: train_plain(called, m.optimizer, batches))
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own imports

@@ -53,10 +53,9 @@ def tried(runs: dict[str, Callable[[], None]]) -> None:
     dist.destroy_process_group()
 
 
-def every_case() -> None:
-    """Each importance with each pull, against one process that sees the whole batch."""
-    world = int(os.environ["WORLD_SIZE"])
-    planned = cases(KINDS[world], few=world > 2)
+def every_case(few: bool) -> None:
+    """Each importance with each pull, or each of both with one, against one process that sees the whole batch."""
+    planned = cases(KINDS[int(os.environ["WORLD_SIZE"])], few=few)
     alone = cache(lambda *what: Trainer(Case("one", *what)).start().finish())
     for case in planned:
         alone(*case.what)  # before there are ranks to count

@@ -10,8 +10,13 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), r
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_every_importance_with_every_pull_accumulated_and_clipped(world, tmp_path):
-    started(tmp_path, world, every_case)
+def test_every_importance_and_every_pull_accumulated_and_clipped(world, tmp_path):
+    started(tmp_path, world, every_case, True)
+
+
+@pytest.mark.faults
+def test_every_importance_with_every_pull(tmp_path):
+    started(tmp_path, 2, every_case, False)
 
 
 def test_ranks_stop_draw_and_refuse_together(tmp_path):

@@ -101,6 +101,7 @@ def test_results_equal_the_local_engines_exactly_and_come_in_fleets_by_shape(tmp
     assert not (tmp_path / "study.sqlite.fleets").exists()
 
 
+@pytest.mark.faults
 @needs_ray
 def test_deterministic_fleets_are_sent_as_such_and_a_share_of_a_core_lets_more_sail_at_once(tmp_path, two, whole):
     err = well(begun(tmp_path, two, "--deterministic", "--share", "0.25").ended())
