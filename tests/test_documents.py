@@ -2,9 +2,12 @@
 
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import tempfile
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from mooring.lab.methods import METHODS
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study_file import METHOD, TOP, TUNE, read_study_file
 from mooring.lab.training import Training, defaults
+from processes import Child
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -38,9 +42,16 @@ ELSEWHERE = {"integrations.md", "distributed.md"}  # in the tests' folders of th
 def test_every_python_block_runs(document, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
     if blocks:
-        script = tmp_path / "blocks.py"  # one process, for torch takes long to import; a namespace for each
-        script.write_text(f"for block in {blocks!r}:\n    print(block)\n    exec(block, {{'__name__': '__main__'}})\n")
-        subprocess.run([sys.executable, "-W", "error", script], check=True, timeout=240, cwd=tmp_path)
+        told = Child(tmp_path, executed, blocks, patience=240).ended()
+        assert told.status == 0, f"{told.out}\n{told.err}"
+
+
+def executed(blocks):
+    """Run blocks of code, each in a namespace of its own, in a child."""
+    warnings.simplefilter("error")
+    for block in blocks:
+        print(block)
+        exec(block, {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -107,9 +118,21 @@ def parsed(command, words):
 
 
 def run(*command, strict=True, **options):
-    warnings = ["-W", "error"] if strict else []
-    command = [sys.executable, *warnings, *command]
+    if isinstance(command[0], Path) and command[0].parent.name == "examples" and not options:
+        with tempfile.TemporaryDirectory() as folder:
+            told = Child(Path(folder), script, strict, *map(str, command), patience=240).ended()
+        assert told.status == 0, told.err
+        return told.out
+    command = [sys.executable, *(["-W", "error"] if strict else []), *command]
     return subprocess.run(command, check=True, timeout=240, capture_output=True, text=True, **options).stdout
+
+
+def script(strict, *words):
+    """Run an example as `python WORDS` does, in a child."""
+    if strict:
+        warnings.simplefilter("error")
+    sys.argv, sys.path[0] = list(words), str(Path(words[0]).parent)
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def test_the_demo_shows_less_forgetting_with_the_explicit_step():
@@ -155,7 +178,7 @@ def test_the_language_model_is_fine_tuned_in_miniature(tmp_path):
 
 def test_the_benchmark_prints_ratios():
     options = ["--model", "cnn6", "--importance", "uniform", "--pull", "proximal", "--turns", "2"]
-    table = run(ROOT / "benchmarks" / "overhead.py", *options)
+    table = run(ROOT / "benchmarks" / "overhead.py", *options, "--no-memory")
     assert re.search(r"uniform +proximal +\d\.\d{3}", table)
 
 
