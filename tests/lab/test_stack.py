@@ -16,7 +16,7 @@ from mooring.lab.fleet import stack as stack_module
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.layers import LAYERS
 from mooring.lab.fleet.stack import Stack, fastest
-from mooring.lab.networks.headed import Headed
+from mooring.lab.networks.headed import Headed, is_known
 
 HERE = "lab.test_stack"
 SHAPE = (1, 8, 8)
@@ -295,3 +295,10 @@ def test_the_way_of_layers_that_nobody_knows_is_tried_each_time(monkeypatch):
     monkeypatch.setattr(stack_module, "_WAYS", {})
     assert Stack(twins(flat(nn.Linear(64, 8), Hiding(0.0)))).way != "in turn"
     assert Stack(twins(flat(nn.Linear(64, 8), Hiding(1.0)))).way == "in turn"
+
+
+def test_a_layer_that_somebody_changed_is_not_known():
+    hooked, patched = nn.Linear(64, 8), nn.Linear(64, 8)
+    hooked.register_forward_hook(lambda layer, told, out: 2 * out)
+    patched.forward = lambda x: x[:, :8]
+    assert [is_known(layer) for layer in (nn.Linear(64, 8), hooked, patched)] == [True, False, False]

@@ -7,7 +7,7 @@ __all__ = ["shape"]
 
 
 def shape(spec: RunSpec) -> tuple[object, ...]:
-    """What two runs must agree in to sail in one fleet: all but method, seed, start, strength, heads and SGD's.
+    """What two runs must agree in to sail in one fleet; seed, start, strength, heads and SGD's numbers are their own.
 
     Example:
         >>> one = RunSpec("digits", "0", "ewc", seed=0, strength=1.0)

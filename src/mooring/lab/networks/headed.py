@@ -54,14 +54,15 @@ class Headed(nn.Module):
 
 
 def is_known(module: nn.Module) -> bool:
-    """Whether a layer is torch's or ours, and whole: others may look at values, or keep what they see.
+    """Whether a layer is torch's or ours, whole and as it was made: others may look at values, or keep what they see.
 
     Example:
         >>> is_known(nn.Linear(2, 3)), is_known(nn.LazyLinear(3))
         (True, False)
     """
     ours = type(module).__module__.startswith(("torch.nn.modules.", "mooring.lab.networks."))
-    return ours and not isinstance(module, LazyModuleMixin)
+    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return ours and not changed and not isinstance(module, LazyModuleMixin)
 
 
 @torch.no_grad()
