@@ -1,6 +1,7 @@
 """Promise 10: a non-finite loss or gradient stops before anything is changed, and names the layer."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -118,3 +119,23 @@ def test_the_check_can_be_switched_off():
     model(torch.full((1, 2), torch.inf)).sum().backward()
     optimizer.step()
     assert not bool(model.weight.isfinite().all())
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_collector_is_as_it_was_after_a_step_that_was_refused_and_after_one_that_was_not(before):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mooring.attach(model, optimizer)
+    usual = gc.isenabled()
+    (gc.enable if before else gc.disable)()
+    try:
+        model(torch.full((1, 2), torch.nan)).sum().backward()
+        with pytest.raises(NonFiniteError):
+            optimizer.step()
+        assert gc.isenabled() is before
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert gc.isenabled() is before
+    finally:
+        (gc.enable if usual else gc.disable)()

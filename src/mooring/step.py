@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mooring.collecting import uncollected
 from mooring.due import Due, now_of, pull_back
 from mooring.errors import MooringError, NonFiniteError
 from mooring.finite import check_finite
@@ -118,6 +119,7 @@ class TrainingStep:
 
         return once
 
+    @uncollected
     @torch.no_grad()
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Collect the task's gradients, check them, put a penalty on top, and remember where parameters are."""
@@ -202,6 +204,7 @@ class TrainingStep:
 
     # After the optimizer's step
 
+    @uncollected
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
         """The optimizer's post-hook: update the importance, then pull."""
