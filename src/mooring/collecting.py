@@ -1,4 +1,4 @@
-"""Python's garbage collector, asked to wait while a step goes over thousands of small tensors."""
+"""Python's garbage collector, asked to wait while thousands of small things are gone over."""
 
 import gc
 from collections.abc import Callable
@@ -12,7 +12,10 @@ R = TypeVar("R")
 
 
 def uncollected(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, during which nothing is collected: what it makes and drops would set the collector off.
+    """The same function, during which nothing is collected.
+
+    A step that goes over thousands of tensors sets the collector off, and so do thousands of results that are read,
+    though neither leaves any cycle behind.
 
     Example:
         >>> uncollected(gc.isenabled)(), gc.isenabled()

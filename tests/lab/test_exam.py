@@ -9,7 +9,7 @@ from lab.small import class_stream, domain_stream, spec_for
 from mooring.lab.fleet import exam
 from mooring.lab.fleet.exam import Exam, kept_bytes
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.heads import asked
+from mooring.lab.fleet.heads import heads_for
 from mooring.lab.fleet.stack import Stack
 from mooring.lab.networks.start import start
 
@@ -26,7 +26,7 @@ class Square:
         pass
 
     def harbour(self, fleet: Fleet) -> None:
-        heads = asked(fleet.specs, fleet.stream, fleet.position.task - 1, 4)
+        heads = heads_for(fleet.specs, fleet.stream, fleet.position.task - 1, 4)
         self.rows.append(fleet.exam.score(fleet.stack, heads, fleet.dtype).tolist())
 
 

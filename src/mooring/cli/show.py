@@ -1,8 +1,5 @@
 """`mooring show` and `mooring report`: what a study holds, in the terminal and as a page."""
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +7,7 @@ import typer
 
 from mooring.cli.options import AsJson
 from mooring.cli.tables import as_json, print_rows
+from mooring.collecting import uncollected
 from mooring.errors import MooringError
 from mooring.lab.methods import METHODS
 from mooring.lab.results import Result
@@ -23,19 +21,7 @@ StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="[FILE]")]
 Baseline = Annotated[str | None, typer.Option("--baseline", help="Compare accuracy with this method.")]
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Thousands of results are plain values without cycles: to look for those takes a quarter of the time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected
 def show(
     study: StudyFile = Path("mooring.sqlite"),
     baseline: Baseline = None,
@@ -53,7 +39,7 @@ def show(
     print_rows(rows, baseline)
 
 
-@_uncollected()
+@uncollected
 def report(
     study: StudyFile = Path("mooring.sqlite"),
     to: Annotated[Path | None, typer.Option("--to", "--out", help="The folder to write.", metavar="DIR")] = None,

@@ -188,7 +188,7 @@ def _moored(
     if after is not None:
         network.load_state_dict(after[0])
         with warnings.catch_warnings():  # nothing is pulled in a first task, so any pull may have seen it
-            warnings.simplefilter("ignore")
+            warnings.filterwarnings("ignore", "the state was made with")
             moor.load_state_dict({name: value.clone() for name, value in after[1].items()})
         return network, optimizer, moor
     for _ in _steps(network, optimizer, stream, 0, case.regime.batch):

@@ -175,8 +175,8 @@ class Budget:
         ...     optimizer.step()
         ...     if step == 0:
         ...         moor.consolidate()
-        >>> round(moor.pull_energy(), 3)
-        0.01
+        >>> round(moor.pull_energy(), 5)  # to within a hundredth, from below
+        0.00995
     """
 
     nats: Number

@@ -89,6 +89,6 @@ class Exam:
         alike = [(id(network), *mine) for network, mine in zip(starts, told, strict=True)]
         first = [alike.index(key) for key in dict.fromkeys(alike)]
         few = Stack([starts[row] for row in first], stack.device, products=stack.products, way=stack.way)
-        mine = [head if isinstance(head, int) else head[first] for head in heads]
-        known = dict(zip([alike[row] for row in first], self.score(few, mine, dtype).tolist(), strict=True))
+        theirs = [head if isinstance(head, int) else head[first] for head in heads]
+        known = dict(zip([alike[row] for row in first], self.score(few, theirs, dtype).tolist(), strict=True))
         return [known[key] for key in alike]

@@ -16,7 +16,7 @@ from mooring.lab.fleet.exam import Exam
 from mooring.lab.fleet.feed import Feed
 from mooring.lab.fleet.fused import advance_all, fused_for
 from mooring.lab.fleet.groups import Groups
-from mooring.lab.fleet.heads import asked, inherit
+from mooring.lab.fleet.heads import heads_for, inherit
 from mooring.lab.fleet.logbook import Logbook, versions
 from mooring.lab.fleet.measure import by_layer, finite_runs
 from mooring.lab.fleet.moorings import Tensors
@@ -157,7 +157,7 @@ class Fleet:
         """A task starts: its head from the one before, no velocity, an empty curve."""
         if task == 0:
             self.groups.set_out(self.stack.parameters)
-            heads = asked(self.specs, self.stream, 0, len(self.stream.tasks))
+            heads = heads_for(self.specs, self.stream, 0, len(self.stream.tasks))
             scores = self.exam.score_starts(self.stack, self.starts, heads, self.dtype)
             for book, accuracy in zip(self.books, scores, strict=True):
                 book.untrained = accuracy
@@ -261,7 +261,7 @@ class Fleet:
             now = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in now.items()}
         steps = len(batch_sizes(len(self.stream.tasks[task].train), self.common.batch)) * self.common.epochs
-        heads = asked(self.specs, self.stream, task, min(task + 2, len(self.stream.tasks)))
+        heads = heads_for(self.specs, self.stream, task, min(task + 2, len(self.stream.tasks)))
         rows = self.exam.score(self.stack, heads, self.dtype).tolist()
         for book, row, losses in zip(self.books, rows, self.curve.means(steps), strict=True):
             book.matrix.append(row)

@@ -10,10 +10,10 @@ from mooring.lab.methods import find
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["asked", "inherit"]
+__all__ = ["heads_for", "inherit"]
 
 
-def asked(specs: Sequence[RunSpec], stream: Stream, trained: int, tasks: int) -> list[int | Tensor]:
+def heads_for(specs: Sequence[RunSpec], stream: Stream, trained: int, tasks: int) -> list[int | Tensor]:
     """The head that is asked on each of the first tasks; on one to come, the head that it would start from.
 
     Args:
@@ -29,7 +29,7 @@ def asked(specs: Sequence[RunSpec], stream: Stream, trained: int, tasks: int) ->
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=5)
         >>> specs = [RunSpec("digits", stream.fingerprint, "plain", 0, heads=heads) for heads in ("inherit", "fresh")]
-        >>> asked(specs[:1], stream, 0, 2), asked(specs, stream, 0, 2)
+        >>> heads_for(specs[:1], stream, 0, 2), heads_for(specs, stream, 0, 2)
         ([0, 0], [0, tensor([0, 1])])
     """
     inherits = [_inherits(spec) for spec in specs]

@@ -79,7 +79,7 @@ class Stack:
             "vmap": self._vmapped,
             "in turn": self._in_turn,
         }
-        self.way = way or _known(networks)
+        self.way = way or _way_of(networks)
 
     def __len__(self) -> int:
         return len(next(iter(self.parameters.values())))
@@ -232,7 +232,7 @@ class Stack:
         return next(iter(self.parameters.values())).dtype
 
 
-def _known(networks: Sequence[Headed]) -> str:
+def _way_of(networks: Sequence[Headed]) -> str:
     """What `fastest` finds, tried once for each architecture that its layers tell: those of others may hide more."""
     if not all(is_known(module) for module in networks[0].modules()):
         return fastest(networks)
