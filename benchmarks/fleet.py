@@ -5,6 +5,7 @@ tflops   floating-point operations a second, beside a large matrix product
 first    seconds to the first training step: caches empty, caches kept, in a running process
 scaling  model-steps a second against the size of the fleet, as a picture with the device's limit
 paper    the paper's CIFAR-100 table and its grid search, from the call to the results
+tiles    each convolution in other tiles than those it is computed in
 peer     the same training through Avalanche
 
 Ratios are of two things measured in the same run. Times of steps are of the second task's, without its first ones;
@@ -21,12 +22,13 @@ import json
 import sys
 from collections.abc import Sequence
 
-from fleets import first, paper, peer, scaling, step, tflops
+from fleets import first, paper, peer, scaling, step, tflops, tiles
 from fleets.output import checked
 
 from mooring.errors import MooringError
 
-MODES = {"step": step, "tflops": tflops, "first": first, "scaling": scaling, "paper": paper, "peer": peer}
+MODES = {"step": step, "tflops": tflops, "first": first, "scaling": scaling}
+MODES |= {"paper": paper, "peer": peer, "tiles": tiles}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from mooring.errors import MooringError
 from mooring.selection import layer_of, module_names
 from mooring.shards import local, over_shards
 
-__all__ = ["cka", "cka_of_batch", "debiased_cka", "parameter_drift"]
+__all__ = ["cka", "debiased_cka", "drift_by_layer", "gram", "likeness", "parameter_drift"]
 
 FEATURE_BYTES = 1 << 30
 """How much memory the collected features of one pass over the inputs may take."""
@@ -28,15 +28,28 @@ def parameter_drift(parts: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, fl
         >>> parameter_drift([("layer.weight", torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))])
         {'layer': 0.2}
     """
-    moved: dict[str, float] = {}
-    size: dict[str, float] = {}
     names, thetas, squares = [], [], []
     for name, theta, anchor in parts:
         names.append(name)
         thetas.append(theta)
         wide = anchor.double()
         squares.append(torch.stack([(local(theta).detach().double() - wide).square().sum(), wide.square().sum()]))
-    for name, (d, own) in zip(names, over_shards(squares, thetas), strict=True):
+    return drift_by_layer(zip(names, over_shards(squares, thetas), strict=True))
+
+
+def drift_by_layer(squares: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, float]:
+    """What `parameter_drift` says, from sums of squares that are known.
+
+    Args:
+        squares: the name of each parameter, with ||theta - anchor||^2 and ||anchor||^2.
+
+    Example:
+        >>> drift_by_layer([("layer.weight", (9.0, 100.0)), ("layer.bias", (0.0, 0.0))])
+        {'layer': 0.3}
+    """
+    moved: dict[str, float] = {}
+    size: dict[str, float] = {}
+    for name, (d, own) in squares:
         layer = layer_of(name)
         moved[layer] = moved.get(layer, 0.0) + float(d)
         size[layer] = size.get(layer, 0.0) + float(own)
@@ -72,26 +85,7 @@ def debiased_cka(x: Tensor, y: Tensor) -> float:
         raise MooringError(f"CKA compares features of the same inputs, not of {x.shape[0]} and {y.shape[0]}")
     if x.shape[0] < 4:
         raise MooringError(f"debiased CKA needs at least 4 inputs, not {x.shape[0]}")
-    return float(_likeness(x, y))
-
-
-@torch.no_grad()
-def cka_of_batch(model_a: nn.Module, model_b: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-    """What `cka` says of all layers over one batch, as tensors on its device: nothing waits for them.
-
-    Args:
-        model_a: the first model.
-        model_b: the second, with the same layer names.
-        inputs: at least 4 of them, on the models' device; the features of every layer are kept at once.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> {name: round(float(value), 4) for name, value in cka_of_batch(model, model, torch.randn(20, 4)).items()}
-        {'0': 1.0, '2': 1.0}
-    """
-    names = _pick_layers(model_a, model_b, None)
-    a, b = (_features(model, inputs, names) for model in (model_a, model_b))
-    return {name: _likeness(a[name], b[name]) for name in names if name in a and name in b}
+    return float(likeness(gram(x), gram(y)))
 
 
 @torch.no_grad()
@@ -228,23 +222,42 @@ def _rows(x: Tensor) -> Tensor:
     return x.unsqueeze(1) if x.ndim == 1 else x.flatten(1)
 
 
-def _likeness(x: Tensor, y: Tensor) -> Tensor:
-    """Debiased CKA, without a check; not a number where one of the two does not vary."""
-    k, m = _gram(x), _gram(y)
+def likeness(k: Tensor, m: Tensor) -> Tensor:
+    """Debiased CKA from what `gram` gives, of shape (..., n, n); not a number where one of the two does not vary.
+
+    Example:
+        >>> x = torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(0))  # of three models at once
+        >>> likeness(gram(x, 1), gram(2 * x, 1))
+        tensor([1., 1., 1.], dtype=torch.float64)
+    """
     scale = (_hsic(k, k).clamp(min=0) * _hsic(m, m).clamp(min=0)).sqrt()
     return torch.where(scale > 0, _hsic(k, m) / scale, torch.nan)
 
 
-def _gram(x: Tensor) -> Tensor:
-    """x x' of centred features, with a zero diagonal; centring changes nothing but the rounding."""
-    x = _rows(x)
-    x = x - x.mean(0)
-    return (x @ x.T).double().fill_diagonal_(0)
+def gram(x: Tensor, leading: int = 0) -> Tensor:
+    """x x' of centred features, with a zero diagonal; centring changes nothing but the rounding.
+
+    Args:
+        x: features of shape (n, ...), after as many leading dimensions as are told.
+        leading: the number of these.
+
+    Example:
+        >>> gram(torch.tensor([1.0, 2.0, 6.0]))
+        tensor([[ 0.,  2., -6.],
+                [ 2.,  0., -3.],
+                [-6., -3.,  0.]], dtype=torch.float64)
+    """
+    x = x.reshape(*x.shape[: leading + 1], -1)
+    x = x - x.mean(-2, keepdim=True)
+    k = (x @ x.mT).double()
+    k.diagonal(dim1=-2, dim2=-1).zero_()
+    return k
 
 
 def _hsic(k: Tensor, m: Tensor) -> Tensor:
     """The unbiased estimator HSIC_1 from matrices with zero diagonals."""
-    n = k.shape[0]
-    rows_k, rows_m = k.sum(0), m.sum(0)
-    value = (k * m).sum() + rows_k.sum() * rows_m.sum() / ((n - 1) * (n - 2)) - 2 * rows_k @ rows_m / (n - 2)
+    n = k.shape[-1]
+    rows_k, rows_m = k.sum(-2), m.sum(-2)
+    both, cross = (k * m).sum((-2, -1)), (rows_k * rows_m).sum(-1)
+    value = both + rows_k.sum(-1) * rows_m.sum(-1) / ((n - 1) * (n - 2)) - 2 * cross / (n - 2)
     return value / (n * (n - 3))

@@ -21,6 +21,7 @@ __all__ = [
     "largest_safe_strength",
     "learning_rates",
     "rescales",
+    "tallies",
     "verdicts",
 ]
 
@@ -163,6 +164,23 @@ def verdicts(p: Tensor, limit: float) -> Verdicts:
         >>> verdicts(torch.tensor([-0.1, 0.0, 0.5, 1.5, 9.0]), limit=2.0)
         Verdicts(free=1, interpolate=1, extrapolate=1, diverge=2, negative=1)
     """
+    return Verdicts(*tallies(p.reshape(1, -1), limit)[0].tolist())
+
+
+def tallies(p: Tensor, limit: Number) -> Tensor:
+    """The same counts for each row of p, in the order of `Verdicts`: int64 of shape (rows, 5).
+
+    Args:
+        p: of shape (rows, parameters).
+        limit: of all rows, or of each, of shape (rows,).
+
+    Example:
+        >>> tallies(torch.tensor([[-0.1, 0.0, 0.5], [1.5, 2.5, 9.0]]), torch.tensor([2.0, 4.0]))
+        tensor([[1, 1, 0, 1, 1],
+                [0, 0, 2, 1, 0]])
+    """
+    limit = per_run(limit, p)
     kinds = (p < 0, p == 0, (p >= limit) | p.isnan(), (p >= 1) & (p < limit))
-    negative, free, beyond, extrapolate = torch.stack([kind.sum() for kind in kinds]).tolist()
-    return Verdicts(free, p.numel() - negative - free - extrapolate - beyond, extrapolate, beyond + negative, negative)
+    negative, free, beyond, extrapolate = (kind.sum(1) for kind in kinds)
+    interpolate = p.shape[1] - negative - free - extrapolate - beyond
+    return torch.stack([free, interpolate, extrapolate, beyond + negative, negative], 1)

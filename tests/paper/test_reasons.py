@@ -20,6 +20,7 @@ from mooring.paper.scale import MINIATURE, PAPER
 
 CASE = PAPER.cases()[0]  # cifar100, where the paper's ewc has 62.5 ± 0.6
 LATER = PAPER.cases()[3]
+PRODUCTS = "products in tf32 instead of bf16"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,8 @@ def test_every_change_is_trained_once_with_every_seed(lab, finding):
     assert len(lab.study.results()) <= reasons.count(lab.scale)
     (table,) = finding.tables
     shown = [(row["method"], row["changed"]) for row in table.rows]
-    wanted = [(m, c.name) for m in reasons.METHODS for c in (BASE, *CHANGES) if c.fits(m)]
+    here = [change for change in (BASE, *CHANGES) if change.name != PRODUCTS]  # on a CPU they are exact already
+    wanted = [(m, c.name) for m in reasons.METHODS for c in here if c.fits(m)]
     assert shown == wanted
     before = len(lab.study.results())
     assert reasons.run(lab).to_json() == finding.to_json()
@@ -75,6 +77,26 @@ def test_without_a_backbone_there_is_none_to_change(tmp_path):
     bare = Laboratory(Study(tmp_path / "p.sqlite"), MINIATURE.on(None))
     names = set(reasons._specs(bare, bare.scale.cases()[0], "plain"))
     assert not names & {"a random start", "the first backbone for all seeds", "another backbone"}
+
+
+def test_on_a_gpu_products_can_be_more_exact(tmp_path):
+    """The changed runs are those of a regime in tf32: a study that has them does not train them again."""
+    scale = replace(MINIATURE.on(None), regimes=PAPER.regimes)
+    usual = replace(scale, regimes=tuple(replace(regime, on_gpu="auto") for regime in PAPER.regimes))
+    cpu, bf16, tf32 = (
+        Laboratory(Study(tmp_path / "p.sqlite"), each, device=device)
+        for each, device in ((scale, "cpu"), (scale, "cuda"), (usual, "cuda"))
+    )
+    for place in range(len(PAPER.regimes)):
+        for method in reasons.METHODS:
+            here, base, exact = (reasons._specs(lab, lab.scale.cases()[place], method) for lab in (cpu, bf16, tf32))
+            assert {spec.dtype for spec in base[BASE.name]} == {"bf16"}
+            assert PRODUCTS not in here
+            assert PRODUCTS not in exact
+            assert (PRODUCTS in base) == (method in ("plain", "ewc", "explicit-ewc"))
+            if PRODUCTS in base:
+                assert {spec.dtype for spec in base[PRODUCTS]} == {"tf32"}
+                assert [spec.key for spec in base[PRODUCTS]] == [spec.key for spec in exact[BASE.name]]
 
 
 def test_the_papers_silence_is_told(finding):

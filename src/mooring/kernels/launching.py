@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["launch", "rehearsal", "rehearsing"]
+__all__ = ["Rehearsal", "launch", "rehearsal", "rehearsing"]
 
 _rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
 
@@ -23,6 +23,21 @@ def launch(kernel: Any, grid: tuple[int, ...], *told: object, **options: object)
 def rehearsal() -> bool:
     """Whether nothing is to be computed now."""
     return _rehearsing.get()
+
+
+class Rehearsal:
+    """What a function of autograd's is told and keeps for its way back, where nothing is computed.
+
+    Args:
+        needs_input_grad: which of its inputs want a gradient.
+    """
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+
+    def save_for_backward(self, *saved: Any) -> None:
+        """As a context does."""
+        self.saved_tensors = saved
 
 
 @contextmanager

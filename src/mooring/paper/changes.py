@@ -17,6 +17,9 @@ ORDER = 1
 EXAMINED = ("plain", *REGULARIZERS, "explicit-ewc", "er")
 """The methods with which everything is changed; with the others, the backbone."""
 
+MULTIPLIED = ("plain", "ewc", "explicit-ewc")
+"""Those of them with which products are changed too: no pull, a penalty and an explicit step."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -58,6 +61,10 @@ def _shuffled(lab: Laboratory, case: Case, spec: RunSpec) -> RunSpec:
 def _entire(lab: Laboratory, case: Case, spec: RunSpec) -> RunSpec:
     stream = lab.entire(case.data)
     return replace(spec, stream=stream.name, data=stream.fingerprint)
+
+
+def _more_exact(lab: Laboratory, case: Case, spec: RunSpec) -> RunSpec | None:
+    return replace(spec, dtype="tf32") if spec.dtype == "bf16" else None
 
 
 def _stronger(times: Callable[[RunSpec], float]) -> Callable[[Laboratory, Case, RunSpec], RunSpec]:
@@ -115,6 +122,8 @@ CHANGES: tuple[Change, ...] = (
     Change("momentum 0", _with(momentum=0.0), _examined),
     Change("weight decay 1e-4", _with(weight_decay=1e-4), _examined),
     Change("batch 32", _with(batch=32), _examined),
+    Change("products in tf32 instead of bf16", _more_exact, lambda method: method in MULTIPLIED),
     Change("forgetting without the last task", _with(), score=_but_the_last, trains=False),
 )
-"""Backbone, split, the penalty's factor 1/2, the batch in the Fisher, definitions, and what the paper leaves open."""
+"""Backbone, split, the penalty's factor 1/2, the batch in the Fisher, definitions, what the paper leaves open, and the
+products of a GPU."""

@@ -26,7 +26,7 @@ __all__ = ["CHECKPOINT_SECONDS", "Aboard", "Voyage", "steps_of"]
 CHECKPOINT_SECONDS = 120.0
 LOOK_SECONDS = 0.1
 
-PART = 0.05
+PART = 0.02
 """The part of the time that saving after tasks may take; a large fleet with short tasks is not saved after each."""
 
 QUICK = 0.1

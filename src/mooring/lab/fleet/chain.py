@@ -1,16 +1,18 @@
 """Convolutions in a row, with the ReLUs and pools between them, as one function with a gradient of its own.
 
 What one layer leaves for the next, and what the way back needs of it, is stored once, in the dtype it is read in.
+Channels in between are filled up with zeros to a number that memory is read well in; they change nothing.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from mooring.kernels.launching import rehearsing
+from mooring.kernels.launching import Rehearsal, rehearsing
 from mooring.lab.fleet.convolution import (
     Stored,
     convolve,
@@ -20,8 +22,9 @@ from mooring.lab.fleet.convolution import (
     pool,
     unpool,
     weight_gradient,
+    widened,
 )
-from mooring.lab.fleet.tiles import Geometry
+from mooring.lab.fleet.tiles import Geometry, aligned
 
 __all__ = ["Chain", "Link", "run_chain"]
 
@@ -78,20 +81,32 @@ def _rehearse(
     x = torch.empty(2 * len(weights[0]), *shape, dtype=dtype, device=device)
     with torch.no_grad(), rehearsing():
         for back in (True, False):
-            ctx = _Rehearsal((len(links) == 1, False, *[back] * 2 * len(links)) if back else (False,))
+            ctx = Rehearsal((len(links) == 1, False, *[back] * 2 * len(links)) if back else (False,))
             out = Chain.forward(ctx, x, links, *weights, *biases)
             if back:
                 Chain.backward(ctx, torch.empty_like(out))
 
 
-class _Rehearsal:
-    """What a function keeps for its way back."""
+def _widths(weights: Sequence[Tensor | None]) -> list[int]:
+    """How many channels go into each link, and out of the last, with those that are filled up.
 
-    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
-        self.needs_input_grad = needs_input_grad
+    The few of an image are left as they are: one product takes them all.
+    """
+    shapes = [weight.shape for weight in weights if weight is not None]
+    found = [aligned(shape[2]) for shape in shapes] + [aligned(shapes[-1][1])]
+    return [shapes[0][2] if shapes[0][2:].numel() <= 64 else found[0], *found[1:]]
 
-    def save_for_backward(self, *saved: Tensor) -> None:
-        self.saved_tensors = saved
+
+def _filled(tensor: Tensor, size: int, dim: int) -> Tensor:
+    """With zeros up to that size."""
+    missing = size - tensor.shape[dim]
+    return pad(tensor, (0, 0) * (tensor.ndim - 1 - dim) + (0, missing)) if missing else tensor
+
+
+def _wide(told: Stored, channels: int) -> Stored:
+    """With so many channels."""
+    full = widened(told.full, channels)
+    return Stored(full, full if told.half is told.full else widened(told.half, channels), told.sums)
 
 
 class Chain(torch.autograd.Function):
@@ -102,25 +117,32 @@ class Chain(torch.autograd.Function):
         """One or two kernels for each link."""
         count = len(links)
         weights, ctx.biased = parameters[:count], [bias is not None for bias in parameters[count:]]
-        images = x.permute(0, 2, 3, 1).contiguous()
+        widths = _widths(weights)
+        images = widened(x.permute(0, 2, 3, 1).contiguous(), widths[0])
         back = any(ctx.needs_input_grad)
         stored = Stored(images, halved(images) if back else images)
         saved = [stored.half]
         ctx.links, ctx.geometries = links, []
         for number, (link, weight, bias) in enumerate(zip(links, weights, parameters[count:], strict=True)):
             assert weight is not None
-            runs, outputs, channels, kh, kw = weight.shape
-            geometry = Geometry(runs, outputs, channels, kh, kw, link.stride, link.padding)
-            taps = weight.permute(0, 1, 3, 4, 2).to(x.dtype).contiguous().flatten(2, 3)
-            more = back and number + 1 < count
+            runs, outputs, _, kh, kw = weight.shape
+            last = number + 1 == count
+            geometry = Geometry(
+                runs, outputs if last else widths[number + 1], widths[number], kh, kw, link.stride, link.padding
+            )
+            taps = weight.permute(0, 1, 3, 4, 2).to(x.dtype).flatten(2, 3)
+            taps = _filled(_filled(taps, widths[number], 3), widths[number + 1], 1).contiguous()
+            bias = bias if bias is None or last else _filled(bias, widths[number + 1], 1)
+            more = back and not last
             stored = convolve(stored.full, taps, bias, geometry, relu=link.relu, half=more and not link.pool)
             full = stored.full
             if link.pool:
                 stored = pool(full, half=more)
             # unpooling reads the result itself, and so does the last ReLU; the next link needs its inputs in half
             saved += [taps, full if link.pool or (link.relu and not more) else taps.new_empty(0)]
-            saved += [stored.half] if number + 1 < count else []
+            saved += [] if last else [stored.half]
             ctx.geometries.append(geometry)
+        ctx.shapes = [weight.shape for weight in weights if weight is not None]
         ctx.save_for_backward(*saved)
         return stored.full
 
@@ -140,18 +162,21 @@ class Chain(torch.autograd.Function):
                     told = unpool(told, result, geometry.runs, relu=link.relu, half=True)
                 else:
                     told = mask(told, result if link.relu else None, geometry.runs, sums=ctx.biased[number])
+            _, outputs, channels, kh, kw = ctx.shapes[number]
+            if ctx.biased[number] and wanted[2 + count + number] and told.sums is not None:
+                biases[number] = told.sums[:, :outputs]
+            if number + 1 == count:
+                told = _wide(told, taps.shape[1])
             if wanted[2 + number]:
-                found = weight_gradient(x, told.half, geometry)
-                shape = (geometry.runs, geometry.outputs, geometry.kh, geometry.kw, geometry.channels)
-                weights[number] = found.view(shape).permute(0, 1, 4, 2, 3)
-            if ctx.biased[number] and wanted[2 + count + number]:
-                biases[number] = told.sums
+                found = weight_gradient(x, told.half, replace(geometry, outputs=outputs, channels=channels))
+                weights[number] = found.view(*found.shape[:2], kh, kw, -1).permute(0, 1, 4, 2, 3)
             if number == 0 and not wanted[0]:
                 break
             before = links[number - 1] if number else None
             joined = before is not None and not before.pool  # its gradient comes ready for the link before
             seen = x if before is not None and joined and before.relu else None
-            down = input_gradient(told.full, taps, tuple(x.shape), geometry, seen=seen, half=joined)
+            shape = (*x.shape[:3], x.shape[3] if number else channels)
+            down = input_gradient(told.full, taps, shape, geometry, seen=seen, half=joined)
             told = down if joined else down.full
         gx = told.permute(0, 3, 1, 2) if wanted[0] and isinstance(told, Tensor) else None
         return gx, None, *weights, *biases

@@ -29,6 +29,7 @@ __all__ = [
     "takes",
     "unpool",
     "weight_gradient",
+    "widened",
 ]
 
 SCALE = 4096
@@ -89,7 +90,7 @@ def convolve(
 
     Args:
         x: of shape (runs * batch, height, width, channels), contiguous.
-        taps: the weights, of shape (runs, outputs, taps, channels), in x's dtype.
+        taps: the weights, of shape (runs, outputs or more, taps, channels), in x's dtype.
         bias: of shape (runs, outputs), in float32.
         geometry: of the convolution.
         relu: whether a ReLU follows.
@@ -108,13 +109,13 @@ def input_gradient(
 
     Args:
         g: of the outputs, of shape (runs * batch, height, width, outputs).
-        taps: as `convolve` had them.
-        shape: of the inputs.
+        taps: as `convolve` had them, with as many outputs as g.
+        shape: of the inputs; those of its channels that are left out come last.
         geometry: of the convolution.
         seen: the inputs, where a ReLU made them: the gradient is 0 where they are.
         half: whether the next layer down wants it in half precision too, and summed.
     """
-    runs, outputs, channels = geometry.runs, geometry.outputs, geometry.channels
+    runs, outputs, _, channels = taps.shape
     strides = (taps.stride(0), 1, channels, taps.stride(1))  # of run, input channel, tap and output channel
     if g.dtype == torch.float32:  # TF32 wants the summed dimension to be the last
         count = geometry.kh * geometry.kw
@@ -122,7 +123,7 @@ def input_gradient(
         grid = (triton.cdiv(outputs, 32) * triton.cdiv(count * channels, 32), runs)
         launch(kernels.transpose, grid, taps, turned, outputs, channels, TAPS=count, B=32)
         taps, strides = turned, (turned.stride(0), turned.stride(1), outputs, 1)
-    back = replace(geometry, outputs=channels, channels=outputs)
+    back = replace(geometry, outputs=shape[3], channels=outputs)
     return _convolve(g, taps, strides, g.new_empty(shape), back, transposed=True, seen=seen, half=half, sums=half)
 
 
@@ -143,9 +144,8 @@ def _convolve(
     runs, outputs, channels = geometry.runs, geometry.outputs, geometry.channels
     height, width = x.shape[1:3]
     rows = out.numel() // outputs // runs
-    step = 128 // x.element_size()  # channels of a box: 128 bytes
-    boxed = geometry.boxed(height, width, channels, step) and outputs % 8 == 0
-    tile = boxes(rows, outputs, runs, x.dtype) if boxed else blocks(outputs, channels, x.dtype)
+    boxed = geometry.boxed(height, width, channels, taps.shape[1], taps.shape[3])
+    tile = boxes(rows, outputs, channels, runs, x.dtype) if boxed else blocks(outputs, channels, x.dtype)
     bm, bn, bk, warps, stages = tile
     flat = not transposed and channels * geometry.kh * geometry.kw <= 64
     bk = max(16, next_power(channels * geometry.kh * geometry.kw)) if flat else bk
@@ -160,8 +160,8 @@ def _convolve(
     if boxed:
         bi, bh, bw = box(bm, height, width)
         images = TensorDescriptor.from_tensor(x.view(runs, -1, height, width, channels), [1, bi, bh, bw, bk])
-        turned, count = strides[3] != 1, geometry.kh * geometry.kw
-        whole = taps.view(runs, channels, count, outputs) if turned else taps.view(runs, outputs, count * channels)
+        turned = strides[3] != 1
+        whole = taps if turned else taps.flatten(2)
         weights = TensorDescriptor.from_tensor(whole, [1, bk, 1, bn] if turned else [1, bn, bk])
         launch(
             kernels.convolve_tiles,
@@ -184,8 +184,8 @@ def _convolve(
     high, wide = out.shape[1:3]
     launch(
         kernels.convolve, grid,
-        x, taps, *told, height, width, high, wide, rows, x.numel() // runs, *strides, channels, outputs,
-        **common, STRIDE=geometry.stride, FLAT=flat, BM=bm,
+        x, taps, *told, height, width, high, wide, rows, x.numel() // runs, *strides,
+        **common, C=channels, N=outputs, STRIDE=geometry.stride, FLAT=flat, BM=bm,
     )  # fmt: skip
     return left.stored()
 
@@ -194,14 +194,14 @@ def weight_gradient(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     """The gradient of the weights of `convolve`, of shape (runs, outputs, taps, channels), in float32.
 
     Args:
-        x: the inputs in half precision, of shape (runs * batch, height, width, channels).
-        g: the gradient of the outputs in half precision; in float16 times SCALE.
-        geometry: of the convolution.
+        x: the inputs in half precision, of shape (runs * batch, height, width, channels or more).
+        g: the gradient of the outputs in half precision, these or more; in float16 times SCALE.
+        geometry: of the convolution, with the outputs and channels that are asked for.
     """
-    runs, outputs, channels, kh, kw = geometry.runs, geometry.outputs, geometry.channels, geometry.kh, geometry.kw
+    runs, outputs, channels, kh, kw = geometry.runs, g.shape[3], x.shape[3], geometry.kh, geometry.kw
     height, width = x.shape[1:3]
     rows = len(g) // runs * g.shape[1] * g.shape[2]
-    boxed = geometry.boxed(height, width, channels, 64) and outputs % 64 == 0
+    boxed = geometry.boxed(height, width, channels, outputs)
     bn, bc, bk, warps, stages, three = (
         weight_boxes(outputs, channels, kw) if boxed else weight_blocks(outputs, channels, kh * kw)
     )
@@ -209,7 +209,8 @@ def weight_gradient(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     programs = triton.cdiv(outputs, bn) * (1 if flat else triton.cdiv(channels, bc) * kh * (1 if three else kw))
     parts = max(1, min(16, 2 * BUSY // (programs * runs), rows // (4 * bk)))
     per_part = triton.cdiv(triton.cdiv(rows, parts), bk) * bk
-    out = torch.empty(parts, runs, outputs, kh * kw, channels, dtype=torch.float32, device=x.device)
+    asked = (geometry.outputs, kh * kw, geometry.channels)
+    out = torch.empty(parts, runs, *asked, dtype=torch.float32, device=x.device)
     common: dict[str, Any] = {
         "SCALE": SCALE if g.dtype == torch.float16 else 1, "KH": kh, "KW": kw, "PAD": geometry.padding,
         "BN": bn, "BC": bc, "num_warps": warps, "num_stages": stages,
@@ -220,14 +221,15 @@ def weight_gradient(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
         gradients = TensorDescriptor.from_tensor(g.view(runs, rows, outputs), [1, bk, bn])
         launch(
             kernels.weigh_tiles, (programs, runs, parts),
-            images, gradients, out, height, width, rows, per_part, out.stride(1), out.stride(0), channels, outputs,
-            THREE=three, BI=bi, BH=bh, BW=bw, **common,
+            images, gradients, out, height, width, rows, per_part, out.stride(1), out.stride(0),
+            geometry.channels, geometry.outputs, channels, outputs, THREE=three, BI=bi, BH=bh, BW=bw, **common,
         )  # fmt: skip
     else:
         launch(
             kernels.weigh, (programs, runs, parts),
             x, g, out, height, width, g.shape[1], g.shape[2], rows, per_part, x.numel() // runs, g.numel() // runs,
-            out.stride(1), out.stride(0), channels, outputs, STRIDE=geometry.stride, FLAT=flat, BK=bk, **common,
+            out.stride(1), out.stride(0), geometry.channels, geometry.outputs, C=channels, N=outputs,
+            STRIDE=geometry.stride, FLAT=flat, BK=bk, **common,
         )  # fmt: skip
     return out[0] if parts == 1 else out.sum(0)
 
@@ -255,6 +257,15 @@ def halved(x: Tensor) -> Tensor:
     half = torch.empty_like(x, dtype=torch.float16)
     launch(kernels.halve, (triton.cdiv(x.numel(), 1024),), x, half, x.numel(), B=1024)
     return half
+
+
+def widened(x: Tensor, channels: int) -> Tensor:
+    """With so many channels, the last dimension; those that are new are 0."""
+    if x.shape[-1] == channels:
+        return x
+    out = x.new_empty(*x.shape[:-1], channels)
+    launch(kernels.widen, (triton.cdiv(out.numel(), 1024),), x, out, out.numel(), C=x.shape[-1], N=channels, B=1024)
+    return out
 
 
 def pool(x: Tensor, *, half: bool) -> Stored:

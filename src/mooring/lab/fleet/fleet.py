@@ -18,7 +18,7 @@ from mooring.lab.fleet.fused import advance_all, fused_for
 from mooring.lab.fleet.groups import Groups
 from mooring.lab.fleet.heads import heads_for, inherit
 from mooring.lab.fleet.logbook import Logbook, versions
-from mooring.lab.fleet.measure import by_layer, finite_runs
+from mooring.lab.fleet.measure import drift_of, finite_runs, likeness_of
 from mooring.lab.fleet.moorings import Tensors
 from mooring.lab.fleet.position import Position, Watcher
 from mooring.lab.fleet.precision import check_precision, computing, parameters_of, products_of
@@ -276,10 +276,10 @@ class Fleet:
     def _finish(self) -> None:
         """The stream is over: measure what is left of the first task's model, run by run."""
         inputs = scaled(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
-        measured = by_layer(self.stack, self.first, inputs)
-        for run, (book, (drift, cka)) in enumerate(zip(self.books, measured, strict=True)):
-            importance = self.groups.importance_by_layer(run)
-            self.results.append(self._result(book, "finished", "", importance=importance, drift=drift, cka=cka))
+        drifts, likenesses = drift_of(self.stack, self.first), likeness_of(self.stack, self.first, inputs)
+        for book, *told in zip(self.books, self.groups.importance_by_layer(), drifts, likenesses, strict=True):
+            rest = dict(zip(("importance", "drift", "cka"), told, strict=True))
+            self.results.append(self._result(book, "finished", "", **rest))
         self.specs, self.books = [], []
 
     # Pieces of a step

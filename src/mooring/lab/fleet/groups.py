@@ -173,16 +173,19 @@ class Groups:
         """
         too_strong = torch.zeros(len(books), dtype=torch.bool)
         for rows, moorings in self.moored:
-            for run, book in enumerate(books[rows]):
-                if verdict := moorings.stability(run, book.spec.momentum):
+            found = moorings.stability([book.spec.momentum for book in books[rows]])
+            for run, (book, verdict) in enumerate(zip(books[rows], found, strict=True), rows.start):
+                if verdict:
                     book.stability.append(verdict)
-                    too_strong[rows.start + run] = bool(verdict.trouble) and moorings.method.can_extrapolate
+                    too_strong[run] = bool(verdict.trouble) and moorings.method.can_extrapolate
         return too_strong
 
-    def importance_by_layer(self, run: int) -> dict[str, float]:
-        """The mean importance over past tasks of each layer of one run; nothing where it moors nothing."""
-        mine = [(rows, moorings) for rows, moorings in self.moored if rows.start <= run < rows.stop]
-        return mine[0][1].importance_by_layer(run - mine[0][0].start) if mine else {}
+    def importance_by_layer(self) -> list[dict[str, float]]:
+        """The mean importance over past tasks of each layer, for each run; nothing where it moors nothing."""
+        found: list[dict[str, float]] = []
+        for rows, moorings in self.every:
+            found += [{}] * (rows.stop - rows.start) if moorings is None else moorings.importance_by_layer()
+        return found
 
 
 def _strengths(specs: Sequence[RunSpec], like: Tensor) -> Tensor:

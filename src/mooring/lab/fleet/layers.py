@@ -21,7 +21,7 @@ from mooring.lab.fleet.linear import linear
 from mooring.lab.fleet.norms import batch_norm, by_channel, by_run, group_norm, instance_norm, layer_norm
 from mooring.lab.networks.headed import Headed
 
-__all__ = ["LAYERS", "widened"]
+__all__ = ["LAYERS", "Watcher", "Wide", "widened"]
 
 Tensors = Mapping[str, Tensor]
 Watcher = Callable[[nn.Module, Tensor, Tensor, int], None]

@@ -1,7 +1,7 @@
 """The moorings of those runs of a fleet that share a method: the core's importance and pull over a run axis."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from mooring.lab.results import Stability
 from mooring.pulls import Budget, GradientPull, ParameterPull
 from mooring.pulls.base import acts
 from mooring.pulls.budget import budget_solved
+from mooring.runs import per_run
 from mooring.selection import layer_of
-from mooring.stability import divergence_limit, interpolation_weight, largest_safe_strength, verdicts
+from mooring.stability import Verdicts, divergence_limit, interpolation_weight, tallies
 
 __all__ = ["Moorings"]
 
@@ -262,37 +263,67 @@ class Moorings:
 
     # What the results tell
 
-    def importance_by_layer(self, run: int) -> dict[str, float]:
-        """The mean importance over past tasks of each layer of one run."""
-        sums: dict[str, float] = {}
+    def importance_by_layer(self) -> list[dict[str, float]]:
+        """The mean importance over past tasks of each layer, for each run."""
+        known = {name: held for name, held in self.held.items() if held.previous is not None}
+        sums = _rows([_wide(held).sum(1, dtype=torch.float64) for held in known.values()], len(self))
         sizes: dict[str, int] = {}
-        for name, held in self.held.items():
-            if held.previous is not None:
-                layer, score = layer_of(name), held.previous[run].expand_as(held.anchor[run])
-                sums[layer] = sums.get(layer, 0.0) + float(score.double().sum())
-                sizes[layer] = sizes.get(layer, 0) + score.numel()
-        return {layer: total / sizes[layer] for layer, total in sums.items()}
+        for name, held in known.items():
+            sizes[layer_of(name)] = sizes.get(layer_of(name), 0) + held.anchor[0].numel()
+        found = []
+        for mine in sums:
+            total = dict.fromkeys(sizes, 0.0)
+            for name, each in zip(known, mine, strict=True):
+                total[layer_of(name)] += each
+            found.append({layer: total[layer] / size for layer, size in sizes.items()})
+        return found
 
-    def stability(self, run: int, momentum: float) -> Stability | None:
-        """What the penalty of one run will do from here on; None where there is no penalty, or nothing to moor."""
-        known = [(held.previous, held.anchor) for held in self.held.values() if held.previous is not None]
+    def stability(self, momenta: Sequence[float]) -> list[Stability | None]:
+        """What the penalty of each run will do from here on; None where there is no penalty, or nothing to moor.
+
+        Args:
+            momenta: of the runs.
+        """
+        known = [held for held in self.held.values() if held.previous is not None]
         if not isinstance(self.pull, GradientPull) or not known:
-            return None
-        scores = torch.cat([previous[run].expand_as(anchor[run]).flatten() for previous, anchor in known])
-        lr = float(self.lr[run])
-        p = interpolation_weight(lr, float(self.strength[run]), scores)
-        sgd = torch.optim.SGD([torch.zeros(1)], lr=lr, momentum=momentum)
-        counts = verdicts(p, divergence_limit(sgd, sgd.param_groups[0]))
-        return Stability(
-            task=self.tasks,
-            largest=float(p.max()),
-            safe_strength=largest_safe_strength(lr, scores),
-            free=counts.free,
-            interpolate=counts.interpolate,
-            extrapolate=counts.extrapolate,
-            diverge=counts.diverge,
-            negative=counts.negative,
-        )
+            return [None] * len(self)
+        limits = self.lr.new_tensor([_limit(momentum) for momentum in momenta])
+        both = (self.lr.double() * self.strength.double()).to(self.lr.dtype)
+        counts = torch.zeros(len(self), 5, dtype=torch.int64, device=self.lr.device)
+        largest, per_strength = [], []
+        for held in known:
+            scores = _wide(held)
+            p = interpolation_weight(both, 1.0, scores)
+            counts += tallies(p, limits)
+            largest.append(p.amax(1))
+            per_strength.append((per_run(self.lr, scores) * scores).amax(1))
+        most = torch.stack([torch.stack(each).amax(0) for each in (largest, per_strength)], 1).tolist()
+        return [
+            Stability(
+                task=self.tasks,
+                largest=p,
+                safe_strength=1 / each if each > 0 else float("inf"),
+                **asdict(Verdicts(*mine)),
+            )
+            for (p, each), mine in zip(most, counts.tolist(), strict=True)
+        ]
+
+
+def _limit(momentum: float) -> float:
+    """From which p on a penalty alone makes SGD diverge."""
+    sgd = torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=momentum)
+    return divergence_limit(sgd, sgd.param_groups[0])
+
+
+def _wide(held: Held) -> Tensor:
+    """The importance over past tasks with a score for each weight, of shape (runs, weights)."""
+    assert held.previous is not None
+    return held.previous.expand_as(held.anchor).reshape(len(held.anchor), -1)
+
+
+def _rows(columns: list[Tensor], runs: int) -> list[list[float]]:
+    """The numbers of each run, from those of all runs."""
+    return torch.stack(columns, 1).tolist() if columns else [[]] * runs
 
 
 def _scaled(score: Tensor, factor: Tensor | None) -> Tensor:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mooring.lab.fleet.batch_norm import normalised, takes_norm
+
 __all__ = ["batch_norm", "by_channel", "by_run", "group_norm", "instance_norm", "layer_norm"]
 
 Tensors = Mapping[str, Tensor]
@@ -28,7 +30,11 @@ def batch_norm(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
         return torch.cat(
             [functional.batch_norm(p, m, v, w, b, training, momentum, layer.eps) for p, m, v, w, b in parts]
         )
-    mean, var, weight, bias = (own[name].flatten() if name in own else None for name in names)
+    mean, var, weight, bias = (own.get(name) for name in names)
+    if takes_norm(x):
+        running = None if mean is None or var is None else (mean, var)
+        return normalised(x, weight, bias, running, runs, training=training, momentum=momentum, eps=layer.eps)
+    mean, var, weight, bias = (None if each is None else each.flatten() for each in (mean, var, weight, bias))
     out = functional.batch_norm(by_channel(x, runs), mean, var, weight, bias, training, momentum, layer.eps)
     return by_run(out, runs)
 

@@ -12,7 +12,7 @@ from torch.backends import mha
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mooring.lab.fleet.layers import LAYERS, widened
+from mooring.lab.fleet.layers import LAYERS, Watcher, Wide, widened
 from mooring.lab.networks.headed import Headed, is_known
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.order import generator
@@ -176,6 +176,27 @@ class Stack:
         self.buffers = {name: b[rows].contiguous() for name, b in self.buffers.items()}
         self.seeds = [self.seeds[row] for row in rows.tolist()]
 
+    @contextmanager
+    def showing(self, weights: Tensors, look: Callable[[str, Any, int], None]) -> Iterator[None]:
+        """While this lasts, these are the weights, and of every layer is told what it gives; for the way "wide".
+
+        Args:
+            weights: parameters and buffers by name, each of shape (runs, ...); other runs, or as many as fit.
+            look: told a layer's name, what it gave, and the number of runs.
+        """
+        layers = [layer for layer in self.wide.modules() if isinstance(layer, Wide)] if self.wide is not None else []
+        before = self.parameters, self.buffers, [layer.watcher for layer in layers]
+        self.parameters = {name: weights[name] for name in self.parameters}
+        self.buffers = {name: weights[name] for name in self.buffers}
+        for layer in layers:
+            layer.watcher = _telling(look, layer.name)
+        try:
+            yield
+        finally:
+            self.parameters, self.buffers, watchers = before
+            for layer, watcher in zip(layers, watchers, strict=True):
+                layer.watcher = watcher
+
     @torch.no_grad()
     def inherit(self, head: int, ancestor: int, rows: Tensor | None = None) -> None:
         """Start a head of every run, or of the runs in these rows, from another of its heads."""
@@ -230,6 +251,10 @@ class Stack:
 
     def _dtype(self) -> torch.dtype:
         return next(iter(self.parameters.values())).dtype
+
+
+def _telling(look: Callable[[str, Any, int], None], name: str) -> Watcher:
+    return lambda layer, inputs, out, runs: look(name, out, runs)
 
 
 def _way_of(networks: Sequence[Headed]) -> str:

@@ -1,11 +1,12 @@
-"""Convolutions and pools of a whole stack of networks on a GPU, in Triton: one program does a tile of one run.
+"""Convolutions, pools and batch norms of a whole stack of networks, in Triton: one program does a tile of one run.
 
 Images lie in memory as (runs, batch, height, width, channels), weights as (runs, outputs, taps, channels). A tile is
 some rows, that is positions of images, by some channels.
 """
 
 from mooring.lab.fleet.kernels.convolutions import convolve, convolve_tiles, transpose
-from mooring.lab.fleet.kernels.images import gather, halve, mask, pool, unpool
+from mooring.lab.fleet.kernels.images import gather, halve, mask, pool, unpool, widen
+from mooring.lab.fleet.kernels.norms import moments, norm_gradient, norm_sums, normalise, settle
 from mooring.lab.fleet.kernels.weights import weigh, weigh_tiles
 
 __all__ = [
@@ -14,9 +15,15 @@ __all__ = [
     "gather",
     "halve",
     "mask",
+    "moments",
+    "norm_gradient",
+    "norm_sums",
+    "normalise",
     "pool",
+    "settle",
     "transpose",
     "unpool",
     "weigh",
     "weigh_tiles",
+    "widen",
 ]

@@ -11,9 +11,9 @@ __all__ = ["convolve", "convolve_tiles", "transpose"]
 @triton.jit
 def convolve(
     x, w, bias, out, half, sums, seen,
-    height, width, out_height, out_width, rows, x_run, w_run, w_output, w_tap, w_channel, C, N,
-    KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, TRANSPOSED: tl.constexpr,
-    FLAT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
+    height, width, out_height, out_width, rows, x_run, w_run, w_output, w_tap, w_channel,
+    C: tl.constexpr, N: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+    TRANSPOSED: tl.constexpr, FLAT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
     MASK: tl.constexpr, HALF: tl.constexpr, SCALE: tl.constexpr, SUMS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from mooring.lab.fleet.kernels.storing import finish, larger, place, shorten
 
-__all__ = ["gather", "halve", "mask", "pool", "unpool"]
+__all__ = ["gather", "halve", "mask", "pool", "unpool", "widen"]
 
 
 @triton.jit
@@ -94,3 +94,11 @@ def unpool(
     place(out, half, corner + width * N + N, tl.where(fourth, value, 0.0), known, HALF, SCALE)
     if SUMS:
         tl.store(sums + (run * tiles + tile) * N + n, tl.sum(tl.where(known, value, 0.0), 0), mask=n < N)
+
+
+@triton.jit
+def widen(x, out, count, C: tl.constexpr, N: tl.constexpr, B: tl.constexpr):
+    """Each row of C values as one of N, those that are new 0."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    n = at % N
+    tl.store(out + at, tl.load(x + at // N * C + n, mask=(at < count) & (n < C), other=0.0), mask=at < count)

@@ -8,11 +8,14 @@ __all__ = ["weigh", "weigh_tiles"]
 
 @triton.jit
 def weigh(
-    x, g, out, height, width, out_height, out_width, rows, per_part, x_run, g_run, out_run, out_part, C, N,
-    SCALE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
-    FLAT: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
+    x, g, out, height, width, out_height, out_width, rows, per_part, x_run, g_run, out_run, out_part, channels, outputs,
+    C: tl.constexpr, N: tl.constexpr, SCALE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr,
+    PAD: tl.constexpr, FLAT: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[n, tap, c] = sum over m of g[m, n] * x[m moved by the tap, c] / SCALE, of any shape; rows in parts."""
+    """out[n, tap, c] = sum over m of g[m, n] * x[m moved by the tap, c] / SCALE, of any shape; rows in parts.
+
+    g has N outputs and x has C channels, of which the first ones are asked for.
+    """
     program = tl.program_id(0)
     run = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
@@ -48,13 +51,13 @@ def weigh(
         a = tl.load(g + m[:, None] * N + n[None, :], mask=there[:, None] & (n < N)[None, :], other=0.0)
         b = tl.load(x + at, mask=inside & known[None, :], other=0.0)
         total = tl.dot(tl.trans(a), b, total)
-    at = part * out_part + run * out_run + (n[:, None] * (KH * KW) + tap[None, :]) * C + c[None, :]
-    tl.store(out + at, total / SCALE, mask=(n < N)[:, None] & known[None, :])
+    at = part * out_part + run * out_run + (n[:, None] * (KH * KW) + tap[None, :]) * channels + c[None, :]
+    tl.store(out + at, total / SCALE, mask=(n < outputs)[:, None] & (known & (c < channels))[None, :])
 
 
 @triton.jit
 def weigh_tiles(
-    x, g, out, height, width, rows, per_part, out_run, out_part, C, N,
+    x, g, out, height, width, rows, per_part, out_run, out_part, channels, outputs, C, N,
     SCALE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, THREE: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -87,10 +90,10 @@ def weigh_tiles(
             total = tl.dot(a, b, total)
     n = n0 + tl.arange(0, BN)
     c = c0 + tl.arange(0, BC)
-    known = (n < N)[:, None] & (c < C)[None, :]
+    known = (n < outputs)[:, None] & (c < channels)[None, :]
     out += part.to(tl.int64) * out_part + run.to(tl.int64) * out_run
-    at = (n[:, None] * (KH * KW) + (tap * KW if THREE else tap)) * C + c[None, :]
+    at = (n[:, None] * (KH * KW) + (tap * KW if THREE else tap)) * channels + c[None, :]
     tl.store(out + at, total / SCALE, mask=known)
     if THREE:
-        tl.store(out + at + C, second / SCALE, mask=known)
-        tl.store(out + at + 2 * C, third / SCALE, mask=known)
+        tl.store(out + at + channels, second / SCALE, mask=known)
+        tl.store(out + at + 2 * channels, third / SCALE, mask=known)

@@ -1,0 +1,94 @@
+"""What a stack is measured by, all runs at once, is what its networks are measured by alone."""
+
+import pytest
+import torch
+
+from lab.small import class_stream
+from mooring.drift import cka, parameter_drift
+from mooring.importance import EWC
+from mooring.lab.fleet import measure
+from mooring.lab.fleet.measure import drift_of, likeness_of
+from mooring.lab.fleet.moorings import Moorings
+from mooring.lab.fleet.stack import Stack
+from mooring.lab.methods import find
+from mooring.lab.networks.inputs import scaled
+from mooring.lab.networks.start import start
+from mooring.pulls import Penalty
+from mooring.stability import divergence_limit, interpolation_weight, largest_safe_strength, verdicts
+
+STREAM = class_stream()
+SEEDS = [0, 1, 2, 3, 4]
+
+
+@pytest.fixture(params=["mlp", "lab.test_fleet:convolving", "lab.test_fleet:normalised", "lab.test_fleet:dropping"])
+def moved(request):
+    """A stack, and what it was before every weight moved a little."""
+    stack = Stack([start(request.param, STREAM, seed, dtype=torch.float64) for seed in SEEDS], seeds=SEEDS)
+    first = {name: t.detach().clone() for name, t in (stack.parameters | stack.buffers).items()}
+    random = torch.Generator().manual_seed(0)
+    for p in stack.parameters.values():
+        p.data += 0.05 * torch.randn(p.shape, generator=random, dtype=p.dtype)
+    return stack, first
+
+
+def test_drift_and_cka_are_those_of_each_network_alone(moved, monkeypatch) -> None:
+    stack, first = moved
+    inputs = scaled(STREAM.test.images[:40], torch.float64)
+    monkeypatch.setitem(measure.AT_ONCE, "cpu", 2 * inputs.numel())  # two runs, and one that is left
+    drifts, likenesses = drift_of(stack, first), likeness_of(stack, first, inputs)
+    for run in range(len(SEEDS)):
+        then, now = stack.alone(run, first), stack.alone(run)
+        names = [name for name in stack.parameters if name.startswith("backbone.")]
+        parts = ((name, stack.parameters[name][run], first[name][run]) for name in names)
+        assert drifts[run] == pytest.approx(parameter_drift(parts))
+        alone = {layer: value for layer, value in cka(then, now, inputs).items() if layer.startswith("backbone.")}
+        assert likenesses[run] == pytest.approx(alone, abs=1e-9)
+        assert 0 < min(likenesses[run].values()) < 1
+
+
+def test_what_is_measured_leaves_the_stack_as_it_was(moved) -> None:
+    stack, first = moved
+    inputs = scaled(STREAM.test.images[:20], torch.float64)
+    x = inputs.expand(len(stack), *inputs.shape)
+    before = stack(x, 0), {name: id(t) for name, t in (stack.parameters | stack.buffers).items()}
+    likeness_of(stack, first, inputs)
+    assert torch.equal(stack(x, 0), before[0])
+    assert {name: id(t) for name, t in (stack.parameters | stack.buffers).items()} == before[1]
+
+
+def test_fewer_than_four_inputs_are_not_compared(moved) -> None:
+    stack, first = moved
+    assert likeness_of(stack, first, scaled(STREAM.test.images[:3], torch.float64)) == [{}] * len(stack)
+
+
+def test_the_verdicts_and_importances_of_all_runs_are_those_of_each() -> None:
+    """With a score for each weight, and with one for a whole parameter; one run has lost its numbers."""
+    lr, strength = torch.tensor([0.1, 0.2, 0.05]), torch.tensor([1.0, 30.0, 2.0])
+    names = ["one.weight", "one.bias", "two.weight"]
+    moorings = Moorings(find("ewc"), [0, 1, 2], lr, strength, names)
+    assert isinstance(moorings.pull, Penalty)
+    assert isinstance(moorings.importance, EWC)
+    shapes = dict(zip(names, [(4, 3), (4,), (2, 4)], strict=True))
+    parameters = {name: torch.zeros(3, *shape) for name, shape in shapes.items()}
+    moorings.consolidate(parameters)
+    random = torch.Generator().manual_seed(0)
+    for name, held in moorings.held.items():
+        shape = (3, 1, 1) if name == "two.weight" else (3, *shapes[name])
+        held.previous = 3 * torch.randn(shape, generator=random)
+    moorings.held["one.bias"].previous[2, 1] = torch.nan
+    momenta = [0.0, 0.9, 0.5]
+    found, importances = moorings.stability(momenta), moorings.importance_by_layer()
+    for run, momentum in enumerate(momenta):
+        every = {name: held.previous[run].expand(shapes[name]).flatten() for name, held in moorings.held.items()}
+        scores = torch.cat(list(every.values()))
+        p = interpolation_weight(float(lr[run]), float(strength[run]), scores)
+        sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=momentum)
+        counts = verdicts(p, divergence_limit(sgd, sgd.param_groups[0]))
+        told = found[run]
+        mine = (told.free, told.interpolate, told.extrapolate, told.diverge, told.negative)
+        assert mine == (counts.free, counts.interpolate, counts.extrapolate, counts.diverge, counts.negative)
+        assert told.largest == pytest.approx(float(p.max()), nan_ok=True)
+        assert told.safe_strength == pytest.approx(largest_safe_strength(float(lr[run]), scores))
+        one = torch.cat([every["one.weight"], every["one.bias"]]).double().mean()
+        expected = {"one": float(one), "two": float(every["two.weight"].double().mean())}
+        assert importances[run] == pytest.approx(expected, nan_ok=True)
