@@ -16,7 +16,7 @@ __all__ = ["drift_of", "finite_runs", "likeness_of"]
 Tensors = dict[str, Tensor]
 
 AT_ONCE = {"cpu": 1, "cuda": 1 << 24}
-"""How many values of inputs to look at; on a CPU, runs go one by one, which is no slower, and never mixes their digits."""
+"""How many values of inputs to look at. On a CPU runs go one by one: no slower, and each as it would be alone."""
 
 
 def finite_runs(tensors: Sequence[Tensor]) -> Tensor:
