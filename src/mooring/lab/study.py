@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mooring.collecting import settled
 from mooring.errors import MooringError, check_whole
 from mooring.lab.comparison import Comparison, comparison
 from mooring.lab.determinism import prepare
@@ -138,7 +139,8 @@ class Study:
         """
         self.store.check_writable()
         try:
-            return self._run(specs, streams, weights or {}, reject)
+            with settled():
+                return self._run(specs, streams, weights or {}, reject)
         finally:
             self.reporter.close()
 

@@ -96,7 +96,8 @@ class Fused:
         known = [name for name in self.due if name in moorings.held and not moorings.held[name].factor]
         mine = [name for name in known if name in probes or not outputs]
         if set(mine) != set(self.counts):
-            self.counts = {name: self.sgd.lr.new_tensor(moorings.held[name].count) for name in mine}
+            counts = self.sgd.lr.new_tensor([moorings.held[name].count for name in mine])  # one way to the device
+            self.counts = dict(zip(mine, counts.unbind(), strict=True))
 
     def tick(self) -> None:
         """Count a step that was taken."""

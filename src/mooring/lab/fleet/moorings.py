@@ -80,6 +80,7 @@ class Moorings:
         self.method = method
         self.importances = [method.importance(seed) for seed in seeds]
         self.importance = self.importances[0]
+        self.kinds = [repr(importance) for importance in self.importances]  # many runs have theirs in common
         self.lr, self.strength, self.names, self.layered = lr, strength, names, layered
         self.pull = method.pull(strength)
         self.held: dict[str, Held] = {}
@@ -226,7 +227,11 @@ class Moorings:
         if name in self.layered:
             none = torch.zeros(len(theta), *(1,) * (theta.ndim - 1), dtype=theta.dtype, device=theta.device)
             return Held(anchor, {"current": none}, factor=Factor.fresh(anchor, theta.dtype, runs=True))
-        each = [i.start(anchor[run], name=name, task=task) for run, i in enumerate(self.importances)]
+        made: dict[str, State] = {}
+        for kind, importance in zip(self.kinds, self.importances, strict=True):  # a start hangs on nothing else
+            if kind not in made:
+                made[kind] = importance.start(anchor[0], name=name, task=task)
+        each = [made[kind] for kind in self.kinds]
         state = {slot: torch.stack([told[slot] for told in each]) for slot in each[0]}
         ones = (1,) * (theta.ndim - 1)  # a score that is one number for a whole parameter goes on doing so
         return Held(anchor, {slot: t.reshape(-1, *ones) if t.ndim == 1 else laid_out(t) for slot, t in state.items()})
@@ -247,6 +252,7 @@ class Moorings:
     def keep(self, rows: Tensor) -> None:
         """Go on with these runs only."""
         self.importances = [self.importances[row] for row in rows.tolist()]
+        self.kinds = [self.kinds[row] for row in rows.tolist()]
         self.lr, self.mu = self.lr[rows], self.mu[rows]
         self.strengthen(self.strength[rows])
         for held in self.held.values():

@@ -6,7 +6,7 @@ import torch
 
 __all__ = ["Recorder"]
 
-EAGER = 2
+EAGER = 1
 """Steps of a kind before it is recorded: compilers and libraries set themselves up in them."""
 
 PAYS = 6

@@ -81,7 +81,7 @@ def boxes(rows: int, outputs: int, channels: int, runs: int, dtype: torch.dtype)
     """
     narrow = max(16, min(64, next_power(outputs)))
     deep = min(32 if dtype == torch.float32 else 64, max(16, next_power(channels)))  # at most 128 bytes
-    large = (128, 128, deep, 8, 4) if outputs > 64 else (256, narrow, deep, 8, 3)
+    large = (128, 128, deep, 8, 4 if dtype == torch.float32 else 3) if outputs > 64 else (256, narrow, deep, 8, 3)
     for tile in (large, (128, narrow, deep, 4, 4)):
         if -(-rows // tile[0]) * -(-outputs // tile[1]) * runs >= BUSY:
             return tile
