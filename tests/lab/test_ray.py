@@ -44,16 +44,13 @@ def test_without_ray_one_line_says_how_to_install_it_and_nothing_is_written(tmp_
     ("told", "line"),
     [
         ({"engine": "rai"}, "unknown engine 'rai' (did you mean 'ray'?); allowed: local, ray"),
-        ({"engine": "local", "share": 0.5}, "--share 0.5 is for --engine ray: give that too, or leave the share out"),
-        pytest.param(
-            {"engine": "ray", "share": 0.0}, "share=0.0 is not allowed: give a number from 0.01", marks=needs_ray
-        ),
+        ({"engine": "local", "share": 0.0}, "share=0.0 is not allowed: give a number from 0.01"),
         pytest.param(
             {"engine": "ray", "share": 2.0}, "share=2.0 is not allowed: give a number from 0.01", marks=needs_ray
         ),
         ({"engine": "local", "address": "auto"}, "--address auto is for --engine ray: give that too, or leave"),
     ],
-    ids=["unknown", "share", "nothing", "two", "address"],
+    ids=["unknown", "nothing", "two", "address"],
 )
 def test_an_engine_that_cannot_be_is_refused_in_one_line(tmp_path, told, line):
     with pytest.raises(MooringError) as caught:

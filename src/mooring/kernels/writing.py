@@ -202,8 +202,13 @@ def _power(base: str, exponent: float) -> str:
 
 
 @cache
-def compiled(source: str) -> Any:
-    """The kernel called `rule` of a source; the compiler wants to read it in a file."""
+def compiled(source: str, anywhere: tuple[str, ...] = ()) -> Any:
+    """The kernel called `rule` of a source; the compiler wants to read it in a file.
+
+    Args:
+        source: the text; the same again is the same kernel.
+        anywhere: arguments of a few numbers, for which it does not pay to have a kernel for each way they may lie.
+    """
     import triton  # slow, and not everywhere
     from triton import language as tl
     from triton.language.extra import libdevice
@@ -212,7 +217,7 @@ def compiled(source: str) -> Any:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space: dict[str, Any] = {"tl": tl, "libdevice": libdevice, "__name__": __name__}
     exec(compile(source, name, "exec"), space)
-    return triton.jit(space["rule"])
+    return triton.jit(space["rule"], do_not_specialize_on_alignment=list(anywhere))
 
 
 def has_compiler(device: torch.device) -> bool:

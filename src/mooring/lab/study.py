@@ -52,9 +52,11 @@ class Study:
         every: seconds between checkpoints within a task.
         wait: wait for another process that runs this study, instead of refusing.
         reporter: who is told how it gets on.
-        engine: "local", one fleet after the other here; or "ray", side by side on this machine or on a cluster.
+        engine: "local", here; or "ray", side by side on this machine or on a cluster.
         address: of the Ray cluster; None for one on this machine.
-        share: what part of a core or of a GPU a fleet takes there; several fleets share one.
+        share: what part of a core or of a GPU a fleet takes there; several fleets share one. With "local", what part of
+            this machine: 1 sails one fleet after the other, 0.5 two at a time in processes of their own, which a script
+            must allow for with `if __name__ == "__main__":`.
         deterministic: the same bits each time, on a GPU too: fleets are of a size that nothing is measured for, and
             stay whole.
 

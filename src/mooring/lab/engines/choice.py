@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mooring.errors import MooringError, check_number, unknown
+from mooring.lab.engines.beside import Beside
 from mooring.lab.engines.local import Local
 from mooring.lab.engines.voyage import Aboard
 from mooring.lab.results import Result
@@ -42,10 +43,8 @@ def check_engine(name: str, address: str | None = None, share: float = 1.0) -> N
         from mooring.lab.engines.ray import installed
 
         installed()
-        check_number("share", share, 0.01, 1)
-    elif share != 1.0:
-        raise MooringError(f"--share {share:g} is for --engine ray: give that too, or leave the share out")
-    elif address is not None:
+    check_number("share", share, 0.01, 1)
+    if name != "ray" and address is not None:
         raise MooringError(f"--address {address} is for --engine ray: give that too, or leave the address out")
 
 
@@ -57,7 +56,7 @@ def engine(name: str, aboard: Aboard, folder: Path, address: str | None = None, 
         aboard: what every fleet takes along.
         folder: where checkpoints go.
         address: of a Ray cluster; None for one on this machine.
-        share: what part of a core or of a GPU a fleet takes there.
+        share: what part of a core or of a GPU a fleet takes there, or of this machine.
 
     Example:
         >>> type(engine("local", Aboard({}, {}), Path("study.sqlite.fleets"))).__name__
@@ -65,7 +64,7 @@ def engine(name: str, aboard: Aboard, folder: Path, address: str | None = None, 
     """
     check_engine(name, address, share)
     if name == "local":
-        return Local(aboard, folder)
+        return Local(aboard, folder) if share == 1.0 else Beside(aboard, folder, share)
     from mooring.lab.engines.ray import Ray
 
     return Ray(aboard, folder, address, share)

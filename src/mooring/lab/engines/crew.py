@@ -1,4 +1,4 @@
-"""What sails a fleet on another machine: a generator that tells, as it goes, what the driver should know."""
+"""What sails a fleet in another process, here or elsewhere: a generator that tells what the driver should know."""
 
 import platform
 import queue

@@ -1,4 +1,4 @@
-"""Fleets under way on other machines: what they tell, and what becomes of those that are lost."""
+"""Fleets under way elsewhere: what they tell, and what becomes of those that are lost."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class Dispatch:
     """Sends fleets out, hears from them, puts away what they bring, and sends out again what was lost.
 
     Args:
-        ray: the library.
+        ray: the library, or who stands in for it on one machine.
         launch: sends runs out; what they tell comes back as Ray's generator.
         halt: asks all of them to stop.
         keep: puts results away.
@@ -65,6 +65,7 @@ class Dispatch:
         reporter: who is told.
         stop: whether everything is to stop.
         reached: whether the cluster's head answers.
+        hint: where else to look when a run is given up.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class Dispatch:
         reporter: Reporter,
         stop: Stop,
         reached: Callable[[], bool] = lambda: True,
+        hint: str = "",
     ) -> None:
+        self.hint = hint
         self.ray, self.launch, self.halt, self.keep = ray, launch, halt, keep
         self.unfinished, self.reporter, self.stop, self.reached = unfinished, reporter, stop, reached
         self.legs: dict[Any, _Leg] = {}
@@ -226,8 +229,7 @@ class Dispatch:
             spec, fewer = leg.specs[0], " or --fleet" if len(leg.specs) > 1 else ""
             raise MooringError(
                 f"{why}, {leg.lost} times after step {behind} of {spec.method} with seed {spec.seed}: it may need more "
-                f"memory than a machine has; give a smaller batch{fewer}, or look at the logs in "
-                "/tmp/ray/session_latest/logs"
+                f"memory than a machine has; give a smaller batch{fewer}{self.hint}"
             )
         self.reporter.note(f"{why}: its {runs} go on from step {behind}")
         self._send(leg)

@@ -177,7 +177,8 @@ class Ray:
             where = ray.get_runtime_context().gcs_address
             steps = [steps_of(fleet[0], aboard.streams[fleet[0].data]) for fleet in fleets]
             told = keep, unfinished, aboard.reporter, stop, lambda: _answers(where)
-            Dispatch(ray, launch, halt, *told).run(fleets, steps)
+            hint = ", or look at the logs in /tmp/ray/session_latest/logs"
+            Dispatch(ray, launch, halt, *told, hint).run(fleets, steps)
 
     def takes(self) -> dict[str, float]:
         """What a fleet asks of Ray: a core, or a core and a GPU, or its share of them."""

@@ -44,7 +44,8 @@ class Elementwise:
         text = _TEXTS[known] if known in _TEXTS else self._text(example)
         if key is not None:
             _TEXTS[known] = text
-        self.kernel = compiled(text) if text else None
+        few = [name for name, tensor in example.items() if _sample(tensor).shape != (2, 3)]
+        self.kernel = compiled(text, ("bad", "now", *(f"p_{name}" for name in few))) if text else None
 
     def _text(self, example: Mapping[str, Tensor]) -> str:
         """The kernel's source; nothing where the rule cannot be written."""

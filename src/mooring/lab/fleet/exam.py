@@ -1,6 +1,7 @@
 """What a fleet is scored on: the test images of a stream, on the device where they fit easily."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -28,6 +29,10 @@ def kept_bytes(test: Split) -> int:
         True
     """
     return test.images.nbytes if test.images.nbytes < EASILY else 0
+
+
+_SCORED: WeakKeyDictionary[Headed, dict[Hashable, list[float]]] = WeakKeyDictionary()
+"""What networks scored before they were trained, by where and how exactly: many fleets start from one."""
 
 
 class Exam:
@@ -75,20 +80,30 @@ class Exam:
         return torch.stack(found, 1)
 
     def score_starts(
-        self, stack: Stack, starts: Sequence[Headed], heads: Sequence[int | Tensor], dtype: torch.dtype
+        self,
+        stack: Stack,
+        starts: Sequence[Headed],
+        heads: Sequence[int | Tensor],
+        dtype: torch.dtype,
+        data: str = "",
     ) -> list[list[float]]:
-        """What `score` finds for runs that were not trained yet; those that start from the same are scored once.
+        """What `score` finds for runs that were not trained yet; what many start from is scored once, for all fleets.
 
         Args:
             stack: the runs.
             starts: the network that each of them starts from.
             heads: as for `score`.
             dtype: as for `score`.
+            data: the fingerprint of the images.
         """
         told = torch.stack([torch.as_tensor(head).expand(len(starts)) for head in heads], 1).tolist()
-        alike = [(id(network), *mine) for network, mine in zip(starts, told, strict=True)]
-        first = [alike.index(key) for key in dict.fromkeys(alike)]
-        few = Stack([starts[row] for row in first], stack.device, products=stack.products, way=stack.way)
-        theirs = [head if isinstance(head, int) else head[first] for head in heads]
-        known = dict(zip([alike[row] for row in first], self.score(few, theirs, dtype).tolist(), strict=True))
-        return [known[key] for key in alike]
+        how = (data, *map(len, self.places), dtype, stack.products, stack.device, torch.backends.cudnn.allow_tf32)
+        alike = [(network, (*how, *mine)) for network, mine in zip(starts, told, strict=True)]
+        new = [each for each in dict.fromkeys(alike) if each[1] not in _SCORED.get(each[0], {})]
+        if new:
+            first = [alike.index(each) for each in new]
+            few = Stack([starts[row] for row in first], stack.device, products=stack.products, way=stack.way)
+            theirs = [head if isinstance(head, int) else head[first] for head in heads]
+            for (network, key), row in zip(new, self.score(few, theirs, dtype).tolist(), strict=True):
+                _SCORED.setdefault(network, {})[key] = row
+        return [_SCORED[network][key] for network, key in alike]

@@ -158,7 +158,7 @@ class Fleet:
         if task == 0:
             self.groups.set_out(self.stack.parameters)
             heads = heads_for(self.specs, self.stream, 0, len(self.stream.tasks))
-            scores = self.exam.score_starts(self.stack, self.starts, heads, self.dtype)
+            scores = self.exam.score_starts(self.stack, self.starts, heads, self.dtype, self.common.data)
             for book, accuracy in zip(self.books, scores, strict=True):
                 book.untrained = accuracy
         else:

@@ -1,6 +1,6 @@
 """Optimizer, importance and pull of a method as one kernel per parameter, for a GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import fields
 from typing import Any
@@ -38,7 +38,6 @@ class Fused:
         self.moorings, self.sgd = moorings, sgd
         self.rules: dict[tuple[object, ...], Elementwise] = {}
         self.counts: dict[str, Tensor] = {}
-        self.sizes: dict[int, Tensor] = {}
         self.due: list[str] = []
 
     @torch.no_grad()
@@ -77,7 +76,7 @@ class Fused:
             if moorings is not None and held is not None:
                 tensors |= self._moored(moorings, name, held, probes, rows)
             if "count" in tensors:
-                tensors["samples"] = self._size(samples)
+                tensors["samples"] = self.sgd.size(samples)
             self._rule(tensors)(tensors, bad[rows], now)
         if moorings is not None and self.pulling and not self.alone and not rehearsal:
             moorings.pull_back(rows_of(parameters, rows), self.due)  # scores, or parameters, against each other
@@ -111,6 +110,13 @@ class Fused:
         self.counts = {}
 
     @property
+    def kind(self) -> Hashable:
+        """What tells its kernels from those of another group."""
+        moorings = self.moorings
+        numbers = (each if isinstance(each, float) else None for each in (self.sgd.momentum, self.sgd.weight_decay))
+        return (moorings and (moorings.method.name, moorings.tasks > 0, self.pulling), *numbers)
+
+    @property
     def pulling(self) -> bool:
         """Whether the next step pulls."""
         moorings = self.moorings
@@ -135,12 +141,6 @@ class Fused:
         if name in probes:
             found["probe"] = flat(laid_out(probes[name]))[rows]
         return found | {f"state_{slot}": flat(tensor) for slot, tensor in held.state.items()}
-
-    def _size(self, samples: int) -> Tensor:
-        """A batch size on the device, so that tasks whose last batches differ share their kernels."""
-        if samples not in self.sizes:
-            self.sizes[samples] = self.sgd.lr.new_tensor(samples)
-        return self.sizes[samples]
 
     def _rule(self, tensors: Tensors) -> Elementwise:
         kind = (*((what, tensor.shape[1:2] == (1,)) for what, tensor in tensors.items()), self.pulling)
@@ -204,12 +204,22 @@ def fused_for(groups: Groups, sgd: SGD) -> list[Fused]:
     return [Fused(moorings, sgd) for _, moorings in groups.every] if has_kernels(sgd.lr.device) else []
 
 
-def advance_all(fused: Sequence[Fused], groups: Groups, *told: Any, rehearse: bool) -> None:
+_rehearsed: set[Hashable] = set()
+"""Groups whose kernels were compiled before, by all that these hang on."""
+
+
+def advance_all(
+    fused: Sequence[Fused], groups: Groups, parameters: Tensors, gradients: Tensors, *told: Any, rehearse: bool
+) -> None:
     """Advance each group, told what `Fused.advance` is told; first have all their kernels compiled, where asked to."""
     pairs = [(each, rows) for each, (rows, _) in zip(fused, groups.every, strict=True)]
-    if rehearse:
+    told = (parameters, gradients, *told)
+    sizes = tuple((name, g.shape[1:], g.dtype) for name, g in gradients.items())
+    new = {(each.kind, sizes): (each, rows) for each, rows in pairs if (each.kind, sizes) not in _rehearsed}
+    if rehearse and new:
         with rehearsing():
-            for each, rows in pairs:
+            for each, rows in new.values():
                 each.advance(rows, *told, rehearsal=True)
+        _rehearsed.update(new)
     for each, rows in pairs:
         each.advance(rows, *told)

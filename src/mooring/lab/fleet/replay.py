@@ -45,23 +45,31 @@ class Reservoir:
         """Offer each run new indices, of shape (runs, n)."""
         count, capacity = indices.shape[1], self.kept.shape[1]
         order = torch.arange(self.offered, self.offered + count)
-        for run, seed in enumerate(self.seeds):
+        kept, offered = self.kept.numpy(), indices.numpy()
+        for seed, runs in self._by_seed().items():
             drawn = torch.rand(count, generator=generator(seed, "reservoir", self.offered), dtype=torch.float64)
-            places = torch.where(order < capacity, order, (drawn * (order + 1)).long())
-            for place, index in zip(places.tolist(), indices[run].tolist(), strict=True):
-                if place < capacity:
-                    self.kept[run, place] = index
+            places = torch.where(order < capacity, order, (drawn * (order + 1)).long()).numpy()
+            inside = places < capacity
+            for run in runs:
+                kept[run, places[inside]] = offered[run, inside]  # of those for one place, the last
         self.offered += count
 
     def sample(self, count: int) -> Tensor:
         """Draw from each run's memory without replacement: int64 of shape (runs, min(count, kept))."""
         self.drawn += 1
         size = len(self)
-        chosen = []
-        for run, seed in enumerate(self.seeds):
+        chosen = torch.empty(len(self.seeds), min(count, size), dtype=torch.int64)
+        for seed, runs in self._by_seed().items():
             places = torch.randperm(size, generator=generator(seed, "replay", self.drawn))[:count]
-            chosen.append(self.kept[run, places])
-        return torch.stack(chosen)
+            chosen[runs] = self.kept[runs][:, places]
+        return chosen
+
+    def _by_seed(self) -> dict[int, list[int]]:
+        """The runs of each seed: what they draw is the same."""
+        found: dict[int, list[int]] = {}
+        for run, seed in enumerate(self.seeds):
+            found.setdefault(seed, []).append(run)
+        return found
 
     def plan(self, order: Tensor, sizes: Sequence[int], *, offer: bool, count: int | None = None) -> list[Tensor]:
         """What each step of an epoch draws, as if the steps were taken; draws do not depend on what training does.

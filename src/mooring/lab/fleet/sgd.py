@@ -35,6 +35,7 @@ class SGD:
         self.momentum = momentum
         self.weight_decay = weight_decay
         self.velocity: dict[str, Tensor] = {}
+        self.sizes: dict[int, Tensor] = {}
 
     @classmethod
     def of(cls, specs: Sequence[RunSpec], like: Tensor) -> "SGD":
@@ -59,6 +60,12 @@ class SGD:
         """What these runs have numbers of their own of, by name."""
         told = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         return {name: value[rows] for name, value in told.items() if isinstance(value, Tensor)}
+
+    def size(self, samples: int) -> Tensor:
+        """A batch size on the device, so that tasks whose last batches differ share their kernels."""
+        if samples not in self.sizes:
+            self.sizes[samples] = self.lr.new_tensor(samples)
+        return self.sizes[samples]
 
     @torch.no_grad()
     def step(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """Where a run's network starts: drawn by the run's own seed, or from weights in a file."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,8 +113,27 @@ def starts(
                 f"the weights {spec.init[:8]} that a run starts from are not here: give --init with their file"
             )
         if (spec.seed, spec.init) not in made:
-            made[spec.seed, spec.init] = start(spec.network, stream, spec.seed, dtype=dtype, weights=given)
+            made[spec.seed, spec.init] = _kept(spec.network, stream, spec.seed, dtype, given)
     return [made[spec.seed, spec.init] for spec in specs]
+
+
+KEPT = 32
+"""How many networks stay at hand for other fleets; to draw one takes longer than a fleet has to spare."""
+
+_KEPT: dict[Hashable, Headed] = {}
+
+
+def _kept(network: str, stream: Stream, seed: int, dtype: torch.dtype, weights: Weights | None) -> Headed:
+    """What `start` gives; one of ours that was made before is not made again."""
+    if ":" in network:
+        return start(network, stream, seed, dtype=dtype, weights=weights)
+    heads = len(stream.tasks) if stream.heads == "per task" else 1
+    key = (network, stream.shape, stream.outputs, heads, seed, dtype, weights and weights.fingerprint)
+    found = _KEPT.pop(key, None) or start(network, stream, seed, dtype=dtype, weights=weights)
+    _KEPT[key] = found  # the last that was asked for is the last to go
+    if len(_KEPT) > KEPT:
+        del _KEPT[next(iter(_KEPT))]
+    return found
 
 
 def _in_float32(network: str, stream: Stream) -> Headed:

@@ -1,0 +1,251 @@
+"""Fleets side by side on this machine, each in a process of its own: one trains while another one sets out."""
+
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from mooring.collecting import settled
+from mooring.lab.engines import crew
+from mooring.lab.engines.dispatch import Dispatch
+from mooring.lab.engines.memory import free
+from mooring.lab.engines.sizes import Sizes
+from mooring.lab.engines.stopping import stoppable
+from mooring.lab.engines.unfinished import Unfinished
+from mooring.lab.engines.voyage import Aboard, steps_of
+from mooring.lab.files import check_writable
+from mooring.lab.results import Result
+from mooring.lab.spec import RunSpec
+
+__all__ = ["Beside"]
+
+LEAVE_SECONDS = 10.0
+"""So long a worker has to go when it is told to."""
+
+
+@dataclass
+class Beside:
+    """Runs several fleets at a time, in processes of this machine; this one alone writes the store.
+
+    A worker that is lost is replaced, and its runs go on from their last checkpoint.
+
+    Args:
+        aboard: what every fleet takes along.
+        folder: where checkpoints go.
+        share: what part of this machine, or of its GPU's memory, a fleet takes.
+
+    Example:
+        >>> Beside(Aboard({}, {}), Path("study.sqlite.fleets"), share=0.5).workers
+        2
+    """
+
+    aboard: Aboard
+    folder: Path
+    share: float
+
+    @property
+    def workers(self) -> int:
+        """How many fleets sail at once."""
+        return max(1, round(1 / self.share))
+
+    def sizes(self, specs: Sequence[RunSpec]) -> Callable[[list[RunSpec]], int]:
+        """How many of the runs of a shape sail together, of all these: as fits into its share, and as is fastest."""
+        aboard = self.aboard
+        told = aboard.streams, aboard.weights, aboard.device, aboard.reporter.note
+        return Sizes(*told, free=lambda on: int(self.share * free(on)), fixed=aboard.deterministic)
+
+    def run(
+        self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
+    ) -> None:
+        """Run every fleet to its end, from its checkpoint where it has one; those with most work first.
+
+        Args:
+            fleets: the runs.
+            keep: called with the results of each fleet, or of each part of it, to put them away; their checkpoint is
+                deleted after that.
+            reject: take out runs whose penalty does not interpolate after the first task.
+        """
+        aboard = self.aboard
+        check_writable(self.folder)
+        unfinished = Unfinished(self.folder, aboard.device, reject, aboard.deterministic)
+        steps = [steps_of(fleet[0], aboard.streams[fleet[0].data]) for fleet in fleets]
+        needed = {fleet[0].data for fleet in fleets}
+        streams = {data: stream for data, stream in aboard.streams.items() if data in needed}
+        path = tuple(os.path.abspath(each) for each in sys.path)
+        told = aboard.device, aboard.every, reject, self.folder.absolute(), "", path, aboard.deterministic
+        threads = max(1, int(torch.get_num_threads() * self.share))
+        given = streams, dict(aboard.weights), threads
+        with _crews(min(self.workers, len(fleets)), given) as crews, stoppable() as stop:
+
+            def launch(specs: Sequence[RunSpec]) -> _Passage:
+                return crews.launch(crew.Order(tuple(specs), *told))
+
+            Dispatch(crews, launch, crews.halt, keep, unfinished, aboard.reporter, stop).run(fleets, steps)
+
+
+class _LostError(Exception):
+    """A worker's process is gone."""
+
+
+class _OtherError(Exception):
+    """What cannot happen on one machine, and a cluster knows."""
+
+
+class _Passage:
+    """What one crew tells, as it comes."""
+
+    def __init__(self, order: crew.Order) -> None:
+        self.order = order
+        self.worker: _Worker | None = None
+
+    def __next__(self) -> crew.Heard:
+        assert self.worker is not None
+        try:
+            heard = pickle.loads(self.worker.pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            self.worker.gone()
+            raise _LostError from error
+        if heard is None or isinstance(heard, BaseException):
+            self.worker.passage = None
+        if heard is None:
+            raise StopIteration
+        if isinstance(heard, BaseException):
+            raise heard
+        told: crew.Heard = heard
+        return told
+
+
+class _Worker:
+    """A process, the way to talk to it, and what it is at."""
+
+    def __init__(self, context: Any, halted: Any, aboard: bytes) -> None:
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, halted), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.passage: _Passage | None = None
+        self.alive = True
+        self.pipe.send_bytes(aboard)
+
+    def take(self, passage: _Passage) -> None:
+        """Have it sail."""
+        self.passage, passage.worker = passage, self
+        self.pipe.send_bytes(pickle.dumps(passage.order))
+
+    def gone(self) -> None:
+        """It is no more."""
+        self.alive, self.passage = False, None
+        self.process.kill()
+        self.pipe.close()
+
+
+class _Crews:
+    """The workers of this machine, asked as `Dispatch` asks a cluster."""
+
+    exceptions = SimpleNamespace(
+        WorkerCrashedError=_LostError,
+        NodeDiedError=_OtherError,
+        OutOfMemoryError=_OtherError,
+        ObjectLostError=_OtherError,
+    )
+
+    def __init__(self, count: int, aboard: object) -> None:
+        self.context, self.count, self.aboard = get_context("spawn"), count, pickle.dumps(aboard)
+        self.halted = self.context.Event()
+        self.workers: list[_Worker] = []
+        self.waiting: list[_Passage] = []
+
+    def launch(self, order: crew.Order) -> _Passage:
+        """As soon as a worker is free."""
+        passage = _Passage(order)
+        self.waiting.append(passage)
+        return passage
+
+    def halt(self) -> None:
+        """Ask all of them to stop."""
+        self.halted.set()
+
+    def wait(self, passages: list[_Passage], num_returns: int, timeout: float) -> tuple[list[_Passage], list[_Passage]]:
+        """Those that have something to tell, and the others."""
+        self._hand_out()
+        under_way = {worker.pipe: worker.passage for worker in self.workers if worker.passage in passages}
+        if not under_way:
+            time.sleep(timeout)
+        ready = [under_way[pipe] for pipe in wait(list(under_way), timeout)] if under_way else []
+        found = [passage for passage in passages if passage in ready]
+        return found, [passage for passage in passages if passage not in ready]
+
+    def get(self, heard: crew.Heard) -> crew.Heard:
+        """What was told is here already."""
+        return heard
+
+    def cancel(self, passage: _Passage) -> None:
+        """It need not begin; where it has, it ends."""
+        if passage in self.waiting:
+            self.waiting.remove(passage)
+        elif passage.worker is not None and passage.worker.passage is passage:
+            passage.worker.gone()
+
+    def close(self) -> None:
+        """Everybody goes."""
+        for worker in self.workers:
+            with suppress(OSError):
+                worker.pipe.send_bytes(pickle.dumps(None))
+        for worker in self.workers:
+            worker.process.join(LEAVE_SECONDS if worker.alive and worker.passage is None else 0)
+            worker.process.kill()
+
+    def _hand_out(self) -> None:
+        self.workers = [worker for worker in self.workers if worker.alive]
+        idle = [worker for worker in self.workers if worker.passage is None]
+        while self.waiting and (idle or len(self.workers) < self.count):
+            if not idle:
+                self.workers.append(_Worker(self.context, self.halted, self.aboard))
+                idle.append(self.workers[-1])
+            idle.pop().take(self.waiting.pop(0))
+
+
+@contextmanager
+def _crews(count: int, aboard: object) -> Iterator[_Crews]:
+    crews = _Crews(count, aboard)
+    try:
+        yield crews
+    finally:
+        crews.close()
+
+
+def _work(pipe: Connection, halted: Any) -> None:
+    """What a worker does: sail what it is told, one fleet after the other, until it is told nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the one that started this decides
+    streams, weights, threads = pickle.loads(pipe.recv_bytes())
+    torch.set_num_threads(threads)
+    stopped: Future[None] = Future()
+
+    def heed() -> None:
+        halted.wait()
+        stopped.set_result(None)
+
+    Thread(target=heed, daemon=True).start()
+    with settled(), suppress(EOFError, BrokenPipeError):  # nobody is there any more
+        while (order := pickle.loads(pipe.recv_bytes())) is not None:
+            try:
+                for heard in crew.sail(order, streams[order.specs[0].data], weights, lambda: stopped):
+                    pipe.send_bytes(pickle.dumps(heard))
+                pipe.send_bytes(pickle.dumps(None))
+            except BrokenPipeError:
+                raise
+            except BaseException as error:
+                pipe.send_bytes(pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}")))

@@ -1,0 +1,86 @@
+"""Fleets side by side in processes of this machine: the same study, the same results, whatever becomes of workers."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cluster import workers
+from lab.test_kill import DIGITS, rows, saved
+from mooring.lab.engines.beside import Beside
+from mooring.lab.engines.voyage import Aboard
+from processes import Child, command, wait_for
+
+ASKED = ["compare", "--methods", "plain,ewc,si,er,explicit-mas", *DIGITS, "--study", "study.sqlite"]
+SIDE_BY_SIDE = ["--share", "0.5"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same study, one fleet after the other."""
+    folder = tmp_path_factory.mktemp("whole")
+    told = Child(folder, command, *ASKED).ended()
+    assert told.status == 0, told.err
+    return rows(folder)
+
+
+def at_work(child: Child) -> list[int]:
+    """The processes that it has started for fleets."""
+    return [
+        pid for pid in workers(child.process.pid, b"") if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.0, 1), (0.5, 2), (0.34, 3), (0.3, 3), (0.01, 100)])
+def test_so_many_workers_as_shares_fit(tmp_path, share, count):
+    assert Beside(Aboard({}, {}), tmp_path, share).workers == count
+
+
+def test_results_equal_those_of_one_fleet_after_the_other(tmp_path, whole):
+    told = Child(tmp_path, command, *ASKED, *SIDE_BY_SIDE).ended()
+    assert told.status == 0, told.err
+    assert rows(tmp_path) == whole
+    assert sum(": done" in line for line in told.err.splitlines()) == 3
+    assert not (tmp_path / "study.sqlite.fleets").exists()
+
+
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path, whole):
+    child = Child(tmp_path, command, *ASKED, *SIDE_BY_SIDE)
+    assert wait_for(lambda: len(at_work(child)) == 2 and saved(tmp_path), child)
+    os.kill(at_work(child)[0], signal.SIGKILL)
+    told = child.ended()
+    assert told.status == 0, told.err
+    assert "note: a worker was lost: its" in told.err
+    assert "Traceback" not in told.err
+    assert rows(tmp_path) == whole
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, 0, id="SIGTERM", marks=pytest.mark.faults),
+    ],
+)
+def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, whole, number, status):
+    child = Child(tmp_path, command, *ASKED, *SIDE_BY_SIDE)
+    assert wait_for(lambda: saved(tmp_path), child)
+    started = at_work(child)
+    child.kill(number)
+    told = child.ended()
+    assert (told.status, told.out) == (status, ""), told.err
+    last = told.err.splitlines()[-1]
+    assert last == "interrupted; everything so far is saved, and the same command continues from here"
+    assert "Traceback" not in told.err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+    assert Child(tmp_path, command, *ASKED).ended().status == 0  # as it likes: alone this time
+    assert rows(tmp_path) == whole
+
+
+def test_what_fails_in_a_worker_is_told_in_one_line(tmp_path):
+    (tmp_path / "study.sqlite.fleets").write_text("in the way")
+    told = Child(tmp_path, command, *ASKED, *SIDE_BY_SIDE).ended()
+    assert (told.status, told.out) == (2, "")
+    assert told.err.splitlines()[-1].startswith("error: cannot write in ")
+    assert "Traceback" not in told.err
