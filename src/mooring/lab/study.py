@@ -1,7 +1,7 @@
 """A study: runs, their results in one file, and whatever is still missing."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from mooring.collecting import settled
 from mooring.errors import MooringError, check_whole
 from mooring.lab.comparison import Comparison, comparison
 from mooring.lab.determinism import prepare
+from mooring.lab.engines.beside import Crews
 from mooring.lab.engines.choice import Engine, check_engine, engine
 from mooring.lab.engines.reporter import Reporter, Silent
 from mooring.lab.engines.sizes import AT_ONCE
@@ -89,6 +90,7 @@ class Study:
         self.device = checked_device(device, here=engine == "local", deterministic=deterministic)
         self.fleet, self.every, self.wait = fleet, every, wait
         self.reporter = reporter or Silent()
+        self.crews: Crews | None = None
         if fleet is not None:
             check_whole("fleet", fleet, 1)
 
@@ -156,7 +158,7 @@ class Study:
             missing = [spec for spec in dict.fromkeys(specs) if spec.key not in found]
             if missing:
                 aboard = Aboard(streams, weights, self.device, self.every, self.reporter, self.deterministic)
-                runner = engine(self.engine, aboard, self.checkpoints, self.address, self.share)
+                runner = engine(self.engine, aboard, self.checkpoints, self.address, self.share, self.crews)
                 planned = self._planned(missing, runner, reject, specs)
                 work = [len(fleet) * steps_of(fleet[0], streams[fleet[0].data]) for fleet in planned]
                 self.reporter.begin(planned, work, len(found))
@@ -166,6 +168,22 @@ class Study:
             with suppress(OSError):
                 self.checkpoints.rmdir()  # where nothing is unfinished
         return [found[spec.key] for spec in dict.fromkeys(specs)]
+
+    @contextmanager
+    def crewed(self) -> Iterator[None]:
+        """While this lasts, the workers of one `run` stay for the next, where there are any.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder, Study(f"{folder}/digits.sqlite", share=0.5).crewed():
+            ...     pass
+        """
+        with Crews() as crews:
+            self.crews = crews
+            try:
+                yield
+            finally:
+                self.crews = None
 
     def results(self) -> list[Result]:
         """Every result there is."""

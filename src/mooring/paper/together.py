@@ -32,7 +32,8 @@ def findings_of(targets: Sequence[Target], lab: Laboratory) -> list[Finding]:
     """
     lab.gathers = True
     try:
-        return _gathered(targets, lab)
+        with lab.study.crewed():
+            return _gathered(targets, lab)
     finally:
         lab.gathers = False
 

@@ -5,9 +5,9 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -27,10 +27,12 @@ from mooring.lab.engines.stopping import stoppable
 from mooring.lab.engines.unfinished import Unfinished
 from mooring.lab.engines.voyage import Aboard, steps_of
 from mooring.lab.files import check_writable
+from mooring.lab.networks.start import Weights
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
+from mooring.lab.streams.stream import Stream
 
-__all__ = ["Beside"]
+__all__ = ["Beside", "Crews"]
 
 LEAVE_SECONDS = 10.0
 """So long a worker has to go when it is told to."""
@@ -46,6 +48,7 @@ class Beside:
         aboard: what every fleet takes along.
         folder: where checkpoints go.
         share: what part of this machine, or of its GPU's memory, a fleet takes.
+        crews: workers that stay for other runs; None starts some and has them go.
 
     Example:
         >>> Beside(Aboard({}, {}), Path("study.sqlite.fleets"), share=0.5).workers
@@ -55,6 +58,7 @@ class Beside:
     aboard: Aboard
     folder: Path
     share: float
+    crews: "Crews | None" = None
 
     @property
     def workers(self) -> int:
@@ -87,8 +91,8 @@ class Beside:
         path = tuple(os.path.abspath(each) for each in sys.path)
         told = aboard.device, aboard.every, reject, self.folder.absolute(), "", path, aboard.deterministic
         threads = max(1, int(torch.get_num_threads() * self.share))
-        given = streams, dict(aboard.weights), threads
-        with _crews(min(self.workers, len(fleets)), given) as crews, stoppable() as stop:
+        with nullcontext(self.crews) if self.crews else Crews() as crews, stoppable() as stop:
+            crews.board(min(self.workers, len(fleets)), (streams, dict(aboard.weights), threads))
 
             def launch(specs: Sequence[RunSpec]) -> _Passage:
                 return crews.launch(crew.Order(tuple(specs), *told))
@@ -131,18 +135,21 @@ class _Passage:
 class _Worker:
     """A process, the way to talk to it, and what it is at."""
 
-    def __init__(self, context: Any, halted: Any, aboard: bytes) -> None:
+    def __init__(self, context: Any, halted: Any) -> None:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, halted), daemon=True)
         self.process.start()
         theirs.close()
         self.passage: _Passage | None = None
         self.alive = True
-        self.pipe.send_bytes(aboard)
+        self.aboard = b""
 
-    def take(self, passage: _Passage) -> None:
-        """Have it sail."""
+    def take(self, passage: _Passage, aboard: bytes) -> None:
+        """Have it sail, with what all take along, which it is given once."""
         self.passage, passage.worker = passage, self
+        if self.aboard is not aboard:
+            self.aboard = aboard
+            self.pipe.send_bytes(aboard)
         self.pipe.send_bytes(pickle.dumps(passage.order))
 
     def gone(self) -> None:
@@ -152,8 +159,15 @@ class _Worker:
         self.pipe.close()
 
 
-class _Crews:
-    """The workers of this machine, asked as `Dispatch` asks a cluster."""
+class Crews:
+    """Workers of this machine, asked as `Dispatch` asks a cluster. They start when there is something for them to do.
+
+    Example:
+        >>> with Crews() as crews:
+        ...     crews.board(2, ({}, {}, 1))
+        ...     len(crews.workers)
+        0
+    """
 
     exceptions = SimpleNamespace(
         WorkerCrashedError=_LostError,
@@ -162,11 +176,32 @@ class _Crews:
         ObjectLostError=_OtherError,
     )
 
-    def __init__(self, count: int, aboard: object) -> None:
-        self.context, self.count, self.aboard = get_context("spawn"), count, pickle.dumps(aboard)
+    def __init__(self) -> None:
+        self.context, self.count, self.aboard = get_context("spawn"), 1, b""
         self.halted = self.context.Event()
         self.workers: list[_Worker] = []
         self.waiting: list[_Passage] = []
+
+    def __enter__(self) -> "Crews":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Everybody goes."""
+        for worker in self.workers:
+            with suppress(OSError):
+                worker.pipe.send_bytes(pickle.dumps(None))
+        for worker in self.workers:
+            worker.process.join(LEAVE_SECONDS if worker.alive and worker.passage is None else 0)
+            worker.process.kill()
+
+    def board(self, count: int, aboard: tuple[Mapping[str, Stream], Mapping[str, Weights], int]) -> None:
+        """What comes next.
+
+        Args:
+            count: how many of them sail at once.
+            aboard: what they take along: streams and weights by fingerprint, and threads of each.
+        """
+        self.count, self.aboard = count, pickle.dumps(aboard)
 
     def launch(self, order: crew.Order) -> _Passage:
         """As soon as a worker is free."""
@@ -199,39 +234,19 @@ class _Crews:
         elif passage.worker is not None and passage.worker.passage is passage:
             passage.worker.gone()
 
-    def close(self) -> None:
-        """Everybody goes."""
-        for worker in self.workers:
-            with suppress(OSError):
-                worker.pipe.send_bytes(pickle.dumps(None))
-        for worker in self.workers:
-            worker.process.join(LEAVE_SECONDS if worker.alive and worker.passage is None else 0)
-            worker.process.kill()
-
     def _hand_out(self) -> None:
         self.workers = [worker for worker in self.workers if worker.alive]
         idle = [worker for worker in self.workers if worker.passage is None]
-        while self.waiting and (idle or len(self.workers) < self.count):
-            if not idle:
-                self.workers.append(_Worker(self.context, self.halted, self.aboard))
-                idle.append(self.workers[-1])
-            idle.pop().take(self.waiting.pop(0))
-
-
-@contextmanager
-def _crews(count: int, aboard: object) -> Iterator[_Crews]:
-    crews = _Crews(count, aboard)
-    try:
-        yield crews
-    finally:
-        crews.close()
+        for _ in range(self.count - (len(self.workers) - len(idle))):
+            if self.waiting:
+                worker = idle.pop() if idle else _Worker(self.context, self.halted)
+                self.workers += [] if worker in self.workers else [worker]
+                worker.take(self.waiting.pop(0), self.aboard)
 
 
 def _work(pipe: Connection, halted: Any) -> None:
     """What a worker does: sail what it is told, one fleet after the other, until it is told nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the one that started this decides
-    streams, weights, threads = pickle.loads(pipe.recv_bytes())
-    torch.set_num_threads(threads)
     stopped: Future[None] = Future()
 
     def heed() -> None:
@@ -240,9 +255,13 @@ def _work(pipe: Connection, halted: Any) -> None:
 
     Thread(target=heed, daemon=True).start()
     with settled(), suppress(EOFError, BrokenPipeError):  # nobody is there any more
-        while (order := pickle.loads(pipe.recv_bytes())) is not None:
+        while (told := pickle.loads(pipe.recv_bytes())) is not None:
+            if isinstance(told, tuple):
+                streams, weights, threads = told
+                torch.set_num_threads(threads)
+                continue
             try:
-                for heard in crew.sail(order, streams[order.specs[0].data], weights, lambda: stopped):
+                for heard in crew.sail(told, streams[told.specs[0].data], weights, lambda: stopped):
                     pipe.send_bytes(pickle.dumps(heard))
                 pipe.send_bytes(pickle.dumps(None))
             except BrokenPipeError:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mooring.errors import MooringError, check_number, unknown
-from mooring.lab.engines.beside import Beside
+from mooring.lab.engines.beside import Beside, Crews
 from mooring.lab.engines.local import Local
 from mooring.lab.engines.voyage import Aboard
 from mooring.lab.results import Result
@@ -48,7 +48,14 @@ def check_engine(name: str, address: str | None = None, share: float = 1.0) -> N
         raise MooringError(f"--address {address} is for --engine ray: give that too, or leave the address out")
 
 
-def engine(name: str, aboard: Aboard, folder: Path, address: str | None = None, share: float = 1.0) -> Engine:
+def engine(
+    name: str,
+    aboard: Aboard,
+    folder: Path,
+    address: str | None = None,
+    share: float = 1.0,
+    crews: Crews | None = None,
+) -> Engine:
     """The engine of that name.
 
     Args:
@@ -57,6 +64,7 @@ def engine(name: str, aboard: Aboard, folder: Path, address: str | None = None, 
         folder: where checkpoints go.
         address: of a Ray cluster; None for one on this machine.
         share: what part of a core or of a GPU a fleet takes there, or of this machine.
+        crews: workers of this machine that are there already.
 
     Example:
         >>> type(engine("local", Aboard({}, {}), Path("study.sqlite.fleets"))).__name__
@@ -64,7 +72,7 @@ def engine(name: str, aboard: Aboard, folder: Path, address: str | None = None, 
     """
     check_engine(name, address, share)
     if name == "local":
-        return Local(aboard, folder) if share == 1.0 else Beside(aboard, folder, share)
+        return Local(aboard, folder) if share == 1.0 else Beside(aboard, folder, share, crews)
     from mooring.lab.engines.ray import Ray
 
     return Ray(aboard, folder, address, share)
