@@ -53,8 +53,10 @@ def test_results_gradients_and_statistics_equal_torchs(shape, training, dtype) -
     for tensors in (told, exact):
         for name in ("x", "weight", "bias"):
             tensors[name].requires_grad_()
-    running = (told["mean"], told["var"])
+    seen = torch.arange(RUNS, device="cuda")
+    running = (told["mean"], told["var"], seen)
     out = normalised(told["x"], told["weight"], told["bias"], running, RUNS, training=training, **TOLD)
+    assert seen.tolist() == [run + training for run in range(RUNS)]
     ref = by_torch(exact, training=training)
     g = torch.randn_like(out)
     mine = torch.autograd.grad(out, [told[name] for name in ("x", "weight", "bias")], g)
@@ -71,7 +73,7 @@ def test_results_gradients_and_statistics_equal_torchs(shape, training, dtype) -
 def test_where_nothing_goes_back_a_kernel_gives_the_same() -> None:
     told = made((4, 21, 8, 8), torch.float32)
     exact = {name: tensor.double() for name, tensor in told.items()}
-    running = (told["mean"], told["var"])
+    running = (told["mean"], told["var"], torch.zeros(RUNS, dtype=torch.int64, device="cuda"))
     out = normalised(told["x"], told["weight"], told["bias"], running, RUNS, training=False, **TOLD)
     assert apart(out, by_torch(exact, training=False)) < 1e-5
 

@@ -17,6 +17,8 @@ with suppress(ImportError):  # no GPU compiler here: torch's own norm takes all 
 
 __all__ = ["normalised", "takes_norm"]
 
+Running = tuple[Tensor, Tensor, Tensor]
+
 WIDE = 512
 """Columns of a tile at most."""
 
@@ -36,7 +38,7 @@ def normalised(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    running: tuple[Tensor, Tensor] | None,
+    running: Running | None,
     runs: int,
     *,
     training: bool,
@@ -49,7 +51,7 @@ def normalised(
         x: of shape (runs * batch, channels, ...).
         weight: of shape (runs, channels), or None.
         bias: the same, and None where weight is.
-        running: the mean and the variance that are kept, of the same shape.
+        running: the mean and the variance that are kept, of the same shape, and how many batches were seen, (runs,).
         runs: how many there are.
         training: whether statistics are the batch's own; then the running ones go along.
         momentum: by how much.
@@ -127,9 +129,7 @@ class _Plan:
 _rehearsed: set[Hashable] = set()
 
 
-def _rehearse(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, runs: int
-) -> None:
+def _rehearse(x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running | None, runs: int) -> None:
     """Have every kernel of a norm compiled, there and back, where this is the first of its shape."""
     key = (x.shape[-1], x.numel() // runs, x.dtype, x.device, weight is None, running is None)
     if key not in _rehearsed:
@@ -148,7 +148,7 @@ class BatchNorm(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        running: tuple[Tensor, Tensor] | None,
+        running: Running | None,
         runs: int,
         momentum: float,
         eps: float,
@@ -160,7 +160,7 @@ class BatchNorm(torch.autograd.Function):
         block = min(128, next_power(plan.channels))
         launch(
             kernels.settle, (runs, -(-plan.channels // block)),
-            sums, x, mean, scale, *(running or (mean, scale)), plan.count, plan.places, plan.channels,
+            sums, x, mean, scale, *(running or (mean, scale, mean)), plan.count, plan.places, plan.channels,
             momentum, eps, TRACKED=running is not None, BC=block,
         )  # fmt: skip
         ctx.save_for_backward(x, mean, scale, weight)

@@ -18,6 +18,7 @@ from mooring.lab.fleet.convolution import (
     convolve,
     halved,
     input_gradient,
+    laid,
     mask,
     pool,
     unpool,
@@ -97,12 +98,6 @@ def _widths(weights: Sequence[Tensor | None]) -> list[int]:
     return [shapes[0][2] if shapes[0][2:].numel() <= 64 else found[0], *found[1:]]
 
 
-def _filled(tensor: Tensor, size: int, dim: int) -> Tensor:
-    """With zeros up to that size."""
-    missing = size - tensor.shape[dim]
-    return pad(tensor, (0, 0) * (tensor.ndim - 1 - dim) + (0, missing)) if missing else tensor
-
-
 def _wide(told: Stored, channels: int) -> Stored:
     """With so many channels."""
     full = widened(told.full, channels)
@@ -130,9 +125,8 @@ class Chain(torch.autograd.Function):
             geometry = Geometry(
                 runs, outputs if last else widths[number + 1], widths[number], kh, kw, link.stride, link.padding
             )
-            taps = weight.permute(0, 1, 3, 4, 2).to(x.dtype).flatten(2, 3)
-            taps = _filled(_filled(taps, widths[number], 3), widths[number + 1], 1).contiguous()
-            bias = bias if bias is None or last else _filled(bias, widths[number + 1], 1)
+            taps = laid(weight, widths[number + 1], widths[number], x.dtype)
+            bias = bias if bias is None or last else pad(bias, (0, widths[number + 1] - outputs))
             more = back and not last
             stored = convolve(stored.full, taps, bias, geometry, relu=link.relu, half=more and not link.pool)
             full = stored.full

@@ -24,6 +24,7 @@ __all__ = [
     "halved",
     "has_kernels",
     "input_gradient",
+    "laid",
     "mask",
     "pool",
     "takes",
@@ -264,7 +265,25 @@ def widened(x: Tensor, channels: int) -> Tensor:
     if x.shape[-1] == channels:
         return x
     out = x.new_empty(*x.shape[:-1], channels)
-    launch(kernels.widen, (triton.cdiv(out.numel(), 1024),), x, out, out.numel(), C=x.shape[-1], N=channels, B=1024)
+    rows = x.numel() // x.shape[-1]
+    launch(kernels.widen, (triton.cdiv(out.numel(), 1024), 1), x, out, rows, rows, C=x.shape[-1], N=channels, B=1024)
+    return out
+
+
+def laid(weight: Tensor, outputs: int, channels: int, dtype: torch.dtype) -> Tensor:
+    """Weights as kernels read them, of shape (runs, outputs, taps, channels); those that are new are 0.
+
+    Args:
+        weight: of shape (runs, outputs, channels, kernel height, kernel width), best with channels last in memory.
+        outputs: so many or more.
+        channels: so many or more.
+        dtype: of the result.
+    """
+    taps = weight.permute(0, 1, 3, 4, 2).contiguous().flatten(2, 3)
+    runs, rows, count, width = taps.shape
+    out = torch.empty(runs, outputs, count, channels, dtype=dtype, device=weight.device)
+    grid = (triton.cdiv(outputs * count * channels, 1024), runs)
+    launch(kernels.widen, grid, taps, out, rows * count, outputs * count, C=width, N=channels, B=1024)
     return out
 
 

@@ -19,21 +19,21 @@ LARGE = 1 << 14
 def batch_norm(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
     """All runs of a batch norm, each over its own samples; x of shape (runs * batch, channels, ...)."""
     assert isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
-    if layer.training and "num_batches_tracked" in own:
-        own["num_batches_tracked"].add_(1)
     training = layer.training or "running_mean" not in own
     names = ("running_mean", "running_var", "weight", "bias")
     momentum = 0.0 if layer.momentum is None else layer.momentum
+    mean, var, weight, bias = (own.get(name) for name in names)
+    if takes_norm(x):
+        running = None if mean is None or var is None else (mean, var, own["num_batches_tracked"])
+        return normalised(x, weight, bias, running, runs, training=training, momentum=momentum, eps=layer.eps)
+    if layer.training and "num_batches_tracked" in own:
+        own["num_batches_tracked"].add_(1)
     if x.device.type == "cpu" and x.numel() >= LARGE * runs > LARGE:
         each = [own[name].unbind() if name in own else [None] * runs for name in names]
         parts = zip(x.chunk(runs), *each, strict=True)
         return torch.cat(
             [functional.batch_norm(p, m, v, w, b, training, momentum, layer.eps) for p, m, v, w, b in parts]
         )
-    mean, var, weight, bias = (own.get(name) for name in names)
-    if takes_norm(x):
-        running = None if mean is None or var is None else (mean, var)
-        return normalised(x, weight, bias, running, runs, training=training, momentum=momentum, eps=layer.eps)
     mean, var, weight, bias = (None if each is None else each.flatten() for each in (mean, var, weight, bias))
     out = functional.batch_norm(by_channel(x, runs), mean, var, weight, bias, training, momentum, layer.eps)
     return by_run(out, runs)

@@ -97,8 +97,11 @@ def unpool(
 
 
 @triton.jit
-def widen(x, out, count, C: tl.constexpr, N: tl.constexpr, B: tl.constexpr):
-    """Each row of C values as one of N, those that are new 0."""
+def widen(x, out, rows, more, C: tl.constexpr, N: tl.constexpr, B: tl.constexpr):
+    """For each run, rows of C values as more rows of N; what is new is 0."""
+    run = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    n = at % N
-    tl.store(out + at, tl.load(x + at // N * C + n, mask=(at < count) & (n < C), other=0.0), mask=at < count)
+    row, n = at // N, at % N
+    there = row < more
+    value = tl.load(x + (run * rows + row) * C + n, mask=(row < rows) & (n < C), other=0.0)
+    tl.store(out + run * more * N + at, value.to(out.dtype.element_ty), mask=there)

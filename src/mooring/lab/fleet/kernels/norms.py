@@ -39,10 +39,10 @@ def moments(x, sums, count, C, SPAN: tl.constexpr, BM: tl.constexpr, BN: tl.cons
 
 @triton.jit
 def settle(
-    sums, x, mean, scale, running_mean, running_var, count, places, C, momentum, eps,
+    sums, x, mean, scale, running_mean, running_var, seen, count, places, C, momentum, eps,
     TRACKED: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The mean, and 1 / sqrt(variance + eps), of every channel; running statistics go along where they are TRACKED.
+    """The mean, and 1 / sqrt(variance + eps), of every channel; what is kept about batches goes along where TRACKED.
 
     sums are those of `moments`, all of a channel together.
     """
@@ -64,6 +64,8 @@ def settle(
         before = tl.load(running_var + at, mask=there, other=0.0)
         unbiased = variance * (places / (places - 1))
         tl.store(running_var + at, before + momentum * (unbiased - before), mask=there)
+        if tl.program_id(1) == 0:
+            tl.store(seen + run, tl.load(seen + run) + 1)
 
 
 @triton.jit
