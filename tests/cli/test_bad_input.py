@@ -134,8 +134,8 @@ COMPARE = {
     "--memory 99999999999999999999 --methods er": "memory=99999999999999999999 is not allowed",
     "--shuffle 99999999999999999999": "shuffle=99999999999999999999 is not allowed",
     "--permutation-seed 99999999999999999999 --stream digits-permuted": "seed=99999999999999999999 is not allowed",
-    "--share 0.5": "--share 0.5 is for --engine ray: give that too, or leave the share out",
-    "--share nan": "--share nan is for --engine ray",
+    "--share 0": "share=0.0 is not allowed: give a number from 0.01 to 1",
+    "--share nan": "share=nan is not allowed: give a number from 0.01 to 1",
     "--share half": "--share",
     "--deterministic yes": "yes",
     "--deterministic --device meta": "unknown device 'meta'",
@@ -228,7 +228,7 @@ OTHERS = {
     "paper table-9": "table-9",
     "paper claims --miniature --trained-on moon": "unknown device for --trained-on 'moon'; allowed: cpu, cuda",
     "paper claims --miniature --trained-on cuda:1": "unknown device for --trained-on 'cuda:1' (did you mean 'cuda'?)",
-    "paper claims --miniature --share 2": "--share 2 is for --engine ray",
+    "paper claims --miniature --share 2": "share=2.0 is not allowed: give a number from 0.01 to 1",
 }
 
 

@@ -2,14 +2,21 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from cluster import workers
+from lab.small import class_stream
 from lab.test_kill import DIGITS, rows, saved
 from mooring.lab.engines.beside import Beside
+from mooring.lab.engines.packing import packed, unpacked
 from mooring.lab.engines.voyage import Aboard
+from mooring.lab.networks.start import Weights
+from mooring.lab.streams import Stream
+from mooring.lab.study import Study
 from processes import Child, command, wait_for
 
 ASKED = ["compare", "--methods", "plain,ewc,si,er,explicit-mas", *DIGITS, "--study", "study.sqlite"]
@@ -35,6 +42,25 @@ def at_work(child: Child) -> list[int]:
 @pytest.mark.parametrize(("share", "count"), [(1.0, 1), (0.5, 2), (0.34, 3), (0.3, 3), (0.01, 100)])
 def test_so_many_workers_as_shares_fit(tmp_path, share, count):
     assert Beside(Aboard({}, {}), tmp_path, share).workers == count
+
+
+def test_what_workers_take_along_is_what_it_was_and_shared_as_it_was():
+    stream = class_stream()
+    part = replace(stream, tasks=stream.tasks[1:])
+    weights = Weights("a.safetensors", "1234", {"w": torch.randn(3, 4).bfloat16().t(), "n": torch.tensor(7)})
+    streams, found = unpacked(packed({each.fingerprint: each for each in (stream, part)}, {"1234": weights}))
+    assert {key: hashed(each) for key, each in streams.items()} == {
+        key: key for key in (stream.fingerprint, part.fingerprint)
+    }
+    one, other = streams.values()
+    assert one.train.images.data_ptr() == other.train.images.data_ptr()
+    assert found["1234"].path == "a.safetensors"
+    assert all(torch.equal(tensor, found["1234"].tensors[name]) for name, tensor in weights.tensors.items())
+
+
+def hashed(stream: Stream) -> str:
+    """Its fingerprint, from its images."""
+    return replace(stream).fingerprint
 
 
 def test_results_equal_those_of_one_fleet_after_the_other(tmp_path, whole):
@@ -76,6 +102,20 @@ def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, whol
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
     assert Child(tmp_path, command, *ASKED).ended().status == 0  # as it likes: alone this time
     assert rows(tmp_path) == whole
+
+
+def test_workers_stay_for_the_next_lot_where_that_is_asked_for(tmp_path):
+    study = Study(tmp_path / "study.sqlite", share=0.5)
+    asked = {"stream": class_stream(tasks=2), "methods": ["plain", "er"], "epochs": 1, "memory": 10}
+    with study.crewed():
+        started = []
+        for seeds in (1, 2):
+            study.compare(**asked, seeds=seeds)
+            started.append([worker.process.pid for worker in study.crews.workers])
+    assert started[0] == started[1]
+    assert len(started[0]) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started[0])
+    assert len(study.results()) == 4
 
 
 def test_what_fails_in_a_worker_is_told_in_one_line(tmp_path):

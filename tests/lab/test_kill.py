@@ -265,8 +265,9 @@ def test_the_command_in_an_interpreter_of_its_own_is_interrupted_and_continued(t
 def test_a_second_process_is_refused_in_one_line_and_nothing_is_lost(tmp_path, whole):
     first = begun(tmp_path)
     assert wait_for(lambda: saved(tmp_path), first)
+    os.kill(first.process.pid, signal.SIGSTOP)  # or it may be done too soon
     second = Child(tmp_path / "second", command, *ASKED[:-1], "../study.sqlite").ended()
-    assert first.running()
+    os.kill(first.process.pid, signal.SIGCONT)
     assert second.status == 2
     assert second.out == ""
     assert second.err == (

@@ -1,7 +1,6 @@
 """Fleets side by side on this machine, each in a process of its own: one trains while another one sets out."""
 
 import os
-import pickle
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from mooring.collecting import settled
 from mooring.lab.engines import crew
 from mooring.lab.engines.dispatch import Dispatch
 from mooring.lab.engines.memory import free
+from mooring.lab.engines.packing import Packed, packed, unpacked
 from mooring.lab.engines.sizes import Sizes
 from mooring.lab.engines.stopping import stoppable
 from mooring.lab.engines.unfinished import Unfinished
@@ -92,12 +92,20 @@ class Beside:
         told = aboard.device, aboard.every, reject, self.folder.absolute(), "", path, aboard.deterministic
         threads = max(1, int(torch.get_num_threads() * self.share))
         with nullcontext(self.crews) if self.crews else Crews() as crews, stoppable() as stop:
-            crews.board(min(self.workers, len(fleets)), (streams, dict(aboard.weights), threads))
+            crews.board(min(self.workers, len(fleets)), streams, aboard.weights, threads=threads)
 
             def launch(specs: Sequence[RunSpec]) -> _Passage:
                 return crews.launch(crew.Order(tuple(specs), *told))
 
             Dispatch(crews, launch, crews.halt, keep, unfinished, aboard.reporter, stop).run(fleets, steps)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What all take along, and how many threads each may use."""
+
+    packed: Packed
+    threads: int
 
 
 class _LostError(Exception):
@@ -118,7 +126,7 @@ class _Passage:
     def __next__(self) -> crew.Heard:
         assert self.worker is not None
         try:
-            heard = pickle.loads(self.worker.pipe.recv_bytes())
+            heard = self.worker.pipe.recv()
         except (EOFError, OSError) as error:
             self.worker.gone()
             raise _LostError from error
@@ -142,15 +150,15 @@ class _Worker:
         theirs.close()
         self.passage: _Passage | None = None
         self.alive = True
-        self.aboard = b""
+        self.aboard: _Given | None = None
 
-    def take(self, passage: _Passage, aboard: bytes) -> None:
+    def take(self, passage: _Passage, aboard: "_Given") -> None:
         """Have it sail, with what all take along, which it is given once."""
         self.passage, passage.worker = passage, self
         if self.aboard is not aboard:
             self.aboard = aboard
-            self.pipe.send_bytes(aboard)
-        self.pipe.send_bytes(pickle.dumps(passage.order))
+            self.pipe.send(aboard)
+        self.pipe.send(passage.order)
 
     def gone(self) -> None:
         """It is no more."""
@@ -164,7 +172,7 @@ class Crews:
 
     Example:
         >>> with Crews() as crews:
-        ...     crews.board(2, ({}, {}, 1))
+        ...     crews.board(2, {}, {}, threads=1)
         ...     len(crews.workers)
         0
     """
@@ -177,7 +185,7 @@ class Crews:
     )
 
     def __init__(self) -> None:
-        self.context, self.count, self.aboard = get_context("spawn"), 1, b""
+        self.context, self.count, self.aboard = get_context("spawn"), 1, _Given(packed({}, {}), 1)
         self.halted = self.context.Event()
         self.workers: list[_Worker] = []
         self.waiting: list[_Passage] = []
@@ -189,19 +197,21 @@ class Crews:
         """Everybody goes."""
         for worker in self.workers:
             with suppress(OSError):
-                worker.pipe.send_bytes(pickle.dumps(None))
+                worker.pipe.send(None)
         for worker in self.workers:
             worker.process.join(LEAVE_SECONDS if worker.alive and worker.passage is None else 0)
             worker.process.kill()
 
-    def board(self, count: int, aboard: tuple[Mapping[str, Stream], Mapping[str, Weights], int]) -> None:
+    def board(self, count: int, streams: Mapping[str, Stream], weights: Mapping[str, Weights], *, threads: int) -> None:
         """What comes next.
 
         Args:
             count: how many of them sail at once.
-            aboard: what they take along: streams and weights by fingerprint, and threads of each.
+            streams: what they may go through, by fingerprint.
+            weights: what backbones start from, by fingerprint.
+            threads: of each.
         """
-        self.count, self.aboard = count, pickle.dumps(aboard)
+        self.count, self.aboard = count, _Given(packed(streams, weights), threads)
 
     def launch(self, order: crew.Order) -> _Passage:
         """As soon as a worker is free."""
@@ -255,16 +265,16 @@ def _work(pipe: Connection, halted: Any) -> None:
 
     Thread(target=heed, daemon=True).start()
     with settled(), suppress(EOFError, BrokenPipeError):  # nobody is there any more
-        while (told := pickle.loads(pipe.recv_bytes())) is not None:
-            if isinstance(told, tuple):
-                streams, weights, threads = told
-                torch.set_num_threads(threads)
+        while (told := pipe.recv()) is not None:
+            if isinstance(told, _Given):
+                streams, weights = unpacked(told.packed)
+                torch.set_num_threads(told.threads)
                 continue
             try:
                 for heard in crew.sail(told, streams[told.specs[0].data], weights, lambda: stopped):
-                    pipe.send_bytes(pickle.dumps(heard))
-                pipe.send_bytes(pickle.dumps(None))
+                    pipe.send(heard)
+                pipe.send(None)
             except BrokenPipeError:
                 raise
             except BaseException as error:
-                pipe.send_bytes(pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}")))
+                pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
