@@ -251,7 +251,8 @@ class Crews:
             if self.waiting:
                 worker = idle.pop() if idle else _Worker(self.context, self.halted)
                 self.workers += [] if worker in self.workers else [worker]
-                worker.take(self.waiting.pop(0), self.aboard)
+                # much work, and little: what keeps the device busy goes beside what keeps a core busy
+                worker.take(self.waiting.pop(-(self.workers.index(worker) % 2)), self.aboard)
 
 
 def _work(pipe: Connection, halted: Any) -> None:

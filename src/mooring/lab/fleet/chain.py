@@ -129,11 +129,11 @@ class Chain(torch.autograd.Function):
             bias = bias if bias is None or last else pad(bias, (0, widths[number + 1] - outputs))
             more = back and not last
             stored = convolve(stored.full, taps, bias, geometry, relu=link.relu, half=more and not link.pool)
-            full = stored.full
+            left = stored.full if link.relu and not more else taps.new_empty(0)
             if link.pool:
-                stored = pool(full, half=more)
-            # unpooling reads the result itself, and so does the last ReLU; the next link needs its inputs in half
-            saved += [taps, full if link.pool or (link.relu and not more) else taps.new_empty(0)]
+                stored, left = pool(stored.full, half=more, relu=link.relu, coded=back)
+            # the way back reads which positions were the largest, and what the last ReLU gave; inputs in half
+            saved += [taps, left]
             saved += [] if last else [stored.half]
             ctx.geometries.append(geometry)
         ctx.shapes = [weight.shape for weight in weights if weight is not None]
@@ -153,7 +153,7 @@ class Chain(torch.autograd.Function):
             x, taps, result = saved[3 * number : 3 * number + 3]
             if not isinstance(told, Stored):
                 if link.pool:
-                    told = unpool(told, result, geometry.runs, relu=link.relu, half=True)
+                    told = unpool(told, result, geometry.runs, half=True)
                 else:
                     told = mask(told, result if link.relu else None, geometry.runs, sums=ctx.biased[number])
             _, outputs, channels, kh, kw = ctx.shapes[number]

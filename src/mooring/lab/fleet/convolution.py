@@ -287,37 +287,38 @@ def laid(weight: Tensor, outputs: int, channels: int, dtype: torch.dtype) -> Ten
     return out
 
 
-def pool(x: Tensor, *, half: bool) -> Stored:
-    """The largest of each two by two positions; x of shape (images, height, width, channels), both sides even."""
+def pool(x: Tensor, *, half: bool, relu: bool, coded: bool) -> tuple[Stored, Tensor]:
+    """The largest of each two by two positions, and which one it was; images with even sides.
+
+    Args:
+        x: of shape (images, height, width, channels).
+        half: whether the result is asked for in half precision too.
+        relu: whether a ReLU came before.
+        coded: whether `unpool` will ask which ones; if not, they are empty.
+    """
     images, height, width, channels = x.shape
     left = _Left(x.new_empty(images, height // 2, width // 2, channels), 1, 1, half=half)
+    codes = torch.empty(left.out.shape if coded else 0, dtype=torch.uint8, device=x.device)
     count = left.out.numel()
     launch(
-        kernels.pool,
-        (triton.cdiv(count, 512),),
-        x,
-        left.out,
-        left.half,
-        count,
-        height,
-        width,
-        channels,
-        HALF=left.half is not left.out,
-        B=512,
-    )
-    return left.stored()
+        kernels.pool, (triton.cdiv(count, 512),),
+        x, left.out, left.half, codes, count, height, width, channels,
+        RELU=relu, HALF=left.half is not left.out, CODED=coded, B=512,
+    )  # fmt: skip
+    return left.stored(), codes
 
 
-def unpool(g: Tensor, x: Tensor, runs: int, *, relu: bool, half: bool) -> Stored:
+def unpool(g: Tensor, codes: Tensor, runs: int, *, half: bool) -> Stored:
     """The gradient of `pool`, and of a ReLU before it, with its sums."""
-    channels = g.shape[3]
+    images, high, wide, channels = g.shape
     rows = g.numel() // channels // runs
     bn = min(64, next_power(channels))
-    left = _Left(torch.empty_like(x), runs, triton.cdiv(rows, 32), half=half, sums=True)
+    out = g.new_empty(images, 2 * high, 2 * wide, channels)
+    left = _Left(out, runs, triton.cdiv(rows, 32), half=half, sums=True)
     launch(
         kernels.unpool, (left.tiles * triton.cdiv(channels, bn), runs),
-        g, x, left.out, left.half, left.sums, rows, x.shape[2], channels, left.tiles,
-        RELU=relu, HALF=left.half is not left.out, SCALE=SCALE, SUMS=True, BM=32, BN=bn,
+        g, codes, left.out, left.half, left.sums, rows, 2 * wide, channels, left.tiles,
+        HALF=left.half is not left.out, SCALE=SCALE, SUMS=True, BM=32, BN=bn,
     )  # fmt: skip
     return left.stored()
 

@@ -44,29 +44,41 @@ def mask(
 
 
 @triton.jit
-def pool(x, out, half, count, height, width, C, HALF: tl.constexpr, B: tl.constexpr):
-    """The largest of each two by two positions, channel by channel."""
+def pool(
+    x, out, half, codes, count, height, width, C,
+    RELU: tl.constexpr, HALF: tl.constexpr, CODED: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """The largest of each two by two positions, channel by channel.
+
+    CODED stores which one it was: 0 to 3, the first where several are; with RELU 4 where it is not above 0.
+    """
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     there = at < count
     c, column, row = at % C, at // C % (width // 2), at // C // (width // 2)  # rows of all images: height is even
     corner = x + (2 * row * width + 2 * column) * C + c
-    upper = larger(tl.load(corner, mask=there, other=0.0), tl.load(corner + C, mask=there, other=0.0))
-    corner += width * C
-    lower = larger(tl.load(corner, mask=there, other=0.0), tl.load(corner + C, mask=there, other=0.0))
-    largest = larger(upper, lower)
+    one = tl.load(corner, mask=there, other=0.0)
+    two = tl.load(corner + C, mask=there, other=0.0)
+    three = tl.load(corner + width * C, mask=there, other=0.0)
+    four = tl.load(corner + width * C + C, mask=there, other=0.0)
+    largest = larger(larger(one, two), larger(three, four))
     tl.store(out + at, largest, mask=there)
     if HALF:
         tl.store(half + at, shorten(largest.to(tl.float32)), mask=there)
+    if CODED:
+        code = tl.where(one == largest, 0, tl.where(two == largest, 1, tl.where(three == largest, 2, 3)))
+        if RELU:
+            code = tl.where(largest <= 0, 4, code)
+        tl.store(codes + at, code.to(tl.uint8), mask=there)
 
 
 @triton.jit
 def unpool(
-    g, x, out, half, sums, rows, width, N, tiles,
-    RELU: tl.constexpr, HALF: tl.constexpr, SCALE: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    g, codes, out, half, sums, rows, width, N, tiles,
+    HALF: tl.constexpr, SCALE: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of `pool`: g goes to the first of the largest; with RELU only where that is above 0.
+    """The gradient of `pool`: g goes to the position that its code names, and nowhere where that is 4.
 
-    rows counts the pooled positions of a run, width is that of x.
+    rows counts the pooled positions of a run, width is that of the images before.
     """
     run = tl.program_id(1)
     blocks = tl.cdiv(N, BN)
@@ -74,26 +86,17 @@ def unpool(
     m = tile * BM + tl.arange(0, BM)
     n = (tl.program_id(0) % blocks) * BN + tl.arange(0, BN)
     known = (m < rows)[:, None] & (n < N)[None, :]
-    value = tl.load(g + run.to(tl.int64) * rows * N + m[:, None] * N + n[None, :], mask=known, other=0.0).to(tl.float32)
+    at = run.to(tl.int64) * rows * N + m[:, None] * N + n[None, :]
+    code = tl.load(codes + at, mask=known, other=4)
+    value = tl.where(code == 4, 0.0, tl.load(g + at, mask=known, other=0.0).to(tl.float32))
     column, row = m % (width // 2), m // (width // 2)
     corner = run.to(tl.int64) * 4 * rows * N + ((2 * row * width + 2 * column) * N)[:, None] + n[None, :]
-    one = tl.load(x + corner, mask=known, other=0.0)
-    two = tl.load(x + corner + N, mask=known, other=0.0)
-    three = tl.load(x + corner + width * N, mask=known, other=0.0)
-    four = tl.load(x + corner + width * N + N, mask=known, other=0.0)
-    largest = larger(larger(one, two), larger(three, four))
-    if RELU:
-        value = tl.where(largest <= 0, 0.0, value)
-    first = one == largest
-    second = (two == largest) & (one != largest)
-    third = (three == largest) & (one != largest) & (two != largest)
-    fourth = (one != largest) & (two != largest) & (three != largest)
-    place(out, half, corner, tl.where(first, value, 0.0), known, HALF, SCALE)
-    place(out, half, corner + N, tl.where(second, value, 0.0), known, HALF, SCALE)
-    place(out, half, corner + width * N, tl.where(third, value, 0.0), known, HALF, SCALE)
-    place(out, half, corner + width * N + N, tl.where(fourth, value, 0.0), known, HALF, SCALE)
+    place(out, half, corner, tl.where(code == 0, value, 0.0), known, HALF, SCALE)
+    place(out, half, corner + N, tl.where(code == 1, value, 0.0), known, HALF, SCALE)
+    place(out, half, corner + width * N, tl.where(code == 2, value, 0.0), known, HALF, SCALE)
+    place(out, half, corner + width * N + N, tl.where(code == 3, value, 0.0), known, HALF, SCALE)
     if SUMS:
-        tl.store(sums + (run * tiles + tile) * N + n, tl.sum(tl.where(known, value, 0.0), 0), mask=n < N)
+        tl.store(sums + (run * tiles + tile) * N + n, tl.sum(value, 0), mask=n < N)
 
 
 @triton.jit
