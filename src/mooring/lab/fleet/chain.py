@@ -126,7 +126,8 @@ class Chain(torch.autograd.Function):
                 runs, outputs if last else widths[number + 1], widths[number], kh, kw, link.stride, link.padding
             )
             taps = laid(weight, widths[number + 1], widths[number], x.dtype)
-            bias = bias if bias is None or last else pad(bias, (0, widths[number + 1] - outputs))
+            if bias is not None and geometry.outputs > outputs:
+                bias = pad(bias, (0, geometry.outputs - outputs))
             more = back and not last
             stored = convolve(stored.full, taps, bias, geometry, relu=link.relu, half=more and not link.pool)
             left = stored.full if link.relu and not more else taps.new_empty(0)

@@ -281,6 +281,8 @@ def laid(weight: Tensor, outputs: int, channels: int, dtype: torch.dtype) -> Ten
     """
     taps = weight.permute(0, 1, 3, 4, 2).contiguous().flatten(2, 3)
     runs, rows, count, width = taps.shape
+    if (rows, width, weight.dtype) == (outputs, channels, dtype):
+        return taps
     out = torch.empty(runs, outputs, count, channels, dtype=dtype, device=weight.device)
     grid = (triton.cdiv(outputs * count * channels, 1024), runs)
     launch(kernels.widen, grid, taps, out, rows * count, outputs * count, C=width, N=channels, B=1024)

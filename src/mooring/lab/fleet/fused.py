@@ -114,7 +114,8 @@ class Fused:
         """What tells its kernels from those of another group."""
         moorings = self.moorings
         numbers = (each if isinstance(each, float) else None for each in (self.sgd.momentum, self.sgd.weight_decay))
-        return (moorings and (moorings.method.name, moorings.tasks > 0, self.pulling), *numbers)
+        own = None if moorings is None else (moorings.method.name, moorings.tasks > 0, self.pulling)
+        return (own, *numbers)
 
     @property
     def pulling(self) -> bool:
