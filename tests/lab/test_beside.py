@@ -109,13 +109,16 @@ def test_workers_stay_for_the_next_lot_where_that_is_asked_for(tmp_path):
     asked = {"stream": class_stream(tasks=2), "methods": ["plain", "er"], "epochs": 1, "memory": 10}
     with study.crewed():
         started = []
-        for seeds in (1, 2):
+        for seeds in (1, 2, 3):
             study.compare(**asked, seeds=seeds)
             started.append([worker.process.pid for worker in study.crews.workers])
+            if seeds == 2:
+                os.kill(started[1][0], signal.SIGKILL)  # while it has nothing to do
     assert started[0] == started[1]
     assert len(started[0]) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid in started[0])
-    assert len(study.results()) == 4
+    assert len({*started[1], *started[2]}) == 3
+    assert not any(Path(f"/proc/{pid}").exists() for pids in started for pid in pids)
+    assert len(study.results()) == 6
 
 
 def test_what_fails_in_a_worker_is_told_in_one_line(tmp_path):

@@ -4,12 +4,12 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing import connection, get_context
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -229,7 +229,7 @@ class Crews:
         under_way = {worker.pipe: worker.passage for worker in self.workers if worker.passage in passages}
         if not under_way:
             time.sleep(timeout)
-        ready = [under_way[pipe] for pipe in wait(list(under_way), timeout)] if under_way else []
+        ready = [under_way[pipe] for pipe in connection.wait(list(under_way), timeout)] if under_way else []
         found = [passage for passage in passages if passage in ready]
         return found, [passage for passage in passages if passage not in ready]
 
@@ -247,17 +247,22 @@ class Crews:
     def _hand_out(self) -> None:
         self.workers = [worker for worker in self.workers if worker.alive]
         idle = [worker for worker in self.workers if worker.passage is None]
-        for _ in range(self.count - (len(self.workers) - len(idle))):
-            if self.waiting:
-                worker = idle.pop() if idle else _Worker(self.context, self.halted)
-                self.workers += [] if worker in self.workers else [worker]
-                # much work, and little: what keeps the device busy goes beside what keeps a core busy
-                worker.take(self.waiting.pop(-(self.workers.index(worker) % 2)), self.aboard)
+        for _ in range(min(len(self.waiting), self.count - (len(self.workers) - len(idle)))):
+            worker = idle.pop() if idle else _Worker(self.context, self.halted)
+            self.workers += [] if worker in self.workers else [worker]
+            # much work, and little: what keeps the device busy goes beside what keeps a core busy
+            passage = self.waiting.pop(-(self.workers.index(worker) % 2))
+            try:
+                worker.take(passage, self.aboard)
+            except OSError:  # it was lost while it had nothing to do: another one starts
+                worker.gone()
+                self.waiting.insert(0, passage)
 
 
-def _work(pipe: Connection, halted: Any) -> None:
+def _work(pipe: connection.Connection, halted: Any) -> None:
     """What a worker does: sail what it is told, one fleet after the other, until it is told nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the one that started this decides
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they go to every process; the one that started this decides
     stopped: Future[None] = Future()
 
     def heed() -> None:
@@ -277,5 +282,5 @@ def _work(pipe: Connection, halted: Any) -> None:
                 pipe.send(None)
             except BrokenPipeError:
                 raise
-            except BaseException as error:
-                pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+            except BaseException:
+                pipe.send(RuntimeError(f"in a worker: {traceback.format_exc()}"))
