@@ -215,7 +215,7 @@ def advance_all(
     """Advance each group, told what `Fused.advance` is told; first have all their kernels compiled, where asked to."""
     pairs = [(each, rows) for each, (rows, _) in zip(fused, groups.every, strict=True)]
     told = (parameters, gradients, *told)
-    sizes = tuple((name, g.shape[1:], g.dtype) for name, g in gradients.items())
+    sizes = frozenset((g.shape[1:], g.dtype) for g in gradients.values())
     new = {(each.kind, sizes): (each, rows) for each, rows in pairs if (each.kind, sizes) not in _rehearsed}
     if rehearse and new:
         with rehearsing():
