@@ -79,6 +79,13 @@ def test_where_nothing_goes_back_a_kernel_gives_the_same() -> None:
 
 
 @gpu
+def test_one_value_of_a_channel_has_no_variance_and_is_refused_as_torch_does() -> None:
+    told = made((1, 5), torch.float32)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        normalised(told["x"], told["weight"], told["bias"], None, RUNS, training=True, **TOLD)
+
+
+@gpu
 def test_values_far_from_0_keep_their_variance() -> None:
     told = made((4, 21, 8, 8), torch.float32, far=1000.0)
     out = normalised(told["x"], None, None, None, RUNS, training=True, **TOLD)

@@ -59,6 +59,8 @@ def normalised(
     """
     last = x.movedim(1, -1).contiguous()
     if training:
+        if last.numel() == runs * last.shape[-1]:  # as torch's own does
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         _rehearse(last, weight, bias, running, runs)
         out: Tensor = BatchNorm.apply(last, weight, bias, running, runs, momentum, eps)  # type: ignore[no-untyped-call]
         return out.movedim(-1, 1)
