@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +11,9 @@ import pytest
 import torch
 
 from cluster import workers
-from lab.small import class_stream
+from lab.small import class_stream, spec_for
 from lab.test_kill import DIGITS, rows, saved
+from mooring.errors import MooringError
 from mooring.lab.engines.beside import Beside
 from mooring.lab.engines.packing import packed, unpacked
 from mooring.lab.engines.voyage import Aboard
@@ -119,6 +122,52 @@ def test_workers_stay_for_the_next_lot_where_that_is_asked_for(tmp_path):
     assert len({*started[1], *started[2]}) == 3
     assert not any(Path(f"/proc/{pid}").exists() for pids in started for pid in pids)
     assert len(study.results()) == 6
+
+
+def test_a_worker_is_killed_and_then_everything_is_to_stop(tmp_path, whole):
+    child = Child(tmp_path, command, *ASKED, *SIDE_BY_SIDE)
+    assert wait_for(lambda: len(at_work(child)) == 2 and saved(tmp_path), child)
+    os.kill(at_work(child)[0], signal.SIGKILL)
+    child.kill(signal.SIGINT)
+    assert child.ended().status == 130
+    assert Child(tmp_path, command, *ASKED).ended().status == 0
+    assert rows(tmp_path) == whole
+
+
+def test_an_error_where_results_are_put_away_ends_everything_and_workers_go(tmp_path, monkeypatch):
+    study = Study(tmp_path / "study.sqlite", share=0.5)
+    asked = {"stream": class_stream(tasks=2), "methods": ["plain", "er"], "epochs": 1, "memory": 10, "seeds": 1}
+
+    def refuse(results):
+        raise OSError("disk full")
+
+    with study.crewed():
+        with monkeypatch.context() as there:
+            there.setattr(study.store, "add", refuse)
+            with pytest.raises(OSError, match="disk full"):
+                study.compare(**asked)
+        assert len(study.compare(**asked)) == 2  # with other workers
+
+
+def test_a_run_that_a_worker_refuses_is_told_in_one_line(tmp_path):
+    stream = class_stream(tasks=2)
+    lost = spec_for("plain", stream, init="0123")
+    with pytest.raises(MooringError, match="the weights 0123 that a run starts from are not here"):
+        Study(tmp_path / "study.sqlite", share=0.5).run([lost], {stream.fingerprint: stream})
+
+
+GUARDLESS = """
+from mooring.lab import Study
+Study("study.sqlite", share=0.5).compare(stream="digits", methods="plain,er", epochs=1, seeds=1)
+"""
+
+
+@pytest.mark.faults
+def test_a_script_without_a_guard_is_given_up_with_a_word_about_it(tmp_path):
+    (tmp_path / "script.py").write_text(GUARDLESS)
+    told = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 1
+    assert 'run the study under `if __name__ == "__main__":`' in told.stderr.splitlines()[-1]
 
 
 def test_what_fails_in_a_worker_is_told_in_one_line(tmp_path):

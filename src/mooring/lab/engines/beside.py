@@ -34,6 +34,8 @@ from mooring.lab.streams.stream import Stream
 
 __all__ = ["Beside", "Crews"]
 
+GUARD = '; in a script, run the study under `if __name__ == "__main__":`, which every worker reads again'
+
 LEAVE_SECONDS = 10.0
 """So long a worker has to go when it is told to."""
 
@@ -97,7 +99,8 @@ class Beside:
             def launch(specs: Sequence[RunSpec]) -> _Passage:
                 return crews.launch(crew.Order(tuple(specs), *told))
 
-            Dispatch(crews, launch, crews.halt, keep, unfinished, aboard.reporter, stop).run(fleets, steps)
+            told_to = crews.halt, keep, unfinished, aboard.reporter, stop
+            Dispatch(crews, launch, *told_to, hint=GUARD).run(fleets, steps)
 
 
 @dataclass(frozen=True)
@@ -143,28 +146,38 @@ class _Passage:
 class _Worker:
     """A process, the way to talk to it, and what it is at."""
 
-    def __init__(self, context: Any, halted: Any) -> None:
+    def __init__(self, context: Any) -> None:
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, halted), daemon=True)
+        stops, self.stop = context.Pipe(duplex=False)  # nothing is locked by one that is killed
+        self.process = context.Process(target=_work, args=(theirs, stops), daemon=True)
         self.process.start()
-        theirs.close()
+        for end in (theirs, stops):
+            end.close()
         self.passage: _Passage | None = None
         self.alive = True
         self.aboard: _Given | None = None
 
     def take(self, passage: _Passage, aboard: "_Given") -> None:
-        """Have it sail, with what all take along, which it is given once."""
+        """Have it sail, with what all take along, which it is given once; that it is gone is heard when it tells."""
         self.passage, passage.worker = passage, self
-        if self.aboard is not aboard:
-            self.aboard = aboard
-            self.pipe.send(aboard)
-        self.pipe.send(passage.order)
+        with suppress(OSError):
+            if self.aboard is not aboard:
+                self.aboard = aboard
+                self.pipe.send(aboard)
+            self.pipe.send(passage.order)
+
+    def halt(self) -> None:
+        """Ask it to stop."""
+        with suppress(OSError):
+            self.stop.send(None)
 
     def gone(self) -> None:
         """It is no more."""
         self.alive, self.passage = False, None
         self.process.kill()
-        self.pipe.close()
+        self.process.join(LEAVE_SECONDS)
+        for end in (self.pipe, self.stop):
+            end.close()
 
 
 class Crews:
@@ -186,7 +199,7 @@ class Crews:
 
     def __init__(self) -> None:
         self.context, self.count, self.aboard = get_context("spawn"), 1, _Given(packed({}, {}), 1)
-        self.halted = self.context.Event()
+        self.halted = False
         self.workers: list[_Worker] = []
         self.waiting: list[_Passage] = []
 
@@ -195,12 +208,15 @@ class Crews:
 
     def __exit__(self, *error: object) -> None:
         """Everybody goes."""
-        for worker in self.workers:
+        idle = [worker for worker in self.workers if worker.alive and worker.passage is None]
+        for worker in idle:
             with suppress(OSError):
                 worker.pipe.send(None)
+        for worker in idle:
+            worker.process.join(LEAVE_SECONDS)
         for worker in self.workers:
-            worker.process.join(LEAVE_SECONDS if worker.alive and worker.passage is None else 0)
-            worker.process.kill()
+            if worker.alive:
+                worker.gone()
 
     def board(self, count: int, streams: Mapping[str, Stream], weights: Mapping[str, Weights], *, threads: int) -> None:
         """What comes next.
@@ -211,6 +227,10 @@ class Crews:
             weights: what backbones start from, by fingerprint.
             threads: of each.
         """
+        for worker in self.workers:
+            if worker.alive and (self.halted or worker.passage is not None):  # of a run that was broken off
+                worker.gone()
+        self.waiting, self.halted = [], False
         self.count, self.aboard = count, _Given(packed(streams, weights), threads)
 
     def launch(self, order: crew.Order) -> _Passage:
@@ -221,7 +241,9 @@ class Crews:
 
     def halt(self) -> None:
         """Ask all of them to stop."""
-        self.halted.set()
+        self.halted = True
+        for worker in self.workers:
+            worker.halt()
 
     def wait(self, passages: list[_Passage], num_returns: int, timeout: float) -> tuple[list[_Passage], list[_Passage]]:
         """Those that have something to tell, and the others."""
@@ -245,32 +267,31 @@ class Crews:
             passage.worker.gone()
 
     def _hand_out(self) -> None:
+        for worker in self.workers:
+            if worker.alive and worker.passage is None and not worker.process.is_alive():
+                worker.gone()  # it was lost while it had nothing to do
         self.workers = [worker for worker in self.workers if worker.alive]
         idle = [worker for worker in self.workers if worker.passage is None]
         for _ in range(min(len(self.waiting), self.count - (len(self.workers) - len(idle)))):
-            worker = idle.pop() if idle else _Worker(self.context, self.halted)
+            worker = idle.pop() if idle else _Worker(self.context)
             self.workers += [] if worker in self.workers else [worker]
             # much work, and little: what keeps the device busy goes beside what keeps a core busy
-            passage = self.waiting.pop(-(self.workers.index(worker) % 2))
-            try:
-                worker.take(passage, self.aboard)
-            except OSError:  # it was lost while it had nothing to do: another one starts
-                worker.gone()
-                self.waiting.insert(0, passage)
+            worker.take(self.waiting.pop(-(self.workers.index(worker) % 2)), self.aboard)
 
 
-def _work(pipe: connection.Connection, halted: Any) -> None:
+def _work(pipe: connection.Connection, stops: connection.Connection) -> None:
     """What a worker does: sail what it is told, one fleet after the other, until it is told nothing."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they go to every process; the one that started this decides
     stopped: Future[None] = Future()
 
     def heed() -> None:
-        halted.wait()
-        stopped.set_result(None)
+        with suppress(EOFError, OSError):  # nobody will ask any more
+            stops.recv()
+            stopped.set_result(None)
 
     Thread(target=heed, daemon=True).start()
-    with settled(), suppress(EOFError, BrokenPipeError):  # nobody is there any more
+    with settled(), suppress(EOFError, ConnectionError):  # nobody is there any more
         while (told := pipe.recv()) is not None:
             if isinstance(told, _Given):
                 streams, weights = unpacked(told.packed)
@@ -280,7 +301,7 @@ def _work(pipe: connection.Connection, halted: Any) -> None:
                 for heard in crew.sail(told, streams[told.specs[0].data], weights, lambda: stopped):
                     pipe.send(heard)
                 pipe.send(None)
-            except BrokenPipeError:
+            except ConnectionError:
                 raise
             except BaseException:
                 pipe.send(RuntimeError(f"in a worker: {traceback.format_exc()}"))

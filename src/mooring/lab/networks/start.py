@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.lab.networks import build
+from mooring.lab.networks import BACKBONES, build
 from mooring.lab.networks.headed import Headed
 from mooring.lab.order import generator
 from mooring.lab.spec import RunSpec
@@ -128,7 +128,16 @@ def _kept(network: str, stream: Stream, seed: int, dtype: torch.dtype, weights: 
     if ":" in network:
         return start(network, stream, seed, dtype=dtype, weights=weights)
     heads = len(stream.tasks) if stream.heads == "per task" else 1
-    key = (network, stream.shape, stream.outputs, heads, seed, dtype, weights and weights.fingerprint)
+    key = (
+        network,
+        BACKBONES.get(network),
+        stream.shape,
+        stream.outputs,
+        heads,
+        seed,
+        dtype,
+        weights and weights.fingerprint,
+    )
     found = _KEPT.pop(key, None) or start(network, stream, seed, dtype=dtype, weights=weights)
     _KEPT[key] = found  # the last that was asked for is the last to go
     if len(_KEPT) > KEPT:
