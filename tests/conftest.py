@@ -29,6 +29,19 @@ def ledger():
     return LEDGER
 
 
+@pytest.fixture(scope="session")
+def alone_here(tmp_path_factory):
+    """What the study that engines are compared by gives, one fleet after the other in one process."""
+    from lab.engines import ASKED
+    from lab.test_kill import rows
+    from processes import Child, command
+
+    folder = tmp_path_factory.mktemp("alone")
+    told = Child(folder, command, *ASKED).ended()
+    assert told.status == 0, told.err
+    return rows(folder)
+
+
 def pytest_terminal_summary(terminalreporter):
     for line in LEDGER.table():
         terminalreporter.write_line(line)

@@ -1,9 +1,7 @@
 """What each convolution of a network takes in other tiles than `mooring.lab.fleet.tiles` has it computed in."""
 
 import argparse
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 
 from fleets.output import add_common, keep, say, where
 from mooring.errors import MooringError
+from mooring.kernels.launching import rehearsing
 from mooring.lab.fleet import convolution
 from mooring.lab.fleet.precision import computing, products_of
 from mooring.lab.fleet.tiles import Geometry, aligned, next_power
@@ -163,18 +162,10 @@ def _instead(name: str, tile: Tile) -> Iterator[None]:
 
 def _compile(do: Callable[[], object], name: str, tiles: Iterable[Tile]) -> None:
     """On all cores; what cannot be compiled is met again when it is timed."""
-    import triton
-
-    from mooring.kernels import launching
-
-    token = launching._rehearsing.set(True)
-    try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
-            for tile in tiles:
-                with _instead(name, tile):
-                    do()
-    finally:
-        launching._rehearsing.reset(token)
+    with rehearsing(ignore_errors=True):
+        for tile in tiles:
+            with _instead(name, tile):
+                do()
 
 
 def _time(do: Callable[[], object], repeats: int) -> float:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from cluster import workers
+from lab.engines import ASKED
 from lab.small import class_stream, spec_for
-from lab.test_kill import DIGITS, rows, saved
+from lab.test_kill import rows, saved
 from mooring.errors import MooringError
 from mooring.lab.engines.beside import Beside
 from mooring.lab.engines.packing import packed, unpacked
@@ -22,17 +23,7 @@ from mooring.lab.streams import Stream
 from mooring.lab.study import Study
 from processes import Child, command, wait_for
 
-ASKED = ["compare", "--methods", "plain,ewc,si,er,explicit-mas", *DIGITS, "--study", "study.sqlite"]
 SIDE_BY_SIDE = ["--share", "0.5"]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The same study, one fleet after the other."""
-    folder = tmp_path_factory.mktemp("whole")
-    told = Child(folder, command, *ASKED).ended()
-    assert told.status == 0, told.err
-    return rows(folder)
 
 
 def at_work(child: Child) -> list[int]:
@@ -66,15 +57,15 @@ def hashed(stream: Stream) -> str:
     return replace(stream).fingerprint
 
 
-def test_results_equal_those_of_one_fleet_after_the_other(tmp_path, whole):
+def test_results_equal_those_of_one_fleet_after_the_other(tmp_path, alone_here):
     told = Child(tmp_path, command, *ASKED, *SIDE_BY_SIDE).ended()
     assert told.status == 0, told.err
-    assert rows(tmp_path) == whole
+    assert rows(tmp_path) == alone_here
     assert sum(": done" in line for line in told.err.splitlines()) == 3
     assert not (tmp_path / "study.sqlite.fleets").exists()
 
 
-def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path, whole):
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path, alone_here):
     child = Child(tmp_path, command, *ASKED, *SIDE_BY_SIDE)
     assert wait_for(lambda: len(at_work(child)) == 2 and saved(tmp_path), child)
     os.kill(at_work(child)[0], signal.SIGKILL)
@@ -82,7 +73,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path, whole):
     assert told.status == 0, told.err
     assert "note: a worker was lost: its" in told.err
     assert "Traceback" not in told.err
-    assert rows(tmp_path) == whole
+    assert rows(tmp_path) == alone_here
 
 
 @pytest.mark.parametrize(
@@ -92,7 +83,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path, whole):
         pytest.param(signal.SIGTERM, 0, id="SIGTERM", marks=pytest.mark.faults),
     ],
 )
-def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, whole, number, status):
+def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, alone_here, number, status):
     child = Child(tmp_path, command, *ASKED, *SIDE_BY_SIDE)
     assert wait_for(lambda: saved(tmp_path), child)
     started = at_work(child)
@@ -104,7 +95,7 @@ def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, whol
     assert "Traceback" not in told.err
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
     assert Child(tmp_path, command, *ASKED).ended().status == 0  # as it likes: alone this time
-    assert rows(tmp_path) == whole
+    assert rows(tmp_path) == alone_here
 
 
 def test_workers_stay_for_the_next_lot_where_that_is_asked_for(tmp_path):
@@ -124,14 +115,14 @@ def test_workers_stay_for_the_next_lot_where_that_is_asked_for(tmp_path):
     assert len(study.results()) == 6
 
 
-def test_a_worker_is_killed_and_then_everything_is_to_stop(tmp_path, whole):
+def test_a_worker_is_killed_and_then_everything_is_to_stop(tmp_path, alone_here):
     child = Child(tmp_path, command, *ASKED, *SIDE_BY_SIDE)
     assert wait_for(lambda: len(at_work(child)) == 2 and saved(tmp_path), child)
     os.kill(at_work(child)[0], signal.SIGKILL)
     child.kill(signal.SIGINT)
     assert child.ended().status == 130
     assert Child(tmp_path, command, *ASKED).ended().status == 0
-    assert rows(tmp_path) == whole
+    assert rows(tmp_path) == alone_here
 
 
 def test_an_error_where_results_are_put_away_ends_everything_and_workers_go(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cluster import cluster, needs_ray, workers
+from lab.engines import ASKED
 from lab.test_kill import DIGITS, rows, saved
 from mooring.errors import MooringError
 from mooring.lab.engines.voyage import Aboard
@@ -20,7 +21,6 @@ from mooring.lab.study import Study
 from processes import Child, Ended, command, wait_for
 
 HERE = "lab.test_ray"
-ASKED = ["compare", "--methods", "plain,ewc,si,er,explicit-mas", *DIGITS, "--study", "study.sqlite"]
 
 
 # Without Ray
@@ -68,15 +68,6 @@ def two():
         yield made
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The same study with the local engine."""
-    folder = tmp_path_factory.mktemp("whole")
-    told = Child(folder, command, *ASKED).ended()
-    assert told.status == 0, told.err
-    return rows(folder)
-
-
 def begun(folder: Path, made, *more: str, target=command, **env: str) -> Child:
     ray = ["--engine", "ray", "--address", made.address]
     return Child(folder, target, *ASKED, *ray, *more, patience=180, RAY_AUTH_MODE="disabled", **env)
@@ -89,9 +80,9 @@ def well(told: Ended) -> str:
 
 
 @needs_ray
-def test_results_equal_the_local_engines_exactly_and_come_in_fleets_by_shape(tmp_path, two, whole):
+def test_results_equal_the_local_engines_exactly_and_come_in_fleets_by_shape(tmp_path, two, alone_here):
     err = well(begun(tmp_path, two).ended())
-    assert rows(tmp_path) == whole
+    assert rows(tmp_path) == alone_here
     assert err.startswith("10 runs to train in 4 fleets\n")  # three shapes, the largest in two: a core for each
     assert sum(": done" in line for line in err.splitlines()) == 4
     assert saved(tmp_path) == []
@@ -100,9 +91,9 @@ def test_results_equal_the_local_engines_exactly_and_come_in_fleets_by_shape(tmp
 
 @pytest.mark.faults
 @needs_ray
-def test_deterministic_fleets_are_sent_as_such_and_a_share_of_a_core_lets_more_sail_at_once(tmp_path, two, whole):
+def test_deterministic_fleets_are_sent_as_such_and_a_share_of_a_core_lets_more_sail_at_once(tmp_path, two, alone_here):
     err = well(begun(tmp_path, two, "--deterministic", "--share", "0.25").ended())
-    assert rows(tmp_path) == whole
+    assert rows(tmp_path) == alone_here
     assert err.startswith("10 runs to train in 3 fleets\n")  # by shape alone, however many cores there are
     results = list(Store(tmp_path / "study.sqlite").results())
     assert {result.versions.get("deterministic") for result in results} == {"yes"}
@@ -146,7 +137,7 @@ def test_a_fleet_has_a_gpu_for_itself_unless_a_share_is_asked_for(tmp_path):
 
 
 @needs_ray
-def test_what_is_known_already_is_not_trained_again_and_needs_no_cluster(tmp_path, whole):
+def test_what_is_known_already_is_not_trained_again_and_needs_no_cluster(tmp_path, alone_here):
     assert Child(tmp_path, command, *ASKED).ended().status == 0
     told = Child(tmp_path, command, *ASKED, "--engine", "ray", "--address", "127.0.0.1:1").ended()
     assert (told.status, told.err) == (0, "")
@@ -184,7 +175,7 @@ def test_a_gpu_that_no_machine_has_is_told_in_one_line(tmp_path, two):
         pytest.param(signal.SIGTERM, 0, id="SIGTERM", marks=pytest.mark.faults),
     ],
 )
-def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, two, whole, number, status):
+def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, two, alone_here, number, status):
     child = begun(tmp_path, two, "--epochs", "400")
     assert wait_for(lambda: saved(tmp_path), child)
     child.kill(number)

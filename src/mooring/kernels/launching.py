@@ -41,13 +41,17 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearsing() -> Iterator[None]:
-    """While this lasts nothing is computed; what would be launched is compiled, on all cores, and ready at the end."""
+def rehearsing(*, ignore_errors: bool = False) -> Iterator[None]:
+    """While this lasts nothing is computed; what would be launched is compiled, on all cores, and ready at the end.
+
+    Args:
+        ignore_errors: leave what cannot be compiled to whoever launches it.
+    """
     import triton  # slow, and not everywhere
 
     token = _rehearsing.set(True)
     try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
+        with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=ignore_errors):
             yield
     finally:
         _rehearsing.reset(token)

@@ -1,8 +1,6 @@
 """Fleets side by side on this machine, each in a process of its own: one trains while another one sets out."""
 
-import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -76,22 +74,15 @@ class Beside:
     def run(
         self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
     ) -> None:
-        """Run every fleet to its end, from its checkpoint where it has one; those with most work first.
-
-        Args:
-            fleets: the runs.
-            keep: called with the results of each fleet, or of each part of it, to put them away; their checkpoint is
-                deleted after that.
-            reject: take out runs whose penalty does not interpolate after the first task.
-        """
+        """Run every fleet, several at once; see `Engine`."""
         aboard = self.aboard
         check_writable(self.folder)
         unfinished = Unfinished(self.folder, aboard.device, reject, aboard.deterministic)
         steps = [steps_of(fleet[0], aboard.streams[fleet[0].data]) for fleet in fleets]
         needed = {fleet[0].data for fleet in fleets}
         streams = {data: stream for data, stream in aboard.streams.items() if data in needed}
-        path = tuple(os.path.abspath(each) for each in sys.path)
-        told = aboard.device, aboard.every, reject, self.folder.absolute(), "", path, aboard.deterministic
+        folder = self.folder.absolute()
+        told = aboard.device, aboard.every, reject, folder, "", crew.places(), aboard.deterministic
         threads = max(1, int(torch.get_num_threads() * self.share))
         with nullcontext(self.crews) if self.crews else Crews() as crews, stoppable() as stop:
             crews.board(min(self.workers, len(fleets)), streams, aboard.weights, threads=threads)

@@ -25,7 +25,14 @@ class Engine(Protocol):
     def run(
         self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
     ) -> None:
-        """Run every fleet to its end, from its checkpoint where it has one."""
+        """Run every fleet to its end, from its checkpoint where it has one.
+
+        Args:
+            fleets: the runs.
+            keep: called with the results of each fleet, or of each part of it, to put them away; their checkpoint is
+                deleted after that.
+            reject: take out runs whose penalty does not interpolate after the first task.
+        """
 
 
 def check_engine(name: str, address: str | None = None, share: float = 1.0) -> None:

@@ -1,5 +1,6 @@
 """What sails a fleet in another process, here or elsewhere: a generator that tells what the driver should know."""
 
+import os
 import platform
 import queue
 import sys
@@ -23,7 +24,7 @@ from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["Begun", "Failed", "Kept", "Noted", "Order", "Sailing", "Stopped", "sail", "sized"]
+__all__ = ["Begun", "Failed", "Kept", "Noted", "Order", "Sailing", "Stopped", "places", "sail", "sized"]
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,11 @@ def _work(order: Order, aboard: Aboard, stop: Stop, told: "queue.SimpleQueue[Hea
     except BaseException as error:
         told.put(error)
     told.put(None)
+
+
+def places() -> tuple[str, ...]:
+    """Where networks of one's own are found here; crews look there too."""
+    return tuple(os.path.abspath(each) for each in sys.path)
 
 
 def _look_in(path: Sequence[str]) -> None:

@@ -38,14 +38,7 @@ class Local:
     def run(
         self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
     ) -> None:
-        """Run every fleet to its end, from its checkpoint where it has one.
-
-        Args:
-            fleets: the runs.
-            keep: called with the results of each fleet, or of each part of it, to put them away; their checkpoint is
-                deleted after that.
-            reject: take out runs whose penalty does not interpolate after the first task.
-        """
+        """Run every fleet, one after the other; see `Engine`."""
         unfinished = Unfinished(self.folder, self.aboard.device, reject, self.aboard.deterministic)
 
         def put_away(results: list[Result], path: Path) -> None:

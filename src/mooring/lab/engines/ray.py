@@ -3,7 +3,6 @@
 import logging
 import os
 import socket
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -139,7 +138,9 @@ class Ray:
             stream = self._stored(ray, runs[0].data)
             most: int
             most, notes = ray.get(
-                measure.remote(runs, stream, self._stored(ray, "weights"), self.aboard.device, _path(), self.share)
+                measure.remote(
+                    runs, stream, self._stored(ray, "weights"), self.aboard.device, crew.places(), self.share
+                )
             )
             for line in notes:
                 self.aboard.reporter.note(line)
@@ -150,14 +151,7 @@ class Ray:
     def run(
         self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
     ) -> None:
-        """Run every fleet to its end, from its checkpoint where it has one.
-
-        Args:
-            fleets: the runs.
-            keep: called with the results of each fleet, or of each part of it, to put them away; their checkpoint is
-                deleted after that.
-            reject: take out runs whose penalty does not interpolate after the first task.
-        """
+        """Run every fleet, as many at once as there is room for; see `Engine`."""
         ray = connected(self.address)
         self._slots(ray)
         aboard = self.aboard
@@ -167,7 +161,7 @@ class Ray:
             master = _master(ray)  # not before: it is still being made when a folder is refused, and Ray says so
 
             def launch(specs: Sequence[RunSpec]) -> Any:
-                told = aboard.device, aboard.every, reject, self.folder, beacon, _path(), aboard.deterministic
+                told = aboard.device, aboard.every, reject, self.folder, beacon, crew.places(), aboard.deterministic
                 order = crew.Order(tuple(specs), *told)
                 return task.remote(order, self._stored(ray, specs[0].data), self._stored(ray, "weights"), master)
 
@@ -199,11 +193,6 @@ class Ray:
         if what not in self._put:
             self._put[what] = ray.put(dict(self.aboard.weights) if what == "weights" else self.aboard.streams[what])
         return self._put[what]
-
-
-def _path() -> tuple[str, ...]:
-    """Where networks of one's own are found; workers look there too."""
-    return tuple(os.path.abspath(each) for each in sys.path)
 
 
 def _crewed(order: crew.Order, stream: Any, weights: Any, master: Any) -> Iterator[crew.Heard]:

@@ -223,7 +223,7 @@ def weight_gradient(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
         launch(
             kernels.weigh_tiles, (programs, runs, parts),
             images, gradients, out, height, width, rows, per_part, out.stride(1), out.stride(0),
-            geometry.channels, geometry.outputs, channels, outputs, THREE=three, BI=bi, BH=bh, BW=bw, **common,
+            geometry.channels, geometry.outputs, channels, THREE=three, BI=bi, BH=bh, BW=bw, **common,
         )  # fmt: skip
     else:
         launch(

@@ -1,6 +1,7 @@
 """Optimizer, importance and pull of a method as one kernel per parameter, for a GPU."""
 
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import fields
 from typing import Any
@@ -215,10 +216,10 @@ def advance_all(
     """Advance each group, told what `Fused.advance` is told; first have all their kernels compiled, where asked to."""
     pairs = [(each, rows) for each, (rows, _) in zip(fused, groups.every, strict=True)]
     told = (parameters, gradients, *told)
-    sizes = frozenset((g.shape[1:], g.dtype) for g in gradients.values())
-    new = {(each.kind, sizes): (each, rows) for each, rows in pairs if (each.kind, sizes) not in _rehearsed}
-    if rehearse and new:
-        with rehearsing():
+    if rehearse:
+        sizes = frozenset((g.shape[1:], g.dtype) for g in gradients.values())
+        new = {(each.kind, sizes): (each, rows) for each, rows in pairs if (each.kind, sizes) not in _rehearsed}
+        with rehearsing() if new else nullcontext():
             for each, rows in new.values():
                 each.advance(rows, *told, rehearsal=True)
         _rehearsed.update(new)

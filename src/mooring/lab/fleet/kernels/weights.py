@@ -57,7 +57,7 @@ def weigh(
 
 @triton.jit
 def weigh_tiles(
-    x, g, out, height, width, rows, per_part, out_run, out_part, channels, outputs, C, N,
+    x, g, out, height, width, rows, per_part, out_run, out_part, channels, outputs, C,
     SCALE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, THREE: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
