@@ -99,6 +99,9 @@ def test_seeds_take_the_backbones_in_turn(tmp_path):
     specs = [lab.spec(MINIATURE.cases()[0], "plain", seed, Setting(0.01, None)) for seed in range(4)]
     assert specs[0].init == specs[2].init != specs[1].init == specs[3].init
     assert all(spec.init for spec in specs)
+    [[row]] = tables.rows_at_our_settings(lab, MINIATURE.cases()[:1], ["plain"]).values()
+    kept = {result.spec.key for result in lab.study.results()}
+    assert {result.spec.key for result in row.results} <= kept  # a run with its backbone, and no other run without
 
 
 def test_the_papers_numbers_are_found_by_our_names():

@@ -31,15 +31,18 @@ def papers_rate(scale: Scale, case: Case, method: str) -> float:
 
 
 def over_seeds(results: Iterable[Result]) -> list[Row]:
-    """One row for each setting, also where seeds start from different backbones.
+    """One row for each setting, also where seeds start from different backbones; every result stays as it is.
 
     Example:
         >>> from mooring.lab.spec import RunSpec
         >>> specs = [RunSpec("digits", "0", "si", seed, strength=1.0, init="ab"[seed]) for seed in (0, 1)]
-        >>> len(over_seeds(Result(spec, "finished", "", [10.0], [[90.0]]) for spec in specs))
-        1
+        >>> [row] = over_seeds(Result(spec, "finished", "", [10.0], [[90.0]]) for spec in specs)
+        >>> [result.spec.init for result in row.results]
+        ['a', 'b']
     """
-    return summarize(replace(result, spec=replace(result.spec, init="")) for result in results)
+    known = {replace(result.spec, init=""): result for result in results}
+    rows = summarize(replace(result, spec=spec) for spec, result in known.items())
+    return [replace(row, results=tuple(known[result.spec] for result in row.results)) for row in rows]
 
 
 def unstable_in(row: Row) -> int:
