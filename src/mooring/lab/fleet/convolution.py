@@ -177,6 +177,7 @@ def _convolve(
             outputs,
             **common,
             TURNED=turned,
+            WAITS=torch.cuda.get_device_capability()[0] == 9,
             BI=bi,
             BH=bh,
             BW=bw,

@@ -72,17 +72,27 @@ def convolve(
 
 
 @triton.jit
+def _done(total):
+    """The same, once every product that adds to it is done: the copies vanish, the wait for them stays.
+
+    On compute capability 9 images are multiplied out of registers, and Triton (3.6; triton-lang/triton#9433) lets
+    three products run on while the next images are loaded into registers that these still read.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [total], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def convolve_tiles(
     x, w, bias, out, half, sums, seen, height, width, rows, C, N,
     KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, TRANSPOSED: tl.constexpr, TURNED: tl.constexpr,
-    BIAS: tl.constexpr, RELU: tl.constexpr,
+    WAITS: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
     MASK: tl.constexpr, HALF: tl.constexpr, SCALE: tl.constexpr, SUMS: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The same where a tile is a box of whole image rows, which the memory unit fetches, with 0 outside the image.
 
     x describes (runs, batch, height, width, C) in boxes of BI images of BH rows; w describes (runs, N, taps * C), or
-    TURNED (runs, C, taps, N).
+    TURNED (runs, C, taps, N). WAITS has the products of each step done before the next.
     """
     BM: tl.constexpr = BI * BH * BW
     run = tl.program_id(1)
@@ -108,6 +118,8 @@ def convolve_tiles(
         else:
             b = w.load([run, first, tap * C + c]).reshape(BN, BK).T
         total = tl.dot(a, b, total, input_precision="tf32")
+        if WAITS:
+            total = _done(total)
     m = tile * BM + tl.arange(0, BM)
     n = first + tl.arange(0, BN)
     total = activated(total, bias, run, n, N, BIAS, RELU)
