@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mooring.errors import MooringError
+from mooring.lab.fleet.alike import Alike
 from mooring.lab.fleet.batches import Batches
 from mooring.lab.fleet.curve import Curve
 from mooring.lab.fleet.elementwise import NEVER
@@ -171,6 +172,7 @@ class Fleet:
         self.still = self.method.frozen == "always" or (self.method.frozen == "after first" and task > 0)
         for name, p in self.stack.parameters.items():
             p.requires_grad_(not (self.still and name.startswith("backbone.")))
+        self.alike = Alike.of(self.specs if task == 0 else (), self.device)
         self.recorder.clear()
         self.rehearsed = False
         for fused in self.fused:
@@ -207,15 +209,13 @@ class Fleet:
         remembered = self.feed.recall(drawn) if drawn else None
         if remembered is not None and self.method.data == "er":
             indices = torch.cat([indices, remembered], 1)
-        logits, loss = self._forward(indices, None if self.method.data in ("joint", "er") else task)
-        probes = self._probes(logits)
-        gradients = self._gradients(loss.sum())
+        loss, gradients, probes = self._learn(indices, None if self.method.data in ("joint", "er") else task)
         if remembered is not None and self.method.data == "a-gem":
             gradients = project(gradients, self._gradients(self._forward(remembered, None)[1].sum()))
         fine = self._move(gradients, probes, indices.shape[1])
         if self.watch is not None and self.watch.on:
             self.groups.look(self.watch.take(), fine)
-        loss = loss.detach() if fine is None else loss.detach()[fine]
+        loss = loss if fine is None else loss[fine]
         self.curve.add(self.now - self.began, len(self.feed.sizes) * self.common.epochs, loss)
         self.feed.move(size)
         self.now += 1
@@ -284,6 +284,17 @@ class Fleet:
 
     # Pieces of a step
 
+    def _learn(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensors, Tensors]:
+        """Losses, gradients, and gradients of what importances ask of the outputs; once for runs that are alike."""
+        with self.alike.alone(self.stack):
+            logits, loss = self._forward(self.alike.leading(indices), task)
+            probes: Tensors = {}
+            if self.method.watches_outputs:
+                probes = self._gradients(self.groups.asked(logits, self.stack.seeds, self.steps), keep=True)
+            gradients = self._gradients(loss.sum())
+        every = self.alike.everyones
+        return every(loss.detach()), {name: every(g) for name, g in gradients.items()}, probes
+
     def _forward(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensor]:
         """Logits (runs, batch, outputs) and the mean loss of each run; of one task's head, or of each sample's own."""
         batch = self.batches.take(indices, task)
@@ -296,13 +307,6 @@ class Fleet:
         wanted = {name: p for name, p in self.stack.parameters.items() if p.requires_grad}
         found = torch.autograd.grad(loss, list(wanted.values()), retain_graph=keep, allow_unused=True)
         return {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
-
-    def _probes(self, logits: Tensor) -> Tensors:
-        """The gradients of what the importances ask of the outputs, where they do."""
-        if not self.method.watches_outputs:
-            return {}
-        asked = self.groups.asked(logits, self.stack.seeds, self.steps)
-        return self._gradients(asked, keep=True)
 
     # Runs come and go
 
