@@ -86,7 +86,7 @@ def test_a_state_made_with_a_pull_of_another_kind_loads_with_a_word_about_it():
     state = {name: tensor.clone() for name, tensor in moor.state_dict().items()}
     moor.load_state_dict(state)  # with its own there is nothing to say
     moor.detach()
-    other = mooring.attach(model, optimizer, pull=mooring.Proximal(3.0))
+    other = mooring.attach(model, optimizer, pull=mooring.Proximal(3.0), buffers="interpolate")
     with pytest.warns(UserWarning, match=r"made with Interpolation\(.*, this Mooring has Proximal\(strength=3.0\)"):
         other.load_state_dict(state)
     assert other.tasks == 1
@@ -182,7 +182,8 @@ def test_a_state_saved_with_held_statistics_does_not_hold_them_where_they_follow
     follower, other, following = build("ewc", buffers="follow")
     follower.load_state_dict(model.state_dict())
     other.load_state_dict(optimizer.state_dict())
-    following.load_state_dict(moor.state_dict())
+    with pytest.warns(UserWarning, match="made with keep, this Mooring has follow"):
+        following.load_state_dict(moor.state_dict())
     anchor = follower[1].running_mean.clone()
     with torch.no_grad():
         data = torch.Generator().manual_seed(2)
@@ -222,6 +223,9 @@ def test_a_state_with_more_than_is_wanted_is_refused():
     train(model, optimizer, 0, 1)
     other, other_optimizer, unwanted = build("uniform")
     unwanted.detach()
-    rectified = mooring.attach(other, other_optimizer, importance=mooring.SI())
-    with pytest.raises(MooringError, match=r"nothing here takes 'keeps_sign\.0\.bias'"):
+    rectified = mooring.attach(other, other_optimizer, importance=mooring.SI(), buffers="interpolate")
+    with (
+        pytest.warns(UserWarning, match=r"made with SI\(damping=0.001, sign=0.1"),
+        pytest.raises(MooringError, match=r"nothing here takes 'keeps_sign\.0\.bias'"),
+    ):
         rectified.load_state_dict(moor.state_dict())

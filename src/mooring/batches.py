@@ -72,6 +72,8 @@ def labelled(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = 
             f"cannot draw labels from outputs of shape {tuple(logits.shape)}, which should be (samples, classes) or "
             f"(samples, positions, classes): give batches as (inputs, labels), or {HOW}"
         )
+    if logits.shape[-1] == 1:
+        raise MooringError(f"cannot draw labels from one output, which has no classes to draw from: {HOW}")
     chances = logits.flatten(0, -2).float().softmax(-1).nan_to_num(nan=1.0)
     generator = torch.Generator(chances.device).manual_seed(seed)
     return inputs, torch.multinomial(chances, 1, generator=generator).view(logits.shape[:-1])

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.batches import Data, Outputs, batches_of, labelled
+from mooring.batches import HOW, Data, Outputs, batches_of, labelled
 from mooring.errors import MooringError, NonFiniteError
 from mooring.forward_hook import ranks
 from mooring.importance import Importance
 from mooring.layer_watch import LayerWatch, watches
-from mooring.ledger import Ledger
+from mooring.ledger import Ledger, Moored
 from mooring.losses import Loss, default_loss, scalar_loss
 from mooring.progress import progress
 from mooring.pulls import Interpolation
@@ -115,8 +115,16 @@ def estimate(
         raise MooringError("data has no batches: give some of what the model knows")
     if not look.records:
         raise MooringError("the loss on data depends on no moored parameter: compute it with the model given")
+    if not any(_matters(m) for m in look.records.values()):
+        raise MooringError(f"every importance that data gives is 0, and nothing would be held: {HOW}")
     _replace(ledger, look)
+    ledger.unseen = {*ledger.names.values()} - {ledger.names[p] for p in ledger.trained()}
     return measured
+
+
+def _matters(m: Moored) -> bool:
+    """Whether the loss changes with a parameter at all."""
+    return bool((m.factor.outputs if m.factor else m.state["current"]).any())
 
 
 @contextmanager
@@ -130,7 +138,7 @@ def _fitting(number: int) -> Iterator[None]:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise MooringError(
             f"batch {number} of the data or reference does not fit ({reason}): give batches as the model is trained "
-            "with, (inputs, labels) or inputs alone"
+            f"with, (inputs, labels) or inputs alone; for another loss than the cross entropy {HOW}"
         ) from error
 
 

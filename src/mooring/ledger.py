@@ -1,5 +1,6 @@
 """What is kept for each moored parameter, and since when."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from mooring.selection import layer_of, moorable
 from mooring.shards import local, over_shards, part_of, spread
 from mooring.staging import Staging
 
-__all__ = ["PAST", "Ledger", "Moored", "marks"]
+__all__ = ["PAST", "Ledger", "Moored", "called", "marks"]
 
 PAST = {"previous", "previous_high", "previous_step"}
 """Under which names the past is saved."""
@@ -116,6 +117,7 @@ class Ledger:
         self.staging = Staging(memory.staging)
         self.tasks = 0
         self.steps = 0
+        self.unseen: set[str] = set()  # parameters that did not train when importance was estimated
         self.calibration: list[float] = []
         self.records: dict[Tensor, Moored] = {}
         self.names: dict[Tensor, str] = {}
@@ -160,6 +162,8 @@ class Ledger:
         if p.is_complex() or (p.grad is not None and p.grad.layout != torch.strided):
             kind = "is complex" if p.is_complex() else "has a sparse gradient"
             raise MooringError(f"{self.names[p]!r} {kind}, which cannot be moored: exclude it")
+        if self.names[p] in self.unseen:
+            self._warn_of_late()
         self.records[p] = self.fresh(p, self.tasks)
         return self.records[p]
 
@@ -185,8 +189,39 @@ class Ledger:
         state = {slot: part_of(t, p) for slot, t in state.items()}
         return {**state, "current": self.memory.started(state["current"])}
 
+    def _warn_of_late(self) -> None:
+        """Say once which parameters train now and did not when importance was estimated."""
+        late = [self.names[p] for p in self.trained() if self.names[p] in self.unseen]
+        self.unseen -= {*late}
+        warnings.warn(
+            f"{_some(late)} did not train when importance was estimated, so that nothing holds what the model knew "
+            "there: unfreeze parameters, and give them to the optimizer, before the reference or data",
+            stacklevel=2,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether the last task was consolidated and nothing was seen since: no step, and no estimate."""
+        return self.tasks > 0 and not self.steps and not any(m.count for m in self.records.values())
+
+    def drop_anchor(self) -> None:
+        """anchor <- parameter, of a task in which nothing was seen: it is none. What moved all the same is told."""
+        moved = [m.name for m in self.records.values() if bool((m.theta != m.near).any())]
+        if moved:
+            warnings.warn(
+                f"{_some(moved)} moved since the last task and this Mooring saw no step: nothing was held, and no task "
+                "is counted. A new optimizer has to be told, moor.rebind(optimizer)",
+                stacklevel=5,
+            )
+        self.staging.forget()
+        for m in self.records.values():
+            m.anchor.copy_(m.theta)
+
     def consolidate(self, scale: float = 1.0) -> None:
         """anchor <- parameter; previous <- merge(previous, scale * current); a new task begins."""
+        if self.idle:
+            self.drop_anchor()
+            return
         self.refresh()
         for p in self.trained():
             self.adopt(p)
@@ -235,6 +270,8 @@ class Ledger:
         """What a saved state says of all parameters together, as plain values."""
         return {
             "importance": self.importance.name,
+            "options": called(self.importance),
+            "merge": getattr(self.merge, "__name__", ""),
             "tasks": self.tasks,
             "steps": self.steps,
             "moored": sorted(self.names.values()),
@@ -263,6 +300,29 @@ class Ledger:
             sums[layer] = sums[layer] + score if layer in sums else score
             sizes[layer] = sizes.get(layer, 0) + m.parameter.numel()
         return dict(zip(sums, self.importance.factors(list(sums.values()), list(sizes.values())), strict=True))
+
+
+def called(thing: object) -> str:
+    """A pull or an importance with its options, where it says them; else the name of its class.
+
+    Example:
+        >>> from mooring.pulls import Proximal
+        >>> called(Proximal(3.0))
+        'Proximal(strength=3.0)'
+    """
+    name = type(thing).__name__
+    return repr(thing) if repr(thing).startswith(f"{name}(") else name
+
+
+def _some(names: list[str]) -> str:
+    """The first of them, and how many more.
+
+    Example:
+        >>> _some(["0.weight", "0.bias", "2.weight"])
+        "'0.weight' and 2 others"
+    """
+    others = f" and {len(names) - 1} {'other' if len(names) == 2 else 'others'}" if names[1:] else ""
+    return f"{names[0]!r}{others}"
 
 
 def marks(parameters: list[Tensor]) -> list[int]:

@@ -16,14 +16,14 @@ from mooring.errors import MooringError
 from mooring.estimation import estimate
 from mooring.importance import Importance, State
 from mooring.layer_watch import watches
-from mooring.ledger import Ledger
+from mooring.ledger import Ledger, called
 from mooring.losses import Loss
 from mooring.memory import Memory
 from mooring.merges import Merge
 from mooring.optimizers import check_optimizer, stepping
 from mooring.pulls import Budget, GradientPull, Pull
 from mooring.pulls.base import check_strength
-from mooring.resuming import called, read_state
+from mooring.resuming import read_state
 from mooring.selection import layer_of
 from mooring.shards import spread
 from mooring.spending import energy
@@ -114,7 +114,8 @@ class Mooring:
         """End a task: what was learned is now part of what is kept.
 
         anchor <- parameter; previous <- merge(previous, current), `current` as it was last computed; then
-        `current` starts anew. Parameters that had no gradient during the task keep their importance.
+        `current` starts anew. Parameters that had no gradient during the task keep their importance. Without a step
+        since the last one nothing is merged and no task is counted; parameters that moved all the same are warned of.
 
         With data, before any step of a task: `current` is first estimated from it, by `estimate`. What a model knows
         already is a task like any other, which somebody else has trained.
@@ -246,7 +247,7 @@ class Mooring:
         It goes through `torch.save` and safetensors alike. Save it beside the model's and the optimizer's own.
         """
         self._refuse_interrupted()
-        header = {**self._ledger.told(), "pull": called(self.pull)}
+        header = {**self._ledger.told(), "pull": called(self.pull), "buffers": self._step.buffers}
         if self._step.spending:
             header["spending"] = self._step.spending.told()
             header["calibration"] = self.calibration
@@ -255,7 +256,7 @@ class Mooring:
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
-        header, records, buffers = read_state(state, self._ledger, self.pull)
+        header, records, buffers = read_state(state, self._ledger, self.pull, self._step.buffers)
         self._step.reset()
         self._step.forget()
         self._ledger.records = records

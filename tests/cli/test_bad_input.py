@@ -192,6 +192,14 @@ def test_tune_refuses_in_one_line_and_leaves_no_trace(wrong, asked):
     assert TUNE[asked] in wrong("tune", *DIGITS, *asked.split())
 
 
+def test_a_study_of_which_no_run_has_finished_is_not_taken_for_none(tmp_path, capsys, monkeypatch):
+    (tmp_path / "mine.sqlite.fleets").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mooring", "show", "mine.sqlite"])
+    assert main() == 2
+    assert "no run of mine.sqlite has finished yet" in capsys.readouterr().err
+
+
 OTHERS = {
     "nonsense": "nonsense",
     "compar": "compar",

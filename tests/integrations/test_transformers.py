@@ -207,6 +207,6 @@ def test_a_reference_is_read_once_and_not_again_where_training_is_resumed(tmp_pa
     assert read == [0, 1]
     assert again.moor.tasks == 2
     later = MooringCallback(state=tmp_path, **options)
-    train(gpt(), later, 1, tmp_path / "later")
+    train(again.moor.model, later, 1, tmp_path / "later")
     assert read == [0, 1]
     assert later.moor.tasks == 3

@@ -188,6 +188,10 @@ WRONG = {
         {"importance": lambda seed: EWC(), "pull": Proximal(1.0)},
         r"give a function that makes it, such as lambda strength: Proximal",
     ),
+    "a pull that takes no strength": (
+        {"importance": lambda seed: EWC(), "pull": lambda: Proximal(1.0)},
+        "is called with the strength, also where there is none",
+    ),
 }
 
 

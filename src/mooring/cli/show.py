@@ -64,6 +64,8 @@ def _place(spec: RunSpec, ranks: dict[str, int]) -> tuple[object, ...]:
 
 def _read(path: Path) -> tuple[Store, list[Result]]:
     if not path.exists():
+        if path.with_name(f"{path.name}.fleets").is_dir():
+            raise MooringError(f"no run of {path} has finished yet: the command that began it goes on where it was")
         raise MooringError(f"there is no study {path}: `mooring compare --study {path}` makes one")
     store = Store(path)
     ranks = {name: rank for rank, name in enumerate(METHODS)}

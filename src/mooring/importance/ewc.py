@@ -117,6 +117,8 @@ class EWC(Importance):
                 f"EWC(labels='sampled') cannot draw labels from outputs of shape {tuple(outputs.shape)}: pass "
                 "outputs=, a function that gives (samples, classes) or (samples, positions, classes)"
             )
+        if outputs.shape[-1] == 1:
+            raise MooringError("EWC(labels='sampled') has no classes to draw from in one output: take EWC() or MAS()")
         rows = outputs.reshape(-1, outputs.shape[-1]).log_softmax(-1)
         drawn = torch.multinomial(rows.detach().exp().nan_to_num(nan=1.0), 1, generator=generator)
         return rows.gather(1, drawn).sum()

@@ -187,8 +187,8 @@ def _said(
 def unfinished(data: str, methods: Mapping[str, Sequence[Result]]) -> list[str]:
     """A sentence on the runs that did not finish, where there are any."""
     broken = {name: sum(result.status != "finished" for result in found) for name, found in methods.items()}
-    told = ", ".join(f"{name} ({number} of {len(methods[name])})" for name, number in broken.items() if number)
-    return [f"{data}: not all seeds finished: {told}."] if told else []
+    told = ", ".join(f"{number} of {len(methods[name])} with {name}" for name, number in broken.items() if number)
+    return [f"{data}: not all seeds finished; those that did not: {told}."] if told else []
 
 
 def _draw(lines: Mapping[str, Mapping[str, Mapping[str, Interval]]]) -> list["Drawing"]:

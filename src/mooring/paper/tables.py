@@ -124,13 +124,13 @@ def _beaten(case: str, rows: Sequence[Row]) -> list[str]:
         for name, row in by_name.items():
             ours = [result.metrics["accuracy"] for result in row.results]
             apart = paired_difference(ours, [base[result.spec.seed] for result in row.results])
-            if name not in CONTROLS and not apart.low > 0:  # with one seed nothing is certain
+            if name not in CONTROLS and apart.low <= 0:  # of one seed there is no interval, and nothing to say
                 (worse if apart.high < 0 else no_better).append(name)
         if worse:
             found.append(f"{case}: the control {control} is surely more accurate than {', '.join(worse)}.")
         if no_better:
             named = ", ".join(no_better)
-            found.append(f"{case}: the control {control} equals {named} in accuracy, within the 95 % interval.")
+            found.append(f"{case}: with {len(base)} seeds {named} cannot be told to be more accurate than {control}.")
     return found
 
 

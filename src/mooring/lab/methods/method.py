@@ -72,6 +72,14 @@ class Method:
                     f"makes it, such as lambda {given}: {what}(...)"
                 )
         usual = type(self).__dataclass_fields__["pull"].default
+        if self.pull is not usual:
+            try:
+                self.pull(self.strength or 0.0)
+            except TypeError as error:
+                raise MooringError(
+                    f"pull of method {self.name!r} is called with the strength, also where there is none ({error}): "
+                    "give a function of it, such as lambda strength: Interpolation()"
+                ) from error
         if self.importance is None and (self.pull is not usual or self.strength is not None):
             raise MooringError(
                 f"method {self.name!r} has a pull or a strength and no importance, so it would pull nothing: give an "

@@ -60,7 +60,9 @@ def build(name: str, stream: Stream) -> Headed:
         if isinstance(error, MooringError):
             raise
         reason = str(error).splitlines()[0]
-        raise MooringError(f"network {name!r} does not take (channels, height, width): {reason}") from error
+        raise MooringError(
+            f"network {name!r} is called with one argument, the tuple (channels, height, width): {reason}"
+        ) from error
     if not isinstance(made, nn.Module):
         raise MooringError(f"network {name!r} made a {type(made).__name__}, not a torch.nn.Module")
     heads = len(stream.tasks) if stream.heads == "per task" else 1

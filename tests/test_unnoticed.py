@@ -1,0 +1,181 @@
+"""What would leave a model unprotected, or pull it to the wrong place, is told: nothing of that happens in silence."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+
+import mooring
+from mooring.errors import MooringError
+
+
+def small(outputs: int = 3, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    for step in range(steps):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+def once_moored(**told) -> tuple[nn.Sequential, torch.optim.SGD, mooring.Mooring]:
+    """After a first task."""
+    model = small()
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer, **told)
+    train(model, optimizer)
+    moor.consolidate()
+    return model, optimizer, moor
+
+
+# An optimizer that nobody told of
+
+
+def test_training_with_another_optimizer_is_told_when_the_task_ends():
+    model, _, moor = once_moored()
+    previous = {name: score.clone() for name, score in moor.previous.items()}
+    train(model, sgd(model))
+    with pytest.warns(UserWarning, match=r"'0.weight' and 3 others moved .* moor.rebind\(optimizer\)"):
+        moor.consolidate()
+    assert moor.tasks == 1
+    torch.testing.assert_close(dict(moor.previous), previous)
+    assert max(moor.drift().values()) == 0  # what it is held to from here on is where it is
+
+
+def test_one_that_was_told_of_is_not():
+    model, _, moor = once_moored()
+    again = sgd(model)
+    moor.rebind(again)
+    train(model, again)
+    moor.consolidate()
+    assert moor.tasks == 2
+
+
+@pytest.mark.parametrize("merge", ["average", "sum", "max"])
+def test_a_task_without_a_step_is_none(merge):
+    _, _, moor = once_moored(merge=merge)
+    before = {key: tensor.clone() for key, tensor in moor.state_dict().items()}
+    for _ in range(3):
+        moor.consolidate()
+    after = moor.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_budget_is_no_larger_for_it():
+    energies = []
+    for extra in (0, 3):
+        model = small()
+        optimizer = sgd(model)
+        known = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]
+        moor = mooring.attach(model, optimizer, reference=known)
+        for _ in range(extra):
+            moor.consolidate()
+        train(model, optimizer, steps=30)
+        energies.append(moor.pull_energy())
+    assert energies[0] == energies[1]
+
+
+# What a reference says nothing about
+
+
+def test_one_output_has_no_classes_to_draw_from():
+    model = small(outputs=1)
+    with pytest.raises(MooringError, match=r"one output.*loss"):
+        mooring.attach(model, sgd(model), reference=[torch.randn(8, 4)])
+    optimizer = sgd(model)
+    mooring.attach(model, optimizer, importance=mooring.EWC(labels="sampled"))
+    with pytest.raises(MooringError, match="one output"):
+        train(model, optimizer)
+
+
+@pytest.mark.parametrize("importance", [mooring.EWC(), mooring.importance.Kronecker()])
+def test_a_reference_that_holds_nothing_is_refused(importance):
+    model = small(outputs=1)
+    labels = torch.zeros(8, dtype=torch.int64)  # a softmax over one output is 1, whatever the weights
+    with pytest.raises(MooringError, match=r"every importance that data gives is 0.*loss"):
+        mooring.attach(
+            model, sgd(model), importance=importance, pull=mooring.Budget(0.1), reference=[(torch.randn(8, 4), labels)]
+        )
+
+
+@pytest.mark.parametrize("loss", [binary_cross_entropy_with_logits, mse_loss])
+def test_another_loss_is_asked_for_where_labels_do_not_fit_and_then_works(loss):
+    model = small(outputs=1)
+    known = [(torch.randn(8, 4), torch.rand(8, 1))]
+    with pytest.raises(MooringError, match="for another loss than the cross entropy give a loss"):
+        mooring.attach(model, sgd(model), reference=[(x, y[:, 0]) for x, y in known])
+    moor = mooring.attach(model, sgd(model), reference=known, loss=lambda model, batch: loss(model(batch[0]), batch[1]))
+    assert all(bool(score.any()) for score in moor.previous.values())
+
+
+def test_what_trains_only_after_the_reference_is_told_once():
+    model = small()
+    model[0].requires_grad_(requires_grad=False)
+    optimizer = sgd(model)
+    mooring.attach(model, optimizer, reference=[(torch.randn(8, 4), torch.randint(3, (8,)))])
+    train(model, optimizer)
+    model[0].requires_grad_(requires_grad=True)
+    with pytest.warns(UserWarning, match="'0.weight' and 1 other did not train when importance was estimated") as told:
+        train(model, optimizer)
+    assert len(told) == 1
+
+
+def test_a_head_that_comes_later_is_as_it_should_be():
+    model = small()
+    optimizer = sgd(model)
+    mooring.attach(model, optimizer, reference=[(torch.randn(8, 4), torch.randint(3, (8,)))])
+    model.append(nn.Linear(3, 2))
+    optimizer.add_param_group({"params": [*model[3].parameters()]})
+    train(model, optimizer)
+
+
+# A state that goes on elsewhere
+
+OTHERS = {
+    "importance": ({"importance": mooring.SI(damping=0.001)}, {"importance": mooring.SI(damping=1.0)}),
+    "merge": ({"merge": "average"}, {"merge": "max"}),
+    "buffers": ({"buffers": "follow"}, {"buffers": "keep"}),
+}
+
+
+@pytest.mark.parametrize("option", OTHERS)
+def test_other_options_than_the_state_was_made_with_are_told(option):
+    one, other = OTHERS[option]
+    model, optimizer, moor = once_moored(**one)
+    state = moor.state_dict()
+    moor.detach()
+    with pytest.warns(UserWarning, match=rf"the state was made with .*give attach {option}="):
+        mooring.attach(model, optimizer, **other).load_state_dict(state)
+
+
+def test_other_weights_than_the_state_was_saved_with_are_told():
+    *_, moor = once_moored()
+    fresh = small(seed=1)
+    with pytest.warns(UserWarning, match="other weights than those that the state was saved with"):
+        mooring.attach(fresh, sgd(fresh)).load_state_dict(moor.state_dict())
+
+
+def test_the_same_weights_are_not_nor_rounded_ones_nor_a_task_under_way():
+    model, optimizer, moor = once_moored()
+    same = small(seed=1)
+    same.load_state_dict(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mooring.attach(same, sgd(same)).load_state_dict(moor.state_dict())
+        rounded = small(seed=1).to(torch.bfloat16)
+        rounded.load_state_dict(model.state_dict())
+        mooring.attach(rounded, sgd(rounded)).load_state_dict(moor.state_dict())
+        train(model, optimizer)
+        other = small(seed=1)
+        mooring.attach(other, sgd(other)).load_state_dict(moor.state_dict())
