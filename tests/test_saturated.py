@@ -11,6 +11,7 @@ def test_a_row_for_each_task_and_way(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     bench = importlib.import_module("saturated")
     monkeypatch.setattr(bench, "train", lambda *told, **rest: None)  # what it learns takes minutes
+    monkeypatch.setattr(bench, "KNOWN", 2 * bench.BATCH)
     monkeypatch.setattr(sys, "argv", ["saturated.py", "--seeds", "1"])
     bench.main()
     printed = capsys.readouterr().out.splitlines()

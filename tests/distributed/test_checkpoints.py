@@ -13,6 +13,7 @@ PICKLED = ("mean", "given samples")
 """Whose state four ranks read from a file that one process wrote whole."""
 
 
+@pytest.mark.faults
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # what torch says where there is one process
 def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_with_four(tmp_path):
     two, one = tmp_path / "two", tmp_path / "one"

@@ -115,6 +115,7 @@ def test_workers_stay_for_the_next_lot_where_that_is_asked_for(tmp_path):
     assert len(study.results()) == 6
 
 
+@pytest.mark.faults
 def test_a_worker_is_killed_and_then_everything_is_to_stop(tmp_path, alone_here):
     child = Child(tmp_path, command, *ASKED, *SIDE_BY_SIDE)
     assert wait_for(lambda: len(at_work(child)) == 2 and saved(tmp_path), child)
@@ -125,6 +126,7 @@ def test_a_worker_is_killed_and_then_everything_is_to_stop(tmp_path, alone_here)
     assert rows(tmp_path) == alone_here
 
 
+@pytest.mark.faults
 def test_an_error_where_results_are_put_away_ends_everything_and_workers_go(tmp_path, monkeypatch):
     study = Study(tmp_path / "study.sqlite", share=0.5)
     asked = {"stream": class_stream(tasks=2), "methods": ["plain", "er"], "epochs": 1, "memory": 10, "seeds": 1}

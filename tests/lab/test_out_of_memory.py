@@ -267,6 +267,7 @@ def killed_at(moment: int, monkeypatch) -> None:
     monkeypatch.setattr(Path, "unlink", watched(unlink))
 
 
+@pytest.mark.faults
 def test_killed_at_every_moment_around_a_split_nothing_is_lost_or_trained_twice(tmp_path, monkeypatch):
     runs = runs_of("si,plain", 2)
     expected = ran(tmp_path / "whole.sqlite", runs)

@@ -246,6 +246,7 @@ def in_worker_environment(asked: str) -> int:
     return command(*arguments)
 
 
+@pytest.mark.faults
 @needs_ray
 def test_an_error_of_a_run_is_told_in_one_line_and_the_others_are_saved(tmp_path, two):
     (tmp_path / "study.sqlite.fleets").write_text("in the way")
