@@ -168,11 +168,12 @@ def test_a_gpu_that_no_machine_has_is_told_in_one_line(tmp_path, two):
 
 
 @needs_ray
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("number", "status"),
     [
         pytest.param(signal.SIGINT, 130, id="Ctrl-C"),
-        pytest.param(signal.SIGTERM, 0, id="SIGTERM", marks=pytest.mark.faults),
+        pytest.param(signal.SIGTERM, 0, id="SIGTERM"),
     ],
 )
 def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, two, alone_here, number, status):
