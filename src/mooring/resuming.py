@@ -38,10 +38,10 @@ def read_state(
     made_with, mine = header.get("pull", ""), called(pull)
     if made_with.partition("(")[0] != mine.partition("(")[0]:
         _warn_of_other("pull", made_with, mine)
-    merge = getattr(ledger.merge, "__name__", "")
-    for option, own in (("options", called(ledger.importance)), ("merge", merge), ("buffers", buffers)):
-        if header.get(option, own) != own:
-            _warn_of_other({"options": "importance"}.get(option, option), header[option], own)
+    own = {**ledger.told(), "buffers": buffers}
+    for option, name in (("options", "importance"), ("merge", "merge"), ("buffers", "buffers")):
+        if header.get(option, own[option]) != own[option]:
+            _warn_of_other(name, header[option], own[option])
     ledger.refresh()
     by_name = {name: p for p, name in ledger.names.items()}
     saved = {*header["moored"], *header["counts"]}

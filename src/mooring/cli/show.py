@@ -12,7 +12,7 @@ from mooring.errors import MooringError
 from mooring.lab.methods import METHODS
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
-from mooring.lab.store import Store
+from mooring.lab.store import Store, fleets_of
 from mooring.lab.summary import summarize
 
 __all__ = ["report", "show"]
@@ -64,7 +64,7 @@ def _place(spec: RunSpec, ranks: dict[str, int]) -> tuple[object, ...]:
 
 def _read(path: Path) -> tuple[Store, list[Result]]:
     if not path.exists():
-        if path.with_name(f"{path.name}.fleets").is_dir():
+        if fleets_of(path).is_dir():
             raise MooringError(f"no run of {path} has finished yet: the command that began it goes on where it was")
         raise MooringError(f"there is no study {path}: `mooring compare --study {path}` makes one")
     store = Store(path)

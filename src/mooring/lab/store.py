@@ -13,7 +13,7 @@ from mooring.lab.files import check_writable
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
 
-__all__ = ["Store", "read_result"]
+__all__ = ["Store", "fleets_of", "read_result"]
 
 VERSION = 2
 """Of the file's layout. Older files are read, and brought up to it by the first write; newer ones are refused."""
@@ -36,6 +36,16 @@ CREATE TABLE runs (
 );
 CREATE TABLE commands (number INTEGER PRIMARY KEY, at TEXT NOT NULL, command TEXT NOT NULL);
 """
+
+
+def fleets_of(study: Path) -> Path:
+    """The folder beside a study in which its unfinished fleets are saved.
+
+    Example:
+        >>> fleets_of(Path("mine.sqlite"))
+        PosixPath('mine.sqlite.fleets')
+    """
+    return study.with_name(f"{study.name}.fleets")
 
 
 class Store:

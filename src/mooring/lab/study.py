@@ -27,7 +27,7 @@ from mooring.lab.networks.start import Weights, read_weights, start
 from mooring.lab.plan import fleets
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
-from mooring.lab.store import Store
+from mooring.lab.store import Store, fleets_of
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.progress import Progress
 from mooring.lab.streams.stream import Stream
@@ -97,7 +97,7 @@ class Study:
     @property
     def checkpoints(self) -> Path:
         """The folder of unfinished fleets."""
-        return self.store.path.with_name(f"{self.store.path.name}.fleets")
+        return fleets_of(self.store.path)
 
     def compare(self, asked: Comparison | None = None, *, baseline: str | None = None, **told: Any) -> list[Row]:
         """Run what is missing of a comparison; one row for each method at each setting.

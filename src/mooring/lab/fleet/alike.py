@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mooring.lab.fleet.stack import Stack
+from mooring.lab.fleet.stack import Stack, laid_out
 from mooring.lab.methods import find
 from mooring.lab.spec import RunSpec
 
@@ -88,9 +88,5 @@ class Alike:
 
 
 def _rows(tensor: Tensor, rows: Tensor | None) -> Tensor:
-    """Some rows, or some of them several times, or all; kernels of convolutions lie in memory as they lay."""
-    if rows is None:
-        return tensor
-    if tensor.ndim == 5 and tensor.is_cuda:
-        return tensor.permute(0, 1, 3, 4, 2).index_select(0, rows).permute(0, 1, 4, 2, 3)
-    return tensor.index_select(0, rows)
+    """Some rows, or some of them several times, as they should lie in memory; all as they are where none are named."""
+    return tensor if rows is None else laid_out(tensor.index_select(0, rows))
