@@ -32,8 +32,9 @@ def run(lab: Laboratory) -> Finding:
         f"Of {len(claims)} claims {held['holds']} hold, {held['does not hold']} do not, and "
         f"{len(claims) - sum(held.values())} are not decided: the 95 % interval over seeds holds 0 or another bound "
         "that the claim names, or too few seeds finished.",
-        "Intervals are over seeds alone: they say nothing of other data sets or backbones. Counts have none. Runs are "
-        "at the settings that our search found, those of the figures at the paper's.",
+        "Intervals are over seeds alone: they say nothing of other data sets or backbones, nor of what the search, "
+        "which tries each setting with one seed, would choose another time. Counts have none. Runs are at the "
+        "settings that our search found, those of the figures at the paper's.",
         "A mean over pairs leaves out those in which a run did not finish, nearly always a penalty's that broke, where "
         "it would have been at its worst.",
     ]

@@ -162,8 +162,7 @@ def _convolve(
         bi, bh, bw = box(bm, height, width)
         images = TensorDescriptor.from_tensor(x.view(runs, -1, height, width, channels), [1, bi, bh, bw, bk])
         turned = strides[3] != 1
-        whole = taps if turned else taps.flatten(2)
-        weights = TensorDescriptor.from_tensor(whole, [1, bk, 1, bn] if turned else [1, bn, bk])
+        weights = TensorDescriptor.from_tensor(taps.flatten(2), [1, bk, bn] if turned else [1, bn, bk])
         launch(
             kernels.convolve_tiles,
             grid,
@@ -175,8 +174,10 @@ def _convolve(
             rows,
             channels,
             outputs,
+            taps.shape[3],
             **common,
             TURNED=turned,
+            ASIDE=bn >= 128,
             WAITS=torch.cuda.get_device_capability()[0] == 9,
             BI=bi,
             BH=bh,

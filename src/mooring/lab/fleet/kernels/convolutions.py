@@ -83,16 +83,17 @@ def _done(total):
 
 @triton.jit
 def convolve_tiles(
-    x, w, bias, out, half, sums, seen, height, width, rows, C, N,
+    x, w, bias, out, half, sums, seen, height, width, rows, C, N, across,
     KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, TRANSPOSED: tl.constexpr, TURNED: tl.constexpr,
-    WAITS: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
+    ASIDE: tl.constexpr, WAITS: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
     MASK: tl.constexpr, HALF: tl.constexpr, SCALE: tl.constexpr, SUMS: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The same where a tile is a box of whole image rows, which the memory unit fetches, with 0 outside the image.
 
     x describes (runs, batch, height, width, C) in boxes of BI images of BH rows; w describes (runs, N, taps * C), or
-    TURNED (runs, C, taps, N). WAITS has the products of each step done before the next.
+    TURNED (runs, C, taps * across). ASIDE lays the tile on its side, weights times images: both are multiplied where
+    they were fetched to. WAITS has the products of each step done before the next.
     """
     BM: tl.constexpr = BI * BH * BW
     run = tl.program_id(1)
@@ -101,7 +102,7 @@ def convolve_tiles(
     first = (tl.program_id(0) % blocks) * BN
     image = tile * BM // (height * width)
     top = tile * BM % (height * width) // width
-    total = tl.zeros((BM, BN), dtype=tl.float32)
+    total = tl.zeros((BN, BM) if ASIDE else (BM, BN), dtype=tl.float32)
     parts = tl.cdiv(C, BK)
     for k in range(KH * KW * parts):
         tap = k // parts
@@ -112,14 +113,19 @@ def convolve_tiles(
         else:
             h = top + tap // KW - PAD
             v = tap % KW - PAD
-        a = x.load([run, image, h, v, c]).reshape(BM, BK)
+        images = x.load([run, image, h, v, c]).reshape(BM, BK)
         if TURNED:
-            b = w.load([run, c, tap, first]).reshape(BK, BN)
+            weights = w.load([run, c, tap * across + first]).reshape(BK, BN).T
         else:
-            b = w.load([run, first, tap * C + c]).reshape(BN, BK).T
-        total = tl.dot(a, b, total, input_precision="tf32")
-        if WAITS:
-            total = _done(total)
+            weights = w.load([run, first, tap * C + c]).reshape(BN, BK)
+        if ASIDE:
+            total = tl.dot(weights, images.T, total, input_precision="tf32")
+        else:
+            total = tl.dot(images, weights.T, total, input_precision="tf32")
+            if WAITS:
+                total = _done(total)
+    if ASIDE:
+        total = total.T
     m = tile * BM + tl.arange(0, BM)
     n = first + tl.arange(0, BN)
     total = activated(total, bias, run, n, N, BIAS, RELU)
