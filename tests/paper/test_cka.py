@@ -123,3 +123,8 @@ def test_the_deeper_half_leaves_the_middle_out():
     (run,) = made("ewc", [0.4], [0.0])
     assert cka.deep(run) == 0.4
     assert math.isnan(cka.deep(made("ewc", [0.4], [0.0], "unstable")[0]))
+
+
+def test_what_is_not_in_the_figure_is_named():
+    assert cka._absent(["ewc", "si"], ["ewc"]) == " No seed of si finished."
+    assert cka._absent(["ewc"], ["ewc"]) == ""

@@ -7,7 +7,7 @@ from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
 from mooring.lab.study import Study
 from mooring.lab.summary import Row, summarize
-from mooring.paper import claims, claims_of_search, claims_of_tables
+from mooring.paper import claims, claims_of_search, claims_of_tables, grids
 from mooring.paper.claim import decided, gain
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.published import Setting
@@ -103,6 +103,15 @@ def test_the_largest_gain_is_named():
     assert claims_of_tables._largest([], MINIATURE).verdict == "not decided"
 
 
+def test_pairs_without_a_seed_that_finished_are_told():
+    broken = [row(name, [60.0] * 3, lost=(0, 1, 2) if name == "si" else ()) for name in REGULARIZERS]
+    found = claims_of_tables._largest(against([*BETTER, *broken]), MINIATURE)
+    assert found.ours.endswith("; 1 of 4 pairs have no seed that finished in both")
+    told = claims_of_tables._told(against([*BETTER, *broken]), "accuracy")
+    assert "over the 3 pairs in which every run finished" in told
+    assert told.endswith("; of all 4 the first did not in 0, the second in 1")
+
+
 def test_penalties_without_importance_against_those_with():
     simple = [row(name, [64.0, 64.1, 63.9], forgotten=0.2) for name in ("uniform", "random")]
     rows = {CASE: [row("plain", [50.0, 50.1, 49.9], forgotten=9.0), *WORSE, *simple]}
@@ -154,7 +163,32 @@ def test_hyper_parameters_a_step_away_are_near():
     assert claims_of_search._near(Setting(0.001, 1e3), Setting(0.003, 1e2))
     assert not claims_of_search._near(Setting(0.001, 1e3), Setting(0.01, 1e3))
     assert not claims_of_search._near(Setting(0.001, 1e3), Setting(0.001, 10.0))
-    assert claims_of_search._near(Setting(0.001, None), Setting(0.001, None))
+    assert claims_of_search._near_rate(Setting(0.001, None), Setting(0.003, None))
+    assert not claims_of_search._near_rate(Setting(0.001, None), Setting(0.01, None))
+
+
+def test_strengths_are_judged_without_those_that_have_none():
+    case = PAPER.cases()[0]  # where the paper has 0.001 for both, and a strength of 1000 for ewc
+    (found,) = choices(ewc=[(0.001, 1.0, "finished", 60.0)], explicit_ewc=[(0.001, None, "finished", 60.0)]).values()
+    rates, strengths = claims_of_search._the_papers({case: found})
+    assert (rates.ours, rates.verdict) == ("2 of 2, 2 of them exactly", "holds")
+    assert (strengths.ours, strengths.verdict) == ("0 of 1, 0 of them exactly", "does not hold")
+
+
+def test_within_five_points_is_judged_without_rounding():
+    tried = [(0.01, 1.0, "finished", 300 / 9), (0.01, 0.1, "finished", 255 / 9)]
+    assert 255 / 9 < 300 / 9 - 5  # they are 5 apart, and floats say a bit more
+    assert claims_of_search._good(choices(plain=PLAIN, ewc=tried), ["ewc"]) == (2, 2)
+
+
+def test_what_was_as_good_as_what_was_chosen_is_named():
+    tried = [(0.01, s, "finished", accuracy) for s, accuracy in ((0.1, 60.0), (1.0, 70.0), (10.0, 70.0))]
+    (choice,) = choices(ewc=[*tried, (0.001, 1.0, "unstable", 0.0)])[CASE]
+    assert choice.best.setting.strength == 1.0
+    assert [row.setting.strength for row in choice.as_good] == [10.0]
+    assert grids._alternatives(choice) == "lr 0.01 with strength 10"
+    (none,) = choices(ewc=[(0.01, 1.0, "unstable", 0.0)])[CASE]
+    assert none.as_good == ()
 
 
 def test_the_claims_read_the_runs_of_other_targets_and_train_nothing_more(tmp_path):

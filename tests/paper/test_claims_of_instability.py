@@ -11,10 +11,14 @@ from mooring.paper.scale import MINIATURE
 
 
 def result(method: str, seed: int = 0, *, lost: bool = False, violations: int = 0, below: int = 0, strength=1.0):
-    verdict = Stability(1, 0.5, 1.0, 0, 100 - violations - below, violations, below, below)
+    verdict = after(violations, below)
     spec = RunSpec("digits", "0", method, seed, strength=strength)
     status = "unstable" if lost else "finished"
     return Result(spec, status, "", [10.0], [] if lost else [[90.0]], stability=[verdict])
+
+
+def after(violations: int = 0, below: int = 0) -> Stability:
+    return Stability(1, 0.5, 1.0, 0, 100 - violations - below, violations, below, below)
 
 
 def test_scores_below_0_count_only_where_positive_ones_are_stable():
@@ -27,11 +31,26 @@ def test_scores_below_0_count_only_where_positive_ones_are_stable():
     assert claims._negative_scores(harmless).verdict == "does not hold"
 
 
+def test_scores_below_0_are_judged_where_a_penalty_does_something():
+    """However many weak strengths a grid has; and on every data set."""
+    weak = [result("si-absolute", strength=s) for s in (1e-5, 1e-4)]
+    weak += [result("si-flipped", below=1, strength=s) for s in (1e-5, 1e-4)]
+    strong = [result("si-absolute", strength=10.0), result("si-flipped", lost=True, below=1, strength=10.0)]
+    found = claims._negative_scores([*weak, *strong])
+    assert (found.ours, found.verdict) == ("1 of 1", "holds")
+    elsewhere = [replace(run, spec=replace(run.spec, data="1")) for run in weak]
+    found = claims._negative_scores([*weak, *strong, *elsewhere])
+    assert (found.ours, found.verdict) == ("1 of 1; 0 of 1", "does not hold")
+
+
 def test_instability_before_any_violation_refutes_the_paper():
-    after = [result("ewc", lost=True, violations=5), result("clamped-ewc", violations=5)]
-    assert [claim.verdict for claim in claims._violations(after)] == ["holds"] * 3
-    before = [*after, result("ewc", 1, lost=True)]
+    found = [result("ewc", lost=True, violations=5), result("clamped-ewc", violations=5)]
+    assert [claim.verdict for claim in claims._violations(found)] == ["holds"] * 3
+    before = [*found, result("ewc", 1, lost=True)]
     assert claims._violations(before)[0].verdict == "does not hold"
+    later = [*found, replace(before[-1], stability=[after(), after(violations=2)])]
+    told = claims._violations(later)[0]
+    assert (told.ours, told.verdict) == ("2 of 2, 1 of them after the first task already", "holds")
     assert [claim.verdict for claim in claims._violations([result("ewc")])] == ["not decided"] * 3
 
 
@@ -51,7 +70,7 @@ def test_positive_scores_that_break_are_told_with_what_violates():
 
 def test_the_weakest_strength_is_compared_with_plain():
     runs = [result("plain", seed, strength=None) for seed in (0, 1)]
-    runs += [result("si-signed", seed, strength=strength) for seed in (0, 1) for strength in (0.1, 10.0)]
+    runs += [result("si-flipped", seed, strength=strength, below=1) for seed in (0, 1) for strength in (0.1, 10.0)]
     assert claims._weak_penalty(runs).verdict == "holds"
     assert claims._weak_penalty([]).verdict == "not decided"
 

@@ -70,3 +70,11 @@ def test_without_strength_every_gradient_counts_whole(lab):
     found = effective_lr.unroll(MINIATURE.cases()[0], lab.trained("digits"), Penalty(0.0), 0.03)
     for left in found.left.values():
         torch.testing.assert_close(left, torch.ones_like(left), rtol=1e-12, atol=0)
+
+
+def test_at_the_safe_strength_less_is_left_than_below_it(lab):
+    found = effective_lr.measure(lab)
+    assert found.strength < found.safe
+    below = next(iter(found.pulls.values())).mean
+    for layer, left in found.at_safe.items():
+        assert 0 <= float(left[1]) < float(below[layer][1]) <= 1

@@ -103,3 +103,8 @@ def test_the_command_is_told_as_others_type_it(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["mooring", *words])
     told = _elsewhere(Path("/here/data"), [Path("/here/a.safetensors"), Path("/here/b.safetensors")])
     assert told == "mooring paper all --data DIR --init=a.safetensors --init b.safetensors"
+
+
+def test_who_has_no_results_yet_is_told_to_train(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["mooring", "paper", "all", "--trained-on", "cuda"])
+    assert _elsewhere(None, []) == "mooring paper all --device cuda"

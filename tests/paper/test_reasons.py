@@ -164,7 +164,10 @@ def test_the_measure_of_forgetting_can_be_the_reason():
 def test_reasons_name_what_explains_or_what_comes_closest():
     assert reasons._reason(effects([62.5, 62.8, 62.2, 62.6, 62.4])).startswith("explained by momentum 0 (+4.5")
     near = reasons._reason(effects([60.0, 60.3, 59.7, 60.1, 59.9]))
-    assert near == "no reason found among 1 single changes; closest comes momentum 0, with which -2.50 is left"
+    assert near == (
+        "no reason found among 1 single change; of those that surely move it momentum 0 comes closest, with which "
+        "-2.50 is left"
+    )
     assert reasons._reason(effects(BEFORE)).endswith("none surely moves it towards the paper's")
 
 
@@ -192,16 +195,33 @@ def notes(tables, told=None):
 
 
 def test_each_cell_that_differs_is_followed_by_its_reason():
-    tables = [table(CASE, BEFORE, False), table(CASE, BEFORE, True)]
-    ours, papers = notes(tables, {(CASE, "ewc", "accuracy"): "explained by momentum 0"})
-    assert papers == ["ewc: accuracy differs by -4.50: explained by momentum 0."]
-    assert ours == ["ewc: accuracy differs by -4.50: at the paper's setting by -4.50, explained by momentum 0."]
+    told = {(CASE, "ewc", "accuracy"): "explained by momentum 0"}
+    same, papers = notes([table(CASE, BEFORE, False), table(CASE, BEFORE, True)], told)
+    assert papers == same == ["ewc: accuracy differs by -4.50: explained by momentum 0."]
+    lower = [value - 1 for value in BEFORE]
+    ours, papers = notes([table(CASE, lower, False), table(CASE, BEFORE, True)], told)
+    assert ours == ["ewc: accuracy differs by -5.50: at the paper's setting by -4.50, explained by momentum 0."]
+
+
+def test_a_reason_for_the_opposite_is_not_taken_for_one():
+    told = {(CASE, "ewc", "accuracy"): "explained by momentum 0"}
+    higher = [value + 10 for value in BEFORE]
+    ours, _ = notes([table(CASE, higher, False), table(CASE, BEFORE, True)], told)
+    other_way = "at the paper's setting the other way, by -4.50 (explained by momentum 0)"
+    assert ours == [f"ewc: accuracy differs by +5.50: {other_way}."]
 
 
 def test_a_setting_can_be_the_reason():
     tables = [table(CASE, BEFORE, False), table(CASE, [62.5, 62.8, 62.2, 62.6, 62.4], True)]
     ours, papers = notes(tables, {})
     assert ours[0].endswith("explained by the setting: at the paper's it agrees.")
+    assert not papers
+
+
+def test_a_setting_that_does_not_surely_move_a_cell_explains_nothing():
+    """It agrees there because it is anything there."""
+    ours, papers = notes([table(CASE, BEFORE, False), table(CASE, [72.0, 40.0, 75.0, 36.0, 64.0], True)], {})
+    assert ours[0].endswith("which chance allows, but the setting does not surely move it.")
     assert not papers
 
 

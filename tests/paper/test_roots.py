@@ -7,6 +7,7 @@ import pytest
 from mooring import Interpolation
 from mooring.lab.methods import METHODS, find, resolve
 from mooring.lab.methods.registry import VARIANTS
+from mooring.lab.metrics import interval
 from mooring.lab.study import Study
 from mooring.paper import roots
 from mooring.paper.laboratory import Laboratory
@@ -54,6 +55,13 @@ def test_the_sentences_say_what_the_table_does(finding):
     by_hand = {root: _mean_forgetting(finding, ending) for root, ending in roots.ROOTS.items()}
     gain = by_hand["plain ratio"] - by_hand["square root"]
     assert f"{abs(gain):.2f} points {'higher' if gain < 0 else 'lower'}" in finding.text[0]
+
+
+def test_what_differs_by_rounding_forgets_no_less():
+    same = interval([1e-15, 1e-15])
+    told = roots._said("digits", "cube root", {("explicit-ewc", "cube root"): same})
+    assert "for 0 of 1 definitions" in told
+    assert "forgetting is the same" in told
 
 
 def _mean_forgetting(finding, ending):

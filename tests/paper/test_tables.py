@@ -72,6 +72,24 @@ def test_methods_that_are_not_surely_better_than_a_control_are_named(table):
     assert any("cannot be told to be more accurate than frozen." in line for line in table.text)
 
 
+def test_cells_that_cannot_be_judged_are_counted_by_why():
+    def told(accuracy, paper, agrees):
+        both = {"accuracy": accuracy, "paper's accuracy": paper, "accuracy agrees": agrees}
+        return {**both, "forgetting": "1.00 ± 0.10", "paper's forgetting": "1 ± 0.1", "forgetting agrees": True}
+
+    cells = [told("60.00 ± 1.00", None, None), told(None, "60 ± 1", None), told("60.00 ± 1.00", "60", None)]
+    (line,) = tables._said(cells, [])
+    assert line.startswith("3 of 3 cells agree")
+    for why in ("the paper has no number", "no run of ours finished", "there is no standard deviation"):
+        assert f"; for 1 {why}" in line
+
+
+def test_a_setting_that_the_paper_does_not_name_is_told(lab):
+    (told,) = tables._of_plain({PAPER.cases()[0]: {}})
+    assert "does not name plain fine-tuning's setting: here it has the explicit step's learning rate" in told
+    assert tables._of_plain({lab.scale.cases()[0]: {}}) == []  # of digits it names nothing
+
+
 def test_of_one_seed_nothing_is_said():
     specs = [RunSpec("digits", "0", method, 0) for method in ("frozen", "plain")]
     rows = summarize(Result(spec, "finished", "", [10.0], [[90.0]]) for spec in specs)

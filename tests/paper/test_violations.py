@@ -75,7 +75,9 @@ def test_training_first_breaks_where_the_table_says(finding: Finding) -> None:
             runs = [run for run in runs_of(finding, row["method"], broken[0]) if run.status == "unstable"]
             fewest = min(run.stability[0].extrapolate + run.stability[0].diverge for run in runs)
             assert row["violating then"] == fewest
-            assert any(f"{row['method']}: " in told and f"with {fewest:,} violating" in told for told in finding.text)
+            said = next(told for told in finding.text if f"{row['method']}: " in told)
+            assert f"with {fewest} violating parameter" in said
+            assert ("the weakest tried" in said) == (broken[0] == every[0]["strength"])
 
 
 def test_the_text_says_whether_instability_comes_before_a_violation(finding: Finding) -> None:

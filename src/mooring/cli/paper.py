@@ -96,11 +96,12 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _elsewhere(data: Path | None, files: list[Path]) -> str:
-    """The command as others type it: they keep their data and their backbones elsewhere."""
+    """The command as others type it: they keep their data and their backbones elsewhere, and have no results yet."""
     names = {str(path): path.name for path in files} | ({str(data): "DIR"} if data else {})
     words = sys.argv[1:]
     for path, name in names.items():
         words = [name if word == path else word.replace(f"={path}", f"={name}") for word in words]
+    words = [word.replace("--trained-on", "--device") for word in words]  # they train
     return shlex.join(["mooring", *words])
 
 

@@ -1,5 +1,6 @@
 """The paper's protocol: search a grid on the first tasks, then train on the rest with what was best there."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +31,8 @@ class Choice:
     Attributes:
         stream: what was searched.
         method: which method.
-        best: the row of the grid with the highest mean accuracy; None where none finished.
+        best: the row of the grid with the highest mean accuracy, the first where there are several; None where none
+            finished.
         grid: every row.
     """
 
@@ -43,6 +45,15 @@ class Choice:
     def dropped(self) -> tuple[Row, ...]:
         """The rows of the grid that were rejected or unstable with some seed, which is why they were not chosen."""
         return tuple(row for row in self.grid if row.unfinished)
+
+    @property
+    def as_good(self) -> tuple[Row, ...]:
+        """The other rows with the accuracy of the best: between these the order of the grid decided."""
+        if self.best is None:
+            return ()
+        most = self.best.metrics["accuracy"].mean
+        steady = (row for row in self.grid if not row.unfinished and row is not self.best)
+        return tuple(row for row in steady if math.isclose(row.metrics["accuracy"].mean, most, rel_tol=1e-9))
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -158,6 +169,8 @@ def _strengths(method: Method) -> tuple[float, ...]:
 
 def choices_of(stream: str, results: Sequence[Result], methods: Sequence[str]) -> list[Choice]:
     """For each method, the best of what was tried: the highest mean accuracy, among those that every seed finished.
+
+    Where several have it, the first of the grid is taken, and `Choice.as_good` names the others.
 
     Args:
         stream: what was searched.

@@ -68,11 +68,11 @@ def cell(case: Case, method: str, metric: str, ours: Interval | None, *, at_pape
     return Cell(case, method, metric, ours, getattr(paper, metric), getattr(paper, f"{metric}_std"), at_papers)
 
 
-def agrees(ours: Interval, mean: float, std: float | None) -> bool | None:
+def agrees(ours: Interval, mean: float, std: float | None, count: int = PAPERS_SEEDS) -> bool | None:
     """Whether two means over seeds differ by no more than chance: within the 95 % interval of their difference.
 
-    |ours - theirs| <= t * sqrt(std^2 / n + theirs_std^2 / 5), with Welch's degrees of freedom. None where either has no
-    standard deviation.
+    |ours - theirs| <= t * sqrt(std^2 / n + theirs_std^2 / count), with Welch's degrees of freedom. None where either
+    has no standard deviation.
 
     Example:
         >>> from mooring.lab.metrics import interval
@@ -80,10 +80,10 @@ def agrees(ours: Interval, mean: float, std: float | None) -> bool | None:
         >>> agrees(ours, 64.5, 0.4), agrees(ours, 60.0, 0.4), agrees(ours, 64.5, None)
         (True, False, None)
     """
-    if std is None or not math.isfinite(ours.std):
+    if std is None or not math.isfinite(ours.std) or not math.isfinite(std):
         return None
-    mine, theirs = ours.std**2 / ours.count, std**2 / PAPERS_SEEDS
+    mine, theirs = ours.std**2 / ours.count, std**2 / count
     if not mine + theirs:
         return ours.mean == mean
-    freedom = (mine + theirs) ** 2 / (mine**2 / (ours.count - 1) + theirs**2 / (PAPERS_SEEDS - 1))
+    freedom = (mine + theirs) ** 2 / (mine**2 / (ours.count - 1) + theirs**2 / (count - 1))
     return bool(abs(ours.mean - mean) <= float(stdtrit(freedom, 0.975)) * math.sqrt(mine + theirs))

@@ -1,7 +1,7 @@
 """Likeness by layer to the model after the first task: does balanced importance keep deep layers, and forget less?"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +160,11 @@ def _said(data: str, compared: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _absent(methods: Collection[str], layers: Collection[str]) -> str:
+    missing = [name for name in methods if name not in layers]
+    return f" No seed of {', '.join(missing)} finished." if missing else ""
+
+
 def _draw(runs: Mapping[str, Mapping[str, Sequence[Result]]]) -> list["Drawing"]:
     from matplotlib.figure import Figure  # slow to import
 
@@ -191,8 +196,8 @@ def _draw(runs: Mapping[str, Mapping[str, Sequence[Result]]]) -> list["Drawing"]
                 "Debiased linear CKA between the final model and the model after the first task; 1 where a layer still "
                 "says the same. A panel for each importance, plain and balanced, beside what has every layer alike "
                 "(uniform, random) and what is not held (plain). Mean over seeds with its 95 % interval, cut off where "
-                "the panel ends.",
-                f"Line charts: CKA by layer for {', '.join(REGULARIZERS)} and their balanced forms, on {data}.",
+                f"the panel ends.{_absent(methods, layers)}",
+                f"Line charts: CKA by layer for {', '.join(layers)}, on {data}.",
                 figure,
             )
         )

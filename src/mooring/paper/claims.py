@@ -33,10 +33,11 @@ def run(lab: Laboratory) -> Finding:
         f"{len(claims) - sum(held.values())} are not decided: the 95 % interval over seeds holds 0 or another bound "
         "that the claim names, or too few seeds finished.",
         "Intervals are over seeds alone: they say nothing of other data sets or backbones, nor of what the search, "
-        "which tries each setting with one seed, would choose another time. Counts have none. Runs are at the "
-        "settings that our search found, those of the figures at the paper's.",
-        "A mean over pairs leaves out those in which a run did not finish, nearly always a penalty's that broke, where "
-        "it would have been at its worst.",
+        "which tries each setting with one seed, would choose another time, or had it chosen one that was as good. "
+        "Counts have none. Runs are at the settings that our search found, fig-cka's too; those of the other figures "
+        "are at the paper's.",
+        "A mean over pairs leaves out those in which a run did not finish: most often it broke under a penalty, and "
+        "would have been at its worst there.",
     ]
     rows = {name: [claim.to_row() for claim in group] for name, group in groups.items()}
     tables = [Table(name, list(some[0]), some) for name, some in rows.items()]

@@ -22,6 +22,9 @@ SOON = 10
 CLOSE = 1.0
 """Points of accuracy within which a penalty does as much as none."""
 
+NEGATIVE = "si-flipped"
+"""The form of SI that surely has scores below 0."""
+
 
 def claims(lab: Laboratory) -> list[Claim]:
     """All of them; their runs are those of the figures."""
@@ -38,29 +41,43 @@ def claims(lab: Laboratory) -> list[Claim]:
 
 
 def _negative_scores(results: Sequence[Result]) -> Claim:
-    """Runs with scores below 0, where the same training with all scores positive is stable."""
-    places = defaultdict(list)
+    """Runs with scores below 0, at the largest strength at which the same training with all scores positive is stable.
+
+    At small ones a penalty does nothing, whatever its sign.
+    """
+    places: dict[str, dict[float, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
-        places[result.spec.data, result.spec.strength].append(result)
-    lost = seen = 0
-    for runs in places.values():
-        if all(run.status == "finished" for run in runs if run.spec.method == negative.POSITIVE):
-            below = [run for run in runs if any(verdict.negative for verdict in run.stability)]
-            seen, lost = seen + len(below), lost + sum(run.status == "unstable" for run in below)
+        if result.spec.strength is not None:
+            places[result.spec.data][result.spec.strength].append(result)
+    lost, seen = [], []
+    for strengths in places.values():
+        positive = {s: [r for r in runs if r.spec.method == negative.POSITIVE] for s, runs in strengths.items()}
+        stable = [s for s, runs in positive.items() if runs and all(run.status == "finished" for run in runs)]
+        below = [run for run in strengths[max(stable)] if _has_negative(run)] if stable else []
+        if below:
+            lost.append(sum(run.status == "unstable" for run in below))
+            seen.append(len(below))
+    some = sum(2 * bad >= of for bad, of in zip(lost, seen, strict=True))
     return Claim(
         "Importance below 0 destabilises training.",
-        f"where {negative.POSITIVE} is stable, at least half of the runs with scores below 0 are unstable",
-        f"{lost} of {seen}",
+        f"on every data set, at the largest strength at which {negative.POSITIVE} is stable, at least half of the runs "
+        "with scores below 0 are unstable",
+        "; ".join(f"{bad} of {of}" for bad, of in zip(lost, seen, strict=True)) or "no score was below 0",
         "",
-        share(lost, seen),
+        every(some, len(seen)),
     )
+
+
+def _has_negative(run: Result) -> bool:
+    return any(verdict.negative for verdict in run.stability)
 
 
 def _violations(results: Sequence[Result]) -> list[Claim]:
     """Instability and clamping around the first violation of lr * strength * importance < 1."""
     free = [result for result in results if not result.spec.method.startswith("clamped-")]
     broken = [result for result in free if broke(result)]
-    early = [result for result in broken if not violations_in(after_first(result))]
+    after = [result for result in broken if any(map(violations_in, result.stability))]
+    soon = [result for result in after if violations_in(after_first(result))]
     violating = [result for result in free if violations_in(after_first(result))]
     lost = {(r.spec.data, r.spec.method, r.spec.lr, r.spec.strength) for r in broken}
     clamped = {
@@ -71,17 +88,17 @@ def _violations(results: Sequence[Result]) -> list[Claim]:
     return [
         Claim(
             "Training becomes unstable only after the first violation of lr * strength * importance < 1.",
-            "every unstable run had a violation after its first task",
-            f"{len(broken) - len(early)} of {len(broken)}",
-            "all",
-            every(len(broken) - len(early), len(broken)),
+            "every unstable run had a violation after a task before the one in which it broke",
+            f"{len(after)} of {len(broken)}, {len(soon)} of them after the first task already",
+            "all, after the first task",
+            every(len(after), len(broken)),
         ),
         Claim(
             "A few violations are enough.",
             "at least half of the runs with a violation after the first task are unstable",
-            f"{len(broken) - len(early)} of {len(violating)}",
+            f"{len(soon)} of {len(violating)}",
             "all, from 1 to 35 violating parameters on",
-            share(len(broken) - len(early), len(violating)),
+            share(len(soon), len(violating)),
         ),
         Claim(
             "Clamping cures the instability.",
@@ -107,15 +124,15 @@ def _positive_scores(results: Sequence[Result]) -> Claim:
 
 
 def _weak_penalty(results: Sequence[Result]) -> Claim:
-    """At a small strength signed scores do no harm, and no good."""
+    """At a small strength scores below 0 do no harm, and no good."""
     rows = over_seeds(results)
     weakest = min((row.setting.strength for row in rows if row.setting.strength is not None), default=None)
     plain = {row.setting.data: row for row in rows if row.setting.method == "plain"}
-    signed = [row for row in rows if row.setting.method == "si-signed" and row.setting.strength == weakest]
-    found = gain([(row, plain[row.setting.data]) for row in signed], "accuracy")
+    below = [row for row in rows if row.setting.method == NEGATIVE and row.setting.strength == weakest]
+    found = gain([(row, plain[row.setting.data]) for row in below], "accuracy")
     return Claim(
         "A strength small enough for scores below 0 does no more than plain fine-tuning.",
-        f"at the smallest strength si-signed is within {CLOSE:g} point of plain in accuracy",
+        f"at the smallest strength {NEGATIVE} is within {CLOSE:g} point of plain in accuracy",
         told(found),
         "similar",
         within(found, -CLOSE, CLOSE),

@@ -28,8 +28,7 @@ def claims(lab: Laboratory) -> list[Claim]:
 def _unrolled(lab: Laboratory) -> list[Claim]:
     found = effective_lr.measure(lab)
     worst = max(value for each in found.pulls.values() for value in each.difference.values())
-    penalty = next(iter(found.pulls.values()))
-    least = min(float(spread[1]) for spread in penalty.mean.values())
+    least = min(float(spread[1]) for spread in found.at_safe.values())
     return [
         Claim(
             "A penalty is an interpolation at every iteration: unrolled, an effective learning rate for each gradient.",
@@ -40,7 +39,7 @@ def _unrolled(lab: Laboratory) -> list[Claim]:
         ),
         Claim(
             "At a safe strength parameters of little importance move freely, however large it is.",
-            f"at strength {found.strength:.3g}, {found.strength / found.safe:.2g} of the safe one, the median "
+            f"at {found.safe:.3g}, the strength at which the first parameter does not move freely at all, the median "
             "parameter of every layer keeps at least 0.9 of its learning rate in the mean",
             f"{least:.3f} in the layer where it is least",
             "",
@@ -62,14 +61,15 @@ def _depth(lab: Laboratory) -> list[Claim]:
     return [
         Claim(
             "Deeper layers get less importance.",
-            "mean importance falls with depth (rank correlation < 0) for ewc, mas and rwalk on every data set",
+            "mean importance after all tasks falls with depth (rank correlation < 0) for ewc, mas and rwalk on every "
+            "data set",
             f"{falls} of {len(falling)}",
             "all",
             every(falls, len(falling)),
         ),
         Claim(
             "SI is the exception: its importance does not fall with depth.",
-            "rank correlation of its mean importance with depth >= 0 on every data set",
+            "rank correlation of its mean importance after all tasks with depth >= 0 on every data set",
             f"{rises} of {len(orders['si'])}",
             "all",
             every(rises, len(orders["si"])),

@@ -68,6 +68,7 @@ class Measured:
         safe: the first at which a parameter would extrapolate.
         strength: the penalty's.
         pulls: by name, the penalty first.
+        at_safe: what a penalty at the safe strength leaves of the rate in the mean, as in `Unrolled`.
     """
 
     case: Case
@@ -76,6 +77,7 @@ class Measured:
     safe: float
     strength: float
     pulls: dict[str, Unrolled]
+    at_safe: dict[str, Tensor]
 
 
 def count(scale: Scale) -> int:
@@ -117,7 +119,10 @@ def measure(lab: Laboratory) -> Measured:
     strength = asked if asked < safe else safe / 2
     pulls: dict[str, Pull] = {f"penalty {strength:.4g}": Penalty(strength), "explicit": Interpolation()}
     found = {name: unroll(case, stream, pull, told.lr, **how) for name, pull in pulls.items()}
-    return Measured(case, told.lr, asked, safe, strength, found)
+    _, _, moor = _moored(case, stream, Penalty(safe), told.lr, **how)
+    rates = list(_rates_of_penalty(moor))
+    total = {name: torch.stack([rate[name] for rate in rates]).sum(0) for name in rates[0]}
+    return Measured(case, told.lr, asked, safe, strength, found, _spread(total, told.lr * STEPS))
 
 
 def unroll(

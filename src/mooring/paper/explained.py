@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mooring.lab.words import counted
-from mooring.paper.cell import Cell
+from mooring.paper.cell import Cell, agrees
 from mooring.paper.finding import Finding, Table
 from mooring.paper.scale import Case
 
@@ -51,9 +51,17 @@ def _reason(cell: Cell, at_papers: Cell | None, reason: str | None) -> str:
         return reason or _untested(cell)
     if at_papers is None:
         return "not tested: no seed finished at the paper's setting"
-    if at_papers.near:
+    if at_papers.ours == cell.ours:  # the same setting
+        return reason or _untested(cell)
+    moved = agrees(cell.ours, at_papers.ours.mean, at_papers.ours.std, at_papers.ours.count) is False
+    there = f"{at_papers.difference:+.2f}"
+    if at_papers.near and moved:
         return "explained by the setting: at the paper's it agrees"
-    return f"at the paper's setting by {at_papers.difference:+.2f}, {reason or _untested(cell)}"
+    if at_papers.near:
+        return f"at the paper's setting by {there}, which chance allows, but the setting does not surely move it"
+    if at_papers.difference * cell.difference < 0:
+        return f"at the paper's setting the other way, by {there} ({reason or _untested(cell)})"
+    return f"at the paper's setting by {there}, {reason or _untested(cell)}"
 
 
 def _untested(cell: Cell) -> str:

@@ -52,7 +52,7 @@ def found_settings(choices: Sequence[Choice]) -> dict[str, Setting]:
 def run(lab: Laboratory) -> Finding:
     """What the search found, beside what the paper's found."""
     found = search(lab, cases(lab.scale))
-    tables, results, tried, dropped, same, told = [], [], 0, 0, 0, 0
+    tables, results, tried, dropped, same, told, ties = [], [], 0, 0, 0, 0, []
     for case, choices in found.items():
         rows = []
         for choice in choices:
@@ -62,6 +62,8 @@ def run(lab: Laboratory) -> Finding:
             ours = None if choice.best is None else choice.best.setting
             told += theirs is not None
             same += theirs is not None and ours is not None and (ours.lr, ours.strength) == (theirs.lr, theirs.strength)
+            if ours is not None and choice.as_good:
+                ties.append(f"{case}, {choice.method}: {_named(ours)}, not {_alternatives(choice)}")
             rows.append(
                 {
                     "method": choice.method,
@@ -71,6 +73,7 @@ def run(lab: Laboratory) -> Finding:
                     "paper's strength": None if theirs is None or theirs.strength is None else f"{theirs.strength:g}",
                     "tried": len(choice.grid),
                     "dropped": len(choice.dropped),
+                    "as good": len(choice.as_good) or None,
                 }
             )
         tables.append(Table(str(case), list(rows[0]), rows))
@@ -80,7 +83,22 @@ def run(lab: Laboratory) -> Finding:
     ]
     if told:
         text.append(f"In {same} of {told} cells learning rate and strength are exactly the paper's.")
+    if ties:
+        text.append(
+            f"In {len(ties)} cells others were exactly as good, and the first was taken, which has the largest "
+            f"learning rate and then the smallest strength: {'; '.join(ties)}."
+        )
     return Finding("grids", text, tables, results)
+
+
+def _named(setting: RunSpec) -> str:
+    return f"lr {setting.lr:g}" + ("" if setting.strength is None else f" with strength {setting.strength:g}")
+
+
+def _alternatives(choice: Choice) -> str:
+    """The settings that were as good, in words; many in a few."""
+    named = [_named(row.setting) for row in choice.as_good]
+    return " or ".join(named) if len(named) < 4 else f"{named[0]} or {len(named) - 1} more"
 
 
 def _specs(lab: Laboratory, case: Case, methods: Sequence[str]) -> list[RunSpec]:

@@ -96,6 +96,11 @@ def _same(row: Row, other: Row) -> bool:
     )
 
 
+def _first(row: Row) -> list[list[float]]:
+    """What each seed scored after the first task."""
+    return [scores for result in row.results for scores in result.matrix[:1]]
+
+
 def _table(found: Found) -> Table:
     rows: list[dict[str, Any]] = []
     for name, line in found.rows.items():
@@ -134,10 +139,15 @@ def _said(found: Found) -> list[str]:
         )
         without = [(row, other) for row, other in pairs if not any(_negatives(row))]
         if without:
-            same = sum(_same(row, other) for row, other in without)
+            apart = [pair for pair in without if not _same(*pair)]
+            early = sum(_first(row) != _first(other) for row, other in apart)
+            rounding = (
+                f"; at the other {len(apart)} the two differ without a score that does, at {early} of them in the "
+                "first task already, before a penalty acts: the last bits of a run hang on the fleet that it sails in"
+            )
             text.append(
-                f"{data}, {name}: at {len(without)} of {len(pairs)} strengths no score was below 0 after any task; "
-                f"at {same} of these {len(without)} it does not differ from {POSITIVE}: every accuracy is the same."
+                f"{data}, {name}: at {len(without)} of {len(pairs)} strengths no score was below 0 after any task; at "
+                f"{len(without) - len(apart)} of these every accuracy is that of {POSITIVE}{rounding if apart else ''}."
             )
     plain = found.plain.metrics.get("accuracy")
     weakest = {name: line[0].metrics.get("accuracy") for name, line in found.rows.items()}

@@ -8,6 +8,7 @@ from typing import Any
 from mooring.lab.metrics import Interval, interval, paired_difference
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
+from mooring.lab.words import counted
 from mooring.paper.cell import METRICS, Cell, cell
 from mooring.paper.changes import BASE, CHANGES, Change
 from mooring.paper.claim import told
@@ -150,12 +151,12 @@ def _reason(effects: Sequence[Effect]) -> str:
         if named := [f"{each.change} ({told(each.shift)})" for each in changed if each.verdict == verdict]:
             return f"{word} {' or '.join(named)}"
     nearer = [effect for effect in changed if effect.verdict in ("moves towards", "overshoots")]
-    text = f"no reason found among {len(changed)} single changes"
+    text = f"no reason found among {counted(len(changed), 'single change')}"
     if not nearer:
         return f"{text}, and none surely moves it towards the paper's"
     closest = min(nearer, key=_distance)
     left = "" if closest.then is None else f", with which {closest.then.difference:+.2f} is left"
-    return f"{text}; closest comes {closest.change}{left}"
+    return f"{text}; of those that surely move it {closest.change} comes closest{left}"
 
 
 def _distance(effect: Effect) -> float:
@@ -171,7 +172,8 @@ def _said(found: Mapping[Place, Mapping[str, Sequence[Effect]]], reasons: Mappin
         "nothing. Tables show the latter. Where the paper gives no standard deviation, ours stands for it.",
         "Another order of classes is one other order; its tasks for the search are cut off in the same way. Strengths "
         "x 2 and / 2 stand for the factor 1/2 of a penalty; x batch and / batch for importance from the gradients of "
-        "single samples or of batches.",
+        "single samples or of batches. Fresh heads start at random in every task, and not from the head of the task "
+        "before. Plain fine-tuning, whose setting the paper does not name, has the explicit step's learning rate.",
     ]
     cells = [effects[0] for both in found.values() for effects in both.values() if effects[0].base is not None]
     if not cells:

@@ -25,6 +25,10 @@ LIKE = {f"{name}{ending}": name for name in EXPLICIT for ending in ROOTS.values(
 """Every method, and the one whose setting in the paper it takes."""
 
 
+ROUNDING = 1e-9
+"""Points up to which two means are the same: they are sums of thirds and sevenths."""
+
+
 def count(scale: Scale) -> int:
     """How many models it trains.
 
@@ -70,12 +74,13 @@ def _said(data: str, root: str, less: Mapping[tuple[str, str], Interval | None])
     if not known:
         return f"{data}: no seed of the {root} finished beside one of the plain ratio."
     mean = math.fsum(told.mean for told in known) / len(known)
+    fewer = sum(told.mean > ROUNDING for told in known)
     sure = sum(told.low > 0 for told in known if not math.isnan(told.low))
+    more = f"{abs(mean):.2f} points {'higher' if mean < 0 else 'lower'}" if abs(mean) >= 0.005 else "the same"
     paper = "; the paper says about 1 to 2 lower" if root == "square root" else ""
     return (
-        f"{data}: the {root} forgets less than the plain ratio for {sum(told.mean > 0 for told in known)} of "
-        f"{len(known)} definitions, {sure} of them beyond the 95 % interval; in the mean over "
-        f"definitions forgetting is {abs(mean):.2f} points {'higher' if mean < 0 else 'lower'}{paper}."
+        f"{data}: the {root} forgets less than the plain ratio for {fewer} of {len(known)} definitions, {sure} of "
+        f"them beyond the 95 % interval; in the mean over definitions forgetting is {more}{paper}."
     )
 
 

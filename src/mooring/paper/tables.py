@@ -1,5 +1,6 @@
 """Accuracy and forgetting of every method, ours beside the paper's: the main table, and the second network's."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def _finding(lab: Laboratory, name: str, cases: Sequence[Case], methods: Sequenc
     wanted = [(case, settings) for both in (chosen, theirs) for case, settings in both.items()]
     known = lab.run([spec for case, settings in wanted for spec in _specs(lab, case, settings)])
     tables: list[Table] = []
-    cells: list[dict[str, Any]] = []
+    cells: dict[tuple[str, ...], dict[str, Any]] = {}
     beaten: list[str] = []
     for case, settings in wanted:
         rows = over_seeds(known[spec] for spec in _specs(lab, case, settings))
@@ -56,12 +57,13 @@ def _finding(lab: Laboratory, name: str, cases: Sequence[Case], methods: Sequenc
         if told:
             both = [each for found in beside for each in found.values() if each is not None]
             tables.append(Table(f"{case}, {which}", list(told[0]), told, both))
-        cells += told
+        cells |= {(str(case), each["method"], each["lr"]): each for each in told}  # once, where both settings are one
         beaten += _beaten(str(case), rows)
     for case, settings in chosen.items():
         if missing := [method for method in every if method not in settings]:
             beaten.append(f"{case}: no setting of {', '.join(missing)} finished the search.")
-    return Finding(name, [*_said(cells, tables), *beaten], tables, list(known.values()))
+    text = [*_said(list(cells.values()), tables), *_of_plain(theirs), *beaten]
+    return Finding(name, text, tables, list(known.values()))
 
 
 def rows_at_our_settings(lab: Laboratory, cases: Sequence[Case], methods: Sequence[str]) -> dict[Case, list[Row]]:
@@ -139,14 +141,33 @@ def _written(paper: Published, metric: str) -> str:
     return f"{mean:g}" if std is None else f"{mean:g} ± {std:g}"
 
 
+def _of_plain(settings: Mapping[Case, Mapping[str, Setting]]) -> list[str]:
+    """What stands for a setting that the paper does not name."""
+    named = [published_setting(case.network, case.regime.name, case.data, "explicit-ewc") for case in settings]
+    if not any(named):
+        return []
+    return ["The paper does not name plain fine-tuning's setting: here it has the explicit step's learning rate."]
+
+
 def _said(cells: Sequence[Mapping[str, Any]], tables: Sequence[Table]) -> list[str]:
-    judged = [cell[f"{metric} agrees"] for cell in cells for metric in METRICS]
-    decided = [each for each in judged if each is not None]
+    """How many agree, and why others were not judged."""
+    decided, why = [], Counter[str]()
+    for told, metric in ((told, metric) for told in cells for metric in METRICS):
+        verdict, theirs = told[f"{metric} agrees"], told[f"paper's {metric}"]
+        if verdict is not None:
+            decided.append(verdict)
+        elif theirs is None:
+            why["the paper has no number"] += 1
+        elif told[metric] is None:
+            why["no run of ours finished"] += 1
+        else:
+            why["there is no standard deviation"] += 1
     text = []
     if decided:
+        others = "".join(f"; for {count} {reason}" for reason, count in why.items())
         text.append(
-            f"{sum(decided)} of {len(decided)} cells agree with the paper within the 95 % interval of the difference; "
-            f"{len(judged) - len(decided)} could not be judged, for want of a standard deviation."
+            f"{sum(decided)} of {len(decided)} cells agree with the paper within the 95 % interval of the difference"
+            f"{others}."
         )
     unstable = [f"{cell['method']} ({table.title})" for table in tables for cell in table.rows if cell["verdict"]]
     if unstable:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mooring.lab.results import Result
 from mooring.lab.summary import Row
+from mooring.lab.words import counted
 from mooring.paper.finding import Finding, Table
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.published import Setting, published_violations
@@ -189,9 +190,10 @@ def _said(found: Sequence[Found], lost: Sequence[str]) -> list[str]:
         if row is None:
             text.append(f"{where}; no run became unstable, up to strength {each.rows[-1].setting.strength:g}.")
         else:
+            weakest = ", the weakest tried," if row is each.rows[0] else ""
             text.append(
-                f"{where}; training first became unstable at {row.setting.strength:g}, with "
-                f"{fewest_violations(row):,} violating parameters{beside}."
+                f"{where}; training first became unstable at {row.setting.strength:g}{weakest} with "
+                f"{counted(fewest_violations(row), 'violating parameter')} in the run that had the fewest{beside}."
             )
     return text
 
