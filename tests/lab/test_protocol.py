@@ -1,9 +1,11 @@
 """The paper's protocol: the best on the first tasks is trained on the rest, and what cannot work costs one task."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
+from mooring.cli.tables import print_choices
 from mooring.errors import MooringError
 from mooring.lab.engines import voyage
 from mooring.lab.fleet.fleet import Fleet
@@ -137,6 +139,18 @@ def test_a_method_whose_every_setting_is_rejected_is_told_of_and_not_trained(stu
     told = made.choices[1].to_json()
     assert told["best"] is None
     assert [entry["status"] for entry in told["dropped"]] == ["rejected", "rejected"]
+
+
+def test_settings_that_are_as_good_as_the_first_are_told(study, capsys):
+    """What is too weak to do anything is as good as what is weaker still."""
+    made = tuned(study, methods="ewc", strengths=[1e-12, 1e-11], lrs=[0.03], seeds=1)
+    (choice,) = made.choices
+    assert (choice.best.setting.strength, len(choice.as_good)) == (1e-12, 1)
+    assert choice.to_json()["as_good"] == [{"lr": 0.03, "strength": 1e-11}]
+    print_choices(made.choices)
+    assert "as good" in capsys.readouterr().out
+    print_choices([replace(choice, grid=(choice.best,))])
+    assert "as good" not in capsys.readouterr().out
 
 
 def test_where_every_setting_of_every_method_is_rejected_there_are_no_rows(study):

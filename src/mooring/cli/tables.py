@@ -73,8 +73,10 @@ def print_rows(rows: Sequence[Row], baseline: str | None) -> None:
 
 
 def print_choices(choices: Sequence[Choice]) -> None:
-    """What a grid search chose, and what it dropped and why."""
-    header = ("method", "lr", "strength", "accuracy %", "tried", "dropped", "first reason")
+    """What a grid search chose, how many others were as good, if any, and what it dropped and why."""
+    ties = any(choice.as_good for choice in choices)
+    others = ["as good"] if ties else []
+    header = ("method", "lr", "strength", "accuracy %", *others, "tried", "dropped", "first reason")
     for stream in dict.fromkeys(choice.stream for choice in choices):
         rows = []
         for choice in (choice for choice in choices if choice.stream == stream):
@@ -86,6 +88,7 @@ def print_choices(choices: Sequence[Choice]) -> None:
                     f"{setting.lr:g}" if setting else "none",
                     f"{setting.strength:g}" if setting and setting.strength is not None else "",
                     _cell(best.metrics.get("accuracy")) if best else "",
+                    *([str(len(choice.as_good) or "")] if ties else []),
                     str(len(choice.grid)),
                     str(len(dropped)),
                     f"{dropped[0].label}: {dropped[0].unfinished[0].reason}" if dropped else "",

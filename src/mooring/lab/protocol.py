@@ -63,8 +63,9 @@ class Choice:
             for row in self.dropped
             for bad in row.unfinished[:1]
         ]
-        size = len(self.grid)
-        return {"stream": self.stream, "method": self.method, "best": best, "dropped": dropped, "grid": size}
+        as_good = [{"lr": row.setting.lr, "strength": row.setting.strength} for row in self.as_good]
+        told = {"stream": self.stream, "method": self.method, "best": best, "as_good": as_good, "dropped": dropped}
+        return {**told, "grid": len(self.grid)}
 
 
 @dataclass(frozen=True)
