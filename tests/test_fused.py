@@ -100,7 +100,7 @@ def trained(case: Case, importance: Importance, pull: Pull) -> dict[str, Tensor]
 @pytest.mark.parametrize("importance", IMPORTANCES, ids=repr)
 def test_the_same_rules_fused(importance, pull, told, monkeypatch):
     if isinstance(pull, Budget) and not isinstance(importance, EWC):
-        pytest.skip("no curvature")
+        pytest.skip("a budget is spent in curvature, which of these only EWC measures")
     case = next(each for each in CASES if str(each) == "attention-float64-adam")
     fused = trained(case, importance, pull)
     assert Rules.runs > 0

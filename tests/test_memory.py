@@ -112,7 +112,7 @@ def test_anchors_on_the_host_give_the_same_numbers(pull):
 @pytest.mark.parametrize("pull", [*PULLS, Interpolation(every=2), Interpolation(every="task")], ids=repr)
 def test_anchors_that_pass_through_staging_give_the_same_numbers(pull, importance, monkeypatch):
     if isinstance(pull, Budget) and not isinstance(importance, EWC):
-        pytest.skip("no curvature")
+        pytest.skip("a budget is spent in curvature, which of these only EWC measures")
     near = two_tasks(built(importance=importance, pull=pull))
     near.consolidate()
     monkeypatch.setattr(mooring.staging, "far", lambda m: True)
@@ -212,7 +212,7 @@ def test_scores_that_no_training_makes_are_there_without_it(importance):
 def test_resumed_in_any_form_is_as_if_never_stopped(mode, pull, tmp_path):
     memory, reference = (NONE, [batch(1), batch(2)]) if mode == "none" else (MODES[mode], None)
     if (mode == "none" and isinstance(pull, Interpolation)) or (memory.current == HALF and isinstance(pull, Budget)):
-        pytest.skip("refused")
+        pytest.skip("refused, as test_what_cannot_work_is_refused_in_a_line sees")
     moor = built(memory, pull=pull, reference=reference)
     trained(moor, 0, 3)
     if mode != "none":

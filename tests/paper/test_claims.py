@@ -186,7 +186,7 @@ def test_what_was_as_good_as_what_was_chosen_is_named():
     (choice,) = choices(ewc=[*tried, (0.001, 1.0, "unstable", 0.0)])[CASE]
     assert choice.best.setting.strength == 1.0
     assert [row.setting.strength for row in choice.as_good] == [10.0]
-    assert grids._alternatives(choice) == "lr 0.01 with strength 10"
+    assert grids._tie(choice) == "ewc: lr 0.01 with strength 1, not lr 0.01 with strength 10"
     (none,) = choices(ewc=[(0.01, 1.0, "unstable", 0.0)])[CASE]
     assert none.as_good == ()
 

@@ -85,9 +85,9 @@ def test_cells_that_cannot_be_judged_are_counted_by_why():
 
 
 def test_a_setting_that_the_paper_does_not_name_is_told(lab):
-    (told,) = tables._of_plain({PAPER.cases()[0]: {}})
+    (told,) = tables._of_plain(PAPER.cases()[:1])
     assert "does not name plain fine-tuning's setting: here it has the explicit step's learning rate" in told
-    assert tables._of_plain({lab.scale.cases()[0]: {}}) == []  # of digits it names nothing
+    assert tables._of_plain(lab.scale.cases()) == []  # of digits it names nothing
 
 
 def test_of_one_seed_nothing_is_said():

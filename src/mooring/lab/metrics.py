@@ -11,6 +11,7 @@ from scipy.special import stdtrit
 from mooring.errors import MooringError
 
 __all__ = [
+    "ROUNDING",
     "Interval",
     "average_accuracy",
     "average_forgetting",
@@ -20,6 +21,9 @@ __all__ = [
     "learned",
     "paired_difference",
 ]
+
+ROUNDING = 1e-9
+"""Points within which two scores are the same: they are sums of thirds and sevenths, which floats round."""
 
 
 def average_accuracy(matrix: torch.Tensor) -> float:

@@ -1,6 +1,5 @@
 """The paper's protocol: search a grid on the first tasks, then train on the rest with what was best there."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from mooring.errors import MooringError, check_whole
 from mooring.lab.comparison import Comparison, comparison, seeds_of
 from mooring.lab.methods import Method, find
+from mooring.lab.metrics import ROUNDING
 from mooring.lab.networks.start import Weights, start
 from mooring.lab.results import Result
 from mooring.lab.spec import RunSpec
@@ -53,7 +53,7 @@ class Choice:
             return ()
         most = self.best.metrics["accuracy"].mean
         steady = (row for row in self.grid if not row.unfinished and row is not self.best)
-        return tuple(row for row in steady if math.isclose(row.metrics["accuracy"].mean, most, rel_tol=1e-9))
+        return tuple(row for row in steady if row.metrics["accuracy"].mean >= most - ROUNDING)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

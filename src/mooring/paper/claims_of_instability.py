@@ -12,7 +12,7 @@ from mooring.paper import negative, violations
 from mooring.paper.claim import Claim, decided, every, gain, share, told, within
 from mooring.paper.laboratory import Laboratory
 from mooring.paper.rows import over_seeds
-from mooring.paper.violating import after_first, broke, violations_in
+from mooring.paper.violating import after_first, broke, violated, violations_in
 
 __all__ = ["claims"]
 
@@ -49,34 +49,29 @@ def _negative_scores(results: Sequence[Result]) -> Claim:
     for result in results:
         if result.spec.strength is not None:
             places[result.spec.data][result.spec.strength].append(result)
-    lost, seen = [], []
+    counts = []
     for strengths in places.values():
         positive = {s: [r for r in runs if r.spec.method == negative.POSITIVE] for s, runs in strengths.items()}
         stable = [s for s, runs in positive.items() if runs and all(run.status == "finished" for run in runs)]
-        below = [run for run in strengths[max(stable)] if _has_negative(run)] if stable else []
+        found = strengths[max(stable)] if stable else []
+        below = [run for run in found if any(verdict.negative for verdict in run.stability)]
         if below:
-            lost.append(sum(run.status == "unstable" for run in below))
-            seen.append(len(below))
-    some = sum(2 * bad >= of for bad, of in zip(lost, seen, strict=True))
+            counts.append((sum(run.status == "unstable" for run in below), len(below)))
     return Claim(
         "Importance below 0 destabilises training.",
         f"on every data set, at the largest strength at which {negative.POSITIVE} is stable, at least half of the runs "
         "with scores below 0 are unstable",
-        "; ".join(f"{bad} of {of}" for bad, of in zip(lost, seen, strict=True)) or "no score was below 0",
+        "; ".join(f"{lost} of {seen}" for lost, seen in counts) or "no score was below 0",
         "",
-        every(some, len(seen)),
+        every(sum(share(*each) == "holds" for each in counts), len(counts)),
     )
-
-
-def _has_negative(run: Result) -> bool:
-    return any(verdict.negative for verdict in run.stability)
 
 
 def _violations(results: Sequence[Result]) -> list[Claim]:
     """Instability and clamping around the first violation of lr * strength * importance < 1."""
     free = [result for result in results if not result.spec.method.startswith("clamped-")]
     broken = [result for result in free if broke(result)]
-    after = [result for result in broken if any(map(violations_in, result.stability))]
+    after = [result for result in broken if violated(result)]
     soon = [result for result in after if violations_in(after_first(result))]
     violating = [result for result in free if violations_in(after_first(result))]
     lost = {(r.spec.data, r.spec.method, r.spec.lr, r.spec.strength) for r in broken}

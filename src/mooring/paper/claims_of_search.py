@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from mooring.lab.metrics import ROUNDING
 from mooring.lab.protocol import Choice
 from mooring.lab.results import Result
 from mooring.paper.claim import Claim, every, share
@@ -78,7 +79,7 @@ def _good(found: Found, methods: Sequence[str]) -> tuple[int, int]:
         for method in methods:
             runs = _tried({case: choices}, (method,))
             best = max((run.metrics["accuracy"] for run in runs if run.status == "finished"), default=math.nan)
-            enough = best - CLOSE - 1e-9  # both are thirds and ninths, which floats round
+            enough = best - CLOSE - ROUNDING
             good += sum(run.status == "finished" and run.metrics["accuracy"] >= enough for run in runs)
             of += len(runs)
     return good, of

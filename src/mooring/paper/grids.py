@@ -52,7 +52,7 @@ def found_settings(choices: Sequence[Choice]) -> dict[str, Setting]:
 def run(lab: Laboratory) -> Finding:
     """What the search found, beside what the paper's found."""
     found = search(lab, cases(lab.scale))
-    tables, results, tried, dropped, same, told, ties = [], [], 0, 0, 0, 0, []
+    tables, results, tried, dropped, same, told = [], [], 0, 0, 0, 0
     for case, choices in found.items():
         rows = []
         for choice in choices:
@@ -62,8 +62,6 @@ def run(lab: Laboratory) -> Finding:
             ours = None if choice.best is None else choice.best.setting
             told += theirs is not None
             same += theirs is not None and ours is not None and (ours.lr, ours.strength) == (theirs.lr, theirs.strength)
-            if ours is not None and choice.as_good:
-                ties.append(f"{case}, {choice.method}: {_named(ours)}, not {_alternatives(choice)}")
             rows.append(
                 {
                     "method": choice.method,
@@ -83,7 +81,7 @@ def run(lab: Laboratory) -> Finding:
     ]
     if told:
         text.append(f"In {same} of {told} cells learning rate and strength are exactly the paper's.")
-    if ties:
+    if ties := [f"{case}, {_tie(choice)}" for case, some in found.items() for choice in some if choice.as_good]:
         text.append(
             f"In {len(ties)} cells others were exactly as good, and the first was taken, which has the largest "
             f"learning rate and then the smallest strength: {'; '.join(ties)}."
@@ -91,14 +89,15 @@ def run(lab: Laboratory) -> Finding:
     return Finding("grids", text, tables, results)
 
 
+def _tie(choice: Choice) -> str:
+    """What was taken, and what was as good; many in a few words."""
+    best, *others = (_named(row.setting) for row in (choice.best, *choice.as_good) if row is not None)
+    named = " or ".join(others) if len(others) < 4 else f"{others[0]} or {len(others) - 1} more"
+    return f"{choice.method}: {best}, not {named}"
+
+
 def _named(setting: RunSpec) -> str:
     return f"lr {setting.lr:g}" + ("" if setting.strength is None else f" with strength {setting.strength:g}")
-
-
-def _alternatives(choice: Choice) -> str:
-    """The settings that were as good, in words; many in a few."""
-    named = [_named(row.setting) for row in choice.as_good]
-    return " or ".join(named) if len(named) < 4 else f"{named[0]} or {len(named) - 1} more"
 
 
 def _specs(lab: Laboratory, case: Case, methods: Sequence[str]) -> list[RunSpec]:

@@ -6,10 +6,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["Published", "Setting", "published", "published_setting", "published_violations"]
+__all__ = ["PLAINS", "Published", "Setting", "published", "published_setting", "published_violations"]
 
 NAMES = {"uniform": "vanilla"}
 """What the paper calls a method."""
+
+PLAINS = "The paper does not name plain fine-tuning's setting: here it has the explicit step's learning rate."
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from mooring.paper.claim import told
 from mooring.paper.finding import Finding, Table
 from mooring.paper.importance import setting
 from mooring.paper.laboratory import Laboratory
+from mooring.paper.published import PLAINS
 from mooring.paper.rows import first_cases
 from mooring.paper.scale import ROWS, Case, Scale
 
@@ -173,7 +174,7 @@ def _said(found: Mapping[Place, Mapping[str, Sequence[Effect]]], reasons: Mappin
         "Another order of classes is one other order; its tasks for the search are cut off in the same way. Strengths "
         "x 2 and / 2 stand for the factor 1/2 of a penalty; x batch and / batch for importance from the gradients of "
         "single samples or of batches. Fresh heads start at random in every task, and not from the head of the task "
-        "before. Plain fine-tuning, whose setting the paper does not name, has the explicit step's learning rate.",
+        f"before. {PLAINS}",
     ]
     cells = [effects[0] for both in found.values() for effects in both.values() if effects[0].base is not None]
     if not cells:

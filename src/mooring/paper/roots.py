@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooring.lab.metrics import Interval, interval
+from mooring.lab.metrics import ROUNDING, Interval, interval
 from mooring.lab.results import Result
 from mooring.paper.cka import bounded, difference, mean_over_seeds, metric
 from mooring.paper.finding import Finding, Table
@@ -23,10 +23,6 @@ ROOTS = {"square root": "", "cube root": "-cube", "plain ratio": "-ratio"}
 
 LIKE = {f"{name}{ending}": name for name in EXPLICIT for ending in ROOTS.values()}
 """Every method, and the one whose setting in the paper it takes."""
-
-
-ROUNDING = 1e-9
-"""Points up to which two means are the same: they are sums of thirds and sevenths."""
 
 
 def count(scale: Scale) -> int:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from mooring.lab.metrics import paired_difference
@@ -10,7 +11,7 @@ from mooring.paper.cell import METRICS, Cell, cell
 from mooring.paper.finding import Finding, Table
 from mooring.paper.grids import found_settings, search
 from mooring.paper.laboratory import Laboratory
-from mooring.paper.published import Published, Setting, published, published_setting
+from mooring.paper.published import PLAINS, Published, Setting, published, published_setting
 from mooring.paper.rows import over_seeds
 from mooring.paper.scale import CONTROLS, REPLAY, ROWS, Case, Scale
 
@@ -62,7 +63,7 @@ def _finding(lab: Laboratory, name: str, cases: Sequence[Case], methods: Sequenc
     for case, settings in chosen.items():
         if missing := [method for method in every if method not in settings]:
             beaten.append(f"{case}: no setting of {', '.join(missing)} finished the search.")
-    text = [*_said(list(cells.values()), tables), *_of_plain(theirs), *beaten]
+    text = [*_said(list(cells.values()), tables), *_of_plain(cases), *beaten]
     return Finding(name, text, tables, list(known.values()))
 
 
@@ -78,7 +79,7 @@ def rows_at_our_settings(lab: Laboratory, cases: Sequence[Case], methods: Sequen
 
 
 def _published_settings(case: Case, methods: Sequence[str], ours: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The paper's; for what it does not name, such as plain fine-tuning, our own learning rate."""
+    """The paper's; plain fine-tuning's, which it does not name, is the explicit step's or else our own."""
     found = {}
     for method in methods:
         told = published_setting(case.network, case.regime.name, case.data, method)
@@ -141,18 +142,16 @@ def _written(paper: Published, metric: str) -> str:
     return f"{mean:g}" if std is None else f"{mean:g} ± {std:g}"
 
 
-def _of_plain(settings: Mapping[Case, Mapping[str, Setting]]) -> list[str]:
-    """What stands for a setting that the paper does not name."""
-    named = [published_setting(case.network, case.regime.name, case.data, "explicit-ewc") for case in settings]
-    if not any(named):
-        return []
-    return ["The paper does not name plain fine-tuning's setting: here it has the explicit step's learning rate."]
+def _of_plain(cases: Sequence[Case]) -> list[str]:
+    """What stands for plain fine-tuning's setting, where the paper has settings at all."""
+    named = [published_setting(case.network, case.regime.name, case.data, "explicit-ewc") for case in cases]
+    return [PLAINS] if any(named) else []
 
 
 def _said(cells: Sequence[Mapping[str, Any]], tables: Sequence[Table]) -> list[str]:
     """How many agree, and why others were not judged."""
     decided, why = [], Counter[str]()
-    for told, metric in ((told, metric) for told in cells for metric in METRICS):
+    for told, metric in product(cells, METRICS):
         verdict, theirs = told[f"{metric} agrees"], told[f"paper's {metric}"]
         if verdict is not None:
             decided.append(verdict)

@@ -17,6 +17,7 @@ __all__ = [
     "fewest_violations",
     "parameters_of",
     "share_violating",
+    "violated",
     "violations_in",
 ]
 
@@ -77,6 +78,11 @@ def fell(result: Result, clamped: Result) -> bool:
 def violations_in(told: Stability | None) -> int:
     """How many parameters are at 1 or beyond; those below 0 are another case."""
     return 0 if told is None else told.extrapolate + told.diverge - told.negative
+
+
+def violated(result: Result) -> bool:
+    """Whether a parameter violated the bound after any task that the run finished."""
+    return any(map(violations_in, result.stability))
 
 
 def parameters_of(told: Stability) -> int:

@@ -22,6 +22,7 @@ from mooring.paper.violating import (
     fewest_violations,
     parameters_of,
     share_violating,
+    violated,
     violations_in,
 )
 from mooring.paper.violations_figure import draw
@@ -204,7 +205,7 @@ def _before(broken: Sequence[Result]) -> str:
     told = f"{len(broken)} runs without clamping became unstable"
     if not without:
         return f"{told}, every one with a violation after its first task: none before, as the paper says."
-    later = sum(any(map(violations_in, result.stability)) for result in without)
+    later = sum(map(violated, without))
     return (
         f"{told}; {len(without)} of them had no violation after the first task, unlike the paper's: {later} of these "
         "had one after a later task, before they became unstable."
