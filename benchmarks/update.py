@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import mooring
 from mooring.importance import Importance
+from mooring.observe.output_observer import Seen
 from mooring.pulls import Budget, Pull
-from mooring.watch import Seen
 
 CASES: dict[str, tuple[Callable[[], Importance], Callable[[], Pull], int]] = {
     "explicit EWC": (mooring.EWC, mooring.Interpolation, 28),

@@ -12,7 +12,7 @@ import argparse
 
 from mooring.lab import Row, Study, tune
 from mooring.lab.streams.options import StreamOptions
-from mooring.paper.published import published
+from mooring.paper.published.published_numbers import published
 
 METHODS = [
     "plain",

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from mooring.coded import Coded, block_of, decoded, encoded, largest_change
+from mooring.backends.chunks import tiled
 from mooring.errors import MooringError
 from mooring.pulls.interpolation import relative_importance
 from mooring.pulls.proximal import proximal_rate
-from mooring.tiles import tiled
+from mooring.state.quantization import Coded, block_of, decoded, encoded, largest_change
 
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 ROUNDED = 1e-4
@@ -26,7 +26,7 @@ def octaves_of(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def check_bounds(values: torch.Tensor, block: int) -> None:
-    """Every promise of `mooring.coded`, for values of shape (rows, ...)."""
+    """Every promise of `mooring.state.quantization`, for values of shape (rows, ...)."""
     coded = decoded(*encoded(values, block))
     assert coded.shape == values.shape
     assert coded.dtype == values.dtype
@@ -124,7 +124,7 @@ def test_of_no_rows_there_are_no_blocks():
 
 
 def test_pieces_are_whole_blocks_and_read_the_same(monkeypatch):
-    monkeypatch.setattr("mooring.tiles.CPU_TILE", 100)
+    monkeypatch.setattr("mooring.backends.chunks.CPU_TILE", 100)
     values = torch.rand(7, 96)
     coded = Coded.of(values, 48)
     named = {"theta": values, **coded.slots()}

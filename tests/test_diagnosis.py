@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import mooring
-from mooring.diagnosis import diagnose
+from mooring.diagnose.diagnosis import diagnose
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Importance
 

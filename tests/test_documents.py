@@ -18,11 +18,11 @@ import typer.main
 import mooring
 from mooring import importance, pulls
 from mooring.cli.app import app
-from mooring.lab.comparison import comparison
 from mooring.lab.methods import METHODS
+from mooring.lab.model.training import Training, defaults
 from mooring.lab.streams.options import StreamOptions
-from mooring.lab.study_file import METHOD, TOP, TUNE, read_study_file
-from mooring.lab.training import Training, defaults
+from mooring.lab.study.comparison import comparison
+from mooring.lab.study.study_file import METHOD, TOP, TUNE, read_study_file
 from processes import Child
 
 ROOT = Path(__file__).parent.parent

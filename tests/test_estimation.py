@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import mooring
-from mooring.batches import labelled
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Kronecker
+from mooring.reference.batches import labelled
 from mooring.testing import check_equal
 from sensitive import Net, unchanged
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import mooring
+from mooring.diagnose.finite import check_finite
 from mooring.errors import NonFiniteError
-from mooring.finite import check_finite
 
 IMPORTANCES = ["ewc", "mas", "si", "rwalk", "uniform", "random", mooring.EWC(labels="sampled"), mooring.Balanced("si")]
 PULLS = [mooring.Interpolation(), mooring.Penalty(1.0), mooring.Proximal(1.0)]

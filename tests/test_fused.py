@@ -5,14 +5,14 @@ import torch
 from torch import Tensor, nn
 
 import mooring
-import mooring.fused
-import mooring.loads
-import mooring.spending
-import mooring.staging
+import mooring.backends.budget_solver
+import mooring.backends.fused
+import mooring.backends.penalized_gradients
+import mooring.state.offload
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
+from mooring.backends.kernels.multi_tensor import Layout, Table, form_of, source
 from mooring.importance import Importance
-from mooring.kernels.table import Layout, Table, form_of, source
 from mooring.pulls import Blend, Budget, ParameterPull, Pull
 from mooring.testing import CASES, Case
 
@@ -69,16 +69,21 @@ class Rules:
 @pytest.fixture
 def told(monkeypatch):
     """Fused, but for the kernel."""
-    for module in (mooring.fused, mooring.loads, mooring.step):
+    for module in (mooring.backends.fused, mooring.backends.penalized_gradients, mooring.step):
         monkeypatch.setattr(module, "has_compiler", lambda device: True)
-    monkeypatch.setattr(mooring.fused, "Layout", Places)
-    monkeypatch.setattr(mooring.fused, "Table", Rules)
+    monkeypatch.setattr(mooring.backends.fused, "Layout", Places)
+    monkeypatch.setattr(mooring.backends.fused, "Table", Rules)
     Rules.runs = 0
 
 
 def without_kernels(monkeypatch) -> None:
     """As where there is no compiler."""
-    for module in (mooring.fused, mooring.loads, mooring.spending, mooring.step):
+    for module in (
+        mooring.backends.fused,
+        mooring.backends.penalized_gradients,
+        mooring.backends.budget_solver,
+        mooring.step,
+    ):
         monkeypatch.setattr(module, "has_compiler", lambda device: False)
 
 
@@ -156,7 +161,7 @@ def test_anchors_from_the_host_are_found_where_they_are_staged(pull, told, monke
         return [p.detach() for p in model.parameters()]
 
     near, launches = trained(None), Rules.runs
-    monkeypatch.setattr(mooring.staging, "far", lambda m: True)
+    monkeypatch.setattr(mooring.state.offload, "far", lambda m: True)
     staged = trained(mooring.Memory(host=True, staging=5000))  # five groups of a layer, in two rooms
     assert Rules.runs - launches > launches
     assert all(torch.equal(*pair) for pair in zip(staged, near, strict=True))

@@ -8,8 +8,8 @@ from torch import nn
 
 import mooring
 from mooring.errors import MooringError
-from mooring.factors import Factor, eigenbasis, kronecker_factors, layers_with_factors
 from mooring.importance import Kronecker
+from mooring.importance.kronecker_factors import Factor, eigenbasis, kronecker_factors, layers_with_factors
 from mooring.pulls.budget import CLOSE, spent_at
 
 F64 = torch.float64

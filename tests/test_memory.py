@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import mooring
-import mooring.staging
+import mooring.state.offload
 from mooring import EWC, MAS, SI, Budget, Interpolation, Memory, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.errors import MooringError
 from mooring.importance import Kronecker
@@ -115,7 +115,7 @@ def test_anchors_that_pass_through_staging_give_the_same_numbers(pull, importanc
         pytest.skip("a budget is spent in curvature, which of these only EWC measures")
     near = two_tasks(built(importance=importance, pull=pull))
     near.consolidate()
-    monkeypatch.setattr(mooring.staging, "far", lambda m: True)
+    monkeypatch.setattr(mooring.state.offload, "far", lambda m: True)
     moor = built(Memory(host=True, staging=1 << 15), importance, pull)
     two_tasks(moor).consolidate()
     check_equal("staged", everything(moor), everything(near))
@@ -126,14 +126,14 @@ def test_anchors_that_pass_through_staging_give_the_same_numbers(pull, importanc
 
 def test_a_group_is_fetched_ahead_and_not_twice(monkeypatch):
     """Anchors do not change in a task: the first groups are there when the next step begins, and all where they fit."""
-    fetched, copy = [], mooring.staging._copy
+    fetched, copy = [], mooring.state.offload._copy
 
     def copied(room, records) -> None:
         fetched.append(len(records))
         copy(room, records)
 
-    monkeypatch.setattr(mooring.staging, "far", lambda m: True)
-    monkeypatch.setattr(mooring.staging, "_copy", copied)
+    monkeypatch.setattr(mooring.state.offload, "far", lambda m: True)
+    monkeypatch.setattr(mooring.state.offload, "_copy", copied)
     for size, once in ((1 << 15, 4), (1 << 20, 0)):  # groups that take turns; all in one
         moor = built(Memory(host=True, staging=size))
         trained(moor, 0, 1).consolidate()
@@ -146,9 +146,9 @@ def test_a_group_is_fetched_ahead_and_not_twice(monkeypatch):
 
 
 def test_anchors_are_not_fetched_where_nobody_reads_them(monkeypatch):
-    monkeypatch.setattr(mooring.staging, "far", lambda m: True)
+    monkeypatch.setattr(mooring.state.offload, "far", lambda m: True)
     copied = []
-    monkeypatch.setattr(mooring.staging, "_copy", lambda room, records: copied.append(len(records)))
+    monkeypatch.setattr(mooring.state.offload, "_copy", lambda room, records: copied.append(len(records)))
     trained(built(Memory(host=True)), 0, 3)  # before the first consolidation there is no pull
     moor = built(Memory(host=True), pull=Interpolation(every=10))
     trained(moor, 0, 1).consolidate()

@@ -1,7 +1,9 @@
-"""The tree is what DESIGN says: imports point one way and have no cycle, files are short and say what they are for."""
+"""Tests of the source tree: layers, cycles, names, docstrings and exports."""
 
 import ast
 import re
+import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import mooring
@@ -12,101 +14,112 @@ MODULES = {
     for path in ROOT.rglob("*.py")
 }
 LAYERS = ("core", "lab", "report", "paper", "cli")
-"""Each may import what stands before it."""
+"""Each layer may import the layers before it."""
 
-STANDARD = frozenset(__import__("sys").stdlib_module_names)
+STANDARD_LIBRARY = frozenset(sys.stdlib_module_names)
+MAX_ROOT_MODULES = 8
 
 
-def layer(module: str) -> str:
+def layer_of(module: str) -> str:
     part = module.split(".")[1] if "." in module else ""
     return "cli" if part == "__main__" else part if part in LAYERS else "core"
 
 
-def imported(module: str, *, later: bool) -> set[str]:
-    """The modules of this package that a module imports; `later`: also within functions."""
-    tree = ast.parse(MODULES[module].read_text())
-    package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
-    found = set()
-    nodes = list(ast.walk(tree)) if later else _at_once(tree)
-    for node in nodes:
+def import_names(path: Path) -> list[str]:
+    """Return the dotted name of every import of a file, wherever it stands, function bodies included."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{module} imports relative to {package}: name the module whole"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            while name not in MODULES and "." in name:
-                name = name.rpartition(".")[0]
-            if name in MODULES and name != module:
-                found.add(name)
+            assert not node.level, f"{path} has a relative import: write the full module name"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def imported_modules(module: str) -> set[str]:
+    """Return the modules of this package that a module imports."""
+    found = set()
+    for name in import_names(MODULES[module]):
+        while name not in MODULES and "." in name:
+            name = name.rpartition(".")[0]
+        if name in MODULES and name != module:
+            found.add(name)
     return found
 
 
-def _at_once(tree: ast.AST) -> list[ast.AST]:
-    """What runs when a module is imported: nothing within functions, nothing for type checkers alone."""
-    found: list[ast.AST] = []
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        found += [node, *_at_once(node)]
-    return found
+def siblings(importer: str, imported: str) -> tuple[str, str]:
+    """Return the packages or modules below the closest common parent through which one module imports another."""
+    left, right = importer.split("."), imported.split(".")
+    common = next((k for k, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    return ".".join(left[: common + 1]), ".".join(right[: common + 1])
 
 
-def test_imports_point_one_way():
+def test_layers_import_only_the_layers_below_them():
     backwards = [
         f"{module} -> {name}"
         for module in MODULES
-        for name in imported(module, later=True)
-        if LAYERS.index(layer(name)) > LAYERS.index(layer(module))
+        for name in imported_modules(module)
+        if LAYERS.index(layer_of(name)) > LAYERS.index(layer_of(module))
     ]
     assert not backwards
 
 
-def test_imports_have_no_cycle():
-    graph = {module: imported(module, later=False) for module in MODULES}
+def test_no_package_or_module_imports_in_a_circle():
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module in MODULES:
+        for name in imported_modules(module):
+            importer, imported = siblings(module, name)
+            if importer != imported:
+                graph[importer].add(imported)
     done: set[str] = set()
 
-    def visit(module: str, way: tuple[str, ...]) -> None:
-        if module in way:
-            raise AssertionError(" -> ".join((*way[way.index(module) :], module)))
-        if module in done:
-            return
-        for name in sorted(graph[module]):
-            visit(name, (*way, module))
-        done.add(module)
+    def visit(node: str, path: tuple[str, ...]) -> None:
+        if node in path:
+            raise AssertionError(" -> ".join((*path[path.index(node) :], node)))
+        if node not in done:
+            for name in sorted(graph[node]):
+                visit(name, (*path, node))
+            done.add(node)
 
-    for module in sorted(graph):
-        visit(module, ())
+    for node in sorted(graph):
+        visit(node, ())
 
 
-def test_the_core_imports_torch_and_the_standard_library_alone_wherever_the_import_stands():
-    allowed = {"torch", "mooring", *STANDARD}
-    exempt = ("mooring.integrations", "mooring.testing")
+def test_core_imports_only_torch_and_the_standard_library_also_in_function_bodies():
     for module, path in MODULES.items():
-        if layer(module) != "core" or module.startswith(exempt):
+        if layer_of(module) != "core" or module.startswith(("mooring.integrations", "mooring.testing")):
             continue
-        for node in _at_once(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            strange = {name.partition(".")[0] for name in names} - allowed
-            assert not strange - ({"triton"} if module.startswith("mooring.kernels") else set()), (module, strange)
+        allowed = {"torch", "mooring", *STANDARD_LIBRARY}
+        if module.startswith("mooring.backends.kernels"):
+            allowed.add("triton")
+        assert {name.partition(".")[0] for name in import_names(path)} <= allowed, module
 
 
-def test_every_module_says_what_it_is_for_and_is_short():
+def test_only_the_paper_command_imports_the_paper_package():
+    importers = {m for m in MODULES for name in imported_modules(m) if name.startswith("mooring.paper")}
+    outside = {m for m in importers if not m.startswith("mooring.paper")}
+    assert outside == {"mooring.cli.paper_command"}
+
+
+def test_root_holds_few_modules():
+    modules = [path.stem for path in ROOT.glob("*.py") if not path.stem.startswith("__")]
+    assert len(modules) <= MAX_ROOT_MODULES, modules
+
+
+def test_no_two_modules_share_a_name():
+    names = Counter(path.stem for path in MODULES.values() if not path.stem.startswith("__"))
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_every_module_has_a_one_sentence_summary_and_a_specific_name():
     for module, path in MODULES.items():
-        text = path.read_text()
-        assert len(text.splitlines()) <= 350, module
-        told = ast.get_docstring(ast.parse(text)) or ""
-        first = told.splitlines()[0] if told else ""
-        assert first.endswith((".", "?")), f"{module}: {first!r}"
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert docstring.partition("\n")[0].endswith((".", "?")), f"{module}: {docstring!r}"
         assert path.stem not in ("utils", "util", "helpers", "misc", "common"), module
 
 
-def test_every_name_that_a_module_exports_is_there():
+def test_every_exported_name_is_defined():
     for module, path in MODULES.items():
         tree = ast.parse(path.read_text())
         named = [n for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__"]
@@ -125,13 +138,10 @@ def test_every_name_that_a_module_exports_is_there():
         assert len(exported) == len(set(exported)), module
 
 
-def test_contributors_are_led_to_files_that_exist():
+def test_contributing_names_files_that_exist():
     page = Path(__file__).parent.parent / "CONTRIBUTING.md"
     table = re.findall(r"^\| (`.*?) \|", page.read_text(), re.MULTILINE)
     assert len(table) > 20
     for row in table:
-        folder = ROOT
         for name in re.findall(r"`([\w/.]+)`", row):
-            path = ROOT / name if (ROOT / name).exists() else folder / name  # a bare name stands beside the one before
-            assert path.exists(), name
-            folder = path.parent
+            assert (ROOT / name).exists(), name

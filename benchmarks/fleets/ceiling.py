@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fleets.clock import now
-from mooring.lab.fleet.precision import computing
+from mooring.lab.model.precision import computing
 from mooring.lab.networks.start import start
 from mooring.lab.streams import Stream
 

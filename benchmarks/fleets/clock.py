@@ -48,11 +48,11 @@ class Clock:
             self.steps += self.done - self.began[1]
             self.began = None
 
-    def look(self, fleet: Fleet) -> None:
+    def on_step(self, fleet: Fleet) -> None:
         """A fleet took a step."""
         self.step(fleet.position.task, fleet.position.step)
         if fleet.position.task == 1 and fleet.position.step * fleet.common.batch >= len(fleet.stream.tasks[1].train):
             self.stop()
 
-    def harbour(self, fleet: Fleet) -> None:
+    def on_task_end(self, fleet: Fleet) -> None:
         """A fleet ended a task."""

@@ -39,12 +39,12 @@ class Steps:
     def __init__(self, now: Callable[[], float]) -> None:
         self.now, self.first, self.last = now, 0.0, 0.0
 
-    def look(self, fleet: Any) -> None:
+    def on_step(self, fleet: Any) -> None:
         """A fleet took a step."""
         self.last = self.now()
         self.first = self.first or self.last
 
-    def harbour(self, fleet: Any) -> None:
+    def on_task_end(self, fleet: Any) -> None:
         """A fleet ended a task."""
 
 

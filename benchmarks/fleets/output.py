@@ -10,8 +10,8 @@ import torch
 
 from fleets.clock import WARM
 from mooring.errors import MooringError
-from mooring.lab.fleet.precision import check_precision
-from mooring.lab.spec import DTYPES
+from mooring.lab.model.precision import check_precision
+from mooring.lab.model.spec import DTYPES
 
 __all__ = ["add_common", "checked", "keep", "names", "say", "steps_of", "where"]
 

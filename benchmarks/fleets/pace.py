@@ -17,12 +17,12 @@ import mooring
 from fleets.clock import Clock
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.precision import computing, parameters_of, products_of
 from mooring.lab.methods import find
+from mooring.lab.model.order import task_order
+from mooring.lab.model.precision import computing, parameters_of, products_of
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import start
-from mooring.lab.order import task_order
-from mooring.lab.spec import RunSpec
 from mooring.lab.streams import Stream
 
 __all__ = ["Pace", "one_by_one", "pace", "specs_of", "together"]

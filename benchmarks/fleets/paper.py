@@ -18,12 +18,12 @@ from typing import Any
 from fleets.noise import cifar100
 from fleets.output import add_common, keep, say, where
 from mooring.lab import Result, Row, RunSpec, Study, tune
-from mooring.lab.engines.reporter import Silent
+from mooring.lab.engines.reporting import Silent
 from mooring.lab.methods import find, resolve
-from mooring.lab.protocol import LRS, STRENGTHS
 from mooring.lab.streams import Stream
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.streams.slices import limited, sliced
+from mooring.lab.study.protocol import LRS, STRENGTHS
 
 __all__ = ["METHODS", "add_options", "run"]
 

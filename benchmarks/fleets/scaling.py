@@ -18,7 +18,7 @@ from fleets.output import add_common, keep, say, steps_of, where
 from fleets.pace import one_by_one, specs_of, together
 from fleets.picture import draw
 from mooring.errors import MooringError
-from mooring.lab.fleet.precision import computing
+from mooring.lab.model.precision import computing
 
 __all__ = ["add_options", "run"]
 

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from fleets.clock import Clock
-from mooring.lab.fleet.precision import computing
+from mooring.lab.model.precision import computing
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import start
-from mooring.lab.spec import RunSpec
 from mooring.lab.streams import Stream
 
 with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What each convolution of a network takes in other tiles than `mooring.lab.fleet.tiles` has it computed in."""
+"""Time each convolution of a network in other tiles than those of `mooring.lab.fleet.gpu.conv_tiles`."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fleets.output import add_common, keep, say, where
+from mooring.backends.kernels.launch import rehearsing
 from mooring.errors import MooringError
-from mooring.kernels.launching import rehearsing
-from mooring.lab.fleet import convolution
-from mooring.lab.fleet.precision import computing, products_of
-from mooring.lab.fleet.tiles import Geometry, aligned, next_power
+from mooring.lab.fleet.gpu import convolution
+from mooring.lab.fleet.gpu.conv_tiles import Geometry, aligned, next_power
+from mooring.lab.model.precision import computing, products_of
 from mooring.lab.networks import BACKBONES
 
 __all__ = ["add_options", "run"]

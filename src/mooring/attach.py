@@ -6,18 +6,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mooring import merges
-from mooring.batches import Data
+from mooring.distributed.dtensor import check_rows, check_sharding
 from mooring.errors import MooringError, unknown
-from mooring.estimation import check_estimable
 from mooring.importance import EWC, Importance, resolve
-from mooring.losses import Loss
-from mooring.memory import Memory
 from mooring.moor import Mooring
 from mooring.optimizers import check_optimizer, stepping
-from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull
-from mooring.selection import Exclude, check_exclude
-from mooring.shards import check_rows, check_sharding
+from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull, merges
+from mooring.reference.batches import Data
+from mooring.reference.estimation import check_estimable
+from mooring.reference.losses import Loss
+from mooring.state.memory import Memory
+from mooring.state.selection import Exclude, check_exclude
 
 __all__ = ["attach"]
 

@@ -6,27 +6,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mooring import stability
-from mooring.batches import Data
-from mooring.calibration import calibration_factor
-from mooring.checkpoint import pack
-from mooring.diagnosis import Diagnosis, diagnose
-from mooring.drift import parameter_drift
+from mooring.backends.budget_solver import energy
+from mooring.diagnose import stability
+from mooring.diagnose.diagnosis import Diagnosis, diagnose
+from mooring.diagnose.drift import parameter_drift
+from mooring.distributed.dtensor import spread
 from mooring.errors import MooringError
-from mooring.estimation import estimate
 from mooring.importance import Importance, State
-from mooring.layer_watch import watches
-from mooring.ledger import Ledger, called
-from mooring.losses import Loss
-from mooring.memory import Memory
-from mooring.merges import Merge
+from mooring.observe.layer_observer import watches
 from mooring.optimizers import check_optimizer, stepping
 from mooring.pulls import Budget, GradientPull, Pull
-from mooring.pulls.base import check_strength
-from mooring.resuming import read_state
-from mooring.selection import layer_of
-from mooring.shards import spread
-from mooring.spending import energy
+from mooring.pulls.merges import Merge
+from mooring.pulls.pull import check_strength
+from mooring.reference.batches import Data
+from mooring.reference.calibration import calibration_factor
+from mooring.reference.estimation import estimate
+from mooring.reference.losses import Loss
+from mooring.state.memory import Memory
+from mooring.state.mooring_state import Ledger, called
+from mooring.state.resume import read_state
+from mooring.state.selection import layer_of
+from mooring.state.state_dict import pack
 from mooring.step import TrainingStep
 
 __all__ = ["Mooring"]
@@ -121,7 +121,8 @@ class Mooring:
         already is a task like any other, which somebody else has trained.
 
         With data, for a `Budget`: `current` is then multiplied by the factor that makes its estimate agree with the
-        rise of the loss on that data, measured along probes (`mooring.calibration`). Nothing else is changed by it.
+        rise of the loss on that data, measured along probes (`mooring.reference.calibration`). Nothing else
+        changes.
         Without data it is multiplied by the factor of the task before, if there was one.
 
         Args:

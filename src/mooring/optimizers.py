@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from mooring.errors import MooringError
-from mooring.selection import moorable
+from mooring.state.selection import moorable
 from mooring.step import TrainingStep
 
 __all__ = ["check_optimizer", "stepping"]

@@ -6,25 +6,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mooring.collecting import uncollected
-from mooring.due import Due, now_of, pull_back
+from mooring.backends.budget_solver import Spending
+from mooring.backends.chunks import tiled
+from mooring.backends.fused import Fused, Told, advancing, loading
+from mooring.backends.gc_control import uncollected
+from mooring.backends.kernels.codegen import has_compiler
+from mooring.backends.parameter_step import Due, now_of, pull_back
+from mooring.backends.penalized_gradients import loaded
+from mooring.diagnose.finite import check_finite
+from mooring.distributed.collectives import world_size
+from mooring.distributed.dtensor import gradient_of, local
 from mooring.errors import MooringError, NonFiniteError
-from mooring.finite import check_finite
-from mooring.forward_hook import ranks
-from mooring.fused import Fused, Told, advancing, loading
 from mooring.importance import Iteration, State
-from mooring.kernels.writing import has_compiler
-from mooring.layer_watch import LayerWatch
-from mooring.ledger import Ledger, Moored, marks
-from mooring.loads import loaded
+from mooring.observe.layer_observer import LayerWatch
+from mooring.observe.output_observer import Seen, Watch
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
-from mooring.pulls.base import acts
-from mooring.runs import Number
-from mooring.selection import layer_of, norm_buffers
-from mooring.shards import gradient_of, local
-from mooring.spending import Spending
-from mooring.tiles import tiled
-from mooring.watch import Seen, Watch
+from mooring.pulls.pull import acts
+from mooring.pulls.run_axis import Number
+from mooring.state.mooring_state import Ledger, Moored, marks
+from mooring.state.selection import layer_of, norm_buffers
 
 __all__ = ["TrainingStep"]
 
@@ -107,7 +107,9 @@ class TrainingStep:
                 raise MooringError("the optimizer evaluates its closure several times in a step and cannot be moored")
             evaluated = True
             loss = closure()
-            alone = ranks() == 1  # of several ranks, the gradient that they share decides: all of them stop, or none
+            alone = (
+                world_size() == 1
+            )  # of several ranks, the gradient that they share decides: all of them stop, or none
             if self.check and alone and isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
                 self._check_everything()
                 value = loss.detach().mean().item()

@@ -18,9 +18,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from mooring.cli import main
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.store import Store
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.study.store import Store
 from one_line import CONTROL, everything_under, one_line, refused
 from processes import Child, command
 

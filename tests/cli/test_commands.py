@@ -14,9 +14,9 @@ from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.networks import stamped
 from mooring.lab.networks.start import read_weights
-from mooring.lab.store import Store
 from mooring.lab.streams.options import StreamOptions
-from mooring.lab.study import Study
+from mooring.lab.study.store import Store
+from mooring.lab.study.study import Study
 
 DIGITS = ["--limit", "20", "--tasks", "2", "--epochs", "1", "--seeds", "2"]
 
@@ -256,9 +256,9 @@ def test_all_three_start_from_the_same_defaults(asked, tmp_path, monkeypatch):
 
 
 def test_the_command_line_and_a_file_compare_the_same_methods_where_none_are_named(tmp_path):
-    from mooring.cli.options import METHODS
-    from mooring.lab.comparison import comparison
-    from mooring.lab.study_file import read_study_file
+    from mooring.cli.option_groups import METHODS
+    from mooring.lab.study.comparison import comparison
+    from mooring.lab.study.study_file import read_study_file
 
     (tmp_path / "empty.toml").write_text("")
     assert comparison(**read_study_file(tmp_path / "empty.toml").comparison).methods == tuple(METHODS.split(","))
@@ -308,8 +308,8 @@ def test_show_leaves_a_study_as_it_is(asked, tmp_path):
 
 
 def test_methods_lists_every_method_with_a_line_and_its_strength(asked):
-    from mooring.lab.comparison import comparison
     from mooring.lab.methods import METHODS
+    from mooring.lab.study.comparison import comparison
 
     told = asked("methods").splitlines()
     assert told[0].split() == ["method", "what", "it", "does", "strength", "on", "digits", "elsewhere"]

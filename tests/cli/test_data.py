@@ -12,8 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hub_server import serving
-from mooring.cli.bar import progress_bar
-from mooring.cli.data import app
+from mooring.cli.data_command import app
+from mooring.cli.progress_bar import progress_bar
 from mooring.errors import MooringError
 from mooring.lab.streams.named import NAMED
 from mooring.lab.streams.options import StreamOptions, open_stream
@@ -117,7 +117,7 @@ def test_nothing_is_fetched_without_a_yes(hub, tmp_path):
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n"])
 def test_in_a_terminal_the_size_is_said_and_the_user_asked(hub, tmp_path, monkeypatch, answer):
-    monkeypatch.setattr("mooring.cli.data._asks", lambda: True)
+    monkeypatch.setattr("mooring.cli.data_command._asks", lambda: True)
     result = run("fetch", "cifar10", answer=answer)
     size = sum(map(len, hub.files.values()))
     assert f"cifar10: 2 files, {size:,} bytes, from uoft-cs/cifar10" in result.stderr

@@ -18,9 +18,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import mooring
 from distributed.ranks import tried
 from distributed.training import Case, Trainer
+from mooring.distributed.dtensor import gradient_of
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import EWC, MAS, Kronecker
-from mooring.shards import gradient_of
 
 F64 = torch.float64
 

@@ -28,7 +28,7 @@ def undisturbed(folder: Path, asked: list[str]) -> Whole:
 
 def often(every: float, *arguments: str) -> int:
     """The same command, saved within tasks too."""
-    from mooring.lab.study import Study
+    from mooring.lab.study.study import Study
 
     Study.__init__.__kwdefaults__["every"] = every
     return command(*arguments)

@@ -155,7 +155,7 @@ def jumping(*arguments: str) -> int:
     """The command, while the clock jumps a day ahead or back whenever it is read."""
     import datetime as dates
 
-    from mooring.lab import store
+    from mooring.lab.study import store
 
     chance = random.Random(5)
     clock = time.time

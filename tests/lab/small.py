@@ -11,10 +11,10 @@ import mooring
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.methods import find
+from mooring.lab.model.order import batch_sizes, joint_order, task_order
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import start
-from mooring.lab.order import batch_sizes, joint_order, task_order
-from mooring.lab.spec import RunSpec
 from mooring.lab.streams import Stream, by_class, digits, permuted
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -26,10 +26,10 @@ class Once:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def look(self, fleet: Fleet) -> None:
+    def on_step(self, fleet: Fleet) -> None:
         pass
 
-    def harbour(self, fleet: Fleet) -> None:
+    def on_task_end(self, fleet: Fleet) -> None:
         if not self.path.exists():
             checkpoint.save(fleet, self.path)
 

@@ -6,10 +6,10 @@ import pytest
 
 from lab.small import class_stream, gpu, spec_for
 from lab.test_checkpoint import continued, near, never_stopped, stopped_at, told
-from mooring.lab.fleet.alike import Alike
 from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.fleet.gradient_sharing import Alike
 from mooring.lab.methods import METHODS, find
-from mooring.lab.spec import RunSpec
+from mooring.lab.model.spec import RunSpec
 
 STREAM = class_stream(tasks=3, images=8)
 SHARING = ["plain", "ewc", "si", "explicit-rwalk", "random", "proximal-ewc", "balanced-ewc", "imm-mode", "l2-sp"]

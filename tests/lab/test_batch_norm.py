@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import batch_norm
 
 from lab.small import gpu
-from mooring.lab.fleet.batch_norm import normalised, takes_norm
+from mooring.lab.fleet.gpu.batch_norm import normalised, takes_norm
 
 RUNS = 3
 TOLD = {"momentum": 0.1, "eps": 1e-5}

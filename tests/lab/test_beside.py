@@ -17,10 +17,10 @@ from lab.test_kill import rows, saved
 from mooring.errors import MooringError
 from mooring.lab.engines.beside import Beside
 from mooring.lab.engines.packing import packed, unpacked
-from mooring.lab.engines.voyage import Aboard
+from mooring.lab.engines.runner import Aboard
 from mooring.lab.networks.start import Weights
 from mooring.lab.streams import Stream
-from mooring.lab.study import Study
+from mooring.lab.study.study import Study
 from processes import Child, command, wait_for
 
 SIDE_BY_SIDE = ["--share", "0.5"]

@@ -16,8 +16,8 @@ from lab.small import class_stream, domain_stream, spec_for
 from mooring.errors import MooringError
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams import Stream
 
 HERE = "lab.test_checkpoint"
@@ -38,13 +38,13 @@ class SaveAt:
     def __init__(self, path: Path, stop: int | None) -> None:
         self.path, self.stop, self.calls = path, stop, 0
 
-    def look(self, fleet: Fleet) -> None:
+    def on_step(self, fleet: Fleet) -> None:
         if self.calls == self.stop:
             checkpoint.save(fleet, self.path)
             raise StoppedError
         self.calls += 1
 
-    harbour = look
+    on_task_end = on_step
 
 
 def specs_for(methods, stream: Stream, seeds=(0, 1), **rest) -> list[RunSpec]:
@@ -139,10 +139,10 @@ def test_stopped_again_and_again_equals_never_stopped(tmp_path):
 
 def test_saving_a_fleet_does_not_change_its_course(tmp_path):
     class Every:
-        def look(self, fleet: Fleet) -> None:
+        def on_step(self, fleet: Fleet) -> None:
             checkpoint.save(fleet, tmp_path / "fleet")
 
-        harbour = look
+        on_task_end = on_step
 
     specs = specs_for(["si", "explicit-ewc"], CLASSES)
     assert told(Fleet(specs, CLASSES).sail(Every())) == never_stopped(specs, CLASSES)[0]
@@ -262,7 +262,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_whole_and_says_so_in_one_l
         raise OSError(number, os.strerror(number))
 
     fleet = Fleet(specs_for(["ewc", "plain"], CLASSES), CLASSES)
-    monkeypatch.setattr(f"mooring.lab.files.os.{broken}", fail)
+    monkeypatch.setattr(f"mooring.lab.model.atomic_files.os.{broken}", fail)
     with pytest.raises(MooringError, match="make room, or choose another place") as error:
         checkpoint.save(fleet, saved)
     assert "\n" not in str(error.value)
@@ -280,7 +280,7 @@ def test_a_kill_during_the_write_leaves_the_old_checkpoint_to_continue_from(save
         after.append(Path(source))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mooring.lab.files.os.replace", kill)
+    monkeypatch.setattr("mooring.lab.model.atomic_files.os.replace", kill)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(Fleet(specs, CLASSES), saved)
     monkeypatch.undo()
@@ -299,7 +299,7 @@ def test_a_checkpoint_is_never_seen_half_written(saved, monkeypatch):
         seen.append(Path(target).read_bytes() == before and Path(source).parent == Path(target).parent)
         really(source, target)
 
-    monkeypatch.setattr("mooring.lab.files.os.replace", watch)
+    monkeypatch.setattr("mooring.lab.model.atomic_files.os.replace", watch)
     stopped_at(specs_for(["ewc", "plain"], CLASSES), CLASSES, saved, 6)
     assert seen == [True]
     assert saved.read_bytes() != before
@@ -423,13 +423,13 @@ def test_a_run_that_is_lost_but_not_yet_taken_out_is_not_forgotten(tmp_path):
     path = tmp_path / "fleet.safetensors"
 
     class Stopper:
-        def look(self, fleet):
+        def on_step(self, fleet):
             if fleet.steps == 3:
                 fleet.bad[1] = 2
                 checkpoint.save(fleet, path)
                 raise KeyboardInterrupt
 
-        def harbour(self, fleet):
+        def on_task_end(self, fleet):
             pass
 
     with pytest.raises(KeyboardInterrupt):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mooring.lab.engines.reporter import Silent
-from mooring.lab.store import VERSION, Store
+from mooring.lab.engines.reporting import Silent
 from mooring.lab.streams.options import StreamOptions
-from mooring.lab.study import Study
+from mooring.lab.study.store import VERSION, Store
+from mooring.lab.study.study import Study
 
 KEPT = sorted((Path(__file__).parents[1] / "fixtures").glob("store-*"))
 TOLD = {"stream": StreamOptions("digits", limit=20, tasks=3), "epochs": 2, "batch": 10, "lr": 0.05, "methods": "plain"}

@@ -15,13 +15,13 @@ from faults.small import often, times
 from lab.small import Once, class_stream, gpu, spec_for
 from lab.test_kill import rows
 from mooring.errors import MooringError
-from mooring.lab.determinism import deterministic, prepare
+from mooring.lab.engines.checkpoint_index import Unfinished
 from mooring.lab.engines.local import Local
-from mooring.lab.engines.unfinished import Unfinished
-from mooring.lab.engines.voyage import Aboard
+from mooring.lab.engines.runner import Aboard
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.store import Store
-from mooring.lab.study import Study
+from mooring.lab.model.determinism import deterministic, prepare
+from mooring.lab.study.store import Store
+from mooring.lab.study.study import Study
 from processes import Child, command, wait_for
 
 ASKED = ["compare", "--methods", "all", "--seeds", "2", "--limit", "20", "--tasks", "3", "--epochs", "1"]

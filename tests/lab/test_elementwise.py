@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lab.small import gpu
 from mooring.importance import EWC, MAS, SI, Importance, Iteration, Random, RWalk, Uniform
-from mooring.lab.fleet.elementwise import NEVER, Elementwise, source
+from mooring.lab.fleet.gpu.run_kernel import NEVER, Elementwise, source
 from mooring.pulls import Blend, GradientPull, Interpolation, ParameterPull, Penalty, Proximal, Pull
 
 SIGNED = [SI(), SI(sign="signed"), SI(sign=0.3), SI(sign="flipped")]

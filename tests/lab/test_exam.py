@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lab.small import class_stream, domain_stream, spec_for
-from mooring.lab.fleet import exam
-from mooring.lab.fleet.exam import Exam, kept_bytes
+from mooring.lab.fleet import evaluation as exam
+from mooring.lab.fleet.evaluation import Exam, kept_bytes
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.heads import heads_for
-from mooring.lab.fleet.stack import Stack
+from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.networks.start import start
 
 STREAMS = {"classes": class_stream(tasks=4), "domains": domain_stream(tasks=4)}
@@ -23,10 +23,10 @@ class Square:
     def __init__(self) -> None:
         self.rows: list[list[list[float]]] = []
 
-    def look(self, fleet: Fleet) -> None:
+    def on_step(self, fleet: Fleet) -> None:
         pass
 
-    def harbour(self, fleet: Fleet) -> None:
+    def on_task_end(self, fleet: Fleet) -> None:
         heads = heads_for(fleet.specs, fleet.stream, fleet.position.task - 1, 4)
         self.rows.append(fleet.exam.score(fleet.stack, heads, fleet.dtype).tolist())
 

@@ -8,23 +8,23 @@ from dataclasses import dataclass, field, replace
 import numpy
 import pytest
 import torch
+from mooring.drift import cka
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import mooring
 from lab import small
 from lab.small import class_stream, domain_stream
-from mooring.diagnosis import Diagnosis
-from mooring.drift import cka
+from mooring.diagnose.diagnosis import Diagnosis
 from mooring.errors import MooringError, NonFiniteError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.shape import shape
 from mooring.lab.methods import METHODS, find
+from mooring.lab.model.order import generator, joint_order, task_order
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import start
-from mooring.lab.order import generator, joint_order, task_order
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
 from mooring.lab.streams import Stream
 
 STREAMS = {"classes": class_stream(), "domains": domain_stream()}
@@ -58,14 +58,14 @@ class Log:
     steps: dict[str, list[Weights]] = field(default_factory=dict)
     keep_steps: bool = False
 
-    def look(self, fleet: Fleet) -> None:
+    def on_step(self, fleet: Fleet) -> None:
         end = fleet.position.step * fleet.common.batch
         for row, spec in enumerate(fleet.specs):
             self.seen.setdefault(spec.key, []).append(fleet.feed.fresh[row, end - fleet.common.batch : end].tolist())
             if self.keep_steps:
                 self.steps.setdefault(spec.key, []).append(fleet.stack.alone(row).state_dict())
 
-    def harbour(self, fleet: Fleet) -> None:
+    def on_task_end(self, fleet: Fleet) -> None:
         for row, spec in enumerate(fleet.specs):
             self.weights.setdefault(spec.key, []).append(fleet.stack.alone(row).state_dict())
 

@@ -6,7 +6,7 @@ import torch
 from lab.small import class_stream, domain_stream, gpu, spec_for
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.methods import METHODS
-from mooring.lab.spec import RunSpec
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams import Stream
 
 pytestmark = gpu
@@ -21,10 +21,10 @@ class Recorded:
     def __init__(self) -> None:
         self.kinds: dict[int, int] = {}
 
-    def look(self, fleet: Fleet) -> None:
+    def on_step(self, fleet: Fleet) -> None:
         self.kinds[fleet.position.task] = len(fleet.recorder.graphs)
 
-    def harbour(self, fleet: Fleet) -> None:
+    def on_task_end(self, fleet: Fleet) -> None:
         pass
 
 
@@ -106,12 +106,12 @@ def test_stopped_in_a_recorded_task_and_continued_equals_never_stopped(method: s
         pass
 
     class Stopper:
-        def look(self, fleet: Fleet) -> None:
+        def on_step(self, fleet: Fleet) -> None:
             if (fleet.position.task, fleet.position.epoch, fleet.position.step) == (1, 1, 7):
                 checkpoint.save(fleet, tmp_path / "fleet.safetensors")
                 raise StopError
 
-        def harbour(self, fleet: Fleet) -> None:
+        def on_task_end(self, fleet: Fleet) -> None:
             pass
 
     whole = Fleet(specs, stream, device="cuda")

@@ -6,9 +6,9 @@ from torch.nn.functional import conv2d, max_pool2d
 
 from lab.small import class_stream, gpu, spec_for
 from mooring.errors import MooringError
-from mooring.lab.fleet.chain import Link, run_chain
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.precision import computing
+from mooring.lab.fleet.gpu.fused_convolutions import Link, run_chain
+from mooring.lab.model.precision import computing
 
 
 def test_what_only_a_gpu_computes_with_is_refused_on_a_cpu() -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.lab.frontier import METHODS, Frontier, area, dials, frontiers, hull
 from mooring.lab.methods import find, resolve
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.summary import summarize
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.summary import summarize
+from mooring.lab.study.frontier import METHODS, Frontier, area, dials, frontiers, hull
 
 percent = st.integers(0, 100).map(float)
 points = st.lists(st.tuples(percent, percent), min_size=1, max_size=12)

@@ -19,15 +19,15 @@ import mooring
 from lab.small import Once, class_stream, spec_for
 from mooring.cli import main
 from mooring.errors import MooringError
-from mooring.lab.comparison import comparison
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.networks.start import read_weights
-from mooring.lab.salvage import salvage
-from mooring.lab.store import Store
 from mooring.lab.streams.options import StreamOptions, open_stream
-from mooring.lab.study import Study
-from mooring.lab.study_file import read_study_file
+from mooring.lab.study.comparison import comparison
+from mooring.lab.study.salvage import salvage
+from mooring.lab.study.store import Store
+from mooring.lab.study.study import Study
+from mooring.lab.study.study_file import read_study_file
 
 few = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

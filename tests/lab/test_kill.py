@@ -104,7 +104,7 @@ def test_killed_at_random_moments_and_continued_gives_the_same_bit_for_bit(tmp_p
 
 def often(every: float) -> int:
     """The same study, saved within tasks too."""
-    from mooring.lab.study import Study
+    from mooring.lab.study.study import Study
 
     Study.__init__.__kwdefaults__["every"] = every
     return command(*ASKED)
@@ -134,7 +134,8 @@ def position(path: Path) -> dict[str, int]:
 
 def killed_at(moment: int, *arguments: str) -> int:
     """Killed before or after the so-manieth time that something reaches the disk."""
-    from mooring.lab import files, store
+    from mooring.lab.model import atomic_files as files
+    from mooring.lab.study import store
 
     count = itertools.count()
 
@@ -179,7 +180,7 @@ def test_a_kill_while_results_are_put_away_loses_nothing(tmp_path, whole):
 
 
 def killed_while_keeping(number: int) -> int:
-    from mooring.lab import store
+    from mooring.lab.study import store
 
     row, count = store._row, itertools.count(1)
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from mooring.lab.fleet import layers, norms
-from mooring.lab.fleet.layers import LAYERS, widened
+from mooring.lab.fleet.stack import batched_layers as layers
+from mooring.lab.fleet.stack import norms
+from mooring.lab.fleet.stack.batched_layers import LAYERS, widened
 
 RUNS, BATCH = 3, 4
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

@@ -8,13 +8,13 @@ import time
 import pytest
 
 from mooring.lab.engines.local import Local
-from mooring.lab.engines.sizes import Sizes
-from mooring.lab.engines.voyage import Aboard
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.store import Store
+from mooring.lab.engines.runner import Aboard
+from mooring.lab.engines.sizing import Sizes
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams import by_class, digits
-from mooring.lab.study import Study
+from mooring.lab.study.store import Store
+from mooring.lab.study.study import Study
 from processes import Child, command
 
 SECONDS = 5.0

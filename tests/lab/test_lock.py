@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import MooringError
-from mooring.lab.lock import locked
+from mooring.lab.study.lock import locked
 from processes import Child, wait_for
 
 

@@ -2,19 +2,19 @@
 
 import pytest
 import torch
+from mooring.drift import cka, parameter_drift
+from mooring.stability import divergence_limit, interpolation_weight, largest_safe_strength, verdicts
 
 from lab.small import class_stream
-from mooring.drift import cka, parameter_drift
 from mooring.importance import EWC
-from mooring.lab.fleet import measure
-from mooring.lab.fleet.measure import drift_of, likeness_of
-from mooring.lab.fleet.moorings import Moorings
-from mooring.lab.fleet.stack import Stack
+from mooring.lab.fleet import measurements as measure
+from mooring.lab.fleet.measurements import drift_of, likeness_of
+from mooring.lab.fleet.method_state import Moorings
+from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.methods import find
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import start
 from mooring.pulls import Penalty
-from mooring.stability import divergence_limit, interpolation_weight, largest_safe_strength, verdicts
 
 STREAM = class_stream()
 SEEDS = [0, 1, 2, 3, 4]

@@ -6,11 +6,11 @@ import torch
 import mooring
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.errors import MooringError
-from mooring.lab.comparison import comparison
 from mooring.lab.methods import METHODS, find, resolve
 from mooring.lab.methods.method import Method
-from mooring.merges import average, total
+from mooring.lab.study.comparison import comparison
 from mooring.pulls import Blend
+from mooring.pulls.merges import average, total
 
 SIX = {"ewc": EWC, "mas": MAS, "si": SI, "rwalk": RWalk, "uniform": Uniform, "random": Random}
 SIGNS = {"si-absolute": "absolute", "si-signed": "signed", "si-negative": 0.001}
@@ -68,7 +68,7 @@ def test_the_regularized_methods_are_an_importance_and_a_pull_of_the_core(name):
 @pytest.mark.parametrize("name", SIX)
 def test_importances_have_the_options_of_the_core_and_the_papers_decay(name):
     made = find(name).importance(0)
-    assert made == mooring.importance.registry.resolve(name) == find(f"explicit-{name}").importance(0)
+    assert made == mooring.importance.names.resolve(name) == find(f"explicit-{name}").importance(0)
     if name in ("ewc", "mas", "rwalk"):
         assert made.decay == 0.2
 

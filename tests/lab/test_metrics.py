@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mooring.errors import MooringError
-from mooring.lab import metrics
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
+from mooring.lab.model import metrics
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 
 matrices = st.integers(1, 5).flatmap(
     lambda n: st.lists(st.lists(st.floats(0, 100, width=32), min_size=n, max_size=n), min_size=n, max_size=n)

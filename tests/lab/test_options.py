@@ -13,7 +13,7 @@ from mooring.errors import MooringError
 from mooring.lab.streams import Split, Stream, Task, by_class, digits, permuted, rotated
 from mooring.lab.streams.named import NAMED
 from mooring.lab.streams.options import StreamOptions, open_stream, stream_names
-from mooring.lab.streams.progress import paced
+from mooring.lab.streams.progress_callback import paced
 from mooring.lab.streams.slices import limited, limited_source, sliced
 from mooring.lab.streams.sources import from_folder
 

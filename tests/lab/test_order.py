@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.lab.order import batch_sizes, generator, joint_order, task_order
+from mooring.lab.model.order import batch_sizes, generator, joint_order, task_order
 
 TASKS = [torch.tensor([7, 3, 9]), torch.tensor([1]), torch.tensor([20, 22, 24, 26, 28])]
 
@@ -88,7 +88,7 @@ def test_drawing_leaves_the_global_random_state_alone():
 
 PINNED = [4, 9, 6, 1, 0, 2, 5, 3, 7, 8]
 """The order that seed 5 gives ten images. Results in stores were made with it: if this changes, the same spec gives
-another result, and `mooring.lab.spec.VERSION` has to be raised."""
+another result, and `mooring.lab.model.spec.VERSION` has to be raised."""
 
 
 def test_the_order_is_the_one_that_results_were_made_with_in_whatever_process():

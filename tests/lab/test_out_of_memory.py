@@ -14,16 +14,16 @@ import torch
 from rich.console import Console
 
 from lab.small import class_stream, spec_for
-from mooring.cli.progress import Bars, Lines
+from mooring.cli.study_progress import Bars, Lines
 from mooring.errors import MooringError
-from mooring.lab.engines import voyage
-from mooring.lab.engines.reporter import Silent
-from mooring.lab.engines.stopping import InterruptedStudyError
-from mooring.lab.engines.unfinished import Unfinished
+from mooring.lab.engines import runner as voyage
+from mooring.lab.engines.checkpoint_index import Unfinished
+from mooring.lab.engines.reporting import Silent
+from mooring.lab.engines.signals import InterruptedStudyError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.study import Study
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.study.study import Study
 
 STREAM = class_stream(tasks=3, images=12)
 STEPS = 9  # of a run: three tasks of three steps
@@ -263,7 +263,7 @@ def killed_at(moment: int, monkeypatch) -> None:
 
         return acted
 
-    monkeypatch.setattr("mooring.lab.files.os.replace", watched(os.replace))
+    monkeypatch.setattr("mooring.lab.model.atomic_files.os.replace", watched(os.replace))
     monkeypatch.setattr(Path, "unlink", watched(unlink))
 
 

@@ -13,12 +13,12 @@ from torch.nn.functional import cross_entropy
 from lab.small import class_stream, spec_for
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.model.order import generator, task_order
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import read_weights, start
-from mooring.lab.order import generator, task_order
-from mooring.lab.pretraining import Pretraining, pretrain
 from mooring.lab.streams import Stream, by_class, digits
 from mooring.lab.streams.slices import limited, whole
+from mooring.lab.study.pretraining import Pretraining, pretrain
 
 STREAM = by_class(digits(), 5)
 SMALL = limited(STREAM, 60)
@@ -162,7 +162,7 @@ def test_a_kill_while_the_backbone_is_written_loses_nothing(tmp_path, monkeypatc
             raise KeyboardInterrupt
         really(source, target)
 
-    monkeypatch.setattr("mooring.lab.files.os.replace", kill)
+    monkeypatch.setattr("mooring.lab.model.atomic_files.os.replace", kill)
     with pytest.raises(KeyboardInterrupt):
         pretrain(SMALL, QUICK, tmp_path / "backbone")
     monkeypatch.undo()

@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lab.small import gpu
 from lab.test_pretraining import SMALL, STREAM, StoppedError, content
 from mooring.errors import MooringError
-from mooring.lab import pretraining
-from mooring.lab.fleet.recording import EAGER, Recorder
-from mooring.lab.moved import drawn
+from mooring.lab.fleet.augment import drawn
+from mooring.lab.fleet.gpu.cuda_graphs import EAGER, Recorder
 from mooring.lab.networks.start import read_weights
-from mooring.lab.pretraining import Pretraining, pretrain
 from mooring.lab.streams.slices import limited, whole
+from mooring.lab.study import pretraining
+from mooring.lab.study.pretraining import Pretraining, pretrain
 
 SEEDS = Pretraining(network="mlp", epochs=3, lr=0.05, batch=32, seed=2, seeds=3, shifts=1)
 NETWORKS = ["mlp", "resnet18-third", "lab.test_pretraining:normalised", "lab.test_pretraining:dropping"]
@@ -98,7 +98,7 @@ def test_a_kill_between_two_backbones_loses_neither(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         really(source, target)
 
-    monkeypatch.setattr("mooring.lab.files.os.replace", kill)
+    monkeypatch.setattr("mooring.lab.model.atomic_files.os.replace", kill)
     with pytest.raises(KeyboardInterrupt):
         pretrain(SMALL, SEEDS, tmp_path / "b")
     assert written(tmp_path) == ["b-2", "b.partial"]
@@ -122,7 +122,7 @@ def test_memory_that_ran_out_is_one_line_that_says_what_to_give_less_of(tmp_path
     def full(*told: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory\nand more")
 
-    monkeypatch.setattr("mooring.lab.pretraining._Lesson._step", full)
+    monkeypatch.setattr("mooring.lab.study.pretraining._Lesson._step", full)
     with pytest.raises(MooringError, match="memory ran out with seeds=3, batch=32: give fewer") as error:
         pretrain(SMALL, SEEDS, tmp_path / "b")
     assert "\n" not in str(error.value)

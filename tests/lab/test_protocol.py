@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from mooring.cli.tables import print_choices
+from mooring.cli.terminal_tables import print_choices
 from mooring.errors import MooringError
-from mooring.lab.engines import voyage
+from mooring.lab.engines import runner as voyage
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.protocol import LRS, STRENGTHS, Tuned, tune
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.slices import sliced
-from mooring.lab.study import Study
+from mooring.lab.study.protocol import LRS, STRENGTHS, Tuned, tune
+from mooring.lab.study.study import Study
 
 OPTIONS = StreamOptions("digits", tasks=4, limit=30)
 STREAM = open_stream(OPTIONS)

@@ -15,9 +15,9 @@ from cluster import cluster, needs_ray, workers
 from lab.engines import ASKED
 from lab.test_kill import DIGITS, rows, saved
 from mooring.errors import MooringError
-from mooring.lab.engines.voyage import Aboard
-from mooring.lab.store import Store
-from mooring.lab.study import Study
+from mooring.lab.engines.runner import Aboard
+from mooring.lab.study.store import Store
+from mooring.lab.study.study import Study
 from processes import Child, Ended, command, wait_for
 
 HERE = "lab.test_ray"

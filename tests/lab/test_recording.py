@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mooring.lab.fleet.recording import EAGER, PAYS, Recorder
+from mooring.lab.fleet.gpu.cuda_graphs import EAGER, PAYS, Recorder
 
 
 class Graph:

@@ -10,10 +10,10 @@ from torch.nn.functional import cross_entropy
 
 from lab.small import class_stream, domain_stream, spec_for
 from mooring.lab.fleet.fleet import Fleet, Position
-from mooring.lab.fleet.replay import Reservoir, project
+from mooring.lab.fleet.reservoir import Reservoir, project
+from mooring.lab.model.order import generator, task_order
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import start
-from mooring.lab.order import generator, task_order
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 STREAMS = {"classes": class_stream(), "domains": domain_stream()}
@@ -289,11 +289,11 @@ class MemoryOfEachEpoch:
         self.kept: dict[Position, torch.Tensor] = {}
         self.harbours: list[tuple[int, torch.Tensor]] = []
 
-    def look(self, fleet: Fleet) -> None:
+    def on_step(self, fleet: Fleet) -> None:
         self.offered[fleet.position] = fleet.ahead.offered
         self.kept[fleet.position] = fleet.ahead.kept.clone()
 
-    def harbour(self, fleet: Fleet) -> None:
+    def on_task_end(self, fleet: Fleet) -> None:
         self.harbours.append((fleet.memory.offered, fleet.memory.kept.clone()))
 
 

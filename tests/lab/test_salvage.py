@@ -7,8 +7,8 @@ import pytest
 from lab.test_store import changed, made
 from mooring.cli import main
 from mooring.errors import MooringError
-from mooring.lab.salvage import salvage
-from mooring.lab.store import Store
+from mooring.lab.study.salvage import salvage
+from mooring.lab.study.store import Store
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_what_a_newer_version_wrote_is_not_taken_for_damage(path):
     connection.close()
     newer = text.replace('"stream":', '"colour": "blue", "stream":', 1)
     changed(path, "UPDATE runs SET result = ? WHERE rowid = 1", newer)
-    from mooring.lab.store import _digest
+    from mooring.lab.study.store import _digest
 
     changed(path, "UPDATE runs SET digest = ? WHERE rowid = 1", _digest(newer))
     with pytest.raises(MooringError, match="newer version"):

@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from lab.small import class_stream
-from mooring.lab.engines import memory, sizes, trial
-from mooring.lab.engines.reporter import Silent
-from mooring.lab.engines.sizes import AT_ONCE, FIRST, Sizes
-from mooring.lab.engines.trial import Tried
-from mooring.lab.plan import evenly, fleets
-from mooring.lab.spec import RunSpec
+from mooring.lab.engines import device_memory as memory
+from mooring.lab.engines import size_probe as trial
+from mooring.lab.engines import sizing as sizes
+from mooring.lab.engines.reporting import Silent
+from mooring.lab.engines.size_probe import Tried
+from mooring.lab.engines.sizing import AT_ONCE, FIRST, Sizes
+from mooring.lab.fleet.grouping import evenly, fleets
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams import Stream
-from mooring.lab.study import Study
+from mooring.lab.study.study import Study
 
 STREAM = class_stream(tasks=2, images=100)
 GIB = 1 << 30
@@ -323,7 +325,7 @@ def test_interrupted_in_a_trial_nothing_is_left_and_the_next_time_is_as_the_firs
     noting, before = Noting(), torch.get_rng_state()
     path = tmp_path / "s.sqlite"
     with monkeypatch.context() as during:
-        during.setattr(trial._Clock, "look", pressed)
+        during.setattr(trial._Clock, "on_step", pressed)
         with pytest.raises(KeyboardInterrupt):
             Study(path, reporter=noting).compare(methods="plain", seeds=4, stream=small(), **TOLD)
     assert noting.closed

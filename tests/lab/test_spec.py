@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import MooringError
-from mooring.lab.spec import RunSpec
+from mooring.lab.model.spec import RunSpec
 
 SPEC = RunSpec(
     stream="digits",
@@ -31,7 +31,7 @@ SPEC = RunSpec(
 )
 PINNED = "6a0a25bb3edec3c86e6eeea33b96f502"
 """The address of that spec. Studies on disk find their results by it: if this changes, every result there is lost, so
-it may change only together with `mooring.lab.spec.VERSION`, when the same spec gives another result."""
+it may change only together with `mooring.lab.model.spec.VERSION`, when the same spec gives another result."""
 
 OTHER = {
     "data": "another",
@@ -56,7 +56,10 @@ def test_the_address_of_a_run_is_the_one_that_studies_on_disk_know():
 
 
 def test_the_address_is_the_same_in_another_process():
-    code = "import json, sys; from mooring.lab.spec import RunSpec; print(RunSpec.from_json(json.load(sys.stdin)).key)"
+    code = (
+        "import json, sys; from mooring.lab.model.spec import RunSpec; "
+        "print(RunSpec.from_json(json.load(sys.stdin)).key)"
+    )
     told = json.dumps(SPEC.to_json(), sort_keys=True)
     ran = subprocess.run([sys.executable, "-c", code], input=told, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == PINNED

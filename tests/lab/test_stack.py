@@ -10,12 +10,12 @@ from torch import nn
 from lab.small import class_stream, spec_for, trained_by_hand
 from lab.test_layers import different
 from mooring.lab.engines.local import Local
-from mooring.lab.engines.reporter import Silent
-from mooring.lab.engines.voyage import Aboard
-from mooring.lab.fleet import stack as stack_module
+from mooring.lab.engines.reporting import Silent
+from mooring.lab.engines.runner import Aboard
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.layers import LAYERS
-from mooring.lab.fleet.stack import Stack, fastest
+from mooring.lab.fleet.stack.batched_layers import LAYERS
+from mooring.lab.fleet.stack.stack import Stack, fastest
+from mooring.lab.fleet.stack import stack as stack_module
 from mooring.lab.networks.headed import Headed, is_known
 
 HERE = "lab.test_stack"

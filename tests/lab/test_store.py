@@ -12,9 +12,9 @@ from functools import partial
 import pytest
 
 from mooring.errors import MooringError
-from mooring.lab.results import Result, Stability
-from mooring.lab.spec import RunSpec
-from mooring.lab.store import Store
+from mooring.lab.model.results import Result, Stability
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.study.store import Store
 from processes import Child
 
 

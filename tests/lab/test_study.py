@@ -11,14 +11,14 @@ from safetensors.torch import save_file
 
 from lab.small import class_stream
 from mooring.errors import MooringError
-from mooring.lab.engines import voyage
-from mooring.lab.engines.reporter import Silent
-from mooring.lab.engines.stopping import InterruptedStudyError
+from mooring.lab.engines import runner as voyage
+from mooring.lab.engines.reporting import Silent
+from mooring.lab.engines.signals import InterruptedStudyError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.results import Result
+from mooring.lab.model.results import Result
 from mooring.lab.streams import Split, Stream, Task
 from mooring.lab.streams.options import StreamOptions, open_stream
-from mooring.lab.study import Study
+from mooring.lab.study.study import Study
 
 STREAM = open_stream(StreamOptions("digits", tasks=2, limit=20))
 TOLD = {"stream": STREAM, "network": "mlp", "batch": 10, "epochs": 1, "dtype": "float64", "lr": 0.05}
@@ -201,7 +201,7 @@ def test_fleets_are_no_larger_than_asked_for_and_give_the_same(tmp_path, size):
 
 
 def too_strong(study: Study, reject: bool) -> Result:
-    from mooring.lab.comparison import comparison
+    from mooring.lab.study.comparison import comparison
 
     asked = comparison(methods="ewc", seeds=1, strength=1e7, **{**TOLD, "momentum": 0.0, "lr": 0.01})
     specs = asked.specs(asked.streams[0][1], STREAM.name, STREAM.fingerprint, "")

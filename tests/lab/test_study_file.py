@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import MooringError
-from mooring.lab.comparison import comparison
-from mooring.lab.study_file import read_study_file
+from mooring.lab.study.comparison import comparison
+from mooring.lab.study.study_file import read_study_file
 from one_line import refused
 
 GOOD = """\

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from mooring.errors import MooringError
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.summary import METRICS, summarize
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.summary import METRICS, summarize
 
 T3 = 4.302652729911275  # Student's t for 95 % and two degrees of freedom
 T2 = 12.706204736432095  # and for one

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from lab.small import class_stream, domain_stream, spec_for
-from mooring.lab.engines import memory, trial
-from mooring.lab.engines.trial import STEPS, STRETCH, Tried, tried
+from mooring.lab.engines import device_memory as memory
+from mooring.lab.engines import size_probe as trial
+from mooring.lab.engines.size_probe import STEPS, STRETCH, Tried, tried
 from mooring.lab.fleet.fleet import Fleet
 
 STREAM = class_stream(tasks=2, images=100)

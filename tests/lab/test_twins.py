@@ -10,8 +10,8 @@ from lab.small import class_stream, spec_for
 from lab.test_checkpoint import continued, near, never_stopped, stopped_at, told
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.plan import fleets
-from mooring.lab.spec import RunSpec
+from mooring.lab.fleet.grouping import fleets
+from mooring.lab.model.spec import RunSpec
 
 STREAM = class_stream(tasks=3, images=8)
 
@@ -27,10 +27,10 @@ class Widths:
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []
 
-    def look(self, fleet: Fleet) -> None:
+    def on_step(self, fleet: Fleet) -> None:
         self.seen.append((fleet.position.task, len(fleet.stack)))
 
-    def harbour(self, fleet: Fleet) -> None:
+    def on_task_end(self, fleet: Fleet) -> None:
         pass
 
 

@@ -1,6 +1,6 @@
 """The one figure of a finding, as its files have it."""
 
-from mooring.paper.finding import Finding
+from mooring.paper.context.result import Finding
 from mooring.report.picture import Picture, picture
 from mooring.report.style import drawing
 

@@ -4,12 +4,14 @@ import math
 
 import pytest
 
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.study import Study
-from mooring.paper import cka, grids, rows
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.scale import MINIATURE, REGULARIZERS
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.study.study import Study
+from mooring.paper.context import seed_rows as rows
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.scale import MINIATURE, REGULARIZERS
+from mooring.paper.figures import cka
+from mooring.paper.tables import grid_search as grids
 from paper.rendered import rendered
 
 

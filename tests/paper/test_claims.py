@@ -2,16 +2,19 @@
 
 import pytest
 
-from mooring.lab.protocol import choices_of
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.study import Study
-from mooring.lab.summary import Row, summarize
-from mooring.paper import claims, claims_of_search, claims_of_tables, grids
-from mooring.paper.claim import decided, gain
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.published import Setting
-from mooring.paper.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS, REPLAY, ROWS
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.summary import Row, summarize
+from mooring.lab.study.protocol import choices_of
+from mooring.lab.study.study import Study
+from mooring.paper.claims import claims_table as claims
+from mooring.paper.claims import search_claims as claims_of_search
+from mooring.paper.claims import table_claims as claims_of_tables
+from mooring.paper.claims.claim import decided, gain
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS, REPLAY, ROWS
+from mooring.paper.published.published_numbers import Setting
+from mooring.paper.tables import grid_search as grids
 from mooring.paper.targets import TARGETS
 
 CASE = MINIATURE.cases()[0]

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from mooring.lab.results import Result, Stability
-from mooring.lab.spec import RunSpec
-from mooring.lab.study import Study
-from mooring.paper import claims_of_instability as claims
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.scale import MINIATURE
+from mooring.lab.model.results import Result, Stability
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.study.study import Study
+from mooring.paper.claims import instability_claims as claims
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.scale import MINIATURE
 
 
 def result(method: str, seed: int = 0, *, lost: bool = False, violations: int = 0, below: int = 0, strength=1.0):

@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.study import Study
-from mooring.paper import cka
-from mooring.paper import claims_of_layers as claims
-from mooring.paper.claim import by_seed, share, within
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.scale import MINIATURE
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.study.study import Study
+from mooring.paper.claims import layer_claims as claims
+from mooring.paper.claims.claim import by_seed, share, within
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.scale import MINIATURE
+from mooring.paper.figures import cka
 
 
 @pytest.fixture(scope="module")

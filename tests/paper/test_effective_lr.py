@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from mooring import Interpolation, Penalty
-from mooring.lab.study import Study
-from mooring.paper import effective_lr
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.scale import MINIATURE
+from mooring.lab.study.study import Study
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.scale import MINIATURE
+from mooring.paper.figures import effective_lr
 from paper.rendered import rendered
 
 

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.study import Study
-from mooring.paper import importance
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.published import Setting
-from mooring.paper.scale import MINIATURE, PAPER, REGULARIZERS, Case
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.study.study import Study
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.scale import MINIATURE, PAPER, REGULARIZERS, Case
+from mooring.paper.figures import importance_by_layer as importance
+from mooring.paper.published.published_numbers import Setting
 from paper.rendered import rendered
 
 LAYERS = [f"backbone.features.{place}" for place in (0, 2, 5, 7, 10, 12)]

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.study import Study
-from mooring.lab.summary import summarize
-from mooring.paper import negative
-from mooring.paper.finding import Finding
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.scale import MINIATURE, PAPER
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.summary import summarize
+from mooring.lab.study.study import Study
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.result import Finding
+from mooring.paper.context.scale import MINIATURE, PAPER
+from mooring.paper.figures import negative_importance as negative
 from mooring.report.picture import picture
 from mooring.report.style import drawing
 

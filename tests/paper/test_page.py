@@ -9,17 +9,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mooring.cli.paper import _cost, _elsewhere
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.study import Study
-from mooring.paper.cost import cost
-from mooring.paper.finding import Finding, Table
-from mooring.paper.head import head
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.page import write_findings
-from mooring.paper.runs import written
-from mooring.paper.scale import MINIATURE, PAPER
+from mooring.cli.paper_command import _cost, _elsewhere
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.study.study import Study
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.result import Finding, Table
+from mooring.paper.context.scale import MINIATURE, PAPER
+from mooring.paper.page.cost import cost
+from mooring.paper.page.page_header import head
+from mooring.paper.page.reproduction_page import write_findings
+from mooring.paper.page.runs_json import written
 from mooring.paper.targets import TARGETS, chosen
 
 

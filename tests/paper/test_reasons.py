@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from mooring.lab.metrics import interval
+from mooring.lab.model.metrics import interval
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.start import start
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
 from mooring.lab.streams.options import open_stream
-from mooring.lab.study import Study
-from mooring.paper import reasons
-from mooring.paper.cell import cell
-from mooring.paper.changes import BASE, CHANGES
-from mooring.paper.explained import explained
-from mooring.paper.finding import Finding, Table
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.scale import MINIATURE, PAPER
+from mooring.lab.study.study import Study
+from mooring.paper.ablations import reasons
+from mooring.paper.ablations.changes import BASE, CHANGES
+from mooring.paper.ablations.explained import explained
+from mooring.paper.context.cell import cell
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.result import Finding, Table
+from mooring.paper.context.scale import MINIATURE, PAPER
 
 CASE = PAPER.cases()[0]  # cifar100, where the paper's ewc has 62.5 ± 0.6
 LATER = PAPER.cases()[3]

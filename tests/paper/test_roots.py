@@ -7,11 +7,11 @@ import pytest
 from mooring import Interpolation
 from mooring.lab.methods import METHODS, find, resolve
 from mooring.lab.methods.registry import VARIANTS
-from mooring.lab.metrics import interval
-from mooring.lab.study import Study
-from mooring.paper import roots
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.scale import EXPLICIT, MINIATURE
+from mooring.lab.model.metrics import interval
+from mooring.lab.study.study import Study
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.scale import EXPLICIT, MINIATURE
+from mooring.paper.figures import roots
 from paper.rendered import rendered
 
 

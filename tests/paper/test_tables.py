@@ -7,16 +7,17 @@ import pytest
 
 from mooring.cli import main
 from mooring.errors import MooringError
-from mooring.lab.metrics import interval
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.study import Study
-from mooring.lab.summary import summarize
-from mooring.paper import grids, tables
-from mooring.paper.cell import agrees
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.published import Setting, published, published_setting
-from mooring.paper.scale import CONTROLS, MINIATURE, PAPER, ROWS
+from mooring.lab.model.metrics import interval
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.summary import summarize
+from mooring.lab.study.study import Study
+from mooring.paper.context.cell import agrees
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.scale import CONTROLS, MINIATURE, PAPER, ROWS
+from mooring.paper.published.published_numbers import Setting, published, published_setting
+from mooring.paper.tables import accuracy_tables as tables
+from mooring.paper.tables import grid_search as grids
 from mooring.paper.targets import TARGETS, chosen
 
 

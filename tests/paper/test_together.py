@@ -2,13 +2,13 @@
 
 import pytest
 
-from mooring.lab.study import Study
-from mooring.paper.finding import Finding
-from mooring.paper.laboratory import Awaited, Laboratory
-from mooring.paper.published import Setting
-from mooring.paper.scale import MINIATURE
+from mooring.lab.study.study import Study
+from mooring.paper.context.context import Awaited, Laboratory
+from mooring.paper.context.result import Finding
+from mooring.paper.context.scale import MINIATURE
+from mooring.paper.published.published_numbers import Setting
+from mooring.paper.schedule import findings_of
 from mooring.paper.targets import Target, chosen
-from mooring.paper.together import findings_of
 
 
 @pytest.fixture

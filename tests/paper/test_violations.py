@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from mooring.lab.results import Result
-from mooring.lab.study import Study
-from mooring.paper import violations
-from mooring.paper.finding import Finding
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.published import published_violations
-from mooring.paper.scale import MINIATURE, REGULARIZERS
+from mooring.lab.model.results import Result
+from mooring.lab.study.study import Study
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.result import Finding
+from mooring.paper.context.scale import MINIATURE, REGULARIZERS
+from mooring.paper.figures import violations
+from mooring.paper.published.published_numbers import published_violations
 from mooring.report.picture import picture
 from mooring.report.style import drawing
 

@@ -3,8 +3,8 @@
 import math
 import random
 
-from mooring.lab.results import Result, Stability
-from mooring.lab.spec import RunSpec
+from mooring.lab.model.results import Result, Stability
+from mooring.lab.model.spec import RunSpec
 
 LAYERS = ("conv1", "conv2", "conv3", "conv4", "fc1", "fc2")
 VERSIONS = {"mooring": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "device": "NVIDIA H200"}

@@ -8,10 +8,10 @@ import pytest
 from mooring.report.families import FAMILIES, family_of
 from mooring.report.figures import matrices
 from mooring.report.figures.labels import apart, place
+from mooring.report.narrative import outcome
 from mooring.report.picture import picture
 from mooring.report.section import mean_over_seeds, sections
 from mooring.report.style import drawing
-from mooring.report.text import outcome
 from report import made
 
 

@@ -5,9 +5,19 @@ import sys
 import typer
 
 import mooring
-from mooring.cli import compare, data, doctor, file, frontier, methods, paper, pretrain, salvage, show, tune
+from mooring.cli import compare_command as compare
+from mooring.cli import data_command as data
+from mooring.cli import doctor_command as doctor
+from mooring.cli import frontier_command as frontier
+from mooring.cli import methods_command as methods
+from mooring.cli import paper_command as paper
+from mooring.cli import pretrain_command as pretrain
+from mooring.cli import run_command as file
+from mooring.cli import salvage_command as salvage
+from mooring.cli import show_command as show
+from mooring.cli import tune_command as tune
 from mooring.errors import MooringError
-from mooring.lab.engines.stopping import InterruptedStudyError
+from mooring.lab.engines.signals import InterruptedStudyError
 
 __all__ = ["app", "run"]
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import typer
 
-from mooring.cli.bar import progress_bar
-from mooring.cli.options import OutputFlags, StudyFlags
-from mooring.cli.progress import reporter
-from mooring.cli.tables import as_json, print_choices, print_rows
-from mooring.lab.engines.reporter import Silent
-from mooring.lab.files import check_writable
-from mooring.lab.protocol import Tuned
-from mooring.lab.results import Result
-from mooring.lab.study import Study
-from mooring.lab.summary import Row
+from mooring.cli.option_groups import OutputFlags, StudyFlags
+from mooring.cli.progress_bar import progress_bar
+from mooring.cli.study_progress import reporter
+from mooring.cli.terminal_tables import as_json, print_choices, print_rows
+from mooring.lab.engines.reporting import Silent
+from mooring.lab.model.atomic_files import check_writable
+from mooring.lab.model.results import Result
+from mooring.lab.model.summary import Row
+from mooring.lab.study.protocol import Tuned
+from mooring.lab.study.study import Study
 
 __all__ = ["command_line", "opened", "tell", "tell_tuned"]
 

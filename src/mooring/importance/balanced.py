@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mooring.importance.base import Importance, Iteration, State
-from mooring.importance.registry import resolve
+from mooring.importance.definition import Importance, Iteration, State
+from mooring.importance.names import resolve
 
 __all__ = ["Balanced", "balance"]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mooring.errors import MooringError, check_whole, unknown
 from mooring.importance.averaging import average, check_decay
-from mooring.importance.base import Importance, Iteration, State
+from mooring.importance.definition import Importance, Iteration, State
 
 __all__ = ["EWC", "fisher_observed", "fisher_sampled"]
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from mooring.errors import check_whole
 from mooring.importance.averaging import average
-from mooring.importance.base import Importance, Iteration, State
+from mooring.importance.definition import Importance, Iteration, State
 from mooring.importance.ewc import fisher_observed
 
 __all__ = ["Kronecker"]

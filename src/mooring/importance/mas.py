@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.importance.averaging import average, check_decay
-from mooring.importance.base import Importance, Iteration, State
+from mooring.importance.definition import Importance, Iteration, State
 
 __all__ = ["MAS", "sensitivity"]
 

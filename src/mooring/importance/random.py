@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mooring.importance.base import Importance, State
+from mooring.importance.definition import Importance, State
 
 __all__ = ["Random", "uniform_draw"]
 

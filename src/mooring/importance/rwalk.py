@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mooring.errors import check_number
 from mooring.importance.averaging import average, check_decay
-from mooring.importance.base import Importance, Iteration, State
+from mooring.importance.definition import Importance, Iteration, State
 from mooring.importance.ewc import fisher_observed
 from mooring.importance.si import path_integral
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import check_number, unknown
-from mooring.importance.base import Importance, Iteration, State
+from mooring.importance.definition import Importance, Iteration, State
 from mooring.importance.random import uniform_draw
 
 __all__ = ["SI", "path_integral", "path_score", "signed_score"]
@@ -70,7 +70,7 @@ class SI(Importance):
         sign: "rectified" (what the original code does), "absolute", "signed" (what the original paper says), or
             a fraction such as 0.001: absolute, but that share of the parameters, picked at random, keeps
             its sign; or "flipped": absolute, but a thousandth of the parameters is negative, to see what
-            that does. Negative scores make a penalty extrapolate; see `mooring.stability`.
+            that does. Negative scores make a penalty extrapolate; see `mooring.diagnose.stability`.
         seed: for the parameters that keep their sign, or are flipped.
 
     Example:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mooring.importance.base import Importance, State
+from mooring.importance.definition import Importance, State
 
 __all__ = ["Uniform"]
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mooring.integrations.berth import Berth, Given
+from mooring.integrations.deferred_attach import Berth, Given
 from mooring.moor import Mooring
 
 try:

@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_into
 from torch.distributed.checkpoint.storage import StorageReader
 
+from mooring.distributed.dtensor import local, spread
 from mooring.errors import MooringError
 from mooring.moor import Mooring
-from mooring.shards import local, spread
 
 __all__ = ["load"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mooring.errors import MooringError
-from mooring.integrations.berth import Berth, Given
+from mooring.integrations.deferred_attach import Berth, Given
 from mooring.moor import Mooring
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError
-from mooring.forward_hook import ranks
-from mooring.integrations.berth import Berth, Given
-from mooring.integrations.files import NAME
+from mooring.integrations.deferred_attach import Berth, Given
+from mooring.integrations.state_file import NAME
 from mooring.moor import Mooring
 
 try:
@@ -126,7 +126,7 @@ class MooringCallback(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Training is over, and the best weights are back where that was asked for: their state comes with them."""
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            if ranks() > 1:
+            if world_size() > 1:
                 dist.barrier()  # the first rank may still be writing
             self._berth.resume_from(Path(state.best_model_checkpoint) / NAME)
         if self.consolidate:

@@ -1,12 +1,12 @@
 """The laboratory: streams, networks, methods, fleets and studies of forgetting. Needs the extra `mooring[lab]`."""
 
 try:
-    from mooring.lab.comparison import Comparison, comparison
-    from mooring.lab.protocol import Tuned, tune
-    from mooring.lab.results import Result
-    from mooring.lab.spec import RunSpec
-    from mooring.lab.study import Study
-    from mooring.lab.summary import Row, summarize
+    from mooring.lab.model.results import Result
+    from mooring.lab.model.spec import RunSpec
+    from mooring.lab.model.summary import Row, summarize
+    from mooring.lab.study.comparison import Comparison, comparison
+    from mooring.lab.study.protocol import Tuned, tune
+    from mooring.lab.study.study import Study
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("mooring"):
         raise

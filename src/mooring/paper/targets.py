@@ -4,11 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mooring.errors import unknown
-from mooring.paper import cka, claims, effective_lr, grids, importance, negative, reasons, roots, tables, violations
-from mooring.paper.finding import Finding
-from mooring.paper.laboratory import Laboratory
-from mooring.paper.rows import first_cases
-from mooring.paper.scale import Case, Scale
+from mooring.paper.ablations import reasons
+from mooring.paper.claims import claims_table as claims
+from mooring.paper.context.context import Laboratory
+from mooring.paper.context.result import Finding
+from mooring.paper.context.scale import Case, Scale
+from mooring.paper.context.seed_rows import first_cases
+from mooring.paper.figures import cka, effective_lr, roots, violations
+from mooring.paper.figures import importance_by_layer as importance
+from mooring.paper.figures import negative_importance as negative
+from mooring.paper.tables import accuracy_tables as tables
+from mooring.paper.tables import grid_search as grids
 
 __all__ = ["TARGETS", "Target", "chosen"]
 

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mooring.pulls.base import Every, ParameterPull, check_each, check_every
-from mooring.runs import Number, per_run
+from mooring.pulls.pull import Every, ParameterPull, check_each, check_every
+from mooring.pulls.run_axis import Number, per_run
 
 __all__ = ["Blend"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from mooring.errors import check_number, check_whole, unknown
-from mooring.pulls.base import check_strength
 from mooring.pulls.proximal import proximal_rate
-from mooring.runs import Number, per_run
+from mooring.pulls.pull import check_strength
+from mooring.pulls.run_axis import Number, per_run
 
 __all__ = ["MOST", "Budget", "budget_newton", "budget_solved", "budget_spent", "budget_step", "spent_at", "spent_each"]
 

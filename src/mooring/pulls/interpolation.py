@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mooring.errors import check_number
-from mooring.pulls.base import Every, ParameterPull, check_each, check_every
-from mooring.runs import Number, per_run
+from mooring.pulls.pull import Every, ParameterPull, check_each, check_every
+from mooring.pulls.run_axis import Number, per_run
 
 __all__ = ["Interpolation", "relative_importance"]
 

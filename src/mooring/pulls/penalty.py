@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mooring.pulls.base import GradientPull, check_strength
-from mooring.runs import Number, per_run
+from mooring.pulls.pull import GradientPull, check_strength
+from mooring.pulls.run_axis import Number, per_run
 
 __all__ = ["Penalty", "penalty_force"]
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mooring.pulls.base import ParameterPull, check_strength
-from mooring.runs import Number, per_run
+from mooring.pulls.pull import ParameterPull, check_strength
+from mooring.pulls.run_axis import Number, per_run
 
 __all__ = ["Proximal", "proximal_rate"]
 

@@ -3,7 +3,7 @@
 import math
 import re
 
-from mooring.lab.metrics import Interval
+from mooring.lab.model.metrics import Interval
 
 __all__ = ["MISSING", "bounds", "count", "fixed", "general", "given", "points", "printable", "shortened"]
 

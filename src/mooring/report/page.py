@@ -12,13 +12,13 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.report.narrative import compared, duration, outcome, ranges
 from mooring.report.numbers import printable
 from mooring.report.picture import Picture
 from mooring.report.section import Entry, Section
-from mooring.report.tables import comparison, stability, unfinished
-from mooring.report.text import compared, duration, outcome, ranges
+from mooring.report.section_tables import comparison, stability, unfinished
 
 __all__ = ["GENERATOR", "page"]
 

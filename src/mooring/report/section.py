@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.summary import Row, summarize
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.summary import Row, summarize
 from mooring.report.families import FAMILIES, Family, family_of
 from mooring.report.numbers import given, printable
 

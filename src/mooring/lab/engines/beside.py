@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 
-from mooring.collecting import settled
-from mooring.lab.engines import crew
+from mooring.backends.gc_control import settled
+from mooring.lab.engines import worker as crew
+from mooring.lab.engines.checkpoint_index import Unfinished
+from mooring.lab.engines.device_memory import free
 from mooring.lab.engines.dispatch import Dispatch
-from mooring.lab.engines.memory import free
 from mooring.lab.engines.packing import Packed, packed, unpacked
-from mooring.lab.engines.sizes import Sizes
-from mooring.lab.engines.stopping import stoppable
-from mooring.lab.engines.unfinished import Unfinished
-from mooring.lab.engines.voyage import Aboard, steps_of
-from mooring.lab.files import check_writable
+from mooring.lab.engines.runner import Aboard, steps_of
+from mooring.lab.engines.signals import stoppable
+from mooring.lab.engines.sizing import Sizes
+from mooring.lab.model.atomic_files import check_writable
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.start import Weights
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["Beside", "Crews"]

@@ -7,9 +7,9 @@ from typing import Protocol
 from mooring.errors import MooringError, check_number, unknown
 from mooring.lab.engines.beside import Beside, Crews
 from mooring.lab.engines.local import Local
-from mooring.lab.engines.voyage import Aboard
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
+from mooring.lab.engines.runner import Aboard
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 
 __all__ = ["ENGINES", "Engine", "check_engine", "engine"]
 

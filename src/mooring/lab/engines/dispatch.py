@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mooring.errors import MooringError
-from mooring.lab.engines import crew
-from mooring.lab.engines.reporter import Reporter
-from mooring.lab.engines.stopping import Stop
-from mooring.lab.engines.unfinished import Unfinished
-from mooring.lab.plan import evenly
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
-from mooring.lab.words import counted
+from mooring.lab.engines import worker as crew
+from mooring.lab.engines.checkpoint_index import Unfinished
+from mooring.lab.engines.reporting import Reporter
+from mooring.lab.engines.signals import Stop
+from mooring.lab.fleet.grouping import evenly
+from mooring.lab.model.plurals import counted
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 
 __all__ = ["Dispatch"]
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooring.lab.engines.sizes import Sizes
-from mooring.lab.engines.stopping import stoppable
-from mooring.lab.engines.unfinished import Unfinished
-from mooring.lab.engines.voyage import Aboard, Voyage
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
+from mooring.lab.engines.checkpoint_index import Unfinished
+from mooring.lab.engines.runner import Aboard, Voyage
+from mooring.lab.engines.signals import stoppable
+from mooring.lab.engines.sizing import Sizes
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 
 __all__ = ["Local"]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from mooring.errors import MooringError
-from mooring.lab.engines import crew
+from mooring.lab.engines import worker as crew
+from mooring.lab.engines.checkpoint_index import Unfinished
 from mooring.lab.engines.dispatch import Dispatch
-from mooring.lab.engines.sizes import Sizes
-from mooring.lab.engines.stopping import stoppable
-from mooring.lab.engines.unfinished import Unfinished
-from mooring.lab.engines.voyage import Aboard, steps_of
-from mooring.lab.files import check_writable
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
+from mooring.lab.engines.runner import Aboard, steps_of
+from mooring.lab.engines.signals import stoppable
+from mooring.lab.engines.sizing import Sizes
+from mooring.lab.model.atomic_files import check_writable
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 
 __all__ = ["Ray", "connected", "installed"]
 

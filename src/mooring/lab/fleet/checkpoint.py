@@ -15,15 +15,15 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from mooring.errors import MooringError
-from mooring.factors import FACTORS, Factor
-from mooring.lab.files import write_whole
+from mooring.importance.kronecker_factors import FACTORS, Factor
 from mooring.lab.fleet.fleet import Fleet, Position
-from mooring.lab.fleet.logbook import Logbook
-from mooring.lab.fleet.moorings import Held, Moorings
-from mooring.lab.fleet.stack import laid_out
+from mooring.lab.fleet.method_state import Held, Moorings
+from mooring.lab.fleet.record import Logbook
+from mooring.lab.fleet.stack.stack import laid_out
 from mooring.lab.methods import find
-from mooring.lab.results import Result
-from mooring.lab.spec import RunSpec
+from mooring.lab.model.atomic_files import write_whole
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 
 __all__ = ["CheckpointError", "NewerCheckpointError", "restore", "runs_in", "save", "size", "split", "steps_in"]
 

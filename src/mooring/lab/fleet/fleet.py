@@ -3,49 +3,60 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mooring.errors import MooringError
-from mooring.lab.fleet.alike import Alike
-from mooring.lab.fleet.batches import Batches
-from mooring.lab.fleet.curve import Curve
-from mooring.lab.fleet.elementwise import NEVER
-from mooring.lab.fleet.exam import Exam
-from mooring.lab.fleet.feed import Feed
-from mooring.lab.fleet.fused import advance_all, fused_for
-from mooring.lab.fleet.groups import Groups
+from mooring.lab.fleet.data import Batches
+from mooring.lab.fleet.epoch_indices import Feed
+from mooring.lab.fleet.evaluation import Exam
+from mooring.lab.fleet.fused_step import advance_all, fused_for
+from mooring.lab.fleet.gpu.cuda_graphs import Recorder
+from mooring.lab.fleet.gpu.run_kernel import NEVER
+from mooring.lab.fleet.gradient_sharing import Alike
 from mooring.lab.fleet.heads import heads_for, inherit
-from mooring.lab.fleet.logbook import Logbook, versions
-from mooring.lab.fleet.measure import drift_of, finite_runs, likeness_of
-from mooring.lab.fleet.moorings import Tensors
-from mooring.lab.fleet.position import Position, Watcher
-from mooring.lab.fleet.precision import check_precision, computing, parameters_of, products_of
-from mooring.lab.fleet.recording import Recorder
-from mooring.lab.fleet.replay import Reservoir, project
+from mooring.lab.fleet.loss_history import Curve
+from mooring.lab.fleet.measurements import drift_of, finite_runs, likeness_of
+from mooring.lab.fleet.method_groups import Groups
+from mooring.lab.fleet.method_state import Tensors
+from mooring.lab.fleet.position import Position
+from mooring.lab.fleet.record import Logbook, versions
+from mooring.lab.fleet.reservoir import Reservoir, project
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.shape import shape
-from mooring.lab.fleet.stack import Stack
-from mooring.lab.fleet.twins import twins
-from mooring.lab.fleet.watching import StackWatch
+from mooring.lab.fleet.stack.stack import Stack
+from mooring.lab.fleet.stack.stack_observer import StackWatch
+from mooring.lab.fleet.strength_groups import twins
 from mooring.lab.methods import find
 from mooring.lab.methods.registry import rank
+from mooring.lab.model.order import batch_sizes
+from mooring.lab.model.precision import check_precision, computing, parameters_of, products_of
+from mooring.lab.model.results import Result, Status
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.inputs import scaled
 from mooring.lab.networks.start import Weights, starts
-from mooring.lab.order import batch_sizes
-from mooring.lab.results import Result, Status
-from mooring.lab.spec import RunSpec
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["Fleet", "Position", "Watcher"]
+__all__ = ["Fleet", "FleetCallback", "Position"]
 
 LOOK = 50
 """After so many steps a GPU is waited for, to see which runs are lost."""
 
 MANY = 0.2
 """What part of a stack must be lost for them to be taken out at once: the rest has to be recorded anew."""
+
+
+class FleetCallback(Protocol):
+    """A callback that follows a fleet."""
+
+    def on_step(self, fleet: "Fleet") -> None:
+        """Run between two steps; may save the fleet, or raise to stop it."""
+
+    def on_task_end(self, fleet: "Fleet") -> None:
+        """Run after each task."""
 
 
 class Fleet:
@@ -113,13 +124,13 @@ class Fleet:
 
     # Through the stream
 
-    def sail(self, watcher: Watcher | None = None) -> list[Result]:
+    def sail(self, callback: FleetCallback | None = None) -> list[Result]:
         """Go on from where the fleet is to the end of the stream; a result for each run."""
         self.mark = time.perf_counter()
         with computing(self.common.dtype):
-            return self._sail(watcher)
+            return self._sail(callback)
 
-    def _sail(self, watcher: Watcher | None) -> list[Result]:
+    def _sail(self, callback: FleetCallback | None) -> list[Result]:
         for task in range(self.position.task, len(self.stream.tasks)):
             if self.position == Position(task):
                 self._begin(task)
@@ -135,8 +146,8 @@ class Fleet:
                     self._tick()
                     self.steps += 1
                     self.position = Position(task, epoch, step + 1)
-                    if watcher:
-                        watcher.look(self)
+                    if callback:
+                        callback.on_step(self)
                 self.memory = self.ahead
                 self.position = Position(task, epoch + 1)
             self._end(task)
@@ -144,8 +155,8 @@ class Fleet:
             if not self.specs:
                 return self.results
             self._tick()
-            if watcher:
-                watcher.harbour(self)
+            if callback:
+                callback.on_task_end(self)
         self._finish()
         return self.results
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mooring.lab.fleet.stack import Stack
+from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.methods import find
-from mooring.lab.spec import RunSpec
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["heads_for", "inherit"]

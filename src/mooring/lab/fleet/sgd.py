@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mooring.lab.fleet.stack import laid_out
-from mooring.lab.spec import RunSpec
-from mooring.runs import per_run
+from mooring.lab.fleet.stack.stack import laid_out
+from mooring.lab.model.spec import RunSpec
+from mooring.pulls.run_axis import per_run
 
 __all__ = ["SGD"]
 

@@ -1,7 +1,7 @@
 """What makes runs alike enough to be stacked."""
 
 from mooring.lab.methods import find
-from mooring.lab.spec import RunSpec
+from mooring.lab.model.spec import RunSpec
 
 __all__ = ["shape"]
 

@@ -5,7 +5,7 @@ from functools import partial
 from mooring.lab.methods.method import Method
 from mooring.lab.methods.penalties import IMPORTANCES
 from mooring.pulls import Interpolation
-from mooring.runs import Number
+from mooring.pulls.run_axis import Number
 
 __all__ = ["METHODS", "VARIANTS"]
 

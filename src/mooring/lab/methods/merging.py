@@ -8,11 +8,11 @@ from typing import ClassVar
 from mooring.importance import Uniform
 from mooring.lab.methods.method import Method
 from mooring.lab.methods.penalties import DIALS, IMPORTANCES
-from mooring.lab.methods.proximal import mean_fisher
+from mooring.lab.methods.proximal_steps import mean_fisher
 from mooring.lab.methods.strengths import DIGITS
-from mooring.merges import total
 from mooring.pulls import Blend, Interpolation, Penalty
-from mooring.runs import Number
+from mooring.pulls.merges import total
+from mooring.pulls.run_axis import Number
 
 __all__ = ["METHODS", "Counted"]
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from mooring.errors import MooringError
 from mooring.importance import Importance
-from mooring.merges import Merge, average
 from mooring.pulls import GradientPull, Interpolation, Pull
-from mooring.runs import Number
+from mooring.pulls.merges import Merge, average
+from mooring.pulls.run_axis import Number
 
 __all__ = ["Method", "decades"]
 

@@ -10,7 +10,7 @@ from mooring.importance import EWC, MAS, SI, Balanced, Importance, Random, RWalk
 from mooring.lab.methods.method import Method, decades
 from mooring.lab.methods.strengths import DIGITS as STRENGTHS
 from mooring.pulls import Penalty
-from mooring.runs import Number
+from mooring.pulls.run_axis import Number
 
 __all__ = ["DIALS", "IMPORTANCES", "METHODS", "VARIANTS"]
 

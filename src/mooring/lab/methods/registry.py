@@ -1,7 +1,9 @@
 """Every method by name."""
 
 from mooring.errors import MooringError, unknown
-from mooring.lab.methods import budget, controls, explicit, merging, penalties, proximal, replay
+from mooring.lab.methods import budgets as budget
+from mooring.lab.methods import controls, explicit, merging, penalties, replay
+from mooring.lab.methods import proximal_steps as proximal
 from mooring.lab.methods.method import Method
 
 __all__ = ["ALIASES", "METHODS", "VARIANTS", "find", "rank", "resolve"]

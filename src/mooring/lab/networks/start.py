@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
+from mooring.lab.model.order import generator
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks import BACKBONES, build
 from mooring.lab.networks.headed import Headed
-from mooring.lab.order import generator
-from mooring.lab.spec import RunSpec
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["Weights", "read_weights", "start", "starts"]

@@ -15,7 +15,7 @@ from huggingface_hub import HfApi, hf_hub_url
 from mooring.errors import MooringError
 from mooring.lab.streams.download import Retry, download
 from mooring.lab.streams.named import Named, data_home
-from mooring.lab.streams.progress import Progress, paced
+from mooring.lab.streams.progress_callback import Progress, paced
 
 try:
     import fcntl

@@ -10,7 +10,7 @@ from PIL import Image
 from mooring.errors import MooringError
 from mooring.lab.streams.decode import decode
 from mooring.lab.streams.parquet import ParquetSplit
-from mooring.lab.streams.progress import Progress, paced
+from mooring.lab.streams.progress_callback import Progress, paced
 from mooring.lab.streams.sources import find_images
 
 __all__ = ["Inspection", "inspect_folder"]

@@ -9,7 +9,7 @@ from mooring.errors import MooringError, check_number, check_whole, unknown
 from mooring.lab.streams.cuts import by_class, check_per_task, permuted, rotated
 from mooring.lab.streams.digits import digits
 from mooring.lab.streams.named import NAMED, Named, on_this_machine
-from mooring.lab.streams.progress import Progress
+from mooring.lab.streams.progress_callback import Progress
 from mooring.lab.streams.slices import check_slice, limited, limited_source, sliced
 from mooring.lab.streams.sources import find_images, from_folder
 from mooring.lab.streams.stream import Source, Split, Stream

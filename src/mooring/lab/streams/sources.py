@@ -13,7 +13,7 @@ from mooring.lab.streams.cache import Arrays, cached, content_key
 from mooring.lab.streams.decode import Found, Pixels, Readable, decode_all
 from mooring.lab.streams.folders import read_folder
 from mooring.lab.streams.parquet import read_parquet
-from mooring.lab.streams.progress import Progress, paced
+from mooring.lab.streams.progress_callback import Progress, paced
 from mooring.lab.streams.stream import Source, Split
 
 __all__ = ["find_images", "from_dataset", "from_folder"]

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from mooring.report.figures import layers, losses, matrices, tasks, tradeoff
+from mooring.report.figures import layer_figures as layers
+from mooring.report.figures import loss_figure as losses
+from mooring.report.figures import matrices, tasks, tradeoff
 from mooring.report.picture import Drawing, Picture, picture
 from mooring.report.section import Section
 from mooring.report.style import drawing

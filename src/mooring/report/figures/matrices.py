@@ -5,7 +5,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mooring.report.figures.grid import TOP, grid, head
+from mooring.report.figures.small_multiples import TOP, grid, head
 from mooring.report.figures.tasks import every, floor
 from mooring.report.picture import Drawing
 from mooring.report.section import Array, Section, mean_over_seeds

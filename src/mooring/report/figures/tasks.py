@@ -8,7 +8,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mooring.report.figures.grid import grid, head
+from mooring.report.figures.small_multiples import grid, head
 from mooring.report.picture import Drawing
 from mooring.report.section import Array, Section, mean_over_seeds
 from mooring.report.style import INK, RULE, task_colours

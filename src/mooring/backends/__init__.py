@@ -1,0 +1,1 @@
+"""How the rules run: eagerly in chunks, or fused into GPU kernels."""

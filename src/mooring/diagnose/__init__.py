@@ -1,0 +1,1 @@
+"""Stability of penalties, drift of models, and checks for non-finite values."""

@@ -1,0 +1,330 @@
+"""Why a penalty explodes, or why it does nothing: the stability of every layer as a table, with advice."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.diagnose import stability
+from mooring.diagnose.stability import Verdicts
+from mooring.distributed.dtensor import over_shards
+from mooring.pulls.run_axis import Number
+from mooring.state.selection import layer_of
+
+__all__ = ["Diagnosis", "LayerDiagnosis", "diagnose"]
+
+
+HELD = 1 + 1e-6
+"""What p = 1 may come to by rounding where importance is capped."""
+
+NOTHING = Verdicts(0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class LayerDiagnosis:
+    """One layer's importance and what a penalty of the given strength does with it.
+
+    Attributes:
+        name: the module that owns the parameters.
+        parameters: how many scalar parameters it has.
+        mean: mean importance.
+        largest: largest importance.
+        share: its share of all importance, 0 to 1.
+        largest_p: largest p = lr * strength * importance.
+        verdicts: how many parameters interpolate, extrapolate or diverge.
+        safe_strength: the first strength at which one of its parameters would stop interpolating.
+    """
+
+    name: str
+    parameters: int
+    mean: float
+    largest: float
+    share: float
+    largest_p: float
+    verdicts: Verdicts
+    safe_strength: float
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `Mooring.diagnose` found: print it, or take `to_dict()`.
+
+    Attributes:
+        strength: the penalty's strength that was asked about.
+        optimizer: the optimizer's class name.
+        limit: the p from which this optimizer diverges (the smallest over parameter groups).
+        clamp: whether the penalty caps importance at 1 / (lr * strength).
+        layers: one row per layer, in the model's order.
+        safe_strength: 1 / max(lr * importance) over the model.
+        used_p: the largest p that acts, after clamping.
+        disparity: mean importance of the last layer over that of the first.
+        notes: what to know when reading the numbers.
+        advice: what to do, in words.
+    """
+
+    strength: float
+    optimizer: str
+    limit: float
+    clamp: bool
+    layers: tuple[LayerDiagnosis, ...]
+    safe_strength: float
+    used_p: float
+    disparity: float
+    notes: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    @property
+    def stable(self) -> bool:
+        """Whether every parameter interpolates or is free, as it is or through clamping."""
+        return not self.total.negative and (self.used_p < 1 or self.held)
+
+    @property
+    def held(self) -> bool:
+        """Whether clamping keeps every p at 1 or below: what would extrapolate is held at its anchor instead."""
+        return self.clamp and self.used_p <= HELD
+
+    @property
+    def total(self) -> Verdicts:
+        """The verdicts added up over the layers."""
+        return sum((layer.verdicts for layer in self.layers), NOTHING)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, strings and lists; None for what is infinite or undefined."""
+        found: dict[str, Any] = _plain({**asdict(self), "stable": self.stable, "total": asdict(self.total)})
+        return found
+
+    def __str__(self) -> str:
+        head = (
+            "layer",
+            "params",
+            "mean",
+            "max",
+            "share",
+            "max p",
+            "interp.",
+            "extrap.",
+            "diverge",
+            "safe strength",
+        )
+        rows = [
+            (
+                layer.name,
+                f"{layer.parameters:,}",
+                f"{layer.mean:.2e}",
+                f"{layer.largest:.2e}",
+                f"{layer.share:.1%}",
+                f"{layer.largest_p:.3g}",
+                f"{layer.verdicts.interpolate:,}",
+                f"{layer.verdicts.extrapolate:,}",
+                f"{layer.verdicts.diverge:,}",
+                f"{layer.safe_strength:.3g}",
+            )
+            for layer in self.layers
+        ]
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        lines = [
+            f"strength {self.strength:g} with {self.optimizer}: p = lr * strength * importance interpolates in (0, 1), "
+            f"diverges from {self.limit:.3g}"
+        ]
+        for row in [head, *rows]:
+            cells = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+            lines.append("  ".join(cells).rstrip())
+        lines.append(
+            f"largest safe strength {self.safe_strength:.3g}; last layer's mean importance over the first's "
+            f"{self.disparity:.2g}"
+        )
+        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"advice: {advice}" for advice in self.advice]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One parameter in numbers: of its scores, of p, and of what p is once clamped; all as in `LayerDiagnosis`."""
+
+    size: int
+    total: float
+    absolute: float
+    verdicts: Verdicts
+    largest: float
+    largest_p: float
+    used_p: float
+    safe_strength: float
+    limit: float
+
+
+def diagnose(
+    optimizer: torch.optim.Optimizer,
+    moored: Mapping[Tensor, tuple[str, Tensor]],
+    strength: float,
+    *,
+    clamp: bool = False,
+    importance: str = "",
+    pull: str = "Penalty",
+    extrapolates: bool = True,
+) -> Diagnosis:
+    """Set every parameter's p = lr * strength * importance against the optimizer's limits.
+
+    Args:
+        optimizer: whose learning rates and momentum decide.
+        moored: name and importance of each parameter, in the model's order; of a sharded one, of the part on this
+            rank, and the answer is that of all parts.
+        strength: the penalty's strength.
+        clamp: whether the penalty caps importance.
+        importance: the definition's name, for the advice.
+        pull: the name of the pull in use, for the notes.
+        extrapolates: whether that pull can: a force on the gradient, and not a rate.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(3))
+        >>> sgd = torch.optim.SGD([weight], lr=0.5)
+        >>> found = diagnose(sgd, {weight: ("layer.weight", torch.tensor([1.0, 2.0, 4.0]))}, strength=5.0)
+        >>> found.safe_strength, found.stable, found.total.diverge
+        (0.5, False, 3)
+    """
+    rates = stability.learning_rates(optimizer)
+    groups = {p: group for group in optimizer.param_groups for p in group["params"] if p in moored and p.numel()}
+    limits = {p: stability.divergence_limit(optimizer, group) for p, group in groups.items()}
+    numbers = [_numbers(moored[p][1].reshape(-1), rates[p], limits[p], groups[p], strength, clamp) for p in groups]
+    sums = over_shards([counted for counted, _ in numbers], list(groups))
+    peaks = over_shards([most for _, most in numbers], list(groups), "max")
+    layers: dict[str, list[_Part]] = {}
+    for p, counted, most in zip(groups, sums, peaks, strict=True):
+        layers.setdefault(layer_of(moored[p][0]), []).append(_part(p.numel(), counted, most, limits[p]))
+    order = dict.fromkeys(layer_of(name) for name, _ in moored.values())
+    layers = {name: layers[name] for name in order if name in layers}
+    parts = [part for layer in layers.values() for part in layer]
+    everything = sum(part.absolute for part in parts)
+    rows = tuple(_layer(name, layer, everything) for name, layer in layers.items())
+    found = Diagnosis(
+        strength=strength,
+        optimizer=type(optimizer).__name__,
+        limit=min((part.limit for part in parts), default=2.0),
+        clamp=clamp,
+        layers=rows,
+        safe_strength=min((row.safe_strength for row in rows), default=float("inf")),
+        used_p=max((part.used_p for part in parts), default=0.0),
+        disparity=rows[-1].mean / rows[0].mean if rows and rows[0].mean else float("nan"),
+        notes=(),
+        advice=(),
+    )
+    notes = _notes(found, optimizer, "" if extrapolates else pull)
+    return replace(found, notes=tuple(notes), advice=tuple(_advice(found, importance)))
+
+
+def _numbers(
+    scores: Tensor, rate: Number, limit: float, group: dict[str, Any], strength: float, clamp: bool
+) -> tuple[Tensor, Tensor]:
+    """What is to be added up over the parts of a parameter, and what the largest is to be taken of."""
+    rates = torch.as_tensor(rate, dtype=scores.dtype, device=scores.device).reshape(-1).expand_as(scores)
+    p = stability.interpolation_weight(rates, strength, scores)
+    lr = float(group.get("lr", 1.0))
+    capped = scores.clamp(max=1 / (lr * strength)) if clamp and lr * strength else scores
+    used = stability.interpolation_weight(rates, strength, capped)
+    counted = [_total(scores), _total(scores.abs()), *astuple(stability.verdicts(p, limit))]
+    most = [float(t.max()) if t.numel() else -math.inf for t in (scores, p, used)]
+    most.append(-stability.largest_safe_strength(rates, scores))
+    wide = torch.zeros((), dtype=torch.float64, device=scores.device)
+    return wide.new_tensor(counted), wide.new_tensor(most)
+
+
+def _part(size: int, counted: Tensor, most: Tensor, limit: float) -> _Part:
+    total, absolute, *verdicts = counted.tolist()
+    largest, largest_p, used_p, unsafe = most.tolist()
+    return _Part(size, total, absolute, Verdicts(*map(int, verdicts)), largest, largest_p, used_p, -unsafe, limit)
+
+
+def _layer(name: str, parts: list[_Part], everything: float) -> LayerDiagnosis:
+    size = sum(part.size for part in parts)
+    return LayerDiagnosis(
+        name=name,
+        parameters=size,
+        mean=sum(part.total for part in parts) / size,
+        largest=max(part.largest for part in parts),
+        share=sum(part.absolute for part in parts) / everything if everything else 0.0,
+        largest_p=max(part.largest_p for part in parts),
+        verdicts=sum((part.verdicts for part in parts), NOTHING),
+        safe_strength=min(part.safe_strength for part in parts),
+    )
+
+
+def _total(scores: Tensor) -> float:
+    return float(scores.sum(dtype=torch.float64))
+
+
+def _plain(value: Any) -> Any:
+    """Lists for tuples, None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _notes(found: Diagnosis, optimizer: torch.optim.Optimizer, harmless: str) -> list[str]:
+    """What to know when reading the numbers; `harmless` names the pull in use where it cannot extrapolate."""
+    notes = []
+    kind = found.optimizer
+    if stability.rescales(optimizer):
+        notes.append(
+            f"{kind} rescales the learning rate per parameter; p uses the momentary lr / (sqrt(v) + eps), "
+            "which moves as training goes on"
+        )
+    elif isinstance(optimizer, (*stability.ADAMS, torch.optim.RMSprop)):
+        notes.append(
+            f"{kind} rescales the learning rate per parameter once it has stepped; p uses the plain one so far"
+        )
+    elif not isinstance(optimizer, torch.optim.SGD):
+        notes.append(f"the limits are those of gradient descent; {kind} may rescale its steps")
+    if found.held:
+        notes.append("clamp=True caps importance at 1 / (lr * strength): what reads beyond p = 1 is held at its anchor")
+    elif found.clamp:
+        reached = f"{found.used_p:.3g}"
+        notes.append(f"clamp=True caps importance by the plain learning rate, so {kind} still reaches p = {reached}")
+    if harmless:
+        notes.append(f"{harmless} does not extrapolate; this is what a Penalty of that strength would do")
+    return notes
+
+
+def _advice(found: Diagnosis, importance: str) -> list[str]:
+    """What to do, most urgent first."""
+    total = found.total
+    size = sum(layer.parameters for layer in found.layers)
+    beyond = total.diverge - total.negative + total.extrapolate
+    strength, safe = found.strength, found.safe_strength
+    advice = []
+    if total.negative:
+        advice.append(
+            f"{total.negative:,} of {size:,} parameters have negative importance and are pushed away from their "
+            "anchors: use SI(sign='rectified'), or Interpolation(), which ignores negative scores"
+        )
+    if beyond and not found.held:
+        clamped = "" if found.clamp else f"Penalty({strength:g}, clamp=True), "
+        worst = max(found.layers, key=lambda layer: layer.largest_p)
+        advice.append(
+            f"{beyond:,} of {size:,} parameters extrapolate ({total.diverge - total.negative:,} diverge), worst in "
+            f"{worst.name!r}: lower the strength below {safe:.3g}, or use {clamped}"
+            f"Proximal({strength:g}), or Interpolation(), which has no strength"
+        )
+    elif beyond:
+        advice.append(
+            f"{beyond:,} of {size:,} parameters are clamped, that is frozen at their anchors: "
+            "a lower strength frees them"
+        )
+    elif not total.negative and safe < float("inf"):
+        room = safe / strength if strength else float("inf")
+        advice.append(
+            f"every parameter interpolates; the strength could grow {room:.3g}-fold, to {safe:.3g}, "
+            "before the first one extrapolates"
+        )
+    if found.disparity < 0.1 and not importance.startswith("Balanced"):
+        advice.append(
+            f"the last layer's mean importance is {found.disparity:.2g} of the first's, so deep layers are hardly "
+            f"held: use Balanced({importance}(...)) or Interpolation()"
+        )
+    if safe == float("inf") and not total.negative:
+        advice.append("no parameter has any importance, so nothing is held: was a task trained before consolidate()?")
+    return advice

@@ -1,0 +1,44 @@
+"""Stops a step before anything is changed when a gradient is not finite, and names the worst layer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mooring.distributed.dtensor import agreed, local, over_shards
+from mooring.errors import NonFiniteError
+
+__all__ = ["check_finite"]
+
+
+def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
+    """Raise unless every value is finite, naming the tensor with the largest share of values that are not.
+
+    Ranks that have parts of the same tensors all raise, or none does.
+
+    Args:
+        what: what the tensors are, for the message.
+        named: pairs of name and tensor.
+
+    Example:
+        >>> check_finite("gradient", [("weight", torch.tensor([1.0, float("nan")]))])
+        Traceback (most recent call last):
+        ...
+        mooring.errors.NonFiniteError: the gradient of 'weight' is not finite (1 of 2 values); nothing was changed: ...
+    """
+    whole = [t for _, t in named]
+    parts = [local(t) for t in whole]
+    sums = [t.sum(dtype=torch.promote_types(t.dtype, torch.float32)) for t in parts]
+    if agreed(not sums or bool(torch.stack([s.to(sums[0]) for s in sums]).isfinite().all()), whole):
+        return
+    counts = over_shards([(~t.isfinite()).sum() for t in parts], whole)
+    bad = {name: (int(count), t.numel()) for (name, t), count in zip(named, counts, strict=True)}
+    if not any(count for count, _ in bad.values()):
+        return  # only the sum overflowed
+    worst = max(bad, key=lambda name: bad[name][0] / max(1, bad[name][1]))
+    others = sum(count > 0 for count, _ in bad.values()) - 1
+    more = f", and of {others} more" if others else ""
+    raise NonFiniteError(
+        f"the {what} of {worst!r}{more} is not finite ({bad[worst][0]} of {bad[worst][1]} values); "
+        "nothing was changed: lower the learning rate or the strength, clip gradients, or ask diagnose()"
+    )

@@ -1,0 +1,40 @@
+"""The importances that a string can name."""
+
+from mooring.errors import MooringError, unknown
+from mooring.importance.definition import Importance
+from mooring.importance.ewc import EWC
+from mooring.importance.mas import MAS
+from mooring.importance.random import Random
+from mooring.importance.rwalk import RWalk
+from mooring.importance.si import SI
+from mooring.importance.uniform import Uniform
+
+__all__ = ["IMPORTANCES", "resolve"]
+
+IMPORTANCES: dict[str, type[Importance]] = {
+    "ewc": EWC,
+    "mas": MAS,
+    "si": SI,
+    "rwalk": RWalk,
+    "uniform": Uniform,
+    "random": Random,
+}
+
+
+def resolve(importance: str | Importance) -> Importance:
+    """The importance of that name with its default options, or the instance given.
+
+    Example:
+        >>> resolve("mas")
+        MAS(decay=0.2)
+    """
+    if isinstance(importance, str):
+        if importance not in IMPORTANCES:
+            raise unknown("importance", importance, IMPORTANCES)
+        return IMPORTANCES[importance]()
+    if not isinstance(importance, Importance):
+        raise MooringError(
+            f"importance={importance!r} is not an importance: give one of {', '.join(IMPORTANCES)}, "
+            "or an instance of a mooring.importance.Importance subclass"
+        )
+    return importance

@@ -1,0 +1,1 @@
+"""GPU implementations of the stacked layers and of elementwise rules over runs."""

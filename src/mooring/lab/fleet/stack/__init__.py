@@ -1,0 +1,1 @@
+"""The forward pass of many networks of one architecture at once."""

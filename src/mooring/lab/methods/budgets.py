@@ -1,0 +1,31 @@
+"""A budget instead of a strength: how many nats may be forgotten in a task."""
+
+from mooring.importance import Kronecker
+from mooring.lab.methods.method import Method, decades
+from mooring.lab.methods.proximal_steps import mean_fisher
+from mooring.lab.methods.strengths import DIGITS
+from mooring.pulls import Budget
+from mooring.pulls.merges import total
+
+__all__ = ["METHODS"]
+
+METHODS = [
+    Method(
+        "budget-ewc",
+        "as little pull as keeps the estimated rise of the loss within so many nats (its strength)",
+        mean_fisher,
+        Budget,
+        strength=DIGITS["budget-ewc"],
+        merge=total,
+        dial=decades(-7, 0),
+    ),
+    Method(
+        "budget-kronecker",
+        "the same with the curvature of whole layers instead of single weights",
+        lambda seed: Kronecker(every=4),
+        Budget,
+        strength=DIGITS["budget-kronecker"],
+        merge=total,
+        dial=decades(-7, 0),
+    ),
+]

@@ -1,0 +1,32 @@
+"""The penalty as a proximal step, which cannot extrapolate at any strength."""
+
+from mooring.importance import EWC
+from mooring.lab.methods.method import Method, decades
+from mooring.lab.methods.strengths import DIGITS
+from mooring.pulls import Proximal
+from mooring.pulls.merges import total
+
+__all__ = ["METHODS", "mean_fisher"]
+
+
+def mean_fisher(seed: int) -> EWC:
+    """The Fisher information's diagonal, as a mean over a task; no random numbers in it.
+
+    Example:
+        >>> mean_fisher(seed=0).per_sample
+        True
+    """
+    return EWC(decay=None, per_sample=True)
+
+
+METHODS = [
+    Method(
+        "proximal-ewc",
+        "EWC's penalty as a step of its own, with the mean Fisher of each task, summed",
+        mean_fisher,
+        Proximal,
+        strength=DIGITS["proximal-ewc"],
+        merge=total,
+        dial=decades(0, 7),
+    )
+]

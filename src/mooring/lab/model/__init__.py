@@ -1,0 +1,1 @@
+"""Run specifications, results, metrics and training options: the bottom layer of the laboratory."""

@@ -1,0 +1,1 @@
+"""Studies: comparisons, searches, frontiers and pre-training, and the store of their results."""

@@ -1,0 +1,1 @@
+"""Forward-hook observers of a model's outputs and layers."""

@@ -1,0 +1,1 @@
+"""Single changes that test why a cell differs from the paper's."""

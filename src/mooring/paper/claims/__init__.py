@@ -1,0 +1,1 @@
+"""The paper's claims, decided by our runs."""

@@ -1,0 +1,1 @@
+"""The reproduction page and its files."""

@@ -1,0 +1,1 @@
+"""The paper's tables: accuracy, forgetting and the grid search."""

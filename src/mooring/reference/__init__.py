@@ -1,0 +1,1 @@
+"""Importance and budgets estimated from reference data, without changing the model."""

@@ -1,0 +1,144 @@
+"""What is said in words about a section: what was compared, and what came out, computed from its runs."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mooring.lab.model.plurals import counted
+from mooring.lab.model.spec import RunSpec
+from mooring.report.numbers import bounds, fixed, given, printable
+from mooring.report.section import Entry, Section
+
+__all__ = ["compared", "duration", "outcome", "ranges"]
+
+UPPER_BOUND = "joint"
+
+
+def compared(section: Section) -> str:
+    """What was compared, in one sentence."""
+    settings = [entry.row.setting for entry in section.entries]
+    methods = len({setting.method for setting in settings})
+    seeds = sorted({result.spec.seed for result in section.results})
+    at = f" at {len(settings)} settings" if len(settings) > methods else ""
+    parts = [
+        f"{counted(methods, 'method')}{at} on {counted(section.tasks, 'task')}",
+        f"{counted(len(seeds), 'seed')} ({ranges(seeds)})",
+        f"network {_shared(settings, lambda setting: printable(setting.network, 60))}",
+        f"{_shared(settings, lambda setting: setting.epochs)} epochs a task",
+        f"batches of {_shared(settings, lambda setting: setting.batch)}",
+        f"learning rate {_shared(settings, lambda setting: setting.lr)}",
+        f"computed in {_shared(settings, lambda setting: setting.dtype)}",
+    ]
+    return ", ".join(parts) + "."
+
+
+def outcome(section: Section) -> list[str]:
+    """What came out, in a few sentences; each stands only where the runs for it are there."""
+    return [
+        told for told in (_best(section), _best_without_memory(section), _loss(section), _stability(section)) if told
+    ]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in short.
+
+    Example:
+        >>> ranges([0, 1, 2, 5, 7, 8])
+        '0–2, 5, 7, 8'
+    """
+    groups: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if groups and number == groups[-1][-1] + 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return ", ".join(f"{run[0]}\u2013{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in groups)
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units.
+
+    Example:
+        >>> duration(12.34), duration(125.0), duration(7300.0)
+        ('12.3 s', '2 min 5 s', '2 h 1 min')
+    """
+    if not math.isfinite(seconds) or seconds < 60:
+        return f"{fixed(seconds, 1)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _ranked(section: Section) -> list[Entry]:
+    """The best setting of each method, best first: joint training apart, and only where every seed finished."""
+    complete = (entry for entry in section.shown if entry.complete and entry.row.setting.method != UPPER_BOUND)
+    return sorted(complete, key=lambda entry: -entry.accuracy)
+
+
+def _best(section: Section) -> str:
+    """The best method, who is as good as it, and how its setting was chosen."""
+    ranked = _ranked(section)
+    if not ranked:
+        others = any(entry.row.setting.method != UPPER_BOUND for entry in section.shown)
+        return "No method finished in every seed." if others else ""
+    best = ranked[0]
+    found, lost = best.row.metrics["accuracy"], best.row.metrics["forgetting"]
+    sure = "" if found.count < 2 else f" (95 % interval {bounds(found)})"
+    told = f"The best method was {_named(best)}: {fixed(found.mean)} % average accuracy{sure}, "
+    told += f"{fixed(lost.mean)} points forgotten."
+    near = sum(entry.row.metrics["accuracy"].high >= found.low for entry in ranked[1:])
+    if near:
+        told += f" The intervals of {near} of the {len(ranked) - 1} other methods overlap its own."
+    tried = sum(entry.contender == best.contender for entry in section.entries)
+    if tried > 1:
+        told += f" Its setting is the best of {tried}, chosen by the accuracy shown here."
+    return told
+
+
+def _best_without_memory(section: Section) -> str:
+    """The best of the methods that keep no old samples, where the best of all does."""
+    ranked = _ranked(section)
+    memoryless = [entry for entry in ranked if entry.row.setting.memory is None]
+    if not memoryless or memoryless[0] is ranked[0]:
+        return ""
+    best = memoryless[0]
+    told = f"Of the methods that keep no old samples, {_named(best)} was best: {fixed(best.accuracy)} %, "
+    return told + f"{fixed(best.row.metrics['forgetting'].mean)} points forgotten."
+
+
+def _loss(section: Section) -> str:
+    """How far plain fine-tuning fell below joint training, and how much of that the best made up."""
+    plain, joint = (_accuracy(section, method) for method in ("plain", UPPER_BOUND))
+    if plain is None or joint is None:
+        return ""
+    gap = joint - plain
+    told = f"Plain fine-tuning ended {fixed(abs(gap))} points {'below' if gap >= 0 else 'above'} joint training"
+    best = next(iter(_ranked(section)), None)
+    if gap > 0 and best is not None and best.accuracy > plain:
+        told += f", the upper bound; {best.method} made up {fixed(100 * (best.accuracy - plain) / gap, 0)} % of that"
+    return f"{told}."
+
+
+def _stability(section: Section) -> str:
+    results = section.results
+    counts = {status: sum(result.status == status for result in results) for status in ("unstable", "rejected")}
+    told = [f"{number} {'was' if number == 1 else 'were'} {status}" for status, number in counts.items() if number]
+    if not told:
+        return f"All {counted(len(results), 'run')} finished." if len(results) > 1 else "The run finished."
+    return f"Of {counted(len(results), 'run')}, {' and '.join(told)}."
+
+
+def _accuracy(section: Section, method: str) -> float | None:
+    found = [entry.accuracy for entry in section.shown if entry.row.setting.method == method]
+    return found[0] if len(found) == 1 and math.isfinite(found[0]) else None
+
+
+def _named(entry: Entry) -> str:
+    return f"{entry.method} ({entry.detail})" if entry.detail else entry.method
+
+
+def _shared(settings: Sequence[RunSpec], of: Callable[[RunSpec], Any]) -> str:
+    """A value, or every one there is."""
+    values = sorted({of(setting) for setting in settings})
+    return ", ".join(given(value) if isinstance(value, float) else str(value) for value in values)

@@ -1,0 +1,117 @@
+"""Which parameters and buffers of a model are moored, and what they are called."""
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from mooring.distributed.dtensor import reshard
+from mooring.errors import MooringError
+
+__all__ = ["Exclude", "check_exclude", "clean_name", "layer_of", "module_names", "moorable", "norm_buffers"]
+
+Exclude = str | nn.Module | Iterable[str | nn.Module]
+"""Names, glob patterns or modules."""
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without what torch.compile puts before it.
+
+    Example:
+        >>> clean_name("_orig_mod.features.0.weight")
+        'features.0.weight'
+    """
+    return name.replace("_orig_mod.", "")
+
+
+def module_names(model: nn.Module) -> dict[str, nn.Module]:
+    """The model's modules by clean name; the model itself is ''.
+
+    Example:
+        >>> list(module_names(nn.Sequential(nn.ReLU())))
+        ['', '0']
+    """
+    return {clean_name(f"{name}.").removesuffix("."): module for name, module in model.named_modules()}
+
+
+def layer_of(name: str) -> str:
+    """The layer a parameter belongs to: the module that owns it.
+
+    Example:
+        >>> layer_of("features.0.weight"), layer_of("scale")
+        ('features.0', '(root)')
+    """
+    return name.rpartition(".")[0] or "(root)"
+
+
+def check_exclude(model: nn.Module, exclude: Exclude) -> tuple[str, ...]:
+    """`exclude` as patterns, after checking that each entry means something in this model.
+
+    A pattern must match a parameter or lie under a module that exists, so that heads can be named before
+    they are there and a misspelt name is not silently nothing. A module stands for its name: what replaces it later is
+    excluded too.
+    """
+    if not isinstance(exclude, Iterable | nn.Module):
+        raise MooringError(f"exclude={exclude!r} is not allowed: give names, patterns like 'heads.*', or modules")
+    modules = module_names(model)
+    names = [clean_name(name) for name, _ in model.named_parameters(remove_duplicate=False)]
+    patterns = []
+    for entry in (exclude,) if isinstance(exclude, str | nn.Module) else tuple(exclude):
+        if isinstance(entry, nn.Module):
+            known = [name for name, module in modules.items() if module is entry]
+            if not known:
+                raise MooringError(f"exclude: {type(entry).__name__} is not a module of this model")
+            patterns.append(known[0] or "*")
+        elif isinstance(entry, str):
+            parent = re.split(r"[*?[]", entry)[0].removesuffix(".")
+            future = parent != entry and parent != "" and parent in modules
+            if not (entry in modules or future or any(_matches(name, entry) for name in names)):
+                raise MooringError(
+                    f"exclude: {entry!r} matches no parameter; give a name, a pattern like 'heads.*', or a module"
+                )
+            patterns.append(entry)
+        else:
+            raise MooringError(f"exclude: {entry!r} is not a name, a pattern or a module")
+    return tuple(patterns)
+
+
+def moorable(model: nn.Module, exclude: tuple[str, ...]) -> dict[Tensor, str]:
+    """The model's parameters by object, each once however often it is tied, without the excluded ones.
+
+    A tied parameter is excluded if any of its names is.
+    """
+    reshard(model)
+    names: dict[Tensor, str] = {}
+    left_out = set()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(p, clean_name(name))
+        if any(_matches(clean_name(name), pattern) for pattern in exclude):
+            left_out.add(p)
+    return {p: name for p, name in names.items() if p not in left_out}
+
+
+def norm_buffers(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The running statistics of the normalisation modules that one optimizer looks after, by name.
+
+    A module is looked after by whoever holds its first trainable parameter; one without any, by whoever holds the last
+    trainable parameter before it. So with several optimizers each statistic is held once.
+    """
+    own, buffers = set(held), {}
+    last = next((p for p in model.parameters() if p.requires_grad), None)
+    for name, module in module_names(model).items():
+        trainable = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        owner, last = trainable[0] if trainable else last, trainable[-1] if trainable else last
+        if not isinstance(module, nn.modules.batchnorm._NormBase) or owner not in own:
+            continue
+        if any(_matches(name, pattern) or fnmatchcase(f"{name}.weight", pattern) for pattern in exclude):
+            continue
+        for key in ("running_mean", "running_var"):
+            if isinstance(buffer := getattr(module, key, None), Tensor):
+                buffers[f"{name}.{key}"] = buffer
+    return buffers
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern names the parameter itself or a module above it."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")

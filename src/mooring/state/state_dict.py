@@ -1,0 +1,115 @@
+"""A mooring's state as a flat dictionary of tensors, which torch.save and safetensors both take."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.distributed.dtensor import part_of, spread
+from mooring.errors import MooringError
+from mooring.importance import State
+from mooring.importance.kronecker_factors import Factor
+from mooring.state.memory import Memory, wide_of
+from mooring.state.mooring_state import PAST, Moored
+from mooring.state.quantization import BLOCKS, Coded, block_of
+
+__all__ = ["VERSION", "check_keys", "pack", "unpack_header", "unpack_parameter"]
+
+VERSION = 2
+"""Of states in which an importance is coded; all others are of version 1."""
+
+HEADER = "mooring"
+
+
+def pack(moored: Collection[Moored], buffers: Mapping[str, Tensor], header: dict[str, Any]) -> State:
+    """The flat dictionary: `slot.parameter`, `buffer.name`, and a header of JSON bytes."""
+    coded = any(isinstance(m.previous, Coded) for m in moored)
+    header = {"version": VERSION if coded else 1, **header, "counts": {m.name: m.count for m in moored}}
+    flat = {HEADER: torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)}
+    for m in moored:
+        for slot, t in m.slots().items():
+            flat[f"{slot}.{m.name}"] = spread(t.contiguous(), m.parameter, rows=slot in BLOCKS)
+    return flat | {f"buffer.{name}": tensor for name, tensor in buffers.items()}
+
+
+def unpack_header(flat: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The header, after checking that this is a mooring's state of a version that can be read."""
+    try:
+        header = json.loads(bytes(flat[HEADER].tolist()))
+        version = header["version"]
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise MooringError(f"this is not the state of a Mooring: no readable {HEADER!r} entry") from error
+    if version > VERSION:
+        raise MooringError(
+            f"the state has version {version}, this Mooring reads up to {VERSION}: install a newer mooring"
+        )
+    return dict(header)
+
+
+def unpack_parameter(
+    flat: Mapping[str, Tensor], fresh: Moored, count: int, memory: Memory, *, accumulates: bool
+) -> Moored:
+    """The kept tensors of one parameter, checked against a fresh one for what must be there and its shape.
+
+    They are kept as `memory` says, whatever they were saved as. Where who saved them did not accumulate, there is
+    nothing of a task that has not begun: it starts as a fresh one.
+    """
+    name = fresh.name
+    found: State = {}
+    for slot, like in fresh.slots().items():
+        if slot in fresh.state and not accumulates and not count:
+            found[slot] = like
+            continue
+        key = f"{slot}.{name}"
+        if key not in flat:
+            raise MooringError(f"the state does not fit: {key!r} is missing")
+        if flat[key].shape != spread(like, fresh.parameter).shape:
+            have, want = tuple(flat[key].shape), tuple(spread(like, fresh.parameter).shape)
+            raise MooringError(f"the state does not fit: {key!r} has shape {have}, the model needs {want}")
+        part = part_of(flat[key].detach(), fresh.parameter)
+        found[slot] = like.copy_(part) if slot == "anchor" else part.to(like, copy=True)  # where anchors are kept
+    anchor = found.pop("anchor")
+    factor = None
+    if fresh.factor:
+        inputs, outputs, past_inputs, past_outputs = (found.pop(slot) for slot in fresh.factor.slots())
+        factor = Factor(inputs, outputs, past_inputs, past_outputs)
+    return Moored(name, fresh.parameter, anchor, found, _previous(flat, fresh, memory), count, factor)
+
+
+def _previous(flat: Mapping[str, Tensor], fresh: Moored, memory: Memory) -> Tensor | Coded | None:
+    """The importance over past tasks: as it was saved where that is how it is kept, else made so."""
+    name, theta = fresh.name, fresh.theta
+    previous = flat.get(f"previous.{name}")
+    if previous is None:
+        return None
+    if previous.shape not in (fresh.parameter.shape, torch.Size(())):
+        raise MooringError(f"the state does not fit: 'previous.{name}' has shape {tuple(previous.shape)}")
+    code = part_of(previous.detach(), fresh.parameter).to(theta.device, copy=True)
+    if code.dtype != torch.uint8:
+        return memory.kept(code, theta)
+    block = block_of(theta.shape)
+    shape = (*fresh.parameter.shape[:1], fresh.parameter.shape[1:].numel() // (block or 1))
+    blocks = []
+    for slot in BLOCKS:
+        each = flat.get(f"{slot}.{name}")
+        if block is None or each is None or each.shape != shape:
+            raise MooringError(f"the state does not fit: '{slot}.{name}' is missing, or not of shape {shape}")
+        blocks.append(part_of(each.detach(), fresh.parameter, rows=True).to(theta.device, wide_of(theta), copy=True))
+    coded = Coded(code, *blocks)
+    return coded if memory.previous == "8bit" else memory.kept(coded.values(), theta)
+
+
+def check_keys(flat: Mapping[str, Tensor], moored: Collection[Moored], unread: Collection[str] = ()) -> None:
+    """Refuse entries that nothing asked for: they belong to other options or another model.
+
+    Args:
+        flat: the state.
+        moored: what was read from it.
+        unread: what of a task is not kept, and may be there.
+    """
+    known = {HEADER, *(f"{slot}.{m.name}" for m in moored for slot in {*m.slots(), *PAST, *unread})}
+    left = sorted(key for key in flat if key not in known and not key.startswith("buffer."))
+    if left:
+        raise MooringError(f"the state does not fit: nothing here takes {', '.join(map(repr, left))}")
