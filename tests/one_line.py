@@ -22,7 +22,7 @@ def refused(folder: Path, arguments: list[str], capsys, monkeypatch) -> str:
     def trained(*args: object, **kwargs: object) -> None:
         pytest.fail("it trained")
 
-    monkeypatch.setattr(Fleet, "sail", trained)
+    monkeypatch.setattr(Fleet, "run", trained)
     monkeypatch.setattr("mooring.lab.study.pretraining._Lesson.teach", trained)
     monkeypatch.chdir(folder)
     before = everything_under(folder)

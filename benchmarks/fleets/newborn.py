@@ -27,7 +27,7 @@ def main() -> None:
         fleet = Fleet(every[number::2], stream, device=asked["device"])
         built = now(asked["device"])
         steps = Steps(lambda: now(asked["device"]))
-        fleet.sail(steps)
+        fleet.run(steps)
         times = {"build": built - began, "first step": steps.first - built, "all compiled": steps.last - steps.first}
         told["fleets"].append(times)
     print(json.dumps(told))

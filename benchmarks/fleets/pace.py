@@ -86,7 +86,7 @@ def together(specs: Sequence[RunSpec], stream: Stream, device: str) -> float:
     """Microseconds a model-step of the same training as a fleet."""
     gc.collect()  # the fleet before this one, whose parts know each other
     clock = Clock(device)
-    results = Fleet(specs, stream, device=device).sail(clock)
+    results = Fleet(specs, stream, device=device).run(clock)
     for result in results:
         if result.status != "finished":
             raise MooringError(f"a run was lost, and the figure would be of a smaller fleet: {result.reason}")

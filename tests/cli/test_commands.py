@@ -45,7 +45,7 @@ def keys(path: str = "mooring.sqlite") -> set[str]:
 
 
 def never_trained(monkeypatch) -> None:
-    monkeypatch.setattr(Fleet, "sail", lambda *args: pytest.fail("it trained"))
+    monkeypatch.setattr(Fleet, "run", lambda *args: pytest.fail("it trained"))
 
 
 # frontier

@@ -39,7 +39,7 @@ def test_a_checkpoint_torn_at_any_byte_is_refused_whole(tmp_path, ledger):
     """Every boundary of header and tensors: as if there were no scratch file and no rename."""
     stream, network = class_stream(tasks=2, images=8), "faults.test_files:narrow"
     specs = [spec_for(method, stream, 0, batch=4, epochs=1, network=network) for method in ("plain", "explicit-ewc")]
-    results = Fleet(specs, stream).sail(Once(tmp_path / "whole"))
+    results = Fleet(specs, stream).run(Once(tmp_path / "whole"))
     data, torn = (tmp_path / "whole").read_bytes(), tmp_path / "torn"
     torn.write_bytes(data)
     for cut in reversed(range(len(data))):
@@ -49,7 +49,7 @@ def test_a_checkpoint_torn_at_any_byte_is_refused_whole(tmp_path, ledger):
     whole = [(result.spec.key, result.matrix) for result in results]
     again = Fleet(specs, stream)
     checkpoint.restore(again, tmp_path / "whole")
-    ledger.write("a checkpoint cut off at a byte", len(data), whole, [(r.spec.key, r.matrix) for r in again.sail()])
+    ledger.write("a checkpoint cut off at a byte", len(data), whole, [(r.spec.key, r.matrix) for r in again.run()])
 
 
 def torn_at(size: int, *arguments: str) -> int:

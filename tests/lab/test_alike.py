@@ -29,7 +29,7 @@ def widths(specs: list[RunSpec], monkeypatch, **rest) -> dict[int, set[int]]:
         return forward(fleet, indices, task)
 
     monkeypatch.setattr(Fleet, "_forward", counted)
-    Fleet(specs, STREAM, **rest).sail()
+    Fleet(specs, STREAM, **rest).run()
     return seen
 
 
@@ -39,7 +39,7 @@ NETWORKS = ["mlp", "lab.test_checkpoint:normalised", "lab.test_checkpoint:convol
 @pytest.mark.parametrize("network", NETWORKS)
 def test_methods_end_as_they_would_alone(network):
     specs = every(SHARING, network=network)
-    alone = {key: value for spec in specs for key, value in told(Fleet([spec], STREAM).sail()).items()}
+    alone = {key: value for spec in specs for key, value in told(Fleet([spec], STREAM).run()).items()}
     near(never_stopped(specs, STREAM)[0], alone, specs)
     assert len(set(alone.values())) == len(specs)
 
@@ -65,18 +65,18 @@ def test_every_method_is_either_plain_in_its_first_task_or_not_taken_for_it():
     """With its first task alone, whatever a method shares with plain fine-tuning it ends with, too."""
     stream = replace(STREAM, tasks=STREAM.tasks[:1])
     plain = Fleet([spec_for("plain", stream)], stream)
-    expected = plain.sail()[0].matrix
+    expected = plain.run()[0].matrix
     for name in METHODS:
         specs = [spec_for("plain", stream), spec_for(name, stream)]
         method = find(name)
         same = (method.data, method.frozen, method.memory) == ("task", "never", None)
         if same and Alike.of(specs).rows == (0,):
-            assert Fleet(specs[1:], stream).sail()[0].matrix == expected, name
+            assert Fleet(specs[1:], stream).run()[0].matrix == expected, name
 
 
 def test_runs_that_are_lost_are_lost_together():
     specs = [replace(spec, lr=1e200) if spec.seed else spec for spec in every(["plain", "ewc", "explicit-si"])]
-    found = Fleet(specs, STREAM).sail()
+    found = Fleet(specs, STREAM).run()
     assert {result.spec.seed for result in found if result.status == "unstable"} == {1}
     assert len({(result.reason, result.steps) for result in found if result.spec.seed}) == 1
 
@@ -97,7 +97,7 @@ def test_stopped_anywhere_and_continued_with_all_or_some(stop, tmp_path):
 def test_the_same_on_a_gpu(network, dtype, monkeypatch):
     """In a recorded step too; tiles, and with them the last bits, hang on how many runs there are."""
     specs = every(["plain", "ewc", "explicit-si", "explicit-rwalk"], network=network, dtype=dtype, lr=0.001, epochs=5)
-    shared = {result.spec: result for result in Fleet(specs, STREAM, device="cuda").sail()}
+    shared = {result.spec: result for result in Fleet(specs, STREAM, device="cuda").run()}
     monkeypatch.setattr(Alike, "of", lambda *told: Alike())
-    for apart in Fleet(specs, STREAM, device="cuda").sail():
+    for apart in Fleet(specs, STREAM, device="cuda").run():
         assert shared[apart.spec].losses[0] == pytest.approx(apart.losses[0], rel=0.02)

@@ -64,18 +64,18 @@ def told(results: list[Result]) -> dict[str, str]:
 
 def never_stopped(specs: list[RunSpec], stream: Stream, **rest) -> tuple[dict[str, str], int]:
     count = SaveAt(Path("/dev/null"), None)
-    return told(Fleet(specs, stream, **rest).sail(count)), count.calls
+    return told(Fleet(specs, stream, **rest).run(count)), count.calls
 
 
 def stopped_at(specs: list[RunSpec], stream: Stream, path: Path, stop: int, **rest) -> None:
     with pytest.raises(StoppedError):
-        Fleet(specs, stream, **rest).sail(SaveAt(path, stop))
+        Fleet(specs, stream, **rest).run(SaveAt(path, stop))
 
 
 def continued(specs: list[RunSpec], stream: Stream, path: Path, **rest) -> dict[str, str]:
     fleet = Fleet(specs, stream, **rest)
     checkpoint.restore(fleet, path)
-    return told(fleet.sail())
+    return told(fleet.run())
 
 
 def normalised(shape: tuple[int, int, int]) -> nn.Module:
@@ -133,7 +133,7 @@ def test_stopped_again_and_again_equals_never_stopped(tmp_path):
         fleet = Fleet(specs, CLASSES)
         checkpoint.restore(fleet, tmp_path / "fleet")
         with pytest.raises(StoppedError):
-            fleet.sail(SaveAt(tmp_path / "fleet", 0))
+            fleet.run(SaveAt(tmp_path / "fleet", 0))
     assert continued(specs, CLASSES, tmp_path / "fleet") == expected
 
 
@@ -145,7 +145,7 @@ def test_saving_a_fleet_does_not_change_its_course(tmp_path):
         on_task_end = on_step
 
     specs = specs_for(["si", "explicit-ewc"], CLASSES)
-    assert told(Fleet(specs, CLASSES).sail(Every())) == never_stopped(specs, CLASSES)[0]
+    assert told(Fleet(specs, CLASSES).run(Every())) == never_stopped(specs, CLASSES)[0]
 
 
 @pytest.mark.parametrize(("methods", "row"), [(["ewc", "explicit-ewc"], 0), (["ewc", "explicit-ewc"], 1), (["er"], 0)])
@@ -433,10 +433,10 @@ def test_a_run_that_is_lost_but_not_yet_taken_out_is_not_forgotten(tmp_path):
             pass
 
     with pytest.raises(KeyboardInterrupt):
-        Fleet(specs, CLASSES).sail(Stopper())
+        Fleet(specs, CLASSES).run(Stopper())
     fleet = Fleet(specs, CLASSES)
     checkpoint.restore(fleet, path)
-    results = {result.spec.seed: result for result in fleet.sail()}
+    results = {result.spec.seed: result for result in fleet.run()}
     assert (results[0].status, results[1].status) == ("finished", "unstable")
     assert results[1].steps == 2
     assert results[1].reason.startswith("its gradient was not finite in step 3")

@@ -105,7 +105,7 @@ def test_a_fleet_continues_from_its_like_only(tmp_path):
     specs = [spec_for("plain", stream, seed, batch=4, epochs=1) for seed in range(4)]
     every = {same: Unfinished(tmp_path, "cpu", False, deterministic=same) for same in (False, True)}
     for unfinished in every.values():
-        Fleet(specs, stream).sail(Once(unfinished.path([spec.key for spec in specs])))
+        Fleet(specs, stream).run(Once(unfinished.path([spec.key for spec in specs])))
     for same, unfinished in every.items():
         assert unfinished.sources(specs) == [unfinished.path([spec.key for spec in specs])]
         assert bool(unfinished.sources(specs[:2])) is not same  # a part is another computation

@@ -35,7 +35,7 @@ class Square:
 @pytest.mark.parametrize("method", ["plain", "ewc", "joint"])
 def test_rows_go_to_the_next_task_and_metrics_are_those_of_the_whole_matrix(method, kind):
     stream, square = STREAMS[kind], Square()
-    results = Fleet([spec_for(method, stream, seed, epochs=1) for seed in (0, 1)], stream).sail(square)
+    results = Fleet([spec_for(method, stream, seed, epochs=1) for seed in (0, 1)], stream).run(square)
     for run, result in enumerate(results):
         full = [rows[run] for rows in square.rows]
         assert [len(row) for row in full] == [4, 4, 4, 4] == [len(result.untrained)] * 4
@@ -92,13 +92,13 @@ def test_runs_that_start_from_the_same_are_scored_once_before_they_are_trained(m
 
     fleet = Fleet(specs, stream)
     fleet.exam = Counting(stream)
-    results = {(result.spec.method, result.spec.seed): result for result in fleet.sail()}
+    results = {(result.spec.method, result.spec.seed): result for result in fleet.run()}
     assert scored == [2, 4, 4, 4, 4]
     again = Fleet([replace(spec, lr=0.01) for spec in specs], stream)
     again.exam = Counting(stream)
-    assert [each.untrained for each in again.sail()] == [each.untrained for each in results.values()]
+    assert [each.untrained for each in again.run()] == [each.untrained for each in results.values()]
     assert scored[5:] == [4, 4, 4, 4]  # the first of these after a task
     for (method, seed), result in results.items():
-        alone = Fleet([spec_for(method, stream, seed, epochs=1)], stream).sail()[0]
+        alone = Fleet([spec_for(method, stream, seed, epochs=1)], stream).run()[0]
         assert result.untrained == alone.untrained == results["plain", seed].untrained
     assert results["plain", 0].untrained != results["plain", 1].untrained

@@ -72,7 +72,7 @@ class Log:
 
 def sailed(specs: list[RunSpec], stream: Stream, **rest) -> tuple[dict[str, Result], Log]:
     log = Log(**{name: rest.pop(name) for name in ("keep_steps",) if name in rest})
-    results = Fleet(specs, stream, **rest).sail(log)
+    results = Fleet(specs, stream, **rest).run(log)
     assert sorted(r.spec.key for r in results) == sorted(
         s.key for s in specs
     )  # one for each run, whatever became of it
@@ -764,7 +764,7 @@ def test_a_fleet_takes_the_papers_names_or_refuses_them_in_one_line():
     stream = STREAMS["classes"]
     try:
         spec = RunSpec(stream.name, stream.fingerprint, "vanilla", 0, strength=0.1, epochs=1)
-        assert Fleet([spec], stream).sail()[0].status == "finished"
+        assert Fleet([spec], stream).run()[0].status == "finished"
     except MooringError as error:
         assert "uniform" in str(error)  # noqa: PT017
 

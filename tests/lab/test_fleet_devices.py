@@ -31,9 +31,9 @@ class Recorded:
 def on_both(specs: list[RunSpec], stream: Stream) -> list[Fleet]:
     """The fleet sailed on the CPU, and on the GPU, where every task must have been recorded."""
     fleets = [Fleet(specs, stream, device=device) for device in ("cpu", "cuda")]
-    fleets[0].sail()
+    fleets[0].run()
     seen = Recorded()
-    fleets[1].sail(seen)
+    fleets[1].run(seen)
     assert min(seen.kinds.values()) > 0 or fleets[1].stack.way == "in turn"
     return fleets
 
@@ -115,11 +115,11 @@ def test_stopped_in_a_recorded_task_and_continued_equals_never_stopped(method: s
             pass
 
     whole = Fleet(specs, stream, device="cuda")
-    whole.sail()
+    whole.run()
     with pytest.raises(StopError):
-        Fleet(specs, stream, device="cuda").sail(Stopper())
+        Fleet(specs, stream, device="cuda").run(Stopper())
     rest = Fleet(specs, stream, device="cuda")
     checkpoint.restore(rest, tmp_path / "fleet.safetensors")
-    rest.sail()
+    rest.run()
     torch.testing.assert_close(tensors(whole), tensors(rest), **CLOSE)
     assert [r.matrix for r in whole.results] == [r.matrix for r in rest.results]

@@ -17,7 +17,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-9}
 def final(fleet: Fleet) -> dict[str, dict[str, torch.Tensor]]:
     """The final weights of each run, by its key."""
     specs = list(fleet.specs)
-    fleet.sail()
+    fleet.run()
     return {spec.key: fleet.stack.alone(row).state_dict() for row, spec in enumerate(specs)}
 
 
@@ -59,11 +59,11 @@ def test_runs_with_numbers_of_their_own_sail_together(method: str) -> None:
     specs = [
         spec_for(method, stream, 0, momentum=momentum, weight_decay=decay, epochs=1) for momentum, decay in numbers
     ]
-    judged = {result.spec.key: [each.diverge for each in result.stability] for result in Fleet(specs, stream).sail()}
+    judged = {result.spec.key: [each.diverge for each in result.stability] for result in Fleet(specs, stream).run()}
     together = final(Fleet(specs, stream))
     for spec in specs:
         torch.testing.assert_close(together[spec.key], trained_by_hand(spec, stream).state_dict(), **EXACT)
-        alone = [each.diverge for each in Fleet([spec], stream).sail()[0].stability]
+        alone = [each.diverge for each in Fleet([spec], stream).run()[0].stability]
         assert judged[spec.key] == alone, "momentum moves the limit beyond which a penalty diverges"
 
 
@@ -72,11 +72,11 @@ def test_runs_with_fresh_heads_sail_with_others(kind: str) -> None:
     stream = STREAMS[kind]
     told = [("plain", "fresh"), ("plain", "inherit"), ("ewc", "inherit"), ("ewc", "fresh")]
     specs = [spec_for(method, stream, seed, heads=heads, epochs=1) for method, heads in told for seed in (0, 1)]
-    results = {result.spec.key: result for result in Fleet(specs, stream).sail()}
+    results = {result.spec.key: result for result in Fleet(specs, stream).run()}
     together = final(Fleet(specs, stream))
     for spec in specs:
         torch.testing.assert_close(together[spec.key], trained_by_hand(spec, stream).state_dict(), **EXACT)
-        (alone,) = Fleet([spec], stream).sail()
+        (alone,) = Fleet([spec], stream).run()
         mine = results[spec.key]
         assert (mine.untrained, mine.matrix) == (alone.untrained, alone.matrix)
 

@@ -181,7 +181,7 @@ def test_a_short_run_stays_close_to_float64(network, method, dtype) -> None:
             device="cuda",
         )
         began = {name: p.detach().double().clone() for name, p in fleet.stack.parameters.items()}
-        fleet.sail()
+        fleet.run()
         went[kind] = torch.cat(
             [(p.detach().double() - began[name]).flatten() for name, p in fleet.stack.parameters.items()]
         )
@@ -195,8 +195,8 @@ def test_a_diverged_run_on_a_gpu_is_marked_and_its_neighbours_are_untouched() ->
     told = {"dtype": "tf32", "epochs": 4}
     good = [spec_for("ewc", stream, seed, **told) for seed in (0, 1)]
     bad = spec_for("ewc", stream, 2, strength=1e30, **told)
-    together = {r.spec.key: r for r in Fleet([*good, bad], stream, device="cuda").sail()}
-    alone = {r.spec.key: r for r in Fleet(good, stream, device="cuda").sail()}
+    together = {r.spec.key: r for r in Fleet([*good, bad], stream, device="cuda").run()}
+    alone = {r.spec.key: r for r in Fleet(good, stream, device="cuda").run()}
     assert together[bad.key].status == "unstable"
     for spec in good:
         assert together[spec.key].status == "finished"

@@ -214,7 +214,7 @@ SPECS = [spec_for("explicit-ewc", STREAM, 0, batch=4, epochs=1)]
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("fleet") / "fleet.safetensors"
-    Fleet(SPECS, STREAM).sail(Once(path))
+    Fleet(SPECS, STREAM).run(Once(path))
     return path.read_bytes()
 
 

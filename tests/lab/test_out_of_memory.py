@@ -50,9 +50,9 @@ class Cramped(Fleet):
         Cramped.made.append(weakref.ref(self.stack))  # what takes the memory; it holds itself
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    def sail(self, watcher=None):
+    def run(self, watcher=None):
         Cramped.sailed.append(len(self.specs))
-        return super().sail(watcher)
+        return super().run(watcher)
 
     def _step(self, *args):
         if Cramped.at is not None and self.steps >= Cramped.at and len(self.specs) > Cramped.most:

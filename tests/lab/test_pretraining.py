@@ -223,7 +223,7 @@ def test_a_fleet_sails_from_the_file_and_the_spec_names_its_content(tmp_path):
     assert read_weights(tmp_path / "copy").fingerprint == weights.fingerprint
     spec = spec_for("frozen", stream, init=weights.fingerprint)
     fleet = Fleet([spec], stream, weights={weights.fingerprint: weights})
-    fleet.sail()
+    fleet.run()
     for name, tensor in weights.tensors.items():
         assert torch.equal(fleet.stack.alone(0).backbone.state_dict()[name], tensor.double())
 

@@ -261,7 +261,7 @@ def test_a_replay_fleet_equals_a_loop_written_by_hand(method, kind, memory):
     specs = [spec_for(method, stream, seed, lr=0.02 * (seed + 1), memory=memory) for seed in (2, 0)]
     fleet = Fleet(specs, stream)
     order = list(fleet.specs)
-    fleet.sail()
+    fleet.run()
     for row, spec in enumerate(order):
         loop = Loop(spec, stream).train()
         torch.testing.assert_close(fleet.stack.alone(row).state_dict(), loop.model.state_dict(), **EXACT)
@@ -275,7 +275,7 @@ def test_a_replay_fleet_equals_the_loop_with_weight_decay_too(method):
     stream = STREAMS["domains"]
     spec = spec_for(method, stream, 4, lr=0.02, weight_decay=0.01, memory=15)
     fleet = Fleet([spec], stream)
-    fleet.sail()
+    fleet.run()
     torch.testing.assert_close(
         fleet.stack.alone(0).state_dict(), Loop(spec, stream).train().model.state_dict(), **EXACT
     )
@@ -300,7 +300,7 @@ class MemoryOfEachEpoch:
 def test_er_remembers_in_the_first_epoch_of_a_task_only():
     stream = STREAMS["classes"]  # 36 images a task, in batches of 10, 10, 10 and 6
     seen = MemoryOfEachEpoch()
-    Fleet([spec_for("er", stream, memory=5)], stream).sail(seen)
+    Fleet([spec_for("er", stream, memory=5)], stream).run(seen)
     places = [Position(task, epoch, step) for task in range(3) for epoch in range(2) for step in range(1, 5)]
     assert seen.offered == {place: 36 * (place.task + 1) for place in places}
     for task in range(3):
@@ -310,7 +310,7 @@ def test_er_remembers_in_the_first_epoch_of_a_task_only():
 def test_agem_remembers_at_the_end_of_a_task_only():
     stream = STREAMS["classes"]
     seen = MemoryOfEachEpoch()
-    Fleet([spec_for("a-gem", stream, memory=5)], stream).sail(seen)
+    Fleet([spec_for("a-gem", stream, memory=5)], stream).run(seen)
     assert {(p.task, offered) for p, offered in seen.offered.items()} == {(0, 0), (1, 36), (2, 72)}
     assert [offered for offered, _ in seen.harbours] == [36, 72, 108]
 
@@ -320,7 +320,7 @@ def test_agem_remembers_at_the_end_of_a_task_only():
 def test_memory_holds_indices_of_training_images_of_tasks_that_were_met(method, kind):
     stream = STREAMS[kind]
     seen = MemoryOfEachEpoch()
-    Fleet([spec_for(method, stream, seed, memory=12) for seed in (0, 1)], stream).sail(seen)
+    Fleet([spec_for(method, stream, seed, memory=12) for seed in (0, 1)], stream).run(seen)
     met: set[int] = set()
     for task, (_, kept) in zip(stream.tasks, seen.harbours, strict=True):
         met |= set(task.train.tolist())

@@ -94,7 +94,7 @@ def remembering(shape: tuple[int, int, int]) -> nn.Module:
 
 def final(fleet: Fleet) -> dict[str, dict[str, torch.Tensor]]:
     specs = list(fleet.specs)
-    fleet.sail()
+    fleet.run()
     return {spec.key: fleet.stack.alone(row).state_dict() for row, spec in enumerate(specs)}
 
 

@@ -30,9 +30,9 @@ class Counted(Fleet):
     sailed: list[list[tuple[str, int]]]
     steps_taken: int
 
-    def sail(self, watcher=None):
+    def run(self, watcher=None):
         Counted.sailed.append([(spec.method, spec.seed) for spec in self.specs])
-        return super().sail(watcher)
+        return super().run(watcher)
 
     def _step(self, *args):
         Counted.steps_taken += len(self.specs)

@@ -43,21 +43,21 @@ def test_twins_end_as_they_would_alone(method):
     together, _ = never_stopped(
         [*specs, *(siblings("plain", (None,)) if method not in ("clamped-mas", "budget-kronecker") else ())], STREAM
     )
-    alone = {key: value for spec in specs for key, value in told(Fleet([spec], STREAM).sail()).items()}
+    alone = {key: value for spec in specs for key, value in told(Fleet([spec], STREAM).run()).items()}
     near({spec.key: together[spec.key] for spec in specs}, alone, specs)
     assert len(set(alone.values())) == len(specs)
 
 
 def test_twins_are_stacked_from_the_second_task_on():
     widths = Widths()
-    Fleet([*siblings("ewc"), *siblings("explicit-ewc", (None,))], STREAM).sail(widths)
+    Fleet([*siblings("ewc"), *siblings("explicit-ewc", (None,))], STREAM).run(widths)
     assert {width for task, width in widths.seen if task == 0} == {4}
     assert {width for task, width in widths.seen if task > 0} == {8}
 
 
 def test_a_run_that_is_lost_in_its_first_task_takes_its_twins_along():
     specs = [replace(spec, lr=1e200) if spec.seed else spec for spec in siblings("ewc")]
-    found = {result.spec: result for result in Fleet(specs, STREAM).sail()}
+    found = {result.spec: result for result in Fleet(specs, STREAM).run()}
     assert {spec.seed for spec, result in found.items() if result.status == "unstable"} == {1}
     assert set(found) == set(specs)
     assert len({(result.reason, result.steps) for result in found.values() if result.spec.seed}) == 1
@@ -65,7 +65,7 @@ def test_a_run_that_is_lost_in_its_first_task_takes_its_twins_along():
 
 def test_twins_are_judged_each_by_its_own_strength():
     specs = siblings("ewc", (0.1, 1e6), seeds=(0,))
-    found = {result.spec.strength: result for result in Fleet(specs, STREAM, reject=True).sail()}
+    found = {result.spec.strength: result for result in Fleet(specs, STREAM, reject=True).run()}
     assert found[0.1].status == "finished"
     assert found[1e6].status == "rejected"
     ratio = found[1e6].stability[0].largest / found[0.1].stability[0].largest
@@ -76,7 +76,7 @@ def test_the_time_of_a_first_task_is_shared_among_twins(monkeypatch):
     """On a clock that goes on by one each time it is read, all runs together took as long as it went."""
     clock = itertools.count()
     monkeypatch.setattr("mooring.lab.fleet.fleet.time.perf_counter", lambda: float(next(clock)))
-    results = Fleet(siblings("ewc", (0.1, 1.0, 10.0), (0, 1)), STREAM).sail()
+    results = Fleet(siblings("ewc", (0.1, 1.0, 10.0), (0, 1)), STREAM).run()
     assert math.fsum(result.seconds for result in results) == pytest.approx(next(clock) - 1)
 
 

@@ -179,7 +179,7 @@ class Voyage:
 
         if not fleet.specs:  # all of them were lost on the way here
             return fleet.results
-        results = fleet.sail(_Watch(self._own(part), self.aboard.every, self.stop, tell))
+        results = fleet.run(_Watch(self._own(part), self.aboard.every, self.stop, tell))
         if fleet.recorder.failed:
             reporter.note(
                 f"steps of {self.common.network} could not be recorded, and took longer: {fleet.recorder.failed}"

@@ -107,7 +107,7 @@ def _sailed(
     clock = _Clock(device, len(short.tasks) - 1, now)
     fleet = Fleet([_calm(spec, epochs) for spec in specs], short, device=device, weights=weights)
     with suppress(_EnoughError):
-        fleet.sail(clock)
+        fleet.run(clock)
     return Tried(len(fleet.specs), clock.fastest() / STRETCH, now() - began, peak.bytes())
 
 

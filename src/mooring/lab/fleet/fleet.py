@@ -76,7 +76,7 @@ class Fleet:
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=5)
         >>> specs = [RunSpec("digits", stream.fingerprint, "explicit-ewc", seed, epochs=1) for seed in (0, 1)]
-        >>> [result.status for result in Fleet(specs, stream).sail()]
+        >>> [result.status for result in Fleet(specs, stream).run()]
         ['finished', 'finished']
     """
 
@@ -124,13 +124,13 @@ class Fleet:
 
     # Through the stream
 
-    def sail(self, callback: FleetCallback | None = None) -> list[Result]:
+    def run(self, callback: FleetCallback | None = None) -> list[Result]:
         """Go on from where the fleet is to the end of the stream; a result for each run."""
         self.mark = time.perf_counter()
         with computing(self.common.dtype):
-            return self._sail(callback)
+            return self._run(callback)
 
-    def _sail(self, callback: FleetCallback | None) -> list[Result]:
+    def _run(self, callback: FleetCallback | None) -> list[Result]:
         for task in range(self.position.task, len(self.stream.tasks)):
             if self.position == Position(task):
                 self._begin(task)
