@@ -29,8 +29,8 @@ from torch.nn.functional import cross_entropy
 
 import mooring
 from mooring.importance import Importance, Kronecker
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import start
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import initial_network
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.stream import Stream
 from mooring.report.style import FAINT, INK, LINES, RULE, drawing
@@ -55,12 +55,12 @@ def run(
 ) -> dict[str, Any]:
     """One model through one stream; the loss on test data of every task after every task."""
     torch.manual_seed(seed)
-    model = start("mlp", stream, seed)
+    model = initial_network("mlp", stream, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
     heads = () if stream.heads == "one" else ("heads.*",)
     pull = mooring.Budget(nats, over="sum")
     moor = mooring.attach(model, optimizer, importance=ESTIMATES[estimate](), pull=pull, exclude=heads)
-    train, test = ((scaled(part.images, torch.float32), part.labels) for part in (stream.train, stream.test))
+    train, test = ((normalize_pixels(part.images, torch.float32), part.labels) for part in (stream.train, stream.test))
 
     @torch.no_grad()
     def tested(task: int) -> tuple[float, float]:

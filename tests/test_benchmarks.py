@@ -53,10 +53,10 @@ def test_json_without_a_file_is_all_there_is_on_standard_output(bench, capsys):
 
 @pytest.mark.parametrize("network", ["mlp", "cnn6"])
 def test_operations_are_three_times_the_forward_pass_less_what_the_first_layer_saves(bench, network):
-    from mooring.lab.networks.start import start
+    from mooring.lab.networks.start import initial_network
 
     stream = bench.piece("noise").noise(batch=4, steps=1)
-    model, forward = start(network, stream, 0), []
+    model, forward = initial_network(network, stream, 0), []
 
     def count(layer, inputs, output):
         fan_in = layer.weight[0].numel()
@@ -135,12 +135,12 @@ def test_paper_times_the_table_and_the_grid_search_twice(bench):
 
 
 def test_the_papers_grid_has_335_configurations_and_its_table_65_runs(bench):
-    from mooring.lab.methods import find, resolve
+    from mooring.lab.methods import find_method, resolve_methods
     from mooring.lab.study.protocol import LRS, STRENGTHS
 
-    methods = resolve(bench.piece("paper").METHODS)
+    methods = resolve_methods(bench.piece("paper").METHODS)
     assert len(methods) * 5 == 65
-    strong = [name for name in methods if find(name).has_strength]
+    strong = [name for name in methods if find_method(name).has_strength]
     assert len(LRS) * (len(STRENGTHS) * len(strong) + len(methods) - len(strong)) == 335
 
 

@@ -19,7 +19,7 @@ import mooring
 from mooring import importance, pulls
 from mooring.cli.app import app
 from mooring.lab.methods import METHODS
-from mooring.lab.model.training import Training, defaults
+from mooring.lab.model.training import Training, default_training
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.comparison import comparison
 from mooring.lab.study.study_file import METHOD, TOP, TUNE, read_study_file
@@ -199,7 +199,7 @@ def test_the_study_file_in_the_documents_is_one_and_shows_every_key(tmp_path):
     study = tmp_path / "study.toml"
     study.write_text(block[1])
     told = read_study_file(study)
-    assert len(comparison(**told.comparison).specs(defaults("digits"), "", "", "")) == 25
+    assert len(comparison(**told.comparison).specs(default_training("digits"), "", "", "")) == 25
     study.write_text(block[1].replace("# lr = 0.01 ", "lr = 0.01 "))
     assert comparison(**read_study_file(study).comparison).lr["ewc"] == (0.01,)
     keys = {each.name for kind in (StreamOptions, Training) for each in fields(kind)} - {"paper"}

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fleets.clock import now
-from mooring.lab.model.precision import computing
-from mooring.lab.networks.start import start
+from mooring.lab.model.precision import tf32_mode
+from mooring.lab.networks.start import initial_network
 from mooring.lab.streams import Stream
 
 __all__ = ["BYTES", "Work", "copy_rate", "product_rate", "work_of"]
@@ -43,7 +43,7 @@ class Work:
 
 def work_of(network: str, stream: Stream, batch: int) -> Work:
     """Counted over one forward and backward pass of the network as PyTorch runs it."""
-    model = start(network, stream, 0)
+    model = initial_network(network, stream, 0)
     images = torch.rand(2, *stream.shape)
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(images), torch.zeros(2, dtype=torch.int64)).backward()
@@ -56,7 +56,7 @@ def product_rate(device: str, dtype: str, size: int | None = None, times: int = 
     kind = {"bf16": torch.bfloat16, "float64": torch.float64}.get(dtype, torch.float32)
     a, b = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
     out = torch.empty_like(a)
-    with computing(dtype):
+    with tf32_mode(dtype):
         return 2 * size**3 * times / _seconds(lambda: torch.matmul(a, b, out=out), device, times)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mooring.lab.streams import Source, Split, Stream, Task, by_class
-from mooring.lab.streams.named import NAMED
+from mooring.lab.streams.named import NAMED_DATASETS
 
 __all__ = ["cifar100", "noise"]
 
@@ -21,7 +21,7 @@ def noise(batch: int, steps: int) -> Stream:
 
 def cifar100() -> Stream:
     """As many images as CIFAR-100 has, in as many classes, cut as the paper cuts it: 10 tasks of 10 classes."""
-    named, generator = NAMED["cifar100"], torch.Generator().manual_seed(0)
+    named, generator = NAMED_DATASETS["cifar100"], torch.Generator().manual_seed(0)
     splits = [
         Split(_images(count, generator), torch.arange(count) % named.classes) for count in (named.train, named.test)
     ]

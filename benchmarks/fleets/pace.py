@@ -17,12 +17,12 @@ import mooring
 from fleets.clock import Clock
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.methods import find
+from mooring.lab.methods import find_method
 from mooring.lab.model.order import task_order
-from mooring.lab.model.precision import computing, parameters_of, products_of
+from mooring.lab.model.precision import parameter_dtype, product_dtype, tf32_mode
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import start
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import initial_network
 from mooring.lab.streams import Stream
 
 __all__ = ["Pace", "one_by_one", "pace", "specs_of", "together"]
@@ -46,7 +46,7 @@ class Pace:
 
 def specs_of(stream: Stream, method: str, network: str, runs: int, batch: int, dtype: str) -> list[RunSpec]:
     """Runs that differ in their seeds."""
-    strength = STRENGTH if find(method).has_strength else None
+    strength = STRENGTH if find_method(method).has_strength else None
     told = {"network": network, "batch": batch, "dtype": dtype, "epochs": 1, "lr": 0.001, "strength": strength}
     return [RunSpec(stream.name, stream.fingerprint, method, seed, **told) for seed in range(runs)]
 
@@ -56,9 +56,9 @@ def one_by_one(specs: Sequence[RunSpec], stream: Stream, device: str) -> float:
     clock = Clock(device)
     images, labels = stream.train.images.to(device), stream.train.labels.to(device)
     for spec in specs:
-        method, dtype, products = find(spec.method), parameters_of(spec.dtype), products_of(spec.dtype)
+        method, dtype, products = find_method(spec.method), parameter_dtype(spec.dtype), product_dtype(spec.dtype)
         kind = torch.device(device).type
-        model = start(spec.network, stream, spec.seed, dtype=dtype).to(device)
+        model = initial_network(spec.network, stream, spec.seed, dtype=dtype).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum)
         moor = None
         if method.importance:
@@ -71,7 +71,7 @@ def one_by_one(specs: Sequence[RunSpec], stream: Stream, device: str) -> float:
             for done, batch in enumerate(order.split(spec.batch)):
                 optimizer.zero_grad()
                 with torch.autocast(kind, products, enabled=products is not None):
-                    loss = cross_entropy(model(scaled(images[batch], dtype)), labels[batch])
+                    loss = cross_entropy(model(normalize_pixels(images[batch], dtype)), labels[batch])
                 loss.backward()
                 optimizer.step()
                 clock.step(number, done + 1)
@@ -96,7 +96,7 @@ def together(specs: Sequence[RunSpec], stream: Stream, device: str) -> float:
 def pace(specs: Sequence[RunSpec], stream: Stream, device: str, *, few: int, repeats: int) -> Pace:
     """Both in turn, several times, and the medians; `few` of the runs one by one."""
     measured: dict[Callable[[Sequence[RunSpec], Stream, str], float], list[float]] = {one_by_one: [], together: []}
-    with computing(specs[0].dtype):
+    with tf32_mode(specs[0].dtype):
         for _ in range(repeats):
             for how, found in measured.items():
                 found.append(how(specs[:few] if how is one_by_one else specs, stream, device))

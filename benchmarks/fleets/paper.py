@@ -19,10 +19,10 @@ from fleets.noise import cifar100
 from fleets.output import add_common, keep, say, where
 from mooring.lab import Result, Row, RunSpec, Study, tune
 from mooring.lab.engines.reporting import Silent
-from mooring.lab.methods import find, resolve
+from mooring.lab.methods import find_method, resolve_methods
 from mooring.lab.streams import Stream
 from mooring.lab.streams.options import StreamOptions
-from mooring.lab.streams.slices import limited, sliced
+from mooring.lab.streams.slices import limit_images, select_tasks
 from mooring.lab.study.protocol import LRS, STRENGTHS
 
 __all__ = ["METHODS", "add_options", "run"]
@@ -79,8 +79,8 @@ def _source(options: argparse.Namespace) -> StreamOptions | Stream:
     """The stream as a user asks for it; of random images, the same made in Python."""
     if options.data:
         return StreamOptions("cifar100", data=options.data, tasks=options.tasks, limit=options.limit)
-    stream = sliced(cifar100(), tasks=options.tasks)
-    return limited(stream, options.limit) if options.limit else stream
+    stream = select_tasks(cifar100(), tasks=options.tasks)
+    return limit_images(stream, options.limit) if options.limit else stream
 
 
 def _timed(
@@ -117,10 +117,10 @@ def _timed(
 
 
 def _table(options: argparse.Namespace, study: Study, asked: dict[str, Any]) -> Sequence[Row]:
-    chosen = resolve(options.methods)
+    chosen = resolve_methods(options.methods)
     lr = {name: RATES.get(name, 0.001) for name in chosen}
     skip, source = options.search_tasks, asked["stream"]
-    rest = sliced(source, skip=skip) if isinstance(source, Stream) else replace(source, skip=skip)
+    rest = select_tasks(source, skip=skip) if isinstance(source, Stream) else replace(source, skip=skip)
     say(
         options,
         f"{len(chosen)} methods x {options.seeds} seeds = {len(chosen) * options.seeds} runs from task {skip + 1} on",
@@ -129,8 +129,8 @@ def _table(options: argparse.Namespace, study: Study, asked: dict[str, Any]) -> 
 
 
 def _grid(options: argparse.Namespace, study: Study, asked: dict[str, Any]) -> Sequence[Row]:
-    chosen = resolve(options.methods)
-    strong = sum(find(name).has_strength for name in chosen)
+    chosen = resolve_methods(options.methods)
+    strong = sum(find_method(name).has_strength for name in chosen)
     lrs, strengths = len(options.lrs), len(options.strengths)
     count = strong * lrs * strengths + (len(chosen) - strong) * lrs
     sums = f"{strong} methods x {lrs} learning rates x {strengths} strengths + {len(chosen) - strong} x {lrs}"

@@ -18,7 +18,7 @@ from fleets.output import add_common, keep, say, steps_of, where
 from fleets.pace import one_by_one, specs_of, together
 from fleets.picture import draw
 from mooring.errors import MooringError
-from mooring.lab.model.precision import computing
+from mooring.lab.model.precision import tf32_mode
 
 __all__ = ["add_options", "run"]
 
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         rate = product_rate(options.device, dtype, options.matmul)
         limit = work.limit_us(rate, bandwidth)
         specs = specs_of(stream, options.method, options.network, max(options.sizes), options.batch, dtype)
-        with computing(dtype):
+        with tf32_mode(dtype):
             alone = one_by_one(specs[:1], stream, options.device)
         curve: dict[str, Any] = {"dtype": dtype, "matmul_flops_per_second": rate, "limit_us": limit}
         curve |= {"eager_us": alone, "points": []}
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             if time.perf_counter() - began > options.seconds:
                 say(options, f"{size:6d}  not begun: {options.seconds:g} s are over")
                 continue
-            with computing(dtype):
+            with tf32_mode(dtype):
                 found = [together(specs[:size], stream, options.device) for _ in range(options.repeats)]
             us = statistics.median(found)
             row = f"{size:6d}{us:17.1f}{1e6 / us:15.0f}{alone / us:13.1f}{100 * limit / us:12.1f} %"

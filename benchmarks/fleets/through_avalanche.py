@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from fleets.clock import Clock
-from mooring.lab.model.precision import computing
+from mooring.lab.model.precision import tf32_mode
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import start
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import initial_network
 from mooring.lab.streams import Stream
 
 with warnings.catch_warnings():
@@ -46,13 +46,15 @@ class Timer(SupervisedPlugin):
 def through_avalanche(spec: RunSpec, stream: Stream, device: str, workers: int = 0) -> float:
     """Microseconds a step of one run: its strategy for the method, without evaluation or loggers."""
     clock = Clock(device)
-    model = start(spec.network, stream, spec.seed).to(device)
+    model = initial_network(spec.network, stream, spec.seed).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum)
     told = {"model": model, "optimizer": optimizer, "criterion": nn.CrossEntropyLoss(), "train_mb_size": spec.batch}
     told |= {"train_epochs": 1, "device": torch.device(device), "plugins": [Timer(clock)]}
     strength = spec.strength or 0.0
-    tensors = [(scaled(stream.train.images[task.train]), stream.train.labels[task.train]) for task in stream.tasks]
-    with warnings.catch_warnings(), computing(spec.dtype):
+    tensors = [
+        (normalize_pixels(stream.train.images[task.train]), stream.train.labels[task.train]) for task in stream.tasks
+    ]
+    with warnings.catch_warnings(), tf32_mode(spec.dtype):
         warnings.simplefilter("ignore")
         told["evaluator"] = EvaluationPlugin()
         strategy = (

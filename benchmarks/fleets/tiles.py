@@ -14,7 +14,7 @@ from mooring.backends.kernels.launch import rehearsing
 from mooring.errors import MooringError
 from mooring.lab.fleet.gpu import convolution
 from mooring.lab.fleet.gpu.conv_tiles import Geometry, aligned, next_power
-from mooring.lab.model.precision import computing, products_of
+from mooring.lab.model.precision import product_dtype, tf32_mode
 from mooring.lab.networks import BACKBONES
 
 __all__ = ["add_options", "run"]
@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         )
         say(options, f"{'in':>4s}{'out':>5s}{'side':>5s}  {'what':9s}{'used':>10s}{'fastest':>10s}  in tiles")
         for geometry, side in _convolutions(options.network, options.runs):
-            with computing(dtype):
-                found = _tried(geometry, side, options.batch, products_of(dtype) or torch.float32, options.repeats)
+            with tf32_mode(dtype):
+                found = _tried(geometry, side, options.batch, product_dtype(dtype) or torch.float32, options.repeats)
             for what, (used, times) in found.items():
                 best = min(times, key=lambda tile: times[tile])
                 shape = f"{geometry.channels:4d}{geometry.outputs:5d}{side:5d}  {what:9s}"

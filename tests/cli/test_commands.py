@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from mooring.cli import main
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.networks import stamped
+from mooring.lab.networks import versioned_name
 from mooring.lab.networks.start import read_weights
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.store import Store
@@ -162,7 +162,7 @@ def test_a_network_of_ones_own_that_was_changed_is_another_network(tmp_path, mon
     found = []
     for number, width in enumerate((5, 5, 6)):
         (tmp_path / f"changing{number}.py").write_text(source.format(width))
-        found.append(stamped(f"changing{number}:net").partition("@")[2])
+        found.append(versioned_name(f"changing{number}:net").partition("@")[2])
     assert found[0] == found[1] != found[2]
 
 

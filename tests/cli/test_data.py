@@ -15,7 +15,7 @@ from hub_server import serving
 from mooring.cli.data_command import app
 from mooring.cli.progress_bar import progress_bar
 from mooring.errors import MooringError
-from mooring.lab.streams.named import NAMED
+from mooring.lab.streams.named import NAMED_DATASETS
 from mooring.lab.streams.options import StreamOptions, open_stream
 
 
@@ -54,7 +54,7 @@ def hub(monkeypatch):
         "plain_text/train-00000-of-00001.parquet": parquet(30),
         "plain_text/test-00000-of-00001.parquet": parquet(10),
     }
-    with serving(NAMED["cifar10"].repository, files) as hub:
+    with serving(NAMED_DATASETS["cifar10"].repository, files) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         yield hub
 
@@ -82,7 +82,7 @@ def refused(message, *arguments):
 def test_list_has_every_set_and_where_it_is(tmp_path):
     (tmp_path / "home" / "cifar10").mkdir(parents=True)
     lines = printed("list").splitlines()
-    assert [line.split()[0] for line in lines] == ["name", *NAMED]
+    assert [line.split()[0] for line in lines] == ["name", *NAMED_DATASETS]
     assert next(line for line in lines if line.startswith("cifar10 ")).endswith(str(tmp_path / "home" / "cifar10"))
     assert next(line for line in lines if line.startswith("cifar100")).endswith("not fetched")
     told = {one["name"]: one for one in json.loads(printed("list", "--json"))}

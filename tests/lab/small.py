@@ -10,11 +10,11 @@ from torch.nn.functional import cross_entropy
 import mooring
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.methods import find
+from mooring.lab.methods import find_method
 from mooring.lab.model.order import batch_sizes, joint_order, task_order
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import start
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import initial_network
 from mooring.lab.streams import Stream, by_class, digits, permuted
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -50,7 +50,7 @@ def domain_stream(tasks: int = 3, images: int = 36) -> Stream:
 
 def spec_for(method: str, stream: Stream, seed: int = 0, **rest) -> RunSpec:
     """A run of a method at a strength that is safe on so little data, in float64."""
-    found = find(method)
+    found = find_method(method)
     mild = {"ewc": 1e3, "mas": 1e-3, "balanced-ewc": 1e3, "clamped-ewc": 1e3, "proximal-ewc": 300.0}
     mild |= {"balanced-mas": 1e-3, "clamped-mas": 1e-3}
     strength = mild.get(method, found.strength)
@@ -66,8 +66,8 @@ def spec_for(method: str, stream: Stream, seed: int = 0, **rest) -> RunSpec:
 
 def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
     """The network that a plain PyTorch loop with `mooring.attach` gives; for methods without a memory."""
-    method, dtype = find(spec.method), getattr(torch, spec.dtype)
-    model = start(spec.network, stream, spec.seed, dtype=dtype)
+    method, dtype = find_method(spec.method), getattr(torch, spec.dtype)
+    model = initial_network(spec.network, stream, spec.seed, dtype=dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
     moor = None
     if method.importance is not None:
@@ -95,7 +95,7 @@ def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
                 order = task_order(spec.seed, number, epoch, task.train)
             for batch in order.split(spec.batch):
                 optimizer.zero_grad()
-                x = scaled(stream.train.images[batch], dtype)
+                x = normalize_pixels(stream.train.images[batch], dtype)
                 head = heads[batch] if method.data == "joint" else stream.head(number)
                 cross_entropy(model(x, head), stream.train.labels[batch]).backward()
                 optimizer.step()

@@ -8,7 +8,7 @@ from lab.small import class_stream, gpu, spec_for
 from lab.test_checkpoint import continued, near, never_stopped, stopped_at, told
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.gradient_sharing import Alike
-from mooring.lab.methods import METHODS, find
+from mooring.lab.methods import METHODS, find_method
 from mooring.lab.model.spec import RunSpec
 
 STREAM = class_stream(tasks=3, images=8)
@@ -68,7 +68,7 @@ def test_every_method_is_either_plain_in_its_first_task_or_not_taken_for_it():
     expected = plain.run()[0].matrix
     for name in METHODS:
         specs = [spec_for("plain", stream), spec_for(name, stream)]
-        method = find(name)
+        method = find_method(name)
         same = (method.data, method.frozen, method.memory) == ("task", "never", None)
         if same and Alike.of(specs).rows == (0,):
             assert Fleet(specs[1:], stream).run()[0].matrix == expected, name

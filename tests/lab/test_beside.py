@@ -18,7 +18,7 @@ from mooring.errors import MooringError
 from mooring.lab.engines.beside import Beside
 from mooring.lab.engines.packing import packed, unpacked
 from mooring.lab.engines.runner import Aboard
-from mooring.lab.networks.start import Weights
+from mooring.lab.networks.start import BackboneWeights
 from mooring.lab.streams import Stream
 from mooring.lab.study.study import Study
 from processes import Child, command, wait_for
@@ -41,7 +41,7 @@ def test_so_many_workers_as_shares_fit(tmp_path, share, count):
 def test_what_workers_take_along_is_what_it_was_and_shared_as_it_was():
     stream = class_stream()
     part = replace(stream, tasks=stream.tasks[1:])
-    weights = Weights("a.safetensors", "1234", {"w": torch.randn(3, 4).bfloat16().t(), "n": torch.tensor(7)})
+    weights = BackboneWeights("a.safetensors", "1234", {"w": torch.randn(3, 4).bfloat16().t(), "n": torch.tensor(7)})
     streams, found = unpacked(packed({each.fingerprint: each for each in (stream, part)}, {"1234": weights}))
     assert {key: hashed(each) for key, each in streams.items()} == {
         key: key for key in (stream.fingerprint, part.fingerprint)

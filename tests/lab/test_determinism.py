@@ -19,7 +19,7 @@ from mooring.lab.engines.checkpoint_index import Unfinished
 from mooring.lab.engines.local import Local
 from mooring.lab.engines.runner import Aboard
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.model.determinism import deterministic, prepare
+from mooring.lab.model.determinism import configure_cublas, deterministic
 from mooring.lab.study.store import Store
 from mooring.lab.study.study import Study
 from processes import Child, command, wait_for
@@ -120,13 +120,13 @@ def test_what_cannot_be_the_same_each_time_is_refused_in_one_line(monkeypatch):
     assert torch.get_deterministic_debug_mode() == before
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
     with pytest.raises(MooringError, match=r"^CUBLAS_WORKSPACE_CONFIG=:0:0 is not deterministic: give :4096:8 or"):
-        prepare("cuda")
+        configure_cublas("cuda")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(MooringError, match=r"^CUDA has started in this process"):
-        prepare("cuda")
+        configure_cublas("cuda")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    prepare("cuda")
+    configure_cublas("cuda")
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 

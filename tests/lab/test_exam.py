@@ -12,7 +12,7 @@ from mooring.lab.fleet.evaluation import Exam, kept_bytes
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.heads import heads_for
 from mooring.lab.fleet.stack.stack import Stack
-from mooring.lab.networks.start import start
+from mooring.lab.networks.start import initial_network
 
 STREAMS = {"classes": class_stream(tasks=4), "domains": domain_stream(tasks=4)}
 
@@ -72,7 +72,9 @@ def test_on_a_cpu_nothing_is_copied():
 
 def test_scores_do_not_depend_on_how_many_images_are_scored_at_a_time(monkeypatch):
     stream = STREAMS["classes"]
-    stack = Stack([start("mlp", stream, seed, dtype=torch.float64) for seed in (0, 1)], torch.device("cpu"), [0, 1])
+    stack = Stack(
+        [initial_network("mlp", stream, seed, dtype=torch.float64) for seed in (0, 1)], torch.device("cpu"), [0, 1]
+    )
     whole = Exam(stream).score(stack, [0, 1, 1], torch.float64)
     monkeypatch.setitem(exam.PIXELS, "cpu", 2 * 64 * 7)  # seven images of each of two runs
     assert torch.equal(Exam(stream).score(stack, [0, 1, 1], torch.float64), whole)

@@ -19,12 +19,12 @@ from mooring.diagnose.diagnosis import Diagnosis
 from mooring.errors import MooringError, NonFiniteError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.shape import shape
-from mooring.lab.methods import METHODS, find
-from mooring.lab.model.order import generator, joint_order, task_order
+from mooring.lab.methods import METHODS, find_method
+from mooring.lab.model.order import joint_order, seeded_generator, task_order
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import start
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import initial_network
 from mooring.lab.streams import Stream
 
 STREAMS = {"classes": class_stream(), "domains": domain_stream()}
@@ -103,15 +103,15 @@ def accuracies(model: nn.Module, spec: RunSpec, stream: Stream, trained: int, ta
         head = 0 if stream.heads == "one" else min(number, trained) if inherits else number
         right = 0
         for index in task.test:
-            x = scaled(stream.test.images[index][None], getattr(torch, spec.dtype))
+            x = normalize_pixels(stream.test.images[index][None], getattr(torch, spec.dtype))
             right += int(model(x, head)[0, : len(task.classes)].argmax()) == int(stream.test.labels[index])
         found.append(100 * right / len(task.test))
     return found
 
 
 def by_hand(spec: RunSpec, stream: Stream) -> Hand:
-    method, dtype = find(spec.method), getattr(torch, spec.dtype)
-    model = start(spec.network, stream, spec.seed, dtype=dtype)
+    method, dtype = find_method(spec.method), getattr(torch, spec.dtype)
+    model = initial_network(spec.network, stream, spec.seed, dtype=dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
     moor = None
     if method.importance is not None:
@@ -141,8 +141,8 @@ def by_hand(spec: RunSpec, stream: Stream) -> Hand:
                 optimizer.zero_grad()
                 heads = torch.tensor([owner[int(i)] for i in batch]) if method.data == "joint" else stream.head(number)
                 with torch.random.fork_rng():
-                    torch.manual_seed(generator(spec.seed, "forward", steps + 1).initial_seed())  # for dropout
-                    logits = model(scaled(stream.train.images[batch], dtype), heads)
+                    torch.manual_seed(seeded_generator(spec.seed, "forward", steps + 1).initial_seed())  # for dropout
+                    logits = model(normalize_pixels(stream.train.images[batch], dtype), heads)
                 loss = cross_entropy(logits, stream.train.labels[batch])
                 loss.backward()
                 try:
@@ -212,7 +212,7 @@ def test_what_a_fleet_writes_down_is_what_a_loop_by_hand_measures(method, kind):
         for name, parts in moved.items()
     }
     assert result.drift == pytest.approx(drift, rel=1e-8, abs=1e-12)
-    inputs = scaled(stream.test.images[stream.tasks[0].test], torch.float64)
+    inputs = normalize_pixels(stream.test.images[stream.tasks[0].test], torch.float64)
     assert result.cka == pytest.approx(cka(hand.first, hand.model, inputs, layers=list(drift)), rel=1e-8)
 
 
@@ -233,7 +233,7 @@ def test_stability_in_a_result_is_what_diagnose_says_in_a_loop_by_hand(method, k
         assert found.task == number
         assert found.largest == pytest.approx(max(layer.largest_p for layer in told.layers), rel=1e-9)
         assert found.safe_strength == pytest.approx(told.safe_strength, rel=1e-9)
-        assert bool(found.trouble) == bool(total.extrapolate + total.diverge)
+        assert bool(found.warning) == bool(total.extrapolate + total.diverge)
     if method == "si-signed":
         assert result.stability[0].negative
     if method in ("ewc", "uniform", "random"):
@@ -290,7 +290,7 @@ def test_cka_is_to_the_model_after_the_first_task_with_the_statistics_that_it_ha
     stream = STREAMS["classes"]
     spec = spec_for("plain", stream, network=f"{HERE}:{network}", lr=0.1)
     result, hand = sailed([spec], stream)[0][spec.key], by_hand(spec, stream)
-    inputs = scaled(stream.test.images[stream.tasks[0].test], torch.float64)
+    inputs = normalize_pixels(stream.test.images[stream.tasks[0].test], torch.float64)
     assert result.cka == pytest.approx(cka(hand.first, hand.model, inputs, layers=list(result.cka)), rel=1e-8)
 
 
@@ -467,7 +467,7 @@ def test_a_frozen_backbone_does_not_move_by_a_bit_nor_do_its_statistics(network)
     stream = STREAMS["classes"]
     spec = spec_for("frozen", stream, 2, network=network, weight_decay=0.1)
     _, log = sailed([spec], stream)
-    begun = start(network, stream, 2, dtype=torch.float64).state_dict()
+    begun = initial_network(network, stream, 2, dtype=torch.float64).state_dict()
     assert network == "mlp" or any("running_mean" in name for name in backbone(begun))
     for number, weights in enumerate(log.weights[spec.key]):
         assert equal(backbone(weights), backbone(begun))
@@ -481,7 +481,7 @@ def test_a_backbone_frozen_after_the_first_task_moves_in_the_first_and_never_aga
     _, log = sailed([frozen], stream)
     _, free = sailed([plain], stream)
     first, second, third = (backbone(weights) for weights in log.weights[frozen.key])
-    begun = backbone(start(network, stream, 2, dtype=torch.float64).state_dict())
+    begun = backbone(initial_network(network, stream, 2, dtype=torch.float64).state_dict())
     moving = [name for name in begun if name.endswith(("weight", "running_mean", "running_var"))]
     assert len(moving) == (2 if network == "mlp" else 5)
     assert all(not torch.equal(first[name], begun[name]) for name in moving)
@@ -511,7 +511,7 @@ def test_the_head_of_a_task_starts_from_the_one_before_or_afresh(heads):
     stream = STREAMS["classes"]
     spec = spec_for("plain", stream, 6, heads=heads, lr=1e-12, momentum=0.0)
     _, log = sailed([spec], stream, keep_steps=True)
-    begun = start("mlp", stream, 6, dtype=torch.float64).state_dict()
+    begun = initial_network("mlp", stream, 6, dtype=torch.float64).state_dict()
     for task in (1, 2):
         before, after = log.steps[spec.key][8 * task - 1], log.steps[spec.key][8 * task]
         for kind in ("weight", "bias"):
@@ -725,7 +725,7 @@ def test_trying_whether_a_network_can_be_stacked_leaves_its_statistics_alone():
     spec = spec_for("plain", stream, 3, network=f"{HERE}:normalised")
     assert equal(
         Fleet([spec], stream).stack.alone(0).state_dict(),
-        start(spec.network, stream, 3, dtype=torch.float64).state_dict(),
+        initial_network(spec.network, stream, 3, dtype=torch.float64).state_dict(),
     )
 
 

@@ -39,7 +39,7 @@ def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network
         spec_for(name, stream, seed, lr=0.01 * (seed + 1), network=network, epochs=1)
         for name, method in METHODS.items()
         for seed in (0, 1)
-        if network != "lab.test_fleet_equals:dropping" or not method.watches_layers
+        if network != "lab.test_fleet_equals:dropping" or not method.observes_layers
     ]
     fleets: dict[tuple[object, ...], list] = {}
     for spec in specs:

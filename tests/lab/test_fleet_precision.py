@@ -8,7 +8,7 @@ from lab.small import class_stream, gpu, spec_for
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.gpu.fused_convolutions import Link, run_chain
-from mooring.lab.model.precision import computing
+from mooring.lab.model.precision import tf32_mode
 
 
 def test_what_only_a_gpu_computes_with_is_refused_on_a_cpu() -> None:
@@ -63,7 +63,7 @@ def compared(
 ) -> list[float]:
     """How far a chain and its gradients are from torch's, each relative to its norm."""
     x, plan, weights, biases = made(channels, size, links, dtype, runs, batch)
-    with computing("tf32"):
+    with tf32_mode("tf32"):
         out = run_chain(x, plan, weights, biases)
         told = torch.randn_like(out) / 100
         mine = [out, *torch.autograd.grad(out, (x, *weights, *biases), told)]
@@ -123,7 +123,7 @@ def test_the_same_chain_gives_the_same_bits_however_often_and_however_busy(links
         out = run_chain(x, plan, weights, biases)
         return [out, *torch.autograd.grad(out, (*weights, *biases), torch.ones_like(out))]
 
-    with computing("tf32"):
+    with tf32_mode("tf32"):
         first = once()
         apart = [sum(int((a != b).sum()) for a, b in zip(once(), first, strict=True)) for _ in range(30)]
     assert apart == [0] * 30
@@ -138,7 +138,7 @@ def test_what_is_not_a_number_goes_through_a_chain_and_stays_in_its_run(dtype) -
     biases = [torch.zeros(3, 64, device="cuda").requires_grad_() for _ in links]
     with torch.no_grad():
         weights[0][1, 5] = float("nan")
-    with computing("tf32"):
+    with tf32_mode("tf32"):
         out = run_chain(x, links, weights, biases)
         found = torch.autograd.grad(out.sum(), [*weights, *biases])
     assert out.isfinite().flatten(1).all(1).tolist() == [True] * 3 + [False] * 3 + [True] * 3
@@ -152,7 +152,7 @@ def test_what_a_convolution_gives_may_be_changed_in_place() -> None:
     """As in a network with `nn.ReLU(inplace=True)` of its own, or a sum into the result."""
     x = torch.randn(3 * 2, 64, 8, 8, device="cuda")
     weight = torch.randn(3, 64, 64, 3, 3, device="cuda").requires_grad_()
-    with computing("tf32"):
+    with tf32_mode("tf32"):
         apart = torch.autograd.grad(torch.relu(run_chain(x, (Link(1, 1),), [weight], [None]) + 1).sum(), weight)
         inside = torch.autograd.grad(run_chain(x, (Link(1, 1),), [weight], [None]).add_(1).relu_().sum(), weight)
     torch.testing.assert_close(inside, apart)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.lab.methods import find, resolve
+from mooring.lab.methods import find_method, resolve_methods
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import summarize
@@ -89,6 +89,6 @@ def test_a_method_of_which_nothing_finished_stands_last_without_numbers():
 
 
 def test_every_method_that_is_swept_by_default_has_a_dial_where_it_has_a_strength():
-    names = resolve(METHODS)
-    assert set(dials(names)) == {name for name in names if find(name).has_strength}
+    names = resolve_methods(METHODS)
+    assert set(dials(names)) == {name for name in names if find_method(name).has_strength}
     assert all(len(values) >= 6 for values in dials(names).values())

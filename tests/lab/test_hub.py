@@ -16,13 +16,13 @@ import pytest
 from hub_server import COMMIT, serving
 from mooring.errors import MooringError
 from mooring.lab.streams import hub as hub_module
-from mooring.lab.streams.hub import MANIFEST, Plan, RemoteFile, Retry, fetch, plan
-from mooring.lab.streams.named import NAMED, data_home, on_this_machine
+from mooring.lab.streams.hub import MANIFEST, FetchPlan, RemoteFile, Retry, fetch, plan_fetch
+from mooring.lab.streams.named import NAMED_DATASETS, default_folder, fetched_folder
 
 QUICK = Retry(attempts=3, wait=0.01, timeout=5)
 TRAIN, TEST = "cifar100/train-00000-of-00001.parquet", "cifar100/test-00000-of-00001.parquet"
 LOCAL = "data/train-00000-of-00001.parquet"
-NAMED_SET = NAMED["cifar100"]
+NAMED_SET = NAMED_DATASETS["cifar100"]
 
 
 def noise(seed, count):
@@ -55,7 +55,7 @@ def refused(hub, folder, match):
 
 
 def test_the_size_is_said_before_anything_is_fetched(hub, tmp_path):
-    planned = plan(NAMED_SET, endpoint=hub.endpoint, retry=QUICK)
+    planned = plan_fetch(NAMED_SET, endpoint=hub.endpoint, retry=QUICK)
     assert planned.bytes == 730_000
     assert [(file.path, file.local) for file in planned.files] == [
         (TRAIN, LOCAL),
@@ -83,7 +83,7 @@ def test_every_file_arrives_with_a_manifest_and_nothing_else(hub, tmp_path):
 
 def test_splits_are_named_as_the_set_says_and_not_as_the_hub_does(tmp_path):
     """Flowers-102: the official test and validation images are learned from, the training images scored on."""
-    flowers = NAMED["flowers102"]
+    flowers = NAMED_DATASETS["flowers102"]
     files = {f"data/{kind}-00000-of-00001-abc.parquet": kind.encode() for kind in ("train", "validation", "test")}
     with serving(flowers.repository, files) as hub:
         folder = fetch(flowers, tmp_path / "set", endpoint=hub.endpoint, retry=QUICK)
@@ -112,11 +112,11 @@ def test_a_folder_of_something_else_is_left_alone(hub, tmp_path):
 
 
 def test_by_default_it_goes_where_streams_look(hub, tmp_path, monkeypatch):
-    assert data_home("cifar100") == tmp_path / "cache" / "mooring" / "data" / "cifar100"
+    assert default_folder("cifar100") == tmp_path / "cache" / "mooring" / "data" / "cifar100"
     monkeypatch.setenv("MOORING_DATA", str(tmp_path / "mine"))
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint + "/")
-    assert on_this_machine(NAMED_SET) is None
-    assert fetch(NAMED_SET, retry=QUICK) == tmp_path / "mine" / "cifar100" == on_this_machine(NAMED_SET)
+    assert fetched_folder(NAMED_SET) is None
+    assert fetch(NAMED_SET, retry=QUICK) == tmp_path / "mine" / "cifar100" == fetched_folder(NAMED_SET)
 
 
 # What goes wrong on the way
@@ -210,7 +210,7 @@ def test_a_set_that_is_not_on_the_hub_says_where_it_is(tmp_path):
     with pytest.raises(
         MooringError, match=r"256_ObjectCategories\.tar .* https://data\.caltech\.edu.*001\.ak47"
     ) as error:
-        fetch(NAMED["caltech256"], tmp_path / "set")
+        fetch(NAMED_DATASETS["caltech256"], tmp_path / "set")
     assert "\n" not in str(error.value)
 
 
@@ -235,8 +235,8 @@ def test_two_fetches_at_once_do_not_mix(hub, tmp_path):
 CODE = """
 import sys
 from mooring.lab.streams.hub import Retry, fetch
-from mooring.lab.streams.named import NAMED
-fetch(NAMED["cifar100"], sys.argv[1], endpoint=sys.argv[2], retry=Retry(attempts=3, wait=0.01))
+from mooring.lab.streams.named import NAMED_DATASETS
+fetch(NAMED_DATASETS["cifar100"], sys.argv[1], endpoint=sys.argv[2], retry=Retry(attempts=3, wait=0.01))
 """
 
 
@@ -260,10 +260,10 @@ def test_a_fetch_that_is_killed_leaves_no_folder_and_goes_on(hub, tmp_path):
 
 
 def test_a_plan_can_be_reused(hub, tmp_path):
-    planned = plan(NAMED_SET, endpoint=hub.endpoint, retry=QUICK)
+    planned = plan_fetch(NAMED_SET, endpoint=hub.endpoint, retry=QUICK)
     get(hub, tmp_path / "set", planned=planned)
     assert len(hub.ranges("api")) == 1
     wrong = RemoteFile(TRAIN, LOCAL, len(hub.files[TRAIN]), "0" * 64)
     with pytest.raises(MooringError, match="arrived damaged twice"):
-        get(hub, tmp_path / "other", planned=Plan(NAMED_SET, hub.endpoint, COMMIT, (wrong,)))
+        get(hub, tmp_path / "other", planned=FetchPlan(NAMED_SET, hub.endpoint, COMMIT, (wrong,)))
     assert replace(planned, files=()).bytes == 0

@@ -11,9 +11,9 @@ from mooring.lab.fleet import measurements as measure
 from mooring.lab.fleet.measurements import drift_of, likeness_of
 from mooring.lab.fleet.method_state import Moorings
 from mooring.lab.fleet.stack.stack import Stack
-from mooring.lab.methods import find
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import start
+from mooring.lab.methods import find_method
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import initial_network
 from mooring.pulls import Penalty
 
 STREAM = class_stream()
@@ -23,7 +23,7 @@ SEEDS = [0, 1, 2, 3, 4]
 @pytest.fixture(params=["mlp", "lab.test_fleet:convolving", "lab.test_fleet:normalised", "lab.test_fleet:dropping"])
 def moved(request):
     """A stack, and what it was before every weight moved a little."""
-    stack = Stack([start(request.param, STREAM, seed, dtype=torch.float64) for seed in SEEDS], seeds=SEEDS)
+    stack = Stack([initial_network(request.param, STREAM, seed, dtype=torch.float64) for seed in SEEDS], seeds=SEEDS)
     first = {name: t.detach().clone() for name, t in (stack.parameters | stack.buffers).items()}
     random = torch.Generator().manual_seed(0)
     for p in stack.parameters.values():
@@ -33,7 +33,7 @@ def moved(request):
 
 def test_drift_and_cka_are_those_of_each_network_alone(moved, monkeypatch) -> None:
     stack, first = moved
-    inputs = scaled(STREAM.test.images[:40], torch.float64)
+    inputs = normalize_pixels(STREAM.test.images[:40], torch.float64)
     monkeypatch.setitem(measure.AT_ONCE, "cpu", 2 * inputs.numel())  # two runs, and one that is left
     drifts, likenesses = drift_of(stack, first), likeness_of(stack, first, inputs)
     for run in range(len(SEEDS)):
@@ -48,7 +48,7 @@ def test_drift_and_cka_are_those_of_each_network_alone(moved, monkeypatch) -> No
 
 def test_what_is_measured_leaves_the_stack_as_it_was(moved) -> None:
     stack, first = moved
-    inputs = scaled(STREAM.test.images[:20], torch.float64)
+    inputs = normalize_pixels(STREAM.test.images[:20], torch.float64)
     x = inputs.expand(len(stack), *inputs.shape)
     before = stack(x, 0), {name: id(t) for name, t in (stack.parameters | stack.buffers).items()}
     likeness_of(stack, first, inputs)
@@ -58,14 +58,14 @@ def test_what_is_measured_leaves_the_stack_as_it_was(moved) -> None:
 
 def test_fewer_than_four_inputs_are_not_compared(moved) -> None:
     stack, first = moved
-    assert likeness_of(stack, first, scaled(STREAM.test.images[:3], torch.float64)) == [{}] * len(stack)
+    assert likeness_of(stack, first, normalize_pixels(STREAM.test.images[:3], torch.float64)) == [{}] * len(stack)
 
 
 def test_the_verdicts_and_importances_of_all_runs_are_those_of_each() -> None:
     """With a score for each weight, and with one for a whole parameter; one run has lost its numbers."""
     lr, strength = torch.tensor([0.1, 0.2, 0.05]), torch.tensor([1.0, 30.0, 2.0])
     names = ["one.weight", "one.bias", "two.weight"]
-    moorings = Moorings(find("ewc"), [0, 1, 2], lr, strength, names)
+    moorings = Moorings(find_method("ewc"), [0, 1, 2], lr, strength, names)
     assert isinstance(moorings.pull, Penalty)
     assert isinstance(moorings.importance, EWC)
     shapes = dict(zip(names, [(4, 3), (4,), (2, 4)], strict=True))

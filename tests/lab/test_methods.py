@@ -6,7 +6,7 @@ import torch
 import mooring
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.errors import MooringError
-from mooring.lab.methods import METHODS, find, resolve
+from mooring.lab.methods import METHODS, find_method, resolve_methods
 from mooring.lab.methods.method import Method
 from mooring.lab.study.comparison import comparison
 from mooring.pulls import Blend
@@ -38,7 +38,7 @@ def test_every_promised_method_is_there_and_no_other():
 
 @pytest.mark.parametrize("name", PROMISED)
 def test_a_method_says_what_it_does_in_one_line(name):
-    line = find(name).line
+    line = find_method(name).line
     assert line == line.strip()
     assert "\n" not in line
     assert 10 < len(line) <= 100
@@ -51,7 +51,9 @@ def test_no_two_methods_say_the_same():
 
 @pytest.mark.parametrize("name", SIX)
 def test_the_regularized_methods_are_an_importance_and_a_pull_of_the_core(name):
-    plain, balanced, clamped, explicit = (find(f"{kind}{name}") for kind in ("", "balanced-", "clamped-", "explicit-"))
+    plain, balanced, clamped, explicit = (
+        find_method(f"{kind}{name}") for kind in ("", "balanced-", "clamped-", "explicit-")
+    )
     for method in (plain, clamped, explicit):
         assert type(method.importance(3)) is SIX[name]
     assert type(balanced.importance(3)) is Balanced
@@ -62,35 +64,35 @@ def test_the_regularized_methods_are_an_importance_and_a_pull_of_the_core(name):
     assert plain.strength == balanced.strength == clamped.strength > 0
     assert explicit.strength is None
     assert all(method.merge is average for method in (plain, balanced, clamped, explicit))
-    assert all(method.watches_outputs == (name == "mas") for method in (plain, balanced, clamped, explicit))
+    assert all(method.observes_outputs == (name == "mas") for method in (plain, balanced, clamped, explicit))
 
 
 @pytest.mark.parametrize("name", SIX)
 def test_importances_have_the_options_of_the_core_and_the_papers_decay(name):
-    made = find(name).importance(0)
-    assert made == mooring.importance.names.resolve(name) == find(f"explicit-{name}").importance(0)
+    made = find_method(name).importance(0)
+    assert made == mooring.importance.names.resolve(name) == find_method(f"explicit-{name}").importance(0)
     if name in ("ewc", "mas", "rwalk"):
         assert made.decay == 0.2
 
 
 @pytest.mark.parametrize(("name", "sign"), SIGNS.items())
 def test_the_signs_of_si(name, sign):
-    assert find(name).importance(4).sign == sign
-    assert find(name).pull(1.0) == Penalty(1.0)
-    assert find("si").importance(4).sign == "rectified"
+    assert find_method(name).importance(4).sign == sign
+    assert find_method(name).pull(1.0) == Penalty(1.0)
+    assert find_method("si").importance(4).sign == "rectified"
 
 
 def test_what_is_drawn_at_random_is_drawn_by_the_runs_own_seed():
     for name in ("random", "balanced-random", "clamped-random", "explicit-random", "si-negative"):
-        assert find(name).importance(7).seed == 7
-        assert find(name).importance(8).seed == 8
+        assert find_method(name).importance(7).seed == 7
+        assert find_method(name).importance(8).seed == 8
     like = torch.zeros(50)
-    one, other = (find("random").importance(s).start(like, name="w", task=0)["current"] for s in (1, 2))
+    one, other = (find_method("random").importance(s).start(like, name="w", task=0)["current"] for s in (1, 2))
     assert not torch.equal(one, other)
 
 
 def test_the_proximal_step_has_the_mean_fisher_of_each_task_summed():
-    method = find("proximal-ewc")
+    method = find_method("proximal-ewc")
     assert method.importance(0) == EWC(decay=None, per_sample=True)
     assert method.pull(5.0) == Proximal(5.0)
     assert method.merge is total
@@ -98,7 +100,7 @@ def test_the_proximal_step_has_the_mean_fisher_of_each_task_summed():
 
 
 def test_a_budget_has_the_curvature_of_the_proximal_step():
-    method, other = find("budget-ewc"), find("proximal-ewc")
+    method, other = find_method("budget-ewc"), find_method("proximal-ewc")
     assert method.importance(0) == other.importance(0)
     assert method.merge is other.merge
     assert method.pull(0.1) == mooring.Budget(0.1)
@@ -114,12 +116,12 @@ def test_a_pull_takes_a_strength_for_each_run():
 
 def test_controls_and_replay_moor_nothing():
     for name in (*CONTROLS, "er", "a-gem"):
-        method = find(name)
-        assert (method.importance, method.strength, method.watches_outputs) == (None, None, False)
-    assert [find(name).frozen for name in CONTROLS] == ["never", "always", "after first", "never"]
-    assert [find(name).data for name in (*CONTROLS, "er", "a-gem")] == ["task"] * 3 + ["joint", "er", "a-gem"]
+        method = find_method(name)
+        assert (method.importance, method.strength, method.observes_outputs) == (None, None, False)
+    assert [find_method(name).frozen for name in CONTROLS] == ["never", "always", "after first", "never"]
+    assert [find_method(name).data for name in (*CONTROLS, "er", "a-gem")] == ["task"] * 3 + ["joint", "er", "a-gem"]
     assert {name for name, method in METHODS.items() if method.memory} == {"er", "a-gem"}
-    assert find("er").memory == find("a-gem").memory == 500
+    assert find_method("er").memory == find_method("a-gem").memory == 500
 
 
 def test_only_a_penalty_that_is_not_clamped_can_extrapolate():
@@ -128,16 +130,16 @@ def test_only_a_penalty_that_is_not_clamped_can_extrapolate():
 
 
 def test_the_papers_names_stand_for_ours():
-    assert find("vanilla") is find("uniform")
-    assert find("clamped-vanilla") is find("clamped-uniform")
-    assert find("explicit-vanilla") is find("explicit-uniform")
+    assert find_method("vanilla") is find_method("uniform")
+    assert find_method("clamped-vanilla") is find_method("clamped-uniform")
+    assert find_method("explicit-vanilla") is find_method("explicit-uniform")
 
 
 def test_a_list_of_methods_names_each_once_in_the_order_given():
-    assert resolve("er, ewc ,vanilla,ewc,uniform") == ["er", "ewc", "uniform"]
-    assert resolve(["joint", "plain"]) == ["joint", "plain"]
-    assert resolve("all") == list(METHODS)
-    assert resolve("joint,all") == ["joint", *(name for name in METHODS if name != "joint")]
+    assert resolve_methods("er, ewc ,vanilla,ewc,uniform") == ["er", "ewc", "uniform"]
+    assert resolve_methods(["joint", "plain"]) == ["joint", "plain"]
+    assert resolve_methods("all") == list(METHODS)
+    assert resolve_methods("joint,all") == ["joint", *(name for name in METHODS if name != "joint")]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_list_of_methods_names_each_once_in_the_order_given():
     [("ewk", "ewc"), ("explicit_mas", "explicit-mas"), ("agem", "a-gem"), ("zzz", None), ("frozen-first", "frozen")],
 )
 def test_an_unknown_method_is_refused_in_one_line_with_the_nearest(given, near):
-    for ask in (find, resolve):
+    for ask in (find_method, resolve_methods):
         with pytest.raises(MooringError, match=f"unknown method '{given}'") as error:
             ask(given)
         told = str(error.value)
@@ -157,12 +159,12 @@ def test_an_unknown_method_is_refused_in_one_line_with_the_nearest(given, near):
 def test_an_empty_name_is_refused_in_one_line():
     for given in ("", "ewc,", ","):
         with pytest.raises(MooringError, match="unknown method ''"):
-            resolve(given)
+            resolve_methods(given)
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.has_strength])
 def test_a_dial_has_strengths_that_its_pull_allows_and_the_usual_one_lies_between_its_ends(name):
-    method = find(name)
+    method = find_method(name)
     assert len(method.dial) >= 6
     assert list(method.dial) == sorted(method.dial)
     assert all(type(method.pull(strength)) is type(method.pull(1.0)) for strength in method.dial)
@@ -170,14 +172,14 @@ def test_a_dial_has_strengths_that_its_pull_allows_and_the_usual_one_lies_betwee
 
 
 def test_known_names_are_made_of_the_same_pieces():
-    assert find("wise-ft").pull(0.3) == Blend(0.3, every="task")
-    assert find("sfa").pull(0.3) == Blend(0.3, every=50)
-    assert find("l2-sp").pull(3.0) == Penalty(3.0)
-    assert find("l2-sp").anchors == "start"
-    assert find("soft-si").pull(0.3) == Interpolation(stiffness=0.3)
-    assert find("imm-mode").pull(0.0) == Interpolation(root=1, every="task")
-    assert find("cofima").pull(3.0) == Interpolation(root=1, every="task", weight=3.0)
-    assert all(find(name).merge is total for name in ("imm-mean", "imm-mode", "cofima"))
+    assert find_method("wise-ft").pull(0.3) == Blend(0.3, every="task")
+    assert find_method("sfa").pull(0.3) == Blend(0.3, every=50)
+    assert find_method("l2-sp").pull(3.0) == Penalty(3.0)
+    assert find_method("l2-sp").anchors == "start"
+    assert find_method("soft-si").pull(0.3) == Interpolation(stiffness=0.3)
+    assert find_method("imm-mode").pull(0.0) == Interpolation(root=1, every="task")
+    assert find_method("cofima").pull(3.0) == Interpolation(root=1, every="task", weight=3.0)
+    assert all(find_method(name).merge is total for name in ("imm-mean", "imm-mode", "cofima"))
 
 
 WRONG = {
@@ -205,7 +207,7 @@ def test_a_method_that_would_not_do_what_it_says_is_refused(what):
 def test_a_method_under_another_name_is_refused(monkeypatch):
     monkeypatch.setitem(METHODS, "mine", Method("other", "my own"))
     with pytest.raises(MooringError, match=r"METHODS\['mine'\] holds the method 'other': key and name must agree"):
-        resolve("plain,mine")
+        resolve_methods("plain,mine")
 
 
 def test_a_method_of_ones_own_has_its_own_strength_everywhere(monkeypatch):

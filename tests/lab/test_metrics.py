@@ -24,7 +24,7 @@ def test_metrics_equal_their_definitions(rows):
     best = [max(rows[i][k] for i in range(k, n)) for k in range(n)]
     assert metrics.average_accuracy(matrix) == pytest.approx(sum(rows[-1]) / n)
     assert metrics.average_forgetting(matrix) == pytest.approx(sum(best[k] - rows[-1][k] for k in range(n)) / n)
-    assert metrics.learned(matrix) == pytest.approx(sum(rows[k][k] for k in range(n)) / n)
+    assert metrics.learning_accuracy(matrix) == pytest.approx(sum(rows[k][k] for k in range(n)) / n)
     if n > 1:
         expected = sum(rows[-1][k] - rows[k][k] for k in range(n - 1)) / (n - 1)
         assert metrics.backward_transfer(matrix) == pytest.approx(expected)
@@ -51,7 +51,7 @@ def test_what_was_known_before_training_cannot_be_forgotten():
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=9))
 def test_the_interval_is_students(values):
-    found = metrics.interval(values)
+    found = metrics.confidence_interval(values)
     assert found.mean == pytest.approx(sum(values) / len(values), abs=1e-9)
     if found.std > 1e-6:
         low, high = stats.t.interval(0.95, len(values) - 1, loc=found.mean, scale=stats.sem(values))
@@ -59,12 +59,12 @@ def test_the_interval_is_students(values):
 
 
 def test_one_seed_has_a_mean_and_no_interval():
-    found = metrics.interval([3.0])
+    found = metrics.confidence_interval([3.0])
     assert (found.mean, found.count) == (3.0, 1)
     assert math.isnan(found.std)
     assert math.isnan(found.low)
     assert str(found) == "3.00"
-    assert str(metrics.interval([1.0, 3.0])) == "2.00 ± 1.41"
+    assert str(metrics.confidence_interval([1.0, 3.0])) == "2.00 ± 1.41"
 
 
 def test_a_paired_difference_cancels_what_seeds_share():
@@ -80,7 +80,7 @@ def test_a_paired_difference_cancels_what_seeds_share():
         lambda: metrics.average_accuracy(torch.zeros(2, 3)),
         lambda: metrics.average_forgetting(torch.zeros(0, 0)),
         lambda: metrics.forward_transfer(torch.zeros(2, 2), torch.zeros(3)),
-        lambda: metrics.interval([]),
+        lambda: metrics.confidence_interval([]),
         lambda: metrics.paired_difference([1.0], [1.0, 2.0]),
     ],
 )

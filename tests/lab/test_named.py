@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mooring.errors import MooringError
-from mooring.lab.streams.named import NAMED, data_home, find_named, on_this_machine
+from mooring.lab.streams.named import NAMED_DATASETS, default_folder, fetched_folder, find_dataset
 from mooring.lab.streams.options import StreamOptions, open_stream
 
 
@@ -15,43 +15,43 @@ from mooring.lab.streams.options import StreamOptions, open_stream
     ("name", "tasks", "classes"), [("cifar100", 10, 10), ("flowers102", 17, 6), ("caltech256", 32, 8)]
 )
 def test_the_papers_cut_is_the_default(name, tasks, classes):
-    assert NAMED[name].tasks == tasks
-    assert NAMED[name].per_task == classes
-    assert NAMED[name].classes == tasks * classes
-    assert StreamOptions(name).in_a_task == classes
+    assert NAMED_DATASETS[name].tasks == tasks
+    assert NAMED_DATASETS[name].per_task == classes
+    assert NAMED_DATASETS[name].classes == tasks * classes
+    assert StreamOptions(name).classes_per_task == classes
 
 
-@pytest.mark.parametrize("named", NAMED.values(), ids=lambda named: named.name)
+@pytest.mark.parametrize("named", NAMED_DATASETS.values(), ids=lambda named: named.name)
 def test_an_entry_can_be_fetched_from_one_commit_or_says_how_to_get_it(named):
-    assert NAMED[named.name] is named
+    assert NAMED_DATASETS[named.name] is named
     assert named.classes % named.per_task == 0
-    assert "\n" not in named.description + named.note + named.missing
+    assert "\n" not in named.description + named.note + named.how_to_get
     if named.repository:
         assert re.fullmatch(r"[0-9a-f]{40}", named.revision), "a branch would give others other bytes"
         assert {kind for _, kind in named.files} == {"train", "test"}
-        assert f"mooring data fetch {named.name}" in named.missing
+        assert f"mooring data fetch {named.name}" in named.how_to_get
     else:
-        assert "--data" in named.missing
-        assert "https://" in named.missing
+        assert "--data" in named.how_to_get
+        assert "https://" in named.how_to_get
 
 
 def test_an_unknown_set_is_refused_with_the_nearest():
     with pytest.raises(MooringError, match=r"unknown data set 'flowers' .did you mean 'flowers102'"):
-        find_named("flowers")
+        find_dataset("flowers")
 
 
 def test_the_default_place_follows_the_environment(monkeypatch, tmp_path):
     for name in ("MOORING_DATA", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data_home("cifar10") == tmp_path / ".cache" / "mooring" / "data" / "cifar10"
+    assert default_folder("cifar10") == tmp_path / ".cache" / "mooring" / "data" / "cifar10"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert data_home("cifar10") == tmp_path / "xdg" / "mooring" / "data" / "cifar10"
+    assert default_folder("cifar10") == tmp_path / "xdg" / "mooring" / "data" / "cifar10"
     monkeypatch.setenv("MOORING_DATA", str(tmp_path / "mine"))
-    assert data_home("cifar10") == tmp_path / "mine" / "cifar10"
-    assert on_this_machine(NAMED["cifar10"]) is None
-    data_home("cifar10").mkdir(parents=True)
-    assert on_this_machine(NAMED["cifar10"]) == tmp_path / "mine" / "cifar10"
+    assert default_folder("cifar10") == tmp_path / "mine" / "cifar10"
+    assert fetched_folder(NAMED_DATASETS["cifar10"]) is None
+    default_folder("cifar10").mkdir(parents=True)
+    assert fetched_folder(NAMED_DATASETS["cifar10"]) == tmp_path / "mine" / "cifar10"
 
 
 # Caltech-256, on a small tree in its public layout

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mooring.errors import MooringError
-from mooring.lab.networks import BACKBONES, Headed, backbone, build
+from mooring.lab.networks import BACKBONES, MultiHeadNetwork, backbone_factory, build_network
 from mooring.lab.streams import by_class, digits, permuted
 
 
@@ -14,17 +14,17 @@ def count(module):
 
 
 def test_cnn6_is_the_papers_network():
-    network = backbone("cnn6")((3, 32, 32))
+    network = backbone_factory("cnn6")((3, 32, 32))
     convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
     assert [c.out_channels for c in convolutions] == [64, 64, 128, 128, 256, 256]
     assert all(c.kernel_size == (3, 3) and c.padding == (1, 1) for c in convolutions)
     names = [name for name, _ in network.named_parameters()]
     assert names == [f"features.{i}.{kind}" for i in (0, 2, 5, 7, 10, 12) for kind in ("weight", "bias")]
-    assert count(Headed(network, 10, 1, (3, 32, 32))) == 1_186_378  # the paper's 1.2 million
+    assert count(MultiHeadNetwork(network, 10, 1, (3, 32, 32))) == 1_186_378  # the paper's 1.2 million
 
 
 def test_resnet18_third_has_eighteen_layers_and_a_third_of_the_filters():
-    network = backbone("resnet18-third")((3, 32, 32))
+    network = backbone_factory("resnet18-third")((3, 32, 32))
     convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
     assert len(convolutions) == 17  # and the head is the eighteenth
     assert sorted({c.out_channels for c in convolutions}) == [21, 42, 85, 170]
@@ -36,25 +36,25 @@ def test_a_network_has_a_head_for_each_task_and_trains(name):
     source = digits()
     stream = by_class(source, 2)
     if name == "cnn6":
-        assert build(name, stream)(torch.zeros(2, 1, 8, 8), head=4).shape == (2, 2)
-    network = build(name, stream)
+        assert build_network(name, stream)(torch.zeros(2, 1, 8, 8), head=4).shape == (2, 2)
+    network = build_network(name, stream)
     outputs = network(stream.train.images[:4].float(), head=3)
     outputs.square().sum().backward()
     assert outputs.shape == (4, 2)
     assert all(p.grad is not None for p in network.backbone.parameters())
     trained = [n for n, p in network.heads.named_parameters() if p.grad is not None]
     assert trained == ["3.weight", "3.bias"]
-    assert len(build(name, permuted(source, 2)).heads) == 1
+    assert len(build_network(name, permuted(source, 2)).heads) == 1
 
 
 def test_building_leaves_the_backbones_statistics_and_mode_alone():
-    network = build("resnet18-third", by_class(digits(), 5))
+    network = build_network("resnet18-third", by_class(digits(), 5))
     assert network.backbone.training
     assert all(int(b) == 0 for name, b in network.named_buffers() if name.endswith("num_batches_tracked"))
 
 
 def test_a_head_can_start_from_the_one_before():
-    network = build("mlp", by_class(digits(), 5))
+    network = build_network("mlp", by_class(digits(), 5))
     network.inherit(1, 0)
     assert torch.equal(network.heads[1].weight, network.heads[0].weight)
     assert network.heads[1].weight is not network.heads[0].weight
@@ -77,7 +77,7 @@ def no_features(shape):
 
 
 def test_a_network_of_ones_own():
-    network = build(f"{__name__}:own_backbone", by_class(digits(), 5))
+    network = build_network(f"{__name__}:own_backbone", by_class(digits(), 5))
     assert network.heads[0].in_features == 7
 
 
@@ -95,5 +95,5 @@ def test_a_network_of_ones_own():
 )
 def test_what_is_no_network_is_refused_in_one_line(name, message):
     with pytest.raises(MooringError, match=message) as error:
-        build(name, by_class(digits(), 5))
+        build_network(name, by_class(digits(), 5))
     assert "\n" not in str(error.value)

@@ -11,10 +11,10 @@ from PIL import Image
 
 from mooring.errors import MooringError
 from mooring.lab.streams import Split, Stream, Task, by_class, digits, permuted, rotated
-from mooring.lab.streams.named import NAMED
-from mooring.lab.streams.options import StreamOptions, open_stream, stream_names
-from mooring.lab.streams.progress_callback import paced
-from mooring.lab.streams.slices import limited, limited_source, sliced
+from mooring.lab.streams.named import NAMED_DATASETS
+from mooring.lab.streams.options import StreamOptions, open_stream, stream_descriptions
+from mooring.lab.streams.progress_callback import throttled
+from mooring.lab.streams.slices import limit_images, limit_source, select_tasks
 from mooring.lab.streams.sources import from_folder
 
 
@@ -112,7 +112,7 @@ def uneven():
     ],
 )
 def test_a_limit_takes_the_first_of_each_class_in_turn(limit, expected):
-    kept = limited(uneven(), limit)
+    kept = limit_images(uneven(), limit)
     assert kept.train.images.flatten().tolist() == expected
     assert kept.tasks[0].train.tolist() == list(range(len(expected)))
     assert torch.equal(kept.train.labels, uneven().train.labels[expected])
@@ -125,8 +125,8 @@ def test_a_limit_holds_in_every_task_for_training_and_test_images():
         assert stream.train.labels[task.train].sum() == 15
     assert len(stream.train) == 150
     turned = open_stream(StreamOptions("digits-rotated", limit=30, tasks=3))
-    assert same(turned, rotated(limited_source(digits(), 30), 3))
-    assert same(turned, limited(rotated(digits(), 3), 30)), "before the cut or after it"
+    assert same(turned, rotated(limit_source(digits(), 30), 3))
+    assert same(turned, limit_images(rotated(digits(), 3), 30)), "before the cut or after it"
 
 
 # Fingerprints
@@ -209,7 +209,7 @@ def test_progress_is_told_when_images_are_decoded_and_only_then(folder):
 
 def test_progress_is_told_at_a_bounded_rate_and_at_the_end():
     told = []
-    report = paced(lambda what, done, total: told.append(done), interval=60)
+    report = throttled(lambda what, done, total: told.append(done), interval=60)
     for done in range(1, 1001):
         report("work", done, 1000)
     assert told == [1, 1000]
@@ -284,7 +284,7 @@ def test_the_same_is_refused_for_digits():
     with pytest.raises(MooringError, match="skip=5 leaves nothing of digits"):
         open_stream(StreamOptions("digits", skip=5))
     with pytest.raises(MooringError, match=r"tasks=6 is not allowed: digits .* has 5 tasks"):
-        sliced(open_stream(StreamOptions("digits")), tasks=6)
+        select_tasks(open_stream(StreamOptions("digits")), tasks=6)
 
 
 def test_a_folder_that_is_missing_or_empty_is_refused(tmp_path):
@@ -337,6 +337,6 @@ def test_damage_to_a_later_parquet_file_is_named(folder, tmp_path, damage):
 
 
 def test_every_name_has_a_line():
-    names = stream_names()
-    assert set(names) == {"digits", "folder", *NAMED}
+    names = stream_descriptions()
+    assert set(names) == {"digits", "folder", *NAMED_DATASETS}
     assert all(line and "\n" not in line for line in names.values())

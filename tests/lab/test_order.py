@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.lab.model.order import batch_sizes, generator, joint_order, task_order
+from mooring.lab.model.order import batch_sizes, joint_order, seeded_generator, task_order
 
 TASKS = [torch.tensor([7, 3, 9]), torch.tensor([1]), torch.tensor([20, 22, 24, 26, 28])]
 
@@ -71,7 +71,7 @@ def test_joint_training_does_not_take_one_task_after_the_other():
 
 def test_random_numbers_are_those_of_what_they_are_for_and_of_nothing_else():
     def draw(*parts):
-        return torch.rand(4, generator=generator(*parts)).tolist()
+        return torch.rand(4, generator=seeded_generator(*parts)).tolist()
 
     assert draw(0, "order") == draw(0, "order")
     different = [draw(0, "order"), draw(1, "order"), draw(0, "start"), draw(0, "order", 0), draw("0", "order"), draw(0)]

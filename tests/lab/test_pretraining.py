@@ -13,15 +13,15 @@ from torch.nn.functional import cross_entropy
 from lab.small import class_stream, spec_for
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.model.order import generator, task_order
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import read_weights, start
+from mooring.lab.model.order import seeded_generator, task_order
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import initial_network, read_weights
 from mooring.lab.streams import Stream, by_class, digits
-from mooring.lab.streams.slices import limited, whole
+from mooring.lab.streams.slices import limit_images, merge_tasks
 from mooring.lab.study.pretraining import Pretraining, pretrain
 
 STREAM = by_class(digits(), 5)
-SMALL = limited(STREAM, 60)
+SMALL = limit_images(STREAM, 60)
 HERE = "lab.test_pretraining"
 STEPS = 4  # of an epoch of SMALL in batches of 32
 QUICK = Pretraining(network="mlp", epochs=3, lr=0.05, batch=32, seed=2)
@@ -29,8 +29,8 @@ QUICK = Pretraining(network="mlp", epochs=3, lr=0.05, batch=32, seed=2)
 
 def by_hand(stream: Stream, settings: Pretraining) -> torch.nn.Module:
     """The same with torch's own optimizer, image by image where they are mirrored and moved."""
-    stream = whole(stream)
-    model = start(settings.network, stream, settings.seed)
+    stream = merge_tasks(stream)
+    model = initial_network(settings.network, stream, settings.seed)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
     )
@@ -40,8 +40,8 @@ def by_hand(stream: Stream, settings: Pretraining) -> torch.nn.Module:
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * (1 if share < 5 / 12 else 0.1 if share < 10 / 12 else 0.01)
         order = task_order(settings.seed, 0, epoch, stream.tasks[0].train)
-        mirrored = (torch.rand(len(order), generator=generator(settings.seed, "flips", epoch)) < 0.5).tolist()
-        far, random = settings.shifts, generator(settings.seed, "shifts", epoch)
+        mirrored = (torch.rand(len(order), generator=seeded_generator(settings.seed, "flips", epoch)) < 0.5).tolist()
+        far, random = settings.shifts, seeded_generator(settings.seed, "shifts", epoch)
         shifts = torch.randint(-far, far + 1, (2, len(order)), generator=random).T.tolist()
         for begin in range(0, len(order), settings.batch):
             batch = order[begin : begin + settings.batch]
@@ -50,7 +50,7 @@ def by_hand(stream: Stream, settings: Pretraining) -> torch.nn.Module:
                 for place, (image, by) in enumerate(zip(stream.train.images[batch], shifts[begin:], strict=False))
             ]
             optimizer.zero_grad()
-            cross_entropy(model(scaled(torch.stack(images)), 0), stream.train.labels[batch]).backward()
+            cross_entropy(model(normalize_pixels(torch.stack(images)), 0), stream.train.labels[batch]).backward()
             optimizer.step()
     return model
 
@@ -86,11 +86,11 @@ def test_pretraining_is_what_a_loop_by_hand_does(network, flips, shifts, tmp_pat
     told = {"flips": flips, "shifts": shifts, "weight_decay": 0.01}
     settings = Pretraining(network=network, epochs=12, lr=0.05, batch=50, seed=4, **told)
     [taught] = pretrain(SMALL, settings, tmp_path / "backbone")
-    model, everything = by_hand(SMALL, settings), whole(SMALL)
+    model, everything = by_hand(SMALL, settings), merge_tasks(SMALL)
     found = read_weights(tmp_path / "backbone").tensors
     torch.testing.assert_close(found, dict(model.backbone.state_dict()), rtol=1e-4, atol=1e-5)
     model.eval()
-    logits = model(scaled(everything.test.images[everything.tasks[0].test]), 0)
+    logits = model(normalize_pixels(everything.test.images[everything.tasks[0].test]), 0)
     right = (logits.argmax(1) == everything.test.labels[everything.tasks[0].test]).double().mean()
     assert taught.accuracy == pytest.approx(100 * right.item(), abs=1.0)
 
@@ -100,7 +100,7 @@ def test_flips_matter_and_half_of_the_images_are_flipped(tmp_path):
     for name, settings in (("plain", plain), ("flipped", flipped)):
         pretrain(SMALL, settings, tmp_path / name)
     assert not torch.equal(*(read_weights(tmp_path / name).tensors["1.weight"] for name in ("plain", "flipped")))
-    drawn = torch.cat([torch.rand(60, generator=generator(0, "flips", epoch)) < 0.5 for epoch in range(50)])
+    drawn = torch.cat([torch.rand(60, generator=seeded_generator(0, "flips", epoch)) < 0.5 for epoch in range(50)])
     assert abs(drawn.double().mean().item() - 0.5) < 4 * 0.5 / math.sqrt(3000)
 
 
@@ -181,7 +181,7 @@ def test_what_cannot_be_continued_starts_again_from_the_beginning(spoiled, tmp_p
     path = tmp_path / "backbone"
     settings = Pretraining(**{**QUICK.__dict__, "lr": 0.01}) if spoiled == "other settings" else QUICK
     with pytest.raises(StoppedError):
-        pretrain(limited(STREAM, 50) if spoiled == "other data" else SMALL, settings, path, report=stop)
+        pretrain(limit_images(STREAM, 50) if spoiled == "other data" else SMALL, settings, path, report=stop)
     partial = path.with_name("backbone.partial")
     if spoiled == "cut short":
         partial.write_bytes(partial.read_bytes()[:-10])
@@ -196,13 +196,15 @@ def test_what_cannot_be_continued_starts_again_from_the_beginning(spoiled, tmp_p
 def test_runs_start_from_the_file_with_heads_of_their_own_seed(tmp_path):
     pretrain(SMALL, QUICK, tmp_path / "backbone")
     weights, stream = read_weights(tmp_path / "backbone"), class_stream()
-    made, other = (start("mlp", stream, seed, weights=weights) for seed in (3, 4))
+    made, other = (initial_network("mlp", stream, seed, weights=weights) for seed in (3, 4))
     for name, tensor in weights.tensors.items():
         assert torch.equal(made.backbone.state_dict()[name], tensor)
         assert torch.equal(other.backbone.state_dict()[name], tensor)
-    assert torch.equal(made.heads[0].weight, start("mlp", stream, 3).heads[0].weight)
+    assert torch.equal(made.heads[0].weight, initial_network("mlp", stream, 3).heads[0].weight)
     assert not torch.equal(made.heads[0].weight, other.heads[0].weight)
-    assert start("mlp", stream, 3, dtype=torch.float64, weights=weights).heads[0].weight.dtype == torch.float64
+    assert (
+        initial_network("mlp", stream, 3, dtype=torch.float64, weights=weights).heads[0].weight.dtype == torch.float64
+    )
 
 
 def test_the_same_pretraining_done_again_is_the_same_start_for_a_run(tmp_path):
@@ -233,7 +235,7 @@ def test_weights_of_another_network_are_refused_in_one_line(tmp_path):
     weights = read_weights(tmp_path / "backbone")
     for network in ("cnn6", "resnet18-third", f"{HERE}:normalised"):
         with pytest.raises(MooringError, match=f"does not fit network '{network}'") as error:
-            start(network, class_stream(), 0, weights=weights)
+            initial_network(network, class_stream(), 0, weights=weights)
         assert "\n" not in str(error.value)
         assert str(tmp_path / "backbone") in str(error.value)
     spec = spec_for("plain", class_stream(), init=weights.fingerprint, network="cnn6")

@@ -14,7 +14,7 @@ from mooring.errors import MooringError
 from mooring.lab.fleet.augment import drawn
 from mooring.lab.fleet.gpu.cuda_graphs import EAGER, Recorder
 from mooring.lab.networks.start import read_weights
-from mooring.lab.streams.slices import limited, whole
+from mooring.lab.streams.slices import limit_images, merge_tasks
 from mooring.lab.study import pretraining
 from mooring.lab.study.pretraining import Pretraining, pretrain
 
@@ -30,7 +30,7 @@ def written(folder: Path) -> list[str]:
 def test_each_seed_becomes_what_it_becomes_alone(network, tmp_path):
     """To 1e-6 in float32 for the mlp; deep networks are compared in float64, where less than that is lost."""
     settings = replace(SEEDS, network=network, epochs=2, dtype="float32" if network == "mlp" else "float64")
-    stream = SMALL if network == "mlp" else limited(STREAM, 20)
+    stream = SMALL if network == "mlp" else limit_images(STREAM, 20)
     taught = pretrain(stream, settings, tmp_path / "b.safetensors")
     assert [(each.seed, each.path.name) for each in taught] == [(seed, f"b-{seed}.safetensors") for seed in (2, 3, 4)]
     for each in taught:
@@ -145,7 +145,7 @@ def _indices(func, args) -> list[torch.Tensor]:
 def test_a_step_looks_at_nothing_and_finds_everything_where_it_was(network, monkeypatch):
     """So it can be recorded: it reads and writes the same memory from epoch to epoch, and never waits."""
     settings = replace(SEEDS, network=network, epochs=2, batch=6, schedule="cosine")
-    lesson = pretraining._Lesson(whole(limited(STREAM, 12)), settings.on("cpu"), "cpu")
+    lesson = pretraining._Lesson(merge_tasks(limit_images(STREAM, 12)), settings.on("cpu"), "cpu")
     seen = []
 
     def run(self: Recorder, kind: object, left: int, step) -> None:
@@ -166,7 +166,7 @@ def test_a_step_looks_at_nothing_and_finds_everything_where_it_was(network, monk
 @pytest.mark.parametrize("network", ["mlp", "cnn6", "resnet18-third"])
 def test_on_a_gpu_steps_are_recorded_and_give_what_a_cpu_gives(network, tmp_path):
     settings = replace(SEEDS, network=network, epochs=4, dtype="float64", lr=0.01, batch=24)
-    stream, notes = limited(STREAM, 60), []
+    stream, notes = limit_images(STREAM, 60), []
     here = pretrain(stream, settings, tmp_path / "here")
     there = pretrain(stream, settings, tmp_path / "there", device="cuda", note=notes.append)
     assert notes == []
@@ -181,7 +181,9 @@ def test_on_a_gpu_steps_are_recorded_and_give_what_a_cpu_gives(network, tmp_path
 @pytest.mark.parametrize("network", ["cnn6", "resnet18-third"])
 def test_on_a_gpu_every_step_of_a_usual_size_is_played_back_and_leads_where_it_would_have_gone(network, dtype):
     told = {"network": network, "epochs": 1, "batch": 64, "seeds": 2, "flips": False, "shifts": 1, "lr": 0.002}
-    lessons = [pretraining._Lesson(whole(STREAM), Pretraining(**told, dtype=dtype).on("cuda"), "cuda") for _ in "ab"]
+    lessons = [
+        pretraining._Lesson(merge_tasks(STREAM), Pretraining(**told, dtype=dtype).on("cuda"), "cuda") for _ in "ab"
+    ]
     begun = {name: p.detach().clone() for name, p in lessons[0].stack.parameters.items()}
     lessons[1].recorder.on = False
     same_sums = torch.backends.cudnn.flags(

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from lab.small import class_stream, domain_stream, spec_for
 from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.reservoir import Reservoir, project
-from mooring.lab.model.order import generator, task_order
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import start
+from mooring.lab.model.order import seeded_generator, task_order
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import initial_network
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 STREAMS = {"classes": class_stream(), "domains": domain_stream()}
@@ -178,7 +178,9 @@ class ListMemory:
         self.offered = self.samples = 0
 
     def offer(self, indices: list[int]) -> None:
-        random = torch.rand(len(indices), generator=generator(self.seed, "reservoir", self.offered), dtype=torch.double)
+        random = torch.rand(
+            len(indices), generator=seeded_generator(self.seed, "reservoir", self.offered), dtype=torch.double
+        )
         for index, number in zip(indices, random.tolist(), strict=True):
             self.offered += 1
             place = int(number * self.offered)
@@ -189,7 +191,7 @@ class ListMemory:
 
     def sample(self, count: int) -> torch.Tensor:
         self.samples += 1
-        order = torch.randperm(len(self.kept), generator=generator(self.seed, "replay", self.samples))
+        order = torch.randperm(len(self.kept), generator=seeded_generator(self.seed, "replay", self.samples))
         return torch.tensor(self.kept)[order[:count]]
 
 
@@ -198,13 +200,13 @@ class Loop:
 
     def __init__(self, spec, stream) -> None:
         self.spec, self.stream = spec, stream
-        self.model = start(spec.network, stream, spec.seed, dtype=torch.float64)
+        self.model = initial_network(spec.network, stream, spec.seed, dtype=torch.float64)
         self.memory = ListMemory(spec.seed, spec.memory)
         self.turned = self.straight = 0
         self.owner = {int(i): number for number, task in enumerate(stream.tasks) for i in task.train}
 
     def loss(self, indices: torch.Tensor, heads: int | torch.Tensor) -> torch.Tensor:
-        x = scaled(self.stream.train.images[indices], torch.float64)
+        x = normalize_pixels(self.stream.train.images[indices], torch.float64)
         return cross_entropy(self.model(x, heads), self.stream.train.labels[indices])
 
     def heads(self, indices: torch.Tensor) -> torch.Tensor:

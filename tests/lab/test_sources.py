@@ -16,8 +16,8 @@ from PIL import Image
 
 from mooring.errors import MooringError
 from mooring.lab.streams import cache
-from mooring.lab.streams.cache import cached, content_key
-from mooring.lab.streams.decode import Encoded, decode
+from mooring.lab.streams.cache import content_key, load_or_build
+from mooring.lab.streams.decode import EncodedImage, decode
 from mooring.lab.streams.sources import from_dataset, from_folder
 
 
@@ -100,7 +100,7 @@ def test_any_mode_and_size_becomes_the_networks_input(mode, channels):
         image = image.convert("RGB").convert(mode)
     buffer = io.BytesIO()
     image.save(buffer, "TIFF")
-    pixels = decode(Encoded(buffer.getvalue(), "file", 0), (32, 24), channels)
+    pixels = decode(EncodedImage(buffer.getvalue(), "file", 0), (32, 24), channels)
     assert pixels.shape == (channels, 32, 24)
     assert pixels.dtype == np.uint8
 
@@ -108,11 +108,11 @@ def test_any_mode_and_size_becomes_the_networks_input(mode, channels):
 def test_resizing_is_bilinear_and_antialiased():
     stripes = np.zeros((64, 64, 3), np.uint8)
     stripes[:, ::2] = 255
-    pixels = decode(Encoded(encoded(stripes), "file", 0), (16, 16))
+    pixels = decode(EncodedImage(encoded(stripes), "file", 0), (16, 16))
     assert abs(pixels.astype(int) - 128).max() < 40, "aliased stripes would be black or white"
     expected = np.asarray(Image.fromarray(picture(3, 50, 40)).resize((32, 32), Image.Resampling.BILINEAR))
     assert np.array_equal(
-        decode(Encoded(encoded(picture(3, 50, 40)), "file", 0), (32, 32)), expected.transpose(2, 0, 1)
+        decode(EncodedImage(encoded(picture(3, 50, 40)), "file", 0), (32, 32)), expected.transpose(2, 0, 1)
     )
 
 
@@ -199,7 +199,7 @@ def test_writing_to_the_memory_does_not_spoil_the_cache(hub):
 
 def _build_at_once(arguments):
     folder, number = arguments
-    arrays = cached(Path(folder), "key", lambda: {"a": np.full(200_000, number)})
+    arrays = load_or_build(Path(folder), "key", lambda: {"a": np.full(200_000, number)})
     return int(arrays["a"][0]), int(arrays["a"][-1])
 
 
@@ -215,7 +215,7 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path):
         raise MooringError("photo.jpg is broken")
 
     with pytest.raises(MooringError, match=r"photo\.jpg is broken"):
-        cached(tmp_path, "key", fail)
+        load_or_build(tmp_path, "key", fail)
     assert list((tmp_path / ".mooring").iterdir()) == []
 
 
@@ -225,7 +225,7 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_nothing_behind(tmp_path, mon
 
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(MooringError, match="No space left on device") as error:
-        cached(tmp_path, "key", lambda: {"a": np.zeros(3)})
+        load_or_build(tmp_path, "key", lambda: {"a": np.zeros(3)})
     assert "\n" not in str(error.value)
     assert list((tmp_path / ".mooring").iterdir()) == []
 

@@ -13,10 +13,10 @@ from mooring.lab.engines.local import Local
 from mooring.lab.engines.reporting import Silent
 from mooring.lab.engines.runner import Aboard
 from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.fleet.stack import stack as stack_module
 from mooring.lab.fleet.stack.batched_layers import LAYERS
 from mooring.lab.fleet.stack.stack import Stack, fastest
-from mooring.lab.fleet.stack import stack as stack_module
-from mooring.lab.networks.headed import Headed, is_known
+from mooring.lab.networks.headed import MultiHeadNetwork, is_standard_layer
 
 HERE = "lab.test_stack"
 SHAPE = (1, 8, 8)
@@ -132,9 +132,9 @@ def test_a_transformer_with_dropout_trains_run_by_run_and_a_line_says_so(tmp_pat
 # Which way
 
 
-def twins(backbone: nn.Module, runs: int = 2, heads: int = 2) -> list[Headed]:
+def twins(backbone: nn.Module, runs: int = 2, heads: int = 2) -> list[MultiHeadNetwork]:
     """Networks that start from the same weights."""
-    network = Headed(backbone, 3, heads, SHAPE)
+    network = MultiHeadNetwork(backbone, 3, heads, SHAPE)
     return [copy.deepcopy(network) for _ in range(runs)]
 
 
@@ -240,7 +240,9 @@ def test_a_layer_that_mixes_runs_up_is_refused_even_where_all_start_from_the_sam
 
 
 def test_trying_leaves_the_networks_and_the_world_as_they_were():
-    networks = [Headed(flat(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.1)), 3, 1, SHAPE) for _ in range(5)]
+    networks = [
+        MultiHeadNetwork(flat(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.1)), 3, 1, SHAPE) for _ in range(5)
+    ]
     before = [copy.deepcopy(network.state_dict()) for network in networks]
     random, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
     modes = [network.training for network in networks]
@@ -256,7 +258,7 @@ def test_trying_leaves_the_networks_and_the_world_as_they_were():
 
 @pytest.mark.parametrize("way", ["wide", "vmap", "in turn"])
 def test_a_way_that_is_known_is_taken_and_all_give_the_same(way):
-    networks = [different(Headed(Encoder(), 3, 2, SHAPE), seed) for seed in range(3)]
+    networks = [different(MultiHeadNetwork(Encoder(), 3, 2, SHAPE), seed) for seed in range(3)]
     stack = Stack(networks, way=way)
     x = torch.rand(3, 4, *SHAPE, dtype=torch.float64)
     heads = torch.arange(12).view(3, 4) % 2
@@ -301,4 +303,4 @@ def test_a_layer_that_somebody_changed_is_not_known():
     hooked, patched = nn.Linear(64, 8), nn.Linear(64, 8)
     hooked.register_forward_hook(lambda layer, told, out: 2 * out)
     patched.forward = lambda x: x[:, :8]
-    assert [is_known(layer) for layer in (nn.Linear(64, 8), hooked, patched)] == [True, False, False]
+    assert [is_standard_layer(layer) for layer in (nn.Linear(64, 8), hooked, patched)] == [True, False, False]

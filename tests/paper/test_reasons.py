@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from mooring.lab.model.metrics import interval
+from mooring.lab.model.metrics import confidence_interval
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.start import start
+from mooring.lab.networks.start import initial_network
 from mooring.lab.streams.options import open_stream
 from mooring.lab.study.study import Study
 from mooring.paper.ablations import reasons
@@ -31,7 +31,7 @@ def lab(tmp_path_factory):
     stream = open_stream(MINIATURE.streams["digits"])
     *paths, other = [folder / f"{seed}.safetensors" for seed in (7, 8, 9)]
     for seed, path in zip((7, 8, 9), (*paths, other), strict=True):
-        save_file(start("mlp", stream, seed).backbone.state_dict(), path)
+        save_file(initial_network("mlp", stream, seed).backbone.state_dict(), path)
     return Laboratory(Study(folder / "p.sqlite"), MINIATURE.on(None), {"mlp": paths}, instead=other)
 
 
@@ -185,7 +185,7 @@ def test_a_reason_is_held_to_how_many_were_tried():
 
 
 def table(case, values, at_papers, method="ewc"):
-    found = cell(case, method, "accuracy", interval(values), at_papers=at_papers)
+    found = cell(case, method, "accuracy", confidence_interval(values), at_papers=at_papers)
     return Table("t", ["method"], [{"method": method}], [found])
 
 

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from mooring import Interpolation
-from mooring.lab.methods import METHODS, find, resolve
+from mooring.lab.methods import METHODS, find_method, resolve_methods
 from mooring.lab.methods.registry import VARIANTS
-from mooring.lab.model.metrics import interval
+from mooring.lab.model.metrics import confidence_interval
 from mooring.lab.study.study import Study
 from mooring.paper.context.context import Laboratory
 from mooring.paper.context.scale import EXPLICIT, MINIATURE
@@ -58,7 +58,7 @@ def test_the_sentences_say_what_the_table_does(finding):
 
 
 def test_what_differs_by_rounding_forgets_no_less():
-    same = interval([1e-15, 1e-15])
+    same = confidence_interval([1e-15, 1e-15])
     told = roots._said("digits", "cube root", {("explicit-ewc", "cube root"): same})
     assert "for 0 of 1 definitions" in told
     assert "forgetting is the same" in told
@@ -78,13 +78,13 @@ def test_it_can_be_drawn(finding):
 
 def test_variants_are_the_explicit_step_with_another_root():
     for name in EXPLICIT:
-        assert find(f"{name}-cube").pull(0.0) == Interpolation(root=3)
-        assert find(f"{name}-ratio").pull(0.0) == Interpolation(root=1)
-        assert find(f"{name}-ratio").importance(0) == find(name).importance(0)
-        assert not find(f"{name}-cube").has_strength
+        assert find_method(f"{name}-cube").pull(0.0) == Interpolation(root=3)
+        assert find_method(f"{name}-ratio").pull(0.0) == Interpolation(root=1)
+        assert find_method(f"{name}-ratio").importance(0) == find_method(name).importance(0)
+        assert not find_method(f"{name}-cube").has_strength
 
 
 def test_variants_are_known_by_name_and_in_no_list():
     assert not set(VARIANTS) & set(METHODS)
-    assert not set(VARIANTS) & set(resolve("all"))
-    assert resolve("explicit-ewc-cube") == ["explicit-ewc-cube"]
+    assert not set(VARIANTS) & set(resolve_methods("all"))
+    assert resolve_methods("explicit-ewc-cube") == ["explicit-ewc-cube"]

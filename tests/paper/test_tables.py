@@ -7,7 +7,7 @@ import pytest
 
 from mooring.cli import main
 from mooring.errors import MooringError
-from mooring.lab.model.metrics import interval
+from mooring.lab.model.metrics import confidence_interval
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import summarize
@@ -116,13 +116,13 @@ def test_what_was_read_once_is_not_read_again(lab, table, monkeypatch):
 def test_seeds_take_the_backbones_in_turn(tmp_path):
     from safetensors.torch import save_file
 
-    from mooring.lab.networks.start import start
+    from mooring.lab.networks.start import initial_network
     from mooring.lab.streams.options import open_stream
 
     stream = open_stream(MINIATURE.streams["digits"])
     paths = [tmp_path / f"{seed}.safetensors" for seed in (0, 1)]
     for seed, path in enumerate(paths):
-        save_file(start("mlp", stream, seed).backbone.state_dict(), path)
+        save_file(initial_network("mlp", stream, seed).backbone.state_dict(), path)
     lab = Laboratory(Study(tmp_path / "p.sqlite"), MINIATURE.on(None), {"mlp": paths})
     specs = [lab.spec(MINIATURE.cases()[0], "plain", seed, Setting(0.01, None)) for seed in range(4)]
     assert specs[0].init == specs[2].init != specs[1].init == specs[3].init
@@ -141,11 +141,11 @@ def test_the_papers_numbers_are_found_by_our_names():
 
 
 def test_two_means_agree_where_their_difference_could_be_chance():
-    ours = interval([60.0, 61.0, 62.0, 61.0, 61.0])
+    ours = confidence_interval([60.0, 61.0, 62.0, 61.0, 61.0])
     assert agrees(ours, 61.5, 0.7)
     assert not agrees(ours, 63.0, 0.7)
-    assert agrees(interval([61.0]), 61.0, 0.7) is None
-    same = interval([61.0] * 5)
+    assert agrees(confidence_interval([61.0]), 61.0, 0.7) is None
+    same = confidence_interval([61.0] * 5)
     assert agrees(same, 61.0, 0.0)
     assert not agrees(same, 61.1, 0.0)
 

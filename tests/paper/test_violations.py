@@ -82,7 +82,7 @@ def test_training_first_breaks_where_the_table_says(finding: Finding) -> None:
 
 def test_the_text_says_whether_instability_comes_before_a_violation(finding: Finding) -> None:
     broken = [run for run in finding.results if run.status == "unstable" and run.spec.method in REGULARIZERS]
-    before = sum(not run.stability[0].trouble for run in broken)
+    before = sum(not run.stability[0].warning for run in broken)
     told = next(
         told for told in finding.text if told.startswith(f"{len(broken)} runs without clamping became unstable")
     )

@@ -12,7 +12,7 @@ from mooring.cli.progress_bar import progress_bar
 from mooring.cli.terminal_tables import print_table
 from mooring.errors import MooringError
 from mooring.lab.streams.inspection import Inspection, inspect_folder
-from mooring.lab.streams.named import NAMED, Named, data_home, find_named, on_this_machine
+from mooring.lab.streams.named import NAMED_DATASETS, NamedDataset, default_folder, fetched_folder, find_dataset
 
 __all__ = ["app"]
 
@@ -30,13 +30,13 @@ app = typer.Typer(
 def list_sets(as_json: AsJson = False) -> None:
     """Every named set, and where it is on this machine."""
     if as_json:
-        typer.echo(json.dumps([_described(named) for named in NAMED.values()], indent=1))
+        typer.echo(json.dumps([_described(named) for named in NAMED_DATASETS.values()], indent=1))
         return
     rows = []
-    for named in NAMED.values():
+    for named in NAMED_DATASETS.values():
         tasks = f"{named.tasks} x {named.per_task}"
         images = f"{named.train + named.test:,}"
-        where = str(on_this_machine(named) or "not fetched")
+        where = str(fetched_folder(named) or "not fetched")
         rows.append((named.name, str(named.classes), tasks, images, _size(named.bytes), where))
     print_table(("name", "classes", "tasks x classes", "images", "size", "where"), rows)
 
@@ -44,7 +44,7 @@ def list_sets(as_json: AsJson = False) -> None:
 @app.command()
 def info(name: Annotated[str, typer.Argument(help="A named set.")], as_json: AsJson = False) -> None:
     """What a named set holds, how it is cut, and where it comes from."""
-    named = find_named(name)
+    named = find_dataset(name)
     if as_json:
         typer.echo(json.dumps(_described(named), indent=1))
         return
@@ -59,8 +59,8 @@ def info(name: Annotated[str, typer.Argument(help="A named set.")], as_json: AsJ
         ("homepage", named.homepage),
         ("licence", named.licence),
         ("note", named.note),
-        ("get it", named.by_hand or f"mooring data fetch {named.name}"),
-        ("where", str(on_this_machine(named) or f"not fetched; it would go to {data_home(named.name)}")),
+        ("get it", named.manual_steps or f"mooring data fetch {named.name}"),
+        ("where", str(fetched_folder(named) or f"not fetched; it would go to {default_folder(named.name)}")),
     ]
     for key, value in rows:
         typer.echo(f"{key + ':':<10}{value}")
@@ -76,13 +76,13 @@ def fetch(
     """Fetch a named set from the Hub. The size is said first; an interrupted fetch goes on where it stopped."""
     from mooring.lab.streams import hub  # the Hub's client is slow to import, and only needed here
 
-    named = find_named(name)
-    folder = to or data_home(named.name)
-    if hub.fetched(named, folder):
+    named = find_dataset(name)
+    folder = to or default_folder(named.name)
+    if hub.is_fetched(named, folder):
         return _made(named, folder, as_json)
     if named.repository and not yes and not _asks():
         raise MooringError(f"fetching {name} takes about {_size(named.bytes)}: add --yes to agree")
-    planned = hub.plan(named)
+    planned = hub.plan_fetch(named)
     commit = planned.commit[:7]
     size = f"{len(planned.files)} files, {_size(planned.bytes)}"
     typer.echo(f"{name}: {size}, from {named.repository} at {commit} to {folder}", err=True)
@@ -118,7 +118,7 @@ def _asks() -> bool:
     return sys.stdin.isatty()
 
 
-def _made(named: Named, folder: Path, as_json: bool) -> None:
+def _made(named: NamedDataset, folder: Path, as_json: bool) -> None:
     typer.echo(json.dumps({"name": named.name, "folder": str(folder)}) if as_json else f"{named.name} is in {folder}")
 
 
@@ -143,8 +143,8 @@ def _say(seen: Inspection, size: int) -> None:
     typer.echo(f"{len(seen.broken):,} broken images" if seen.broken else "every image can be read")
 
 
-def _described(named: Named) -> dict[str, Any]:
-    where = on_this_machine(named)
+def _described(named: NamedDataset) -> dict[str, Any]:
+    where = fetched_folder(named)
     return {
         "name": named.name,
         "description": named.description,
@@ -160,7 +160,7 @@ def _described(named: Named) -> dict[str, Any]:
         "homepage": named.homepage,
         "licence": named.licence,
         "note": named.note,
-        "get": named.by_hand or f"mooring data fetch {named.name}",
+        "get": named.manual_steps or f"mooring data fetch {named.name}",
         "where": str(where) if where else None,
     }
 

@@ -152,11 +152,14 @@ def _extra(name: str, wanted: list[tuple[str, str, str]]) -> Extra:
 def _data() -> tuple[dict[str, str | None], dict[str, str]]:
     """Where each named set is, and how to get it."""
     try:
-        from mooring.lab.streams.named import NAMED, on_this_machine
+        from mooring.lab.streams.named import NAMED_DATASETS, fetched_folder
     except ModuleNotFoundError:
         return {}, {}
-    folders = {name: on_this_machine(named) for name, named in NAMED.items()}
-    commands = {name: f"mooring data {'info' if named.by_hand else 'fetch'} {name}" for name, named in NAMED.items()}
+    folders = {name: fetched_folder(named) for name, named in NAMED_DATASETS.items()}
+    commands = {
+        name: f"mooring data {'info' if named.manual_steps else 'fetch'} {name}"
+        for name, named in NAMED_DATASETS.items()
+    }
     return {name: str(folder) if folder else None for name, folder in folders.items()}, commands
 
 

@@ -11,8 +11,8 @@ from mooring.cli.option_groups import AsJson, Seeds, StreamFlags, StudyFlags, Tr
 from mooring.cli.output import command_line, opened
 from mooring.cli.terminal_tables import as_json, print_table
 from mooring.errors import MooringError
-from mooring.lab.methods import registry, resolve
-from mooring.lab.model.atomic_files import check_writable, write_whole
+from mooring.lab.methods import registry, resolve_methods
+from mooring.lab.model.atomic_files import check_writable, write_atomically
 from mooring.lab.study.comparison import comparison
 from mooring.lab.study.frontier import METHODS, NEAR, Frontier, Swept, dials, frontiers
 
@@ -43,7 +43,7 @@ def frontier(
     json: AsJson = False,
 ) -> None:
     """Sweep every method over its dial, and draw what was learned against what was kept."""
-    names = resolve(methods)
+    names = resolve_methods(methods)
     asked = comparison(
         streams.options(),
         names,
@@ -117,7 +117,7 @@ def _write(found: list[Frontier], out: Path) -> list[Path]:
             made = picture(draw(each), slugs[-1])
             for ending, content in (("svg", made.svg), ("png", made.png)):
                 files.append(out / f"{made.name}.{ending}")
-                write_whole(files[-1], content)
+                write_atomically(files[-1], content)
     files.append(out / "frontier.json")
-    write_whole(files[-1], (as_json([each.to_json() for each in found]) + "\n").encode())
+    write_atomically(files[-1], (as_json([each.to_json() for each in found]) + "\n").encode())
     return files

@@ -5,14 +5,14 @@ import typer
 from mooring.cli.option_groups import AsJson
 from mooring.cli.terminal_tables import as_json, print_table
 from mooring.lab.methods import METHODS
-from mooring.lab.methods.strengths import usual_strength
+from mooring.lab.methods.strengths import default_strength
 
 __all__ = ["methods"]
 
 
 def methods(json: AsJson = False) -> None:
     """List every method with a line about it, and the strengths it has when none is given."""
-    strengths = {m.name: [usual_strength(m, paper=paper) for paper in (False, True)] for m in METHODS.values()}
+    strengths = {m.name: [default_strength(m, paper=paper) for paper in (False, True)] for m in METHODS.values()}
     if json:
         told = []
         for m in METHODS.values():

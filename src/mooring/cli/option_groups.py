@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from mooring.lab.methods import registry
-from mooring.lab.streams.options import StreamOptions, stream_names
+from mooring.lab.streams.options import StreamOptions, stream_descriptions
 from mooring.lab.study.comparison import METHODS
 
 __all__ = ["METHODS", "OutputFlags", "StreamFlags", "StudyFlags", "TrainingFlags", "spread"]
@@ -46,7 +46,7 @@ class StreamFlags:
             "With commas: digits, cifar100, cifar10, flowers102, caltech256, folder; each also with -permuted or "
             "-rotated.",
             "Stream",
-            autocompletion=one_of(stream_names),
+            autocompletion=one_of(stream_descriptions),
         ),
     ] = "digits"
     data: Annotated[str | None, _option("--data", "The folder of images.", "Stream", metavar="DIR")] = None

@@ -35,7 +35,7 @@ class _Shown(Study):
 def opened(flags: StudyFlags, report: Path | None = None) -> Study:
     """The study that the options name, with its progress on stderr; a page that cannot be written is refused."""
     if report is not None:
-        check_writable(report, make=False)
+        check_writable(report, create=False)
     told = reporter(flags.quiet)
     return _Shown(
         flags.study,

@@ -13,7 +13,7 @@ from mooring.cli.output import command_line, opened
 from mooring.cli.terminal_tables import as_json
 from mooring.errors import MooringError, unknown
 from mooring.lab.model.atomic_files import check_writable
-from mooring.lab.model.plurals import counted
+from mooring.lab.model.plurals import pluralize
 from mooring.paper.ablations.explained import explained
 from mooring.paper.context.context import Laboratory
 from mooring.paper.context.scale import MINIATURE, PAPER, Scale
@@ -69,7 +69,7 @@ def paper(
     wanted = chosen(targets)
     asked = (MINIATURE if miniature else PAPER).on(data, _names(sets)).through(_names(regimes))
     scale = asked if seeds is None else replace(asked, seeds=seeds)
-    check_writable(out, make=False)
+    check_writable(out, create=False)
     if other_init and scale.other == scale.network:
         raise MooringError("--other-init is for the second network, and there is one only: give --init")
     study = opened(kept)
@@ -109,7 +109,7 @@ def _cost(targets: list[Target], scale: Scale) -> str:
     """What there is to train at most, before the first model."""
     costs = {name: each for name, each in cost(targets, scale).items() if each.models}
     each = ", ".join(f"{name} {found.models}" for name, found in costs.items())
-    total = counted(sum(found.models for found in costs.values()), "model")
+    total = pluralize(sum(found.models for found in costs.values()), "model")
     steps = sum(found.steps for found in costs.values())
     where = f"{', '.join(scale.streams)}, about {steps:.2g} iterations of one"
     return f"at most {total} on {where} ({each}); none is trained twice" if steps else f"{total} to train"

@@ -13,7 +13,7 @@ from mooring.errors import MooringError
 from mooring.lab.engines.signals import InterruptedStudyError, stoppable
 from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.determinism import deterministic as same_bits
-from mooring.lab.networks import backbone
+from mooring.lab.networks import backbone_factory
 from mooring.lab.streams.options import open_stream
 from mooring.lab.study.pretraining import Pretraining, Taught
 from mooring.lab.study.pretraining import pretrain as teach
@@ -60,7 +60,7 @@ def pretrain(
     settings = Pretraining(
         network, seed, epochs, lr, batch, momentum, weight_decay, flips, shifts, schedule, seeds, dtype
     )
-    backbone(network)
+    backbone_factory(network)
     asked = streams.options()
     if len(asked) > 1:
         raise MooringError(f"a backbone is taught on one stream, not on {len(asked)}")
@@ -69,7 +69,7 @@ def pretrain(
             told = file / "backbone.safetensors"
             raise MooringError(f"{file} is a folder: give a file for the backbone, such as {told}")
     settings.on(checked_device(device, deterministic=deterministic))
-    check_writable(out.parent, make=False)
+    check_writable(out.parent, create=False)
     notes: list[str] = []
     with progress_bar() as shown:
         stream = open_stream(asked[0], shown)

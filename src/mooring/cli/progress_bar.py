@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from mooring.lab.streams.progress_callback import Progress
+from mooring.lab.streams.progress_callback import ProgressCallback
 
 __all__ = ["progress_bar"]
 
 
 @contextmanager
-def progress_bar(*, in_bytes: bool = False, console: Console | None = None) -> Iterator[Progress]:
+def progress_bar(*, in_bytes: bool = False, console: Console | None = None) -> Iterator[ProgressCallback]:
     """A function to tell what is done, which shows a bar with the time that is left.
 
     Args:

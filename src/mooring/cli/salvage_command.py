@@ -7,7 +7,7 @@ import typer
 
 from mooring.cli.option_groups import AsJson
 from mooring.cli.terminal_tables import as_json
-from mooring.lab.model.plurals import counted
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.study import salvage as rescue
 
 __all__ = ["salvage"]
@@ -23,10 +23,10 @@ def salvage(
         aside = None if found.aside is None else str(found.aside)
         typer.echo(as_json({"study": str(study), "kept": found.kept, "lost": found.lost, "aside": aside}))
     elif found.aside is None:
-        typer.echo(f"{study}: nothing is wrong with its {counted(found.kept, 'run')}")
+        typer.echo(f"{study}: nothing is wrong with its {pluralize(found.kept, 'run')}")
     else:
         lost = f"lost {', '.join(found.lost)}; " if found.lost else ""
         typer.echo(
-            f"{study}: kept {counted(found.kept, 'run')}; {lost}the damaged file is {found.aside}; "
+            f"{study}: kept {pluralize(found.kept, 'run')}; {lost}the damaged file is {found.aside}; "
             "the command that made the study trains again what is missing"
         )

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mooring.lab.engines.reporting import Reporter, Seen, Silent
-from mooring.lab.model.plurals import counted
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
@@ -92,7 +92,7 @@ class Lines:
     def finished(self, number: int, results: Sequence[Result]) -> None:
         """Say that a fleet is done."""
         lost = sum(result.status != "finished" for result in results)
-        what = f", {counted(lost, 'run')} unstable or rejected" if lost else ""
+        what = f", {pluralize(lost, 'run')} unstable or rejected" if lost else ""
         self._say(f"fleet {number + 1} of {self.count}: done{what}")
 
     def note(self, line: str) -> None:
@@ -109,12 +109,12 @@ class Lines:
 def planned(fleets: Sequence[Sequence[RunSpec]], done: int) -> str:
     """What there is to do: runs that train together are a fleet."""
     known = f", {done} known already" if done else ""
-    return f"{counted(sum(map(len, fleets)), 'run')} to train in {counted(len(fleets), 'fleet')}{known}"
+    return f"{pluralize(sum(map(len, fleets)), 'run')} to train in {pluralize(len(fleets), 'fleet')}{known}"
 
 
 def describe(fleet: Seen) -> str:
     """Where a fleet is, and how accurate its runs are on the tasks behind them."""
-    tasks, runs = fleet.tasks, counted(fleet.runs, "run")
+    tasks, runs = fleet.tasks, pluralize(fleet.runs, "run")
     place = f"{runs}, task {min(fleet.position.task + 1, tasks)} of {tasks}"
     if fleet.position.epoch == fleet.position.step == 0 and fleet.position.task:
         place = f"{runs}, {fleet.position.task} of {tasks} tasks done"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mooring.lab.model.metrics import Interval
-from mooring.lab.model.plurals import counted
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.summary import Row
 from mooring.lab.study.protocol import Choice
 
@@ -65,9 +65,9 @@ def print_rows(rows: Sequence[Row], baseline: str | None) -> None:
             against = [_difference(row.difference)] if baseline else []
             cells.append([row.label, *lr, *apart, *told, *against, row.verdict])
         seeds = sorted({len(row.results) for row in mine})
-        count = counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+        count = pluralize(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
         setting = mine[0].setting
-        trained = f"{setting.network}, {counted(setting.epochs, 'epoch')}, batch {setting.batch}"
+        trained = f"{setting.network}, {pluralize(setting.epochs, 'epoch')}, batch {setting.batch}"
         rate = "" if several else f", lr {setting.lr:g}"
         print_table(header, cells, f"{stream}: {trained}{rate}; mean ± std over {count}")
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mooring.lab.model.plurals import counted
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.spec import RunSpec
 from mooring.report.numbers import bounds, fixed, given, printable
 from mooring.report.section import Entry, Section
@@ -21,8 +21,8 @@ def compared(section: Section) -> str:
     seeds = sorted({result.spec.seed for result in section.results})
     at = f" at {len(settings)} settings" if len(settings) > methods else ""
     parts = [
-        f"{counted(methods, 'method')}{at} on {counted(section.tasks, 'task')}",
-        f"{counted(len(seeds), 'seed')} ({ranges(seeds)})",
+        f"{pluralize(methods, 'method')}{at} on {pluralize(section.tasks, 'task')}",
+        f"{pluralize(len(seeds), 'seed')} ({ranges(seeds)})",
         f"network {_shared(settings, lambda setting: printable(setting.network, 60))}",
         f"{_shared(settings, lambda setting: setting.epochs)} epochs a task",
         f"batches of {_shared(settings, lambda setting: setting.batch)}",
@@ -125,8 +125,8 @@ def _stability(section: Section) -> str:
     counts = {status: sum(result.status == status for result in results) for status in ("unstable", "rejected")}
     told = [f"{number} {'was' if number == 1 else 'were'} {status}" for status, number in counts.items() if number]
     if not told:
-        return f"All {counted(len(results), 'run')} finished." if len(results) > 1 else "The run finished."
-    return f"Of {counted(len(results), 'run')}, {' and '.join(told)}."
+        return f"All {pluralize(len(results), 'run')} finished." if len(results) > 1 else "The run finished."
+    return f"Of {pluralize(len(results), 'run')}, {' and '.join(told)}."
 
 
 def _accuracy(section: Section, method: str) -> float | None:

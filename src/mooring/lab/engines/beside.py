@@ -27,7 +27,7 @@ from mooring.lab.engines.sizing import Sizes
 from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.start import Weights
+from mooring.lab.networks.start import BackboneWeights
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["Beside", "Crews"]
@@ -209,7 +209,9 @@ class Crews:
             if worker.alive:
                 worker.gone()
 
-    def board(self, count: int, streams: Mapping[str, Stream], weights: Mapping[str, Weights], *, threads: int) -> None:
+    def board(
+        self, count: int, streams: Mapping[str, Stream], weights: Mapping[str, BackboneWeights], *, threads: int
+    ) -> None:
         """What comes next.
 
         Args:

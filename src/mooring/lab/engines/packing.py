@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from safetensors.torch import load, save
 from torch import Tensor
 
-from mooring.lab.networks.start import Weights
+from mooring.lab.networks.start import BackboneWeights
 from mooring.lab.streams.stream import Split, Stream, Task
 
 __all__ = ["Packed", "packed", "unpacked"]
@@ -30,7 +30,7 @@ class Packed:
     weights: dict[str, tuple[str, dict[str, str]]]
 
 
-def packed(streams: Mapping[str, Stream], weights: Mapping[str, Weights]) -> Packed:
+def packed(streams: Mapping[str, Stream], weights: Mapping[str, BackboneWeights]) -> Packed:
     """What is given, by fingerprint, as bytes; memory that several streams share is in it once.
 
     Example:
@@ -60,7 +60,7 @@ def packed(streams: Mapping[str, Stream], weights: Mapping[str, Weights]) -> Pac
     return Packed(save(tensors), made, others)
 
 
-def unpacked(told: Packed) -> tuple[dict[str, Stream], dict[str, Weights]]:
+def unpacked(told: Packed) -> tuple[dict[str, Stream], dict[str, BackboneWeights]]:
     """What `packed` was given; streams share what they shared."""
     tensors = load(told.tensors)
     streams = {}
@@ -70,7 +70,7 @@ def unpacked(told: Packed) -> tuple[dict[str, Stream], dict[str, Weights]]:
         streams[key] = Stream(name, train, test, made, heads)
         streams[key].__dict__["fingerprint"] = key  # known already, and to read all images again takes its time
     weights = {
-        key: Weights(path, key, {n: tensors[each] for n, each in names.items()})
+        key: BackboneWeights(path, key, {n: tensors[each] for n, each in names.items()})
         for key, (path, names) in told.weights.items()
     }
     return streams, weights

@@ -13,8 +13,8 @@ from mooring.lab.engines.device_memory import Peak, ran_out, release
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.order import batch_sizes
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.start import Weights
-from mooring.lab.streams.slices import limited
+from mooring.lab.networks.start import BackboneWeights
+from mooring.lab.streams.slices import limit_images
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["STEPS", "TASKS", "Tried", "tried"]
@@ -64,7 +64,7 @@ def tried(
     stream: Stream,
     *,
     device: str = "cpu",
-    weights: Mapping[str, Weights] | None = None,
+    weights: Mapping[str, BackboneWeights] | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> Tried | None:
     """Let runs sail a little way; None where they do not fit into memory. Global random state stays put.
@@ -97,11 +97,11 @@ def _sailed(
     specs: Sequence[RunSpec],
     stream: Stream,
     device: str,
-    weights: Mapping[str, Weights] | None,
+    weights: Mapping[str, BackboneWeights] | None,
     now: Callable[[], float],
 ) -> Tried:
     began, peak = now(), Peak(device)
-    short = limited(replace(stream, tasks=stream.tasks[:TASKS]), STEPS * specs[0].batch)
+    short = limit_images(replace(stream, tasks=stream.tasks[:TASKS]), STEPS * specs[0].batch)
     fewest = min(len(batch_sizes(len(task.train), specs[0].batch)) for task in short.tasks)
     epochs = -(-STEPS // fewest)
     clock = _Clock(device, len(short.tasks) - 1, now)

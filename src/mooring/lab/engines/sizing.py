@@ -11,9 +11,9 @@ from mooring.lab.engines.size_probe import Tried, tried
 from mooring.lab.fleet.evaluation import kept_bytes
 from mooring.lab.fleet.grouping import evenly
 from mooring.lab.fleet.shape import shape
-from mooring.lab.methods import find
+from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.start import Weights, start
+from mooring.lab.networks.start import BackboneWeights, initial_network
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["AT_ONCE", "Size", "Sizes"]
@@ -93,7 +93,7 @@ class Sizes:
     """
 
     streams: Mapping[str, Stream]
-    weights: Mapping[str, Weights] = field(default_factory=dict)
+    weights: Mapping[str, BackboneWeights] = field(default_factory=dict)
     device: str = "cpu"
     note: Callable[[str], None] = lambda line: None
     trial: Callable[..., Tried | None] = tried
@@ -128,7 +128,7 @@ class Sizes:
 
     def _counted(self, spec: RunSpec, stream: Stream) -> Size:
         """By what a run takes, roughly: a dozen numbers for each weight, a few hundred for each pixel of a batch."""
-        weights = sum(p.numel() for p in start(spec.network, stream, 0).parameters())
+        weights = sum(p.numel() for p in initial_network(spec.network, stream, 0).parameters())
         pixels = stream.train.images[0].numel() * spec.batch
         each = (8 if spec.dtype == "float64" else 4) * (12 * weights + 200 * pixels)
         room = NOMINAL[self.kind] if self.fixed else self.free(self.device)
@@ -179,7 +179,7 @@ class Sizes:
 
 def _weight(spec: RunSpec) -> int:
     """How much is kept for a run beside its weights: nothing, some, or more."""
-    importance = find(spec.method).importance
+    importance = find_method(spec.method).importance
     return 0 if importance is None else 1 + importance(0).needs_step
 
 

@@ -18,10 +18,10 @@ from mooring.lab.engines.reporting import Seen, Silent
 from mooring.lab.engines.runner import Aboard, Voyage
 from mooring.lab.engines.signals import InterruptedStudyError, Stop
 from mooring.lab.engines.sizing import Sizes
-from mooring.lab.model.determinism import prepare
+from mooring.lab.model.determinism import configure_cublas
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.start import Weights
+from mooring.lab.networks.start import BackboneWeights
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["Begun", "Failed", "Kept", "Noted", "Order", "Sailing", "Stopped", "places", "sail", "sized"]
@@ -110,7 +110,7 @@ class _Telling(Silent):
         self.told.put(Noted(line))
 
 
-def sail(order: Order, stream: Stream, weights: dict[str, Weights], stopped: Any = None) -> Iterator[Heard]:
+def sail(order: Order, stream: Stream, weights: dict[str, BackboneWeights], stopped: Any = None) -> Iterator[Heard]:
     """Sail the runs of an order to their end, from their last checkpoint on.
 
     Args:
@@ -156,7 +156,7 @@ def _work(order: Order, aboard: Aboard, stop: Stop, told: "queue.SimpleQueue[Hea
     unfinished = Unfinished(order.folder, order.device, order.reject, order.deterministic)
     try:
         if order.deterministic:
-            prepare(order.device)
+            configure_cublas(order.device)
         voyage = Voyage(aboard, 0, order.specs, unfinished, stop)
         voyage.results(lambda results, path: told.put(Kept(results, path.name)))
     except InterruptedStudyError:
@@ -180,7 +180,7 @@ def _look_in(path: Sequence[str]) -> None:
 def sized(
     specs: Sequence[RunSpec],
     stream: Stream,
-    weights: dict[str, Weights],
+    weights: dict[str, BackboneWeights],
     device: str,
     path: Sequence[str] = (),
     share: float = 1.0,

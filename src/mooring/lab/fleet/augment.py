@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mooring.lab.model.order import generator
+from mooring.lab.model.order import seeded_generator
 
 __all__ = ["drawn", "moved"]
 
@@ -29,9 +29,9 @@ def drawn(seeds: Sequence[int], epoch: int, images: int, *, flips: bool, shifts:
     found = torch.zeros(3, len(seeds), images, dtype=torch.int64)
     for run, seed in enumerate(seeds):
         if flips:
-            found[0, run] = torch.rand(images, generator=generator(seed, "flips", epoch)) < 0.5
+            found[0, run] = torch.rand(images, generator=seeded_generator(seed, "flips", epoch)) < 0.5
         if shifts:
-            random = generator(seed, "shifts", epoch)
+            random = seeded_generator(seed, "shifts", epoch)
             found[1:, run] = torch.randint(-shifts, shifts + 1, (2, images), generator=random)
     return found
 

@@ -20,8 +20,8 @@ from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.method_state import Held, Moorings
 from mooring.lab.fleet.record import Logbook
 from mooring.lab.fleet.stack.stack import laid_out
-from mooring.lab.methods import find
-from mooring.lab.model.atomic_files import write_whole
+from mooring.lab.methods import find_method
+from mooring.lab.model.atomic_files import write_atomically
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
@@ -198,17 +198,17 @@ def _part(header: Header, tensors: Tensors, runs: set[str], path: Path) -> tuple
 def _spans(header: Header) -> list[range]:
     """The rows of each method that moors, in the order of the header's groups."""
     spans, begin = [], 0
-    for name, books in groupby(header["books"], key=lambda book: find(book["spec"]["method"]).name):
+    for name, books in groupby(header["books"], key=lambda book: find_method(book["spec"]["method"]).name):
         span = range(begin, begin + len(list(books)))
         begin = span.stop
-        if find(name).importance is not None:
+        if find_method(name).importance is not None:
             spans.append(span)
     return spans
 
 
 def _write(path: Path, header: Header, tensors: Tensors) -> None:
     told = json.dumps(header | {"digest": _digest(tensors)})
-    write_whole(path, to_bytes(tensors, metadata={"mooring": told}))
+    write_atomically(path, to_bytes(tensors, metadata={"mooring": told}))
 
 
 def _digest(tensors: Tensors) -> str:

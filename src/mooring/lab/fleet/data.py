@@ -9,7 +9,7 @@ from torch import Tensor
 from mooring.lab.fleet.gpu.convolution import gather, has_kernels
 from mooring.lab.model.order import joint_order, task_order
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.inputs import scaled
+from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["Batch", "Batches"]
@@ -72,7 +72,7 @@ class Batches:
     def gathered(self, places: Tensor) -> Tensor:
         """The images at these places as a network sees them: chosen, scaled and laid out in one pass on a GPU."""
         if not self.in_one:
-            return scaled(self.images.index_select(0, places), self.dtype)
+            return normalize_pixels(self.images.index_select(0, places), self.dtype)
         return gather(self.images, places, self.dtype)
 
     def order(self, specs: Sequence[RunSpec], data: str, task: int, epoch: int) -> Tensor:

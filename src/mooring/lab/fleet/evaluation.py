@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mooring.lab.fleet.stack.stack import Stack
-from mooring.lab.networks.headed import Headed
-from mooring.lab.networks.inputs import scaled
+from mooring.lab.networks.headed import MultiHeadNetwork
+from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.streams.stream import Split, Stream
 
 __all__ = ["Exam", "kept_bytes"]
@@ -31,7 +31,7 @@ def kept_bytes(test: Split) -> int:
     return test.images.nbytes if test.images.nbytes < EASILY else 0
 
 
-_SCORED: WeakKeyDictionary[Headed, dict[Hashable, list[float]]] = WeakKeyDictionary()
+_SCORED: WeakKeyDictionary[MultiHeadNetwork, dict[Hashable, list[float]]] = WeakKeyDictionary()
 """What networks scored before they were trained, by where and how exactly: many fleets start from one."""
 
 
@@ -43,10 +43,10 @@ class Exam:
         device: where the images stay, if they fit easily.
 
     Example:
-        >>> from mooring.lab.networks.start import start
+        >>> from mooring.lab.networks.start import initial_network
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=2)
-        >>> stack = Stack([start("mlp", stream, seed) for seed in (0, 1, 2)], "cpu", [0, 1, 2])
+        >>> stack = Stack([initial_network("mlp", stream, seed) for seed in (0, 1, 2)], "cpu", [0, 1, 2])
         >>> Exam(stream).score(stack, heads=[0, 1], dtype=torch.float32).shape  # the first two of five tasks
         torch.Size([3, 2])
     """
@@ -71,7 +71,7 @@ class Exam:
         for number, head in enumerate(heads):
             right = torch.zeros(runs, dtype=torch.float64, device=stack.device)
             for places in torch.split(self.places[number], at_once):
-                x = scaled(self.images[places].to(stack.device), dtype)
+                x = normalize_pixels(self.images[places].to(stack.device), dtype)
                 whose = head if isinstance(head, int) else head.to(stack.device)[:, None].expand(runs, len(x))
                 logits = stack(x.expand(runs, *x.shape), whose)
                 told = logits[..., : len(self.tasks[number].classes)].argmax(-1)
@@ -82,7 +82,7 @@ class Exam:
     def score_starts(
         self,
         stack: Stack,
-        starts: Sequence[Headed],
+        starts: Sequence[MultiHeadNetwork],
         heads: Sequence[int | Tensor],
         dtype: torch.dtype,
         data: str = "",

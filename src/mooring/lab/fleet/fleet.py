@@ -30,14 +30,14 @@ from mooring.lab.fleet.shape import shape
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.fleet.stack.stack_observer import StackWatch
 from mooring.lab.fleet.strength_groups import twins
-from mooring.lab.methods import find
-from mooring.lab.methods.registry import rank
+from mooring.lab.methods import find_method
+from mooring.lab.methods.registry import method_rank
 from mooring.lab.model.order import batch_sizes
-from mooring.lab.model.precision import check_precision, computing, parameters_of, products_of
+from mooring.lab.model.precision import check_precision, parameter_dtype, product_dtype, tf32_mode
 from mooring.lab.model.results import Result, Status
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import Weights, starts
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import BackboneWeights, initial_networks
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["Fleet", "FleetCallback", "Position"]
@@ -86,33 +86,33 @@ class Fleet:
         stream: Stream,
         *,
         device: torch.device | str = "cpu",
-        weights: Mapping[str, Weights] | None = None,
+        weights: Mapping[str, BackboneWeights] | None = None,
         reject: bool = False,
     ) -> None:
         if not specs or len({shape(spec) for spec in specs}) > 1:
             raise MooringError("a fleet takes runs of one shape, and at least one: they differ in more than seeds")
-        if find(specs[0].method).memory and specs[0].memory is None:
+        if find_method(specs[0].method).memory and specs[0].memory is None:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
         # runs of a method are neighbours, and the order given does not matter
-        self.twins = twins(sorted(specs, key=lambda spec: (rank(spec.method), spec.seed, spec.key)))
+        self.twins = twins(sorted(specs, key=lambda spec: (method_rank(spec.method), spec.seed, spec.key)))
         self.specs = [some[0] for some in self.twins.values()]
-        self.common, self.method = self.specs[0], find(self.specs[0].method)
+        self.common, self.method = self.specs[0], find_method(self.specs[0].method)
         self.stream, self.reject, self.device = stream, reject, torch.device(device)
         check_precision(self.common.dtype, str(self.device))
-        self.dtype = parameters_of(self.common.dtype)
-        self.starts = starts(self.specs, stream, self.dtype, weights or {})
+        self.dtype = parameter_dtype(self.common.dtype)
+        self.starts = initial_networks(self.specs, stream, self.dtype, weights or {})
         seeds = [spec.seed for spec in self.specs]
-        with computing(self.common.dtype):
-            self.stack = Stack(self.starts, self.device, seeds, products_of(self.common.dtype))
+        with tf32_mode(self.common.dtype):
+            self.stack = Stack(self.starts, self.device, seeds, product_dtype(self.common.dtype))
         self.sgd = SGD.of(self.specs, torch.empty(0, dtype=self.dtype, device=self.device))
         self.batches = Batches(stream, self.device, self.dtype, self.common.dtype in ("tf32", "bf16"))
         self.exam = Exam(stream, self.device)
         self.memory = self.ahead = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
         names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
-        self.watch = StackWatch(self.stack, *self.method.looks) if self.method.watches_layers else None
+        self.watch = StackWatch(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
         self.groups = Groups(self.specs, names, self.sgd.lr, self.watch.parameters if self.watch else ())
         self.fused = fused_for(self.groups, self.sgd)
-        drawing = any(moorings.importance.draws for _, moorings in self.groups.moored) and self.method.watches_outputs
+        drawing = any(moorings.importance.draws for _, moorings in self.groups.moored) and self.method.observes_outputs
         self.recorder = Recorder(on=bool(self.fused) and self.stack.way != "in turn" and not drawing)
         self.books = [Logbook(spec) for spec in self.specs]
         self.results: list[Result] = []
@@ -127,7 +127,7 @@ class Fleet:
     def run(self, callback: FleetCallback | None = None) -> list[Result]:
         """Go on from where the fleet is to the end of the stream; a result for each run."""
         self.mark = time.perf_counter()
-        with computing(self.common.dtype):
+        with tf32_mode(self.common.dtype):
             return self._run(callback)
 
     def _run(self, callback: FleetCallback | None) -> list[Result]:
@@ -282,11 +282,11 @@ class Fleet:
         """Write down what each penalty will do, and reject those that do not interpolate."""
         too_strong = self.groups.judge(self.books)
         if self.reject and task == 0 and bool(too_strong.any()):
-            self._lose(too_strong, "rejected", [book.trouble for book in self.books])
+            self._lose(too_strong, "rejected", [book.warning for book in self.books])
 
     def _finish(self) -> None:
         """The stream is over: measure what is left of the first task's model, run by run."""
-        inputs = scaled(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
+        inputs = normalize_pixels(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
         drifts, likenesses = drift_of(self.stack, self.first), likeness_of(self.stack, self.first, inputs)
         for book, *told in zip(self.books, self.groups.importance_by_layer(), drifts, likenesses, strict=True):
             rest = dict(zip(("importance", "drift", "cka"), told, strict=True))
@@ -300,7 +300,7 @@ class Fleet:
         with self.alike.alone(self.stack):
             logits, loss = self._forward(self.alike.leading(indices), task)
             probes: Tensors = {}
-            if self.method.watches_outputs:
+            if self.method.observes_outputs:
                 probes = self._gradients(self.groups.asked(logits, self.stack.seeds, self.steps), keep=True)
             gradients = self._gradients(loss.sum())
         every = self.alike.everyones

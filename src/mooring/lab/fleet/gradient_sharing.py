@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mooring.lab.fleet.stack.stack import Stack, laid_out
-from mooring.lab.methods import find
+from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
 
 __all__ = ["Alike", "course"]
@@ -25,7 +25,7 @@ def course(spec: RunSpec) -> str:
         >>> course(ewc) == course(si), course(ewc) == course(other)
         (True, False)
     """
-    return spec.key if find(spec.method).anchors == "start" else replace(spec, method="plain", strength=None).key
+    return spec.key if find_method(spec.method).anchors == "start" else replace(spec, method="plain", strength=None).key
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Alike:
     @classmethod
     def of(cls, specs: Sequence[RunSpec], device: torch.device | str = "cpu") -> "Alike":
         """Those of runs of one shape in their first task; nobody is where more is looked at than a gradient."""
-        method = find(specs[0].method) if specs else None
-        if method is None or method.watches_outputs or method.watches_layers or method.memory:
+        method = find_method(specs[0].method) if specs else None
+        if method is None or method.observes_outputs or method.observes_layers or method.memory:
             return cls()
         courses = [course(spec) for spec in specs]
         first = {each: row for row, each in reversed([*enumerate(courses)])}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mooring.lab.fleet.stack.stack import Stack
-from mooring.lab.methods import find
+from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams.stream import Stream
 
@@ -51,4 +51,4 @@ def inherit(stack: Stack, specs: Sequence[RunSpec], stream: Stream, task: int) -
 
 
 def _inherits(spec: RunSpec) -> bool:
-    return spec.heads == "inherit" and find(spec.method).data != "joint"
+    return spec.heads == "inherit" and find_method(spec.method).data != "joint"

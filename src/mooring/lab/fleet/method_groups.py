@@ -10,8 +10,8 @@ from mooring.importance.kronecker_factors import Factors
 from mooring.lab.fleet.method_state import Moorings, Tensors
 from mooring.lab.fleet.record import Logbook
 from mooring.lab.fleet.sgd import SGD
-from mooring.lab.methods import find
-from mooring.lab.model.order import generator
+from mooring.lab.methods import find_method
+from mooring.lab.model.order import seeded_generator
 from mooring.lab.model.spec import RunSpec
 
 __all__ = ["Groups", "rows_of"]
@@ -38,8 +38,8 @@ class Groups:
     def __init__(self, specs: Sequence[RunSpec], names: list[str], lr: Tensor, layered: Collection[str] = ()) -> None:
         self.every: list[tuple[slice, Moorings | None]] = []
         begin = 0
-        for name, runs in groupby(specs, key=lambda spec: find(spec.method).name):
-            mine, method = list(runs), find(name)
+        for name, runs in groupby(specs, key=lambda spec: find_method(spec.method).name):
+            mine, method = list(runs), find_method(name)
             rows = slice(begin, begin + len(mine))
             begin = rows.stop
             moorings = None
@@ -79,7 +79,9 @@ class Groups:
                 total = total + moorings.importance.probe(logits[rows].flatten(0, 1), torch.Generator())
                 continue
             for outputs, seed, importance in zip(logits[rows], seeds[rows], moorings.importances, strict=True):
-                random = torch.Generator(logits.device).manual_seed(generator(seed, "probe", step).initial_seed())
+                random = torch.Generator(logits.device).manual_seed(
+                    seeded_generator(seed, "probe", step).initial_seed()
+                )
                 total = total + importance.probe(outputs, random)
         return total
 
@@ -177,7 +179,7 @@ class Groups:
             for run, (book, verdict) in enumerate(zip(books[rows], found, strict=True), rows.start):
                 if verdict:
                     book.stability.append(verdict)
-                    too_strong[run] = bool(verdict.trouble) and moorings.method.can_extrapolate
+                    too_strong[run] = bool(verdict.warning) and moorings.method.can_extrapolate
         return too_strong
 
     def importance_by_layer(self) -> list[dict[str, float]]:

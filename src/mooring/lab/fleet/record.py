@@ -38,9 +38,9 @@ class Logbook:
         )
 
     @property
-    def trouble(self) -> str:
+    def warning(self) -> str:
         """What the last verdict has against the run's penalty; nothing where there was none."""
-        return self.stability[-1].trouble if self.stability else ""
+        return self.stability[-1].warning if self.stability else ""
 
     def of(self, spec: RunSpec) -> "Logbook":
         """The same measurements so far, as another run's."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mooring.lab.model.order import generator
+from mooring.lab.model.order import seeded_generator
 
 __all__ = ["Reservoir", "project"]
 
@@ -47,7 +47,7 @@ class Reservoir:
         order = torch.arange(self.offered, self.offered + count)
         kept, offered = self.kept.numpy(), indices.numpy()
         for seed, runs in self._by_seed().items():
-            drawn = torch.rand(count, generator=generator(seed, "reservoir", self.offered), dtype=torch.float64)
+            drawn = torch.rand(count, generator=seeded_generator(seed, "reservoir", self.offered), dtype=torch.float64)
             places = torch.where(order < capacity, order, (drawn * (order + 1)).long()).numpy()
             inside = places < capacity
             for run in runs:
@@ -60,7 +60,7 @@ class Reservoir:
         size = len(self)
         chosen = torch.empty(len(self.seeds), min(count, size), dtype=torch.int64)
         for seed, runs in self._by_seed().items():
-            places = torch.randperm(size, generator=generator(seed, "replay", self.drawn))[:count]
+            places = torch.randperm(size, generator=seeded_generator(seed, "replay", self.drawn))[:count]
             chosen[runs] = self.kept[runs][:, places]
         return chosen
 

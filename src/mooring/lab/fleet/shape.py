@@ -1,6 +1,6 @@
 """What makes runs alike enough to be stacked."""
 
-from mooring.lab.methods import find
+from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
 
 __all__ = ["shape"]
@@ -14,7 +14,7 @@ def shape(spec: RunSpec) -> tuple[object, ...]:
         >>> shape(one) == shape(RunSpec("digits", "0", "explicit-si", seed=3, lr=0.5, momentum=0.0))
         True
     """
-    method = find(spec.method)
+    method = find_method(spec.method)
     steps = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory)
-    seen = (method.data, method.recalls, method.frozen, method.watches_outputs, method.watches_layers)
+    seen = (method.data, method.recalls, method.frozen, method.observes_outputs, method.observes_layers)
     return (*steps, spec.dtype, *seen)

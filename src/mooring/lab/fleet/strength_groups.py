@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mooring.lab.methods import find
+from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
 
 __all__ = ["kin", "twins"]
@@ -19,7 +19,7 @@ def kin(spec: RunSpec) -> str:
         >>> kin(weak) == kin(strong), kin(weak) == kin(RunSpec("digits", "0", "ewc", 1, strength=1.0))
         (True, False)
     """
-    alone = spec.strength is None or find(spec.method).anchors == "start"
+    alone = spec.strength is None or find_method(spec.method).anchors == "start"
     return (spec if alone else replace(spec, strength=None)).key
 
 

@@ -3,7 +3,7 @@
 from mooring.importance import Kronecker
 from mooring.lab.methods.method import Method, decades
 from mooring.lab.methods.proximal_steps import mean_fisher
-from mooring.lab.methods.strengths import DIGITS
+from mooring.lab.methods.strengths import DIGITS_STRENGTHS
 from mooring.pulls import Budget
 from mooring.pulls.merges import total
 
@@ -15,7 +15,7 @@ METHODS = [
         "as little pull as keeps the estimated rise of the loss within so many nats (its strength)",
         mean_fisher,
         Budget,
-        strength=DIGITS["budget-ewc"],
+        strength=DIGITS_STRENGTHS["budget-ewc"],
         merge=total,
         dial=decades(-7, 0),
     ),
@@ -24,7 +24,7 @@ METHODS = [
         "the same with the curvature of whole layers instead of single weights",
         lambda seed: Kronecker(every=4),
         Budget,
-        strength=DIGITS["budget-kronecker"],
+        strength=DIGITS_STRENGTHS["budget-kronecker"],
         merge=total,
         dial=decades(-7, 0),
     ),

@@ -9,12 +9,12 @@ from mooring.importance import Uniform
 from mooring.lab.methods.method import Method
 from mooring.lab.methods.penalties import DIALS, IMPORTANCES
 from mooring.lab.methods.proximal_steps import mean_fisher
-from mooring.lab.methods.strengths import DIGITS
+from mooring.lab.methods.strengths import DIGITS_STRENGTHS
 from mooring.pulls import Blend, Interpolation, Penalty
 from mooring.pulls.merges import total
 from mooring.pulls.run_axis import Number
 
-__all__ = ["METHODS", "Counted"]
+__all__ = ["METHODS", "TaskCount"]
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 STIFFNESSES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -24,11 +24,11 @@ SOUP = 50
 """Iterations between two blends of a running soup."""
 
 
-class Counted(Uniform):
+class TaskCount(Uniform):
     """1 for each task, summed: a parameter is worth as much as tasks have trained it.
 
     Example:
-        >>> Counted().merges
+        >>> TaskCount().merges
         True
     """
 
@@ -59,7 +59,7 @@ METHODS = [
             f"the explicit step at a stiffness (its strength) below 1: {what}",
             make,
             _soft,
-            strength=DIGITS["soft"],
+            strength=DIGITS_STRENGTHS["soft"],
             dial=STIFFNESSES,
         )
         for name, (make, what) in IMPORTANCES.items()
@@ -70,7 +70,7 @@ METHODS = [
         "penalty on leaving the weights that training started from (L2-SP)",
         lambda seed: Uniform(),
         Penalty,
-        strength=DIGITS["l2-sp"],
+        strength=DIGITS_STRENGTHS["l2-sp"],
         anchors="start",
         dial=DIALS["uniform"],
     ),
@@ -79,7 +79,7 @@ METHODS = [
         f"a share (its strength) of the way back in every {SOUP}th step (SFA, a running soup)",
         lambda seed: Uniform(),
         _soup,
-        strength=DIGITS["sfa"],
+        strength=DIGITS_STRENGTHS["sfa"],
         dial=SHARES,
     ),
     Method(
@@ -87,13 +87,13 @@ METHODS = [
         "a share (its strength) of the way back once, at the end of each task (WiSE-FT)",
         lambda seed: Uniform(),
         Blend,
-        strength=DIGITS["wise-ft"],
+        strength=DIGITS_STRENGTHS["wise-ft"],
         dial=SHARES,
     ),
     Method(
         "imm-mean",
         "the mean of the weights after all tasks, taken at the end of each (mean-IMM)",
-        lambda seed: Counted(),
+        lambda seed: TaskCount(),
         _merged_alike,
         merge=total,
     ),
@@ -109,7 +109,7 @@ METHODS = [
         "the same with the past weighted by a factor (its strength), as in CoFiMA",
         mean_fisher,
         _merged,
-        strength=DIGITS["cofima"],
+        strength=DIGITS_STRENGTHS["cofima"],
         merge=total,
         dial=WEIGHTS,
     ),

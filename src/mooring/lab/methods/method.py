@@ -92,17 +92,17 @@ class Method:
         return self.strength is not None
 
     @property
-    def watches_outputs(self) -> bool:
+    def observes_outputs(self) -> bool:
         """Whether it needs a second backward pass, from the outputs."""
         return self.importance is not None and self.importance(0).watches == "outputs"
 
     @property
-    def watches_layers(self) -> bool:
+    def observes_layers(self) -> bool:
         """Whether it needs to see what goes through layers."""
         return self.importance is not None and self.importance(0).by_layer
 
     @property
-    def looks(self) -> tuple[int, int]:
+    def observation_limits(self) -> tuple[int, int]:
         """In each how many-th step of a task it looks at layers, and at how large ones, where it does."""
         assert self.importance is not None
         return self.importance(0).every, self.importance(0).largest

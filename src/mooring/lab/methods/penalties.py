@@ -8,7 +8,7 @@ from functools import partial
 
 from mooring.importance import EWC, MAS, SI, Balanced, Importance, Random, RWalk, Uniform
 from mooring.lab.methods.method import Method, decades
-from mooring.lab.methods.strengths import DIGITS as STRENGTHS
+from mooring.lab.methods.strengths import DIGITS_STRENGTHS as STRENGTHS
 from mooring.pulls import Penalty
 from mooring.pulls.run_axis import Number
 

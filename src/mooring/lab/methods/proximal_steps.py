@@ -2,7 +2,7 @@
 
 from mooring.importance import EWC
 from mooring.lab.methods.method import Method, decades
-from mooring.lab.methods.strengths import DIGITS
+from mooring.lab.methods.strengths import DIGITS_STRENGTHS
 from mooring.pulls import Proximal
 from mooring.pulls.merges import total
 
@@ -25,7 +25,7 @@ METHODS = [
         "EWC's penalty as a step of its own, with the mean Fisher of each task, summed",
         mean_fisher,
         Proximal,
-        strength=DIGITS["proximal-ewc"],
+        strength=DIGITS_STRENGTHS["proximal-ewc"],
         merge=total,
         dial=decades(0, 7),
     )

@@ -6,7 +6,7 @@ from mooring.lab.methods import controls, explicit, merging, penalties, replay
 from mooring.lab.methods import proximal_steps as proximal
 from mooring.lab.methods.method import Method
 
-__all__ = ["ALIASES", "METHODS", "VARIANTS", "find", "rank", "resolve"]
+__all__ = ["ALIASES", "METHODS", "VARIANTS", "find_method", "method_rank", "resolve_methods"]
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -23,11 +23,11 @@ ALIASES = {f"{form}vanilla": f"{form}uniform" for form in ("", "balanced-", "cla
 """The paper's names."""
 
 
-def find(name: str) -> Method:
+def find_method(name: str) -> Method:
     """The method of that name.
 
     Example:
-        >>> find("explicit-mas").has_strength
+        >>> find_method("explicit-mas").has_strength
         False
     """
     name = ALIASES.get(name, name)
@@ -41,25 +41,25 @@ def find(name: str) -> Method:
     return found
 
 
-def rank(name: str) -> int:
+def method_rank(name: str) -> int:
     """The place of a method among all, variants last: runs of one method lie next to each other.
 
     Example:
-        >>> rank("plain"), rank("explicit-ewc-cube") > rank("er")
+        >>> method_rank("plain"), method_rank("explicit-ewc-cube") > method_rank("er")
         (0, True)
     """
-    return [*METHODS, *VARIANTS].index(find(name).name)
+    return [*METHODS, *VARIANTS].index(find_method(name).name)
 
 
-def resolve(names: str | list[str] | tuple[str, ...]) -> list[str]:
+def resolve_methods(names: str | list[str] | tuple[str, ...]) -> list[str]:
     """Names of methods from a list of them; "all" stands for every one. Each is named once, in the order given.
 
     Example:
-        >>> resolve("plain,vanilla, plain")
+        >>> resolve_methods("plain,vanilla, plain")
         ['plain', 'uniform']
     """
     given = names.split(",") if isinstance(names, str) else list(names)
     found: list[str] = []
     for name in (part.strip() for part in given):
-        found += list(METHODS) if name == "all" else [find(name).name]
+        found += list(METHODS) if name == "all" else [find_method(name).name]
     return list(dict.fromkeys(found))

@@ -5,12 +5,12 @@ A good strength depends on the network, the data and the learning rate; `mooring
 
 from mooring.lab.methods.method import Method
 
-__all__ = ["DIGITS", "PAPER", "paper_strength", "usual_strength"]
+__all__ = ["DIGITS_STRENGTHS", "PAPER_STRENGTHS", "default_strength", "paper_strength"]
 
 OPEN = {"soft": 0.3, "sfa": 0.5, "wise-ft": 0.5, "cofima": 1.0}
 """Stiffness, shares and a weight: where their range has its middle."""
 
-DIGITS = {
+DIGITS_STRENGTHS = {
     "ewc": 1e7,
     "mas": 0.03,
     "si": 3.0,
@@ -25,7 +25,7 @@ DIGITS = {
 }
 """Found by `mooring tune` on the digits, two at a time (docs/tuning.md)."""
 
-PAPER = {
+PAPER_STRENGTHS = {
     "ewc": 1e3,
     "mas": 0.01,
     "si": 0.01,
@@ -49,12 +49,12 @@ def paper_strength(method: str) -> float | None:
         (1000.0, 0.01, None)
     """
     for name in (method, method.removeprefix("balanced-").removeprefix("clamped-"), method.partition("-")[0]):
-        if name in PAPER:
-            return PAPER[name]
+        if name in PAPER_STRENGTHS:
+            return PAPER_STRENGTHS[name]
     return None
 
 
-def usual_strength(method: Method, *, paper: bool) -> float | None:
+def default_strength(method: Method, *, paper: bool) -> float | None:
     """The strength of a method when none is given.
 
     Args:
@@ -62,8 +62,8 @@ def usual_strength(method: Method, *, paper: bool) -> float | None:
         paper: whether to start from the paper's, as everywhere but on the digits.
 
     Example:
-        >>> from mooring.lab.methods import find
-        >>> usual_strength(find("mas"), paper=False), usual_strength(find("mas"), paper=True)
+        >>> from mooring.lab.methods import find_method
+        >>> default_strength(find_method("mas"), paper=False), default_strength(find_method("mas"), paper=True)
         (0.03, 0.01)
     """
     found = paper_strength(method.name) if paper and method.has_strength else None

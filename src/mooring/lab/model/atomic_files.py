@@ -6,16 +6,16 @@ from pathlib import Path
 
 from mooring.errors import MooringError
 
-__all__ = ["check_writable", "write_whole"]
+__all__ = ["check_writable", "write_atomically"]
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader, or a crash at any moment, meets the old content or the new, never a part.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_whole(Path(folder) / "told.txt", b"all of it")
+        ...     write_atomically(Path(folder) / "told.txt", b"all of it")
         ...     (Path(folder) / "told.txt").read_bytes()
         b'all of it'
     """
@@ -33,15 +33,15 @@ def write_whole(path: Path, data: bytes) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def check_writable(folder: Path, *, make: bool = True) -> None:
+def check_writable(folder: Path, *, create: bool = True) -> None:
     """Refuse a folder that cannot be written to; make it where it is missing, or try the nearest that is there.
 
     Args:
         folder: the folder.
-        make: whether to make it where it is missing.
+        create: whether to make it where it is missing.
     """
     try:
-        if make:
+        if create:
             folder.mkdir(parents=True, exist_ok=True)
         else:
             folder = next(each for each in (folder, *folder.absolute().parents) if each.exists())

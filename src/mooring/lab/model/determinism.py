@@ -8,7 +8,7 @@ import torch
 
 from mooring.errors import MooringError
 
-__all__ = ["deterministic", "prepare"]
+__all__ = ["configure_cublas", "deterministic"]
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 """How much memory matrix products may use: CUDA reads it once, when it starts."""
@@ -20,14 +20,14 @@ NO_WAY = " does not have a deterministic implementation"
 """How PyTorch says that an operation cannot do it."""
 
 
-def prepare(device: str) -> None:
+def configure_cublas(device: str) -> None:
     """Settle what CUDA reads when it starts; refused where it has started otherwise.
 
     Args:
         device: where to compute; on a CPU there is nothing to settle.
 
     Example:
-        >>> prepare("cpu")
+        >>> configure_cublas("cpu")
     """
     told = os.environ.get(WORKSPACE)
     if torch.device(device).type != "cuda" or told in FIXED:

@@ -11,18 +11,18 @@ from scipy.special import stdtrit
 from mooring.errors import MooringError
 
 __all__ = [
-    "ROUNDING",
+    "SCORE_TOLERANCE",
     "Interval",
     "average_accuracy",
     "average_forgetting",
     "backward_transfer",
+    "confidence_interval",
     "forward_transfer",
-    "interval",
-    "learned",
+    "learning_accuracy",
     "paired_difference",
 ]
 
-ROUNDING = 1e-9
+SCORE_TOLERANCE = 1e-9
 """Points within which two scores are the same: they are sums of thirds and sevenths, which floats round."""
 
 
@@ -53,11 +53,11 @@ def average_forgetting(matrix: torch.Tensor) -> float:
     return fmean(max(row[k] for row in rows[k:]) - last for k, last in enumerate(rows[-1]))
 
 
-def learned(matrix: torch.Tensor) -> float:
+def learning_accuracy(matrix: torch.Tensor) -> float:
     """Accuracy on each task right after it was trained: mean_k a[k, k].
 
     Example:
-        >>> learned(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
+        >>> learning_accuracy(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
         85.0
     """
     return fmean(row[k] for k, row in enumerate(_rows(matrix)))
@@ -115,11 +115,11 @@ class Interval:
         return f"{self.mean:.2f}" if self.count < 2 else f"{self.mean:.2f} ± {self.std:.2f}"
 
 
-def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def confidence_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Mean, standard deviation (n - 1) and the interval of the mean: mean ± t * std / sqrt(n).
 
     Example:
-        >>> found = interval([1.0, 2.0, 3.0])
+        >>> found = confidence_interval([1.0, 2.0, 3.0])
         >>> found.mean, found.std, round(found.low, 3), round(found.high, 3)
         (2.0, 1.0, -0.484, 4.484)
     """
@@ -144,7 +144,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], confid
         raise MooringError(
             f"a paired difference needs the same seeds on both sides, not {len(values)} and {len(baseline)}"
         )
-    return interval([value - other for value, other in zip(values, baseline, strict=True)], confidence)
+    return confidence_interval([value - other for value, other in zip(values, baseline, strict=True)], confidence)
 
 
 def _rows(matrix: torch.Tensor) -> list[list[float]]:

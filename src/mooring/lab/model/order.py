@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["batch_sizes", "generator", "joint_order", "task_order"]
+__all__ = ["batch_sizes", "joint_order", "seeded_generator", "task_order"]
 
 
-def generator(*parts: int | str) -> torch.Generator:
+def seeded_generator(*parts: int | str) -> torch.Generator:
     """Random numbers on the CPU fixed by what they are for, such as (seed, "order", task, epoch).
 
     Example:
-        >>> first, again = (torch.rand(1, generator=generator(0, "order")) for _ in range(2))
+        >>> first, again = (torch.rand(1, generator=seeded_generator(0, "order")) for _ in range(2))
         >>> bool(first == again)
         True
     """
@@ -44,7 +44,7 @@ def task_order(seed: int, task: int, epoch: int, indices: Tensor) -> Tensor:
         >>> task_order(0, 0, 0, torch.arange(4)).sort().values
         tensor([0, 1, 2, 3])
     """
-    return indices[torch.randperm(len(indices), generator=generator(seed, "order", task, epoch))]
+    return indices[torch.randperm(len(indices), generator=seeded_generator(seed, "order", task, epoch))]
 
 
 def joint_order(seed: int, task: int, epoch: int, indices: Sequence[Tensor], epochs: int) -> Tensor:

@@ -1,13 +1,13 @@
 """Words that go with numbers."""
 
-__all__ = ["counted"]
+__all__ = ["pluralize"]
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """So many things, in words.
 
     Example:
-        >>> counted(1, "run"), counted(3, "run")
+        >>> pluralize(1, "run"), pluralize(3, "run")
         ('1 run', '3 runs')
     """
     return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -7,24 +7,24 @@ import torch
 
 from mooring.errors import MooringError
 
-__all__ = ["check_precision", "computing", "parameters_of", "products_of"]
+__all__ = ["check_precision", "parameter_dtype", "product_dtype", "tf32_mode"]
 
 
-def parameters_of(dtype: str) -> torch.dtype:
+def parameter_dtype(dtype: str) -> torch.dtype:
     """The dtype of parameters and of everything kept about them.
 
     Example:
-        >>> parameters_of("bf16"), parameters_of("float64")
+        >>> parameter_dtype("bf16"), parameter_dtype("float64")
         (torch.float32, torch.float64)
     """
     return torch.float64 if dtype == "float64" else torch.float32
 
 
-def products_of(dtype: str) -> torch.dtype | None:
+def product_dtype(dtype: str) -> torch.dtype | None:
     """The dtype of products where it is not the parameters' own.
 
     Example:
-        >>> products_of("bf16"), products_of("tf32")
+        >>> product_dtype("bf16"), product_dtype("tf32")
         (torch.bfloat16, None)
     """
     return torch.bfloat16 if dtype == "bf16" else None
@@ -44,7 +44,7 @@ def check_precision(dtype: str, device: str) -> None:
 
 
 @contextmanager
-def computing(dtype: str) -> Iterator[None]:
+def tf32_mode(dtype: str) -> Iterator[None]:
     """While this lasts, float32 products are TF32 exactly where that was asked for."""
     matrices, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matrices.allow_tf32, convolutions.allow_tf32

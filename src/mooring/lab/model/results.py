@@ -41,11 +41,11 @@ class Stability:
     negative: int
 
     @property
-    def trouble(self) -> str:
+    def warning(self) -> str:
         """Why the penalty does not interpolate everywhere; empty where it does.
 
         Example:
-            >>> Stability(1, 2.5, 4.0, free=0, interpolate=9, extrapolate=1, diverge=0, negative=0).trouble
+            >>> Stability(1, 2.5, 4.0, free=0, interpolate=9, extrapolate=1, diverge=0, negative=0).warning
             'after 1 task lr * strength * importance leaves (0, 1) in 1 of 10 parameters, up to 2.5; safe below 4'
         """
         beyond = self.extrapolate + self.diverge
@@ -126,7 +126,7 @@ class Result:
         return {
             "accuracy": metrics.average_accuracy(matrix),
             "forgetting": metrics.average_forgetting(matrix),
-            "learned": metrics.learned(matrix),
+            "learned": metrics.learning_accuracy(matrix),
             "backward": metrics.backward_transfer(matrix),
             "forward": metrics.forward_transfer(matrix, torch.tensor(self.untrained, dtype=torch.float64)),
         }

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from mooring.errors import MooringError
-from mooring.lab.model.metrics import Interval, interval, paired_difference
+from mooring.lab.model.metrics import Interval, confidence_interval, paired_difference
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
@@ -111,7 +111,7 @@ def _circumstances(setting: RunSpec) -> RunSpec:
 
 def _row(setting: RunSpec, group: Sequence[Result]) -> Row:
     found = [result.metrics for result in group if result.status == "finished"]
-    intervals = {name: interval([values[name] for values in found]) for name in METRICS} if found else {}
+    intervals = {name: confidence_interval([values[name] for values in found]) for name in METRICS} if found else {}
     return Row(setting, tuple(group), intervals, None)
 
 

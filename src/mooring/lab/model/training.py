@@ -5,7 +5,7 @@ from typing import Any
 
 from mooring.lab.model.precision import check_precision
 
-__all__ = ["Training", "defaults"]
+__all__ = ["Training", "default_training"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Training:
     dtype: str = "auto"
     paper: bool = True
 
-    def told(self) -> dict[str, Any]:
+    def spec_fields(self) -> dict[str, Any]:
         """What goes into a spec as it is."""
         told = {name: value for name, value in asdict(self).items() if name not in ("lr", "memory", "init", "paper")}
         return {**told, "dtype": "float32" if self.dtype == "auto" else self.dtype}
@@ -56,11 +56,11 @@ class Training:
         return found
 
 
-def defaults(stream: str, **given: Any) -> Training:
+def default_training(stream: str, **given: Any) -> Training:
     """The settings for a stream: the paper's one-epoch protocol, or small ones for the digits; then what is given.
 
     Example:
-        >>> defaults("digits-permuted", epochs=2)
+        >>> default_training("digits-permuted", epochs=2)
         Training(network='mlp', lr=0.03, epochs=2, batch=20, momentum=0.9, weight_decay=0.0, memory=None, \
 heads='inherit', init=None, dtype='auto', paper=False)
     """

@@ -9,23 +9,23 @@ from torch import nn
 
 from mooring.errors import MooringError, unknown
 from mooring.lab.networks.cnn6 import cnn6
-from mooring.lab.networks.headed import Headed
+from mooring.lab.networks.headed import MultiHeadNetwork
 from mooring.lab.networks.mlp import mlp
 from mooring.lab.networks.resnet import resnet18_third
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["BACKBONES", "Headed", "backbone", "build", "stamped"]
+__all__ = ["BACKBONES", "MultiHeadNetwork", "backbone_factory", "build_network", "versioned_name"]
 
 Shape = tuple[int, int, int]
 
 BACKBONES: dict[str, Callable[[Shape], nn.Module]] = {"mlp": mlp, "cnn6": cnn6, "resnet18-third": resnet18_third}
 
 
-def backbone(name: str) -> Callable[[Shape], nn.Module]:
+def backbone_factory(name: str) -> Callable[[Shape], nn.Module]:
     """The factory of that name, or `package.module:function` of your own, from (channels, height, width) to a module.
 
     Example:
-        >>> backbone("cnn6")((3, 32, 32)).__class__.__name__
+        >>> backbone_factory("cnn6")((3, 32, 32)).__class__.__name__
         'CNN6'
     """
     if not isinstance(name, str):
@@ -46,16 +46,16 @@ def backbone(name: str) -> Callable[[Shape], nn.Module]:
     return made
 
 
-def build(name: str, stream: Stream) -> Headed:
+def build_network(name: str, stream: Stream) -> MultiHeadNetwork:
     """The network of that name for a stream: its images' shape, a head for each task or one for all.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
-        >>> len(build("mlp", by_class(digits(), per_task=2)).heads)
+        >>> len(build_network("mlp", by_class(digits(), per_task=2)).heads)
         5
     """
     try:
-        made = backbone(name)(stream.shape)
+        made = backbone_factory(name)(stream.shape)
     except (TypeError, ValueError) as error:
         if isinstance(error, MooringError):
             raise
@@ -67,23 +67,23 @@ def build(name: str, stream: Stream) -> Headed:
         raise MooringError(f"network {name!r} made a {type(made).__name__}, not a torch.nn.Module")
     heads = len(stream.tasks) if stream.heads == "per task" else 1
     try:
-        return Headed(made, stream.outputs, heads, stream.shape)
+        return MultiHeadNetwork(made, stream.outputs, heads, stream.shape)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise MooringError(f"network {name!r} fails on an image of shape {stream.shape}: {reason}") from error
 
 
-def stamped(name: str) -> str:
+def versioned_name(name: str) -> str:
     """The name, with a stamp of its source for a network of your own: another source is another network.
 
     Example:
-        >>> stamped("cnn6")
+        >>> versioned_name("cnn6")
         'cnn6'
     """
     if ":" not in name or "@" in name:
         return name
     try:
-        source = inspect.getsource(inspect.getmodule(backbone(name)) or backbone(name))
+        source = inspect.getsource(inspect.getmodule(backbone_factory(name)) or backbone_factory(name))
     except (OSError, TypeError):
         return name  # made somewhere without a file
     return f"{name}@{hashlib.blake2b(source.encode(), digest_size=4).hexdigest()}"

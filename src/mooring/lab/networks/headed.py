@@ -7,10 +7,10 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from mooring.errors import MooringError
 
-__all__ = ["Headed", "is_known"]
+__all__ = ["MultiHeadNetwork", "is_standard_layer"]
 
 
-class Headed(nn.Module):
+class MultiHeadNetwork(nn.Module):
     """Logits of one head over the features of a shared backbone: heads[head](backbone(x)).
 
     Args:
@@ -20,7 +20,7 @@ class Headed(nn.Module):
         shape: channels, height and width of an image, to find the width of the features.
 
     Example:
-        >>> network = Headed(nn.Flatten(), outputs=2, heads=3, shape=(1, 8, 8))
+        >>> network = MultiHeadNetwork(nn.Flatten(), outputs=2, heads=3, shape=(1, 8, 8))
         >>> network(torch.zeros(5, 1, 8, 8), head=1).shape
         torch.Size([5, 2])
     """
@@ -53,11 +53,11 @@ class Headed(nn.Module):
             mine.copy_(other)
 
 
-def is_known(module: nn.Module) -> bool:
+def is_standard_layer(module: nn.Module) -> bool:
     """Whether a layer is torch's or ours, whole and as it was made: others may look at values, or keep what they see.
 
     Example:
-        >>> is_known(nn.Linear(2, 3)), is_known(nn.LazyLinear(3))
+        >>> is_standard_layer(nn.Linear(2, 3)), is_standard_layer(nn.LazyLinear(3))
         (True, False)
     """
     ours = type(module).__module__.startswith(("torch.nn.modules.", "mooring.lab.networks."))
@@ -71,7 +71,7 @@ def _features(backbone: nn.Module, shape: tuple[int, int, int]) -> object:
     training = backbone.training
     backbone.eval()
     try:
-        if not all(is_known(module) for module in backbone.modules()):
+        if not all(is_standard_layer(module) for module in backbone.modules()):
             return backbone(torch.zeros(1, *shape))
         bare = {name: tensor.to("meta") for name, tensor in backbone.state_dict().items()}
         return functional_call(backbone, bare, torch.zeros(1, *shape, device="meta"))

@@ -11,17 +11,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.lab.model.order import generator
+from mooring.lab.model.order import seeded_generator
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks import BACKBONES, build
-from mooring.lab.networks.headed import Headed
+from mooring.lab.networks import BACKBONES, build_network
+from mooring.lab.networks.headed import MultiHeadNetwork
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["Weights", "read_weights", "start", "starts"]
+__all__ = ["BackboneWeights", "initial_network", "initial_networks", "read_weights"]
 
 
 @dataclass(frozen=True)
-class Weights:
+class BackboneWeights:
     """A backbone's weights from a file.
 
     Attributes:
@@ -35,7 +35,7 @@ class Weights:
     tensors: dict[str, Tensor]
 
 
-def read_weights(path: Path | str) -> Weights:
+def read_weights(path: Path | str) -> BackboneWeights:
     """The weights in a safetensors file.
 
     Args:
@@ -44,7 +44,7 @@ def read_weights(path: Path | str) -> Weights:
     if Path(path).is_dir():
         raise MooringError(f"{path} is a folder: give a .safetensors file; `mooring pretrain` makes one")
     try:
-        return Weights(str(path), _fingerprint(tensors := load_file(path)), tensors)
+        return BackboneWeights(str(path), _fingerprint(tensors := load_file(path)), tensors)
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MooringError(
@@ -60,9 +60,14 @@ def _fingerprint(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def start(
-    network: str, stream: Stream, seed: int, *, dtype: torch.dtype = torch.float32, weights: Weights | None = None
-) -> Headed:
+def initial_network(
+    network: str,
+    stream: Stream,
+    seed: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    weights: BackboneWeights | None = None,
+) -> MultiHeadNetwork:
     """The network of that name for a stream, as a run of that seed begins with it. Global random state stays put.
 
     Args:
@@ -75,21 +80,21 @@ def start(
     Example:
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=5)
-        >>> one, other = start("mlp", stream, seed=1), start("mlp", stream, seed=1)
+        >>> one, other = initial_network("mlp", stream, seed=1), initial_network("mlp", stream, seed=1)
         >>> bool((one.heads[1].weight == other.heads[1].weight).all())
         True
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(generator(seed, "start").initial_seed())
+        torch.manual_seed(seeded_generator(seed, "start").initial_seed())
         made = _in_float32(network, stream)
     if weights is not None:
         _load(made.backbone, weights, network)
     return made.to(dtype)
 
 
-def starts(
-    specs: Sequence[RunSpec], stream: Stream, dtype: torch.dtype, weights: Mapping[str, Weights]
-) -> list[Headed]:
+def initial_networks(
+    specs: Sequence[RunSpec], stream: Stream, dtype: torch.dtype, weights: Mapping[str, BackboneWeights]
+) -> list[MultiHeadNetwork]:
     """The network that each run begins with; runs of one seed and one start share theirs, so it must not be changed.
 
     Args:
@@ -102,10 +107,10 @@ def starts(
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=5)
         >>> specs = [RunSpec("digits", stream.fingerprint, "plain", seed, lr=lr) for seed in (0, 1) for lr in (1, 2)]
-        >>> len({id(network) for network in starts(specs, stream, torch.float32, {})})
+        >>> len({id(network) for network in initial_networks(specs, stream, torch.float32, {})})
         2
     """
-    made: dict[tuple[int, str], Headed] = {}
+    made: dict[tuple[int, str], MultiHeadNetwork] = {}
     for spec in specs:
         given = weights.get(spec.init)
         if spec.init and given is None:
@@ -120,13 +125,15 @@ def starts(
 KEPT = 32
 """How many networks stay at hand for other fleets; to draw one takes longer than a fleet has to spare."""
 
-_KEPT: dict[Hashable, Headed] = {}
+_KEPT: dict[Hashable, MultiHeadNetwork] = {}
 
 
-def _kept(network: str, stream: Stream, seed: int, dtype: torch.dtype, weights: Weights | None) -> Headed:
-    """What `start` gives; one of ours that was made before is not made again."""
+def _kept(
+    network: str, stream: Stream, seed: int, dtype: torch.dtype, weights: BackboneWeights | None
+) -> MultiHeadNetwork:
+    """What `initial_network` gives; one of ours that was made before is not made again."""
     if ":" in network:
-        return start(network, stream, seed, dtype=dtype, weights=weights)
+        return initial_network(network, stream, seed, dtype=dtype, weights=weights)
     heads = len(stream.tasks) if stream.heads == "per task" else 1
     key = (
         network,
@@ -138,24 +145,24 @@ def _kept(network: str, stream: Stream, seed: int, dtype: torch.dtype, weights: 
         dtype,
         weights and weights.fingerprint,
     )
-    found = _KEPT.pop(key, None) or start(network, stream, seed, dtype=dtype, weights=weights)
+    found = _KEPT.pop(key, None) or initial_network(network, stream, seed, dtype=dtype, weights=weights)
     _KEPT[key] = found  # the last that was asked for is the last to go
     if len(_KEPT) > KEPT:
         del _KEPT[next(iter(_KEPT))]
     return found
 
 
-def _in_float32(network: str, stream: Stream) -> Headed:
+def _in_float32(network: str, stream: Stream) -> MultiHeadNetwork:
     """Drawn in float32 whatever the default is: a run does not depend on what happens around it."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        return build(network, stream)
+        return build_network(network, stream)
     finally:
         torch.set_default_dtype(usual)
 
 
-def _load(backbone: nn.Module, weights: Weights, network: str) -> None:
+def _load(backbone: nn.Module, weights: BackboneWeights, network: str) -> None:
     """Every tensor of the backbone from the file; what else the file has, such as an old classifier, is not needed."""
     wanted = backbone.state_dict()
     for name, tensor in wanted.items():

@@ -13,7 +13,7 @@ import numpy as np
 
 from mooring.errors import MooringError
 
-__all__ = ["Arrays", "cached", "content_key"]
+__all__ = ["Arrays", "content_key", "load_or_build"]
 
 Arrays = dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]]
 FOLDER = ".mooring"
@@ -37,7 +37,7 @@ def content_key(files: Iterable[Path], *options: object) -> str:
     return digest.hexdigest()
 
 
-def cached(data: Path, key: str, build: Callable[[], Arrays]) -> Arrays:
+def load_or_build(data: Path, key: str, build: Callable[[], Arrays]) -> Arrays:
     """The arrays kept under `key`, memory-mapped; built first where they are missing or damaged.
 
     They lie in `.mooring` inside the data folder, or in the user's cache where that cannot be written. Several

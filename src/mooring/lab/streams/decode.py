@@ -11,14 +11,14 @@ from PIL import Image, UnidentifiedImageError
 
 from mooring.errors import MooringError
 
-__all__ = ["Encoded", "Found", "Pixels", "Readable", "decode", "decode_all"]
+__all__ = ["EncodedImage", "EncodedSplit", "FolderContents", "Pixels", "decode", "decode_all"]
 
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 MODES = {1: "L", 3: "RGB"}
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedImage:
     """An image as it lies in a data set.
 
     Attributes:
@@ -32,7 +32,7 @@ class Encoded:
     label: int
 
 
-class Readable(Protocol):
+class EncodedSplit(Protocol):
     """One split of a data set on disk."""
 
     @property
@@ -47,20 +47,20 @@ class Readable(Protocol):
     def count(self) -> int:
         """How many images there are, known without reading them."""
 
-    def images(self) -> Iterator[Encoded]:
+    def images(self) -> Iterator[EncodedImage]:
         """Each image in a fixed order, read when asked for."""
 
 
 @dataclass(frozen=True)
-class Found:
+class FolderContents:
     """What was found in a folder, before any image is decoded."""
 
     classes: tuple[str, ...]
-    train: Readable
-    test: Readable
+    train: EncodedSplit
+    test: EncodedSplit
 
 
-def decode(image: Encoded, size: tuple[int, int], channels: int = 3) -> Pixels:
+def decode(image: EncodedImage, size: tuple[int, int], channels: int = 3) -> Pixels:
     """The pixels, of shape (channels, height, width): converted to the mode, resized bilinearly with antialiasing.
 
     Args:
@@ -87,12 +87,12 @@ def decode(image: Encoded, size: tuple[int, int], channels: int = 3) -> Pixels:
 
 
 def decode_all(
-    images: Iterable[Encoded], size: tuple[int, int], channels: int = 3, *, skip_broken: bool = False
+    images: Iterable[EncodedImage], size: tuple[int, int], channels: int = 3, *, skip_broken: bool = False
 ) -> Iterator[tuple[Pixels, int] | None]:
     """Pixels and label of each image in turn; None for a broken one where those are skipped, else the error.
 
     Example:
-        >>> broken = Encoded(b"no image", where="photo.jpg", label=0)
+        >>> broken = EncodedImage(b"no image", where="photo.jpg", label=0)
         >>> list(decode_all([broken], (8, 8), skip_broken=True))
         [None]
     """

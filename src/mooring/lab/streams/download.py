@@ -33,7 +33,7 @@ class Retry:
         timeout: seconds without an answer after which an attempt has failed.
 
     Example:
-        >>> Retry(attempts=3).worth_it(503), Retry().worth_it(404)
+        >>> Retry(attempts=3).is_retryable(503), Retry().is_retryable(404)
         (True, False)
     """
 
@@ -47,7 +47,7 @@ class Retry:
         check_number("wait", self.wait, 0)
         check_number("timeout", self.timeout, 0, above=True)
 
-    def worth_it(self, status: int | None) -> bool:
+    def is_retryable(self, status: int | None) -> bool:
         """Whether trying again may help: after no answer at all, too many requests, or the server's own fault."""
         return status is None or status in (408, 429) or status >= 500
 
@@ -100,7 +100,7 @@ def _get(url: str, path: Path, size: int, retry: Retry, report: Callable[[int], 
         if arrived == size - start:
             break
         failures = 1 if arrived >= ENOUGH else failures + 1
-        if failures >= retry.attempts or not retry.worth_it(status):
+        if failures >= retry.attempts or not retry.is_retryable(status):
             raise MooringError(f"cannot fetch {url} ({problem}): run it again later, it goes on where it stopped")
         retry.pause(failures)
     report(min(size, path.stat().st_size))

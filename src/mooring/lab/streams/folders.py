@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mooring.errors import MooringError
-from mooring.lab.streams.decode import Encoded, Found
+from mooring.lab.streams.decode import EncodedImage, FolderContents
 
-__all__ = ["Listing", "read_folder"]
+__all__ = ["FolderSplit", "read_folder"]
 
 IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
 
 
 @dataclass(frozen=True)
-class Listing:
+class FolderSplit:
     """Where the images of one split are: (file, label) in a fixed order."""
 
     files: tuple[tuple[Path, int], ...]
@@ -34,13 +34,13 @@ class Listing:
         """How many images there are."""
         return len(self.files)
 
-    def images(self) -> Iterator[Encoded]:
+    def images(self) -> Iterator[EncodedImage]:
         """Each image's bytes, read when asked for."""
         for path, label in self.files:
-            yield Encoded(path.read_bytes(), str(path), label)
+            yield EncodedImage(path.read_bytes(), str(path), label)
 
 
-def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: float = 0.2) -> Found:
+def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: float = 0.2) -> FolderContents:
     """The images of a folder: train/CLASS/... and test/CLASS/..., or CLASS/... cut by file order.
 
     Without train and test folders, the last `test_share` of each class's files, in the order of their names, is for
@@ -60,7 +60,9 @@ def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: fl
         classes = tuple(sorted({c.name for split in named.values() for c in _class_folders(split, leave_out)}))
         number = {name: label for label, name in enumerate(classes)}
         listings = {
-            kind: Listing(tuple((p, number[c.name]) for c in _class_folders(path, leave_out) for p in _image_files(c)))
+            kind: FolderSplit(
+                tuple((p, number[c.name]) for c in _class_folders(path, leave_out) for p in _image_files(c))
+            )
             for kind, path in named.items()
         }
     else:
@@ -74,10 +76,10 @@ def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: fl
             cut = len(files) - held_out
             train += [(file, label) for file in files[:cut]]
             test += [(file, label) for file in files[cut:]]
-        listings = {"train": Listing(tuple(train)), "test": Listing(tuple(test))}
+        listings = {"train": FolderSplit(tuple(train)), "test": FolderSplit(tuple(test))}
     if not listings["train"].files:
         raise MooringError(f"{folder} holds no images: put them in a folder for each class, such as {folder}/cat/1.jpg")
-    return Found(classes, listings["train"], listings["test"])
+    return FolderContents(classes, listings["train"], listings["test"])
 
 
 def _class_folders(folder: Path, leave_out: tuple[str, ...]) -> list[Path]:

@@ -14,15 +14,15 @@ from huggingface_hub import HfApi, hf_hub_url
 
 from mooring.errors import MooringError
 from mooring.lab.streams.download import Retry, download
-from mooring.lab.streams.named import Named, data_home
-from mooring.lab.streams.progress_callback import Progress, paced
+from mooring.lab.streams.named import NamedDataset, default_folder
+from mooring.lab.streams.progress_callback import ProgressCallback, throttled
 
 try:
     import fcntl
 except ImportError:  # Windows: two fetches at once are the user's to avoid
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["MANIFEST", "Plan", "RemoteFile", "Retry", "fetch", "fetched", "plan"]
+__all__ = ["MANIFEST", "FetchPlan", "RemoteFile", "Retry", "fetch", "is_fetched", "plan_fetch"]
 
 MANIFEST = "manifest.json"
 HUB = "https://huggingface.co"
@@ -46,7 +46,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FetchPlan:
     """What fetching a set takes.
 
     Attributes:
@@ -56,7 +56,7 @@ class Plan:
         files: each file, in order.
     """
 
-    named: Named
+    named: NamedDataset
     endpoint: str
     commit: str
     files: tuple[RemoteFile, ...]
@@ -66,15 +66,15 @@ class Plan:
         """How much that is.
 
         Example:
-            >>> from mooring.lab.streams.named import NAMED
+            >>> from mooring.lab.streams.named import NAMED_DATASETS
             >>> file = RemoteFile("data/train.parquet", "data/train-00000-of-00001.parquet", 100, "0" * 64)
-            >>> Plan(NAMED["cifar10"], "https://huggingface.co", "main", (file, file)).bytes
+            >>> FetchPlan(NAMED_DATASETS["cifar10"], "https://huggingface.co", "main", (file, file)).bytes
             200
         """
         return sum(file.size for file in self.files)
 
 
-def plan(named: Named, *, endpoint: str | None = None, retry: Retry | None = None) -> Plan:
+def plan_fetch(named: NamedDataset, *, endpoint: str | None = None, retry: Retry | None = None) -> FetchPlan:
     """Ask the Hub which files the set has, how large they are and what they hash to. Nothing is fetched.
 
     Args:
@@ -83,7 +83,7 @@ def plan(named: Named, *, endpoint: str | None = None, retry: Retry | None = Non
         retry: how often to ask again.
     """
     if not named.repository:
-        raise MooringError(f"{named.name} is not fetched from the Hub: {named.by_hand}")
+        raise MooringError(f"{named.name} is not fetched from the Hub: {named.manual_steps}")
     endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     retry = retry or Retry()
     failures = 0
@@ -97,19 +97,19 @@ def plan(named: Named, *, endpoint: str | None = None, retry: Retry | None = Non
         except Exception as error:  # huggingface_hub has changed its HTTP library, and so what it raises, twice
             failures += 1
             status = getattr(getattr(error, "response", None), "status_code", None)
-            if failures >= retry.attempts or not retry.worth_it(status):
+            if failures >= retry.attempts or not retry.is_retryable(status):
                 raise _no_answer(named, endpoint, status, error) from error
             retry.pause(failures)
     held = sorted((s.rfilename, s.size, s.lfs.sha256 if s.lfs else None) for s in info.siblings or ())
-    return Plan(named, endpoint, info.sha or named.revision, _chosen(named, held))
+    return FetchPlan(named, endpoint, info.sha or named.revision, _chosen(named, held))
 
 
-def fetched(named: Named, folder: Path) -> bool:
+def is_fetched(named: NamedDataset, folder: Path) -> bool:
     """Whether the folder holds the set already; anything else in the way is an error.
 
     Example:
-        >>> from mooring.lab.streams.named import NAMED
-        >>> fetched(NAMED["cifar10"], Path("nowhere"))
+        >>> from mooring.lab.streams.named import NAMED_DATASETS
+        >>> is_fetched(NAMED_DATASETS["cifar10"], Path("nowhere"))
         False
     """
     if not folder.exists():
@@ -126,12 +126,12 @@ def fetched(named: Named, folder: Path) -> bool:
 
 
 def fetch(
-    named: Named,
+    named: NamedDataset,
     folder: Path | str | None = None,
     *,
     endpoint: str | None = None,
-    progress: Progress | None = None,
-    planned: Plan | None = None,
+    progress: ProgressCallback | None = None,
+    planned: FetchPlan | None = None,
     retry: Retry | None = None,
 ) -> Path:
     """Fetch a set. It is put together in FOLDER.partial, where an interrupted fetch goes on, and renamed when whole.
@@ -143,20 +143,20 @@ def fetch(
         folder: where to; by default where streams look for it.
         endpoint: the Hub's address; by default $HF_ENDPOINT, or huggingface.co.
         progress: told about every so often, with the bytes that are there and those there will be.
-        planned: what `plan` said, to spare asking again.
+        planned: what `plan_fetch` said, to spare asking again.
         retry: how often to try again, and how long to wait.
 
     Returns:
         The folder.
     """
-    folder = Path(folder).expanduser() if folder else data_home(named.name)
-    if fetched(named, folder):
+    folder = Path(folder).expanduser() if folder else default_folder(named.name)
+    if is_fetched(named, folder):
         return folder
-    planned = planned or plan(named, endpoint=endpoint, retry=retry)
+    planned = planned or plan_fetch(named, endpoint=endpoint, retry=retry)
     partial = folder.with_name(f"{folder.name}.partial")
-    report = paced(progress)
+    report = throttled(progress)
     with _held(partial) as manifest:
-        if fetched(named, folder):  # another process was quicker
+        if is_fetched(named, folder):  # another process was quicker
             shutil.rmtree(partial)
             return folder
         _check_room(partial, planned)
@@ -184,12 +184,12 @@ def fetch(
     return folder
 
 
-def _behind(report: Progress, what: str, before: int, total: int) -> Callable[[int], None]:
+def _behind(report: ProgressCallback, what: str, before: int, total: int) -> Callable[[int], None]:
     """A file's progress as part of the whole set's."""
     return lambda done: report(what, before + done, total)
 
 
-def _chosen(named: Named, held: list[tuple[str, int | None, str | None]]) -> tuple[RemoteFile, ...]:
+def _chosen(named: NamedDataset, held: list[tuple[str, int | None, str | None]]) -> tuple[RemoteFile, ...]:
     """The repository's files that the set wants, named and numbered as streams read them."""
     wanted: dict[str, list[tuple[str, int | None, str | None]]] = {}
     for pattern, kind in named.files:
@@ -206,7 +206,7 @@ def _chosen(named: Named, held: list[tuple[str, int | None, str | None]]) -> tup
     return tuple(files)
 
 
-def _no_answer(named: Named, endpoint: str, status: int | None, error: Exception) -> MooringError:
+def _no_answer(named: NamedDataset, endpoint: str, status: int | None, error: Exception) -> MooringError:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return MooringError(f"cannot fetch {named.name}: HF_HUB_OFFLINE is set")
     if status in (401, 403, 404):
@@ -235,7 +235,7 @@ def _held(partial: Path) -> Iterator[TextIO]:
         yield opened
 
 
-def _check_room(partial: Path, planned: Plan) -> None:
+def _check_room(partial: Path, planned: FetchPlan) -> None:
     there = sum(path.stat().st_size for path in partial.rglob("*.parquet"))
     free = shutil.disk_usage(partial).free
     if planned.bytes - there > free:
@@ -245,7 +245,7 @@ def _check_room(partial: Path, planned: Plan) -> None:
         )
 
 
-def _told(planned: Plan) -> dict[str, object]:
+def _told(planned: FetchPlan) -> dict[str, object]:
     return {
         "name": planned.named.name,
         "repository": planned.named.repository,

@@ -10,8 +10,8 @@ from PIL import Image
 from mooring.errors import MooringError
 from mooring.lab.streams.decode import decode
 from mooring.lab.streams.parquet import ParquetSplit
-from mooring.lab.streams.progress_callback import Progress, paced
-from mooring.lab.streams.sources import find_images
+from mooring.lab.streams.progress_callback import ProgressCallback, throttled
+from mooring.lab.streams.sources import scan_folder
 
 __all__ = ["Inspection", "inspect_folder"]
 
@@ -92,7 +92,7 @@ def inspect_folder(
     label: str | None = None,
     leave_out: tuple[str, ...] = (),
     size: tuple[int, int] = (32, 32),
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Inspection:
     """Read and decode every image of a folder, and note what is broken instead of stopping at it.
 
@@ -104,8 +104,8 @@ def inspect_folder(
         progress: told about every so often, with how many images are done and how many there are.
     """
     folder = Path(folder).expanduser()
-    found = find_images(folder, label=label, leave_out=leave_out)
-    report = paced(progress)
+    found = scan_folder(folder, label=label, leave_out=leave_out)
+    report = throttled(progress)
     counts: dict[str, list[int]] = {}
     sizes: set[tuple[int, int]] = set()
     broken = []

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from mooring.errors import unknown
 
-__all__ = ["NAMED", "Named", "data_home", "find_named", "on_this_machine"]
+__all__ = ["NAMED_DATASETS", "NamedDataset", "default_folder", "fetched_folder", "find_dataset"]
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedDataset:
     """An image set with a name.
 
     Attributes:
@@ -26,8 +26,8 @@ class Named:
         repository: the data set on the Hub that it is fetched from; empty where it is not fetched from there.
         revision: the commit, so that everybody gets the same bytes.
         files: (pattern in the repository, the split its files are for here), in order.
-        by_hand: how to get it where it is not on the Hub.
-        inside: the folder that a clone of the repository, or the unpacked archive, keeps the images in.
+        manual_steps: how to get it where it is not on the Hub.
+        subfolder: the folder that a clone of the repository, or the unpacked archive, keeps the images in.
         label: the label column of Parquet files.
         leave_out: class folders that are not classes.
         size: height and width that the paper's networks want.
@@ -47,8 +47,8 @@ class Named:
     repository: str = ""
     revision: str = ""
     files: tuple[tuple[str, str], ...] = ()
-    by_hand: str = ""
-    inside: str = ""
+    manual_steps: str = ""
+    subfolder: str = ""
     label: str | None = None
     leave_out: tuple[str, ...] = ()
     size: tuple[int, int] = (32, 32)
@@ -60,27 +60,27 @@ class Named:
         """How many tasks the paper makes of it.
 
         Example:
-            >>> NAMED["flowers102"].tasks
+            >>> NAMED_DATASETS["flowers102"].tasks
             17
         """
         return self.classes // self.per_task
 
     @property
-    def missing(self) -> str:
+    def how_to_get(self) -> str:
         """One line for somebody who has not got it: what to do.
 
         Example:
-            >>> NAMED["cifar10"].missing
+            >>> NAMED_DATASETS["cifar10"].how_to_get
             'cifar10 is not on this machine: run `mooring data fetch cifar10`, or give its folder with --data'
         """
-        if self.by_hand:
-            return f"{self.name} is not on this machine: {self.by_hand}"
+        if self.manual_steps:
+            return f"{self.name} is not on this machine: {self.manual_steps}"
         fetch = f"run `mooring data fetch {self.name}`, or give its folder with --data"
         return f"{self.name} is not on this machine: {fetch}"
 
 
-NAMED: dict[str, Named] = {
-    "cifar100": Named(
+NAMED_DATASETS: dict[str, NamedDataset] = {
+    "cifar100": NamedDataset(
         name="cifar100",
         description="CIFAR-100: small photographs of 100 things, 32 by 32 pixels",
         classes=100,
@@ -93,11 +93,11 @@ NAMED: dict[str, Named] = {
         repository="uoft-cs/cifar100",
         revision="aadb3af77e9048adbea6b47c21a81e47dd092ae5",
         files=(("cifar100/train-*.parquet", "train"), ("cifar100/test-*.parquet", "test")),
-        inside="cifar100",
+        subfolder="cifar100",
         label="fine_label",
         note="the official splits and order; classes are the 100 fine labels, in alphabetical order",
     ),
-    "cifar10": Named(
+    "cifar10": NamedDataset(
         name="cifar10",
         description="CIFAR-10: small photographs of 10 things, 32 by 32 pixels",
         classes=10,
@@ -110,11 +110,11 @@ NAMED: dict[str, Named] = {
         repository="uoft-cs/cifar10",
         revision="0b2714987fa478483af9968de7c934580d0bb9a2",
         files=(("plain_text/train-*.parquet", "train"), ("plain_text/test-*.parquet", "test")),
-        inside="plain_text",
+        subfolder="plain_text",
         label="label",
         note="the official splits and order; five tasks of two classes are usual, the paper does not cut it",
     ),
-    "flowers102": Named(
+    "flowers102": NamedDataset(
         name="flowers102",
         description="Oxford Flowers-102: photographs of 102 kinds of flowers, resized to 32 by 32",
         classes=102,
@@ -139,7 +139,7 @@ NAMED: dict[str, Named] = {
             "a folder given with --data is taken as it lies"
         ),
     ),
-    "caltech256": Named(
+    "caltech256": NamedDataset(
         name="caltech256",
         description="Caltech-256: photographs of 256 kinds of objects, resized to 32 by 32",
         classes=256,
@@ -149,11 +149,11 @@ NAMED: dict[str, Named] = {
         bytes=1_200_000_000,
         layout="folders",
         homepage="https://data.caltech.edu/records/nyy15-4j048",
-        by_hand=(
+        manual_steps=(
             "get 256_ObjectCategories.tar (1.2 GB) from https://data.caltech.edu/records/nyy15-4j048, unpack it, and "
             "give the folder that holds 256_ObjectCategories/001.ak47/001_0001.jpg with --data"
         ),
-        inside="256_ObjectCategories",
+        subfolder="256_ObjectCategories",
         leave_out=("257.clutter",),
         licence="see https://data.caltech.edu/records/nyy15-4j048",
         note="257.clutter is left out; the last fifth of each class's files, in the order of their names, is scored on",
@@ -161,24 +161,24 @@ NAMED: dict[str, Named] = {
 }
 
 
-def find_named(name: str) -> Named:
+def find_dataset(name: str) -> NamedDataset:
     """The set of that name.
 
     Example:
-        >>> find_named("cifar10").per_task
+        >>> find_dataset("cifar10").per_task
         2
-        >>> find_named("cifar")
+        >>> find_dataset("cifar")
         Traceback (most recent call last):
         ...
         mooring.errors.MooringError: unknown data set 'cifar' (did you mean 'cifar10'?); allowed: cifar100, cifar10, \
 flowers102, caltech256
     """
-    if name not in NAMED:
-        raise unknown("data set", name, NAMED)
-    return NAMED[name]
+    if name not in NAMED_DATASETS:
+        raise unknown("data set", name, NAMED_DATASETS)
+    return NAMED_DATASETS[name]
 
 
-def data_home(name: str) -> Path:
+def default_folder(name: str) -> Path:
     """Where a set is put by default: $MOORING_DATA/NAME, or mooring/data/NAME in the user's cache."""
     home = os.environ.get("MOORING_DATA")
     if home:
@@ -187,7 +187,7 @@ def data_home(name: str) -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "mooring" / "data" / name
 
 
-def on_this_machine(named: Named) -> Path | None:
+def fetched_folder(named: NamedDataset) -> Path | None:
     """The folder the set was fetched to by default, or None. Fetching puts it there whole or not at all."""
-    folder = data_home(named.name)
+    folder = default_folder(named.name)
     return folder if folder.is_dir() else None

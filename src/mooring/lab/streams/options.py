@@ -8,13 +8,13 @@ import torch
 from mooring.errors import MooringError, check_number, check_whole, unknown
 from mooring.lab.streams.cuts import by_class, check_per_task, permuted, rotated
 from mooring.lab.streams.digits import digits
-from mooring.lab.streams.named import NAMED, Named, on_this_machine
-from mooring.lab.streams.progress_callback import Progress
-from mooring.lab.streams.slices import check_slice, limited, limited_source, sliced
-from mooring.lab.streams.sources import find_images, from_folder
+from mooring.lab.streams.named import NAMED_DATASETS, NamedDataset, fetched_folder
+from mooring.lab.streams.progress_callback import ProgressCallback
+from mooring.lab.streams.slices import check_task_range, limit_images, limit_source, select_tasks
+from mooring.lab.streams.sources import from_folder, scan_folder
 from mooring.lab.streams.stream import Source, Split, Stream
 
-__all__ = ["StreamOptions", "open_stream", "stream_names"]
+__all__ = ["StreamOptions", "open_stream", "stream_descriptions"]
 
 DOMAINS = ("permuted", "rotated")
 DIGITS_PER_TASK = 2
@@ -72,11 +72,11 @@ task: leave it out
                 raise MooringError(
                     f"{name}={value!r} is not allowed: give {'text' if kind is str else 'true or false'}"
                 )
-        if self.base not in stream_names():
+        if self.base not in stream_descriptions():
             raise unknown(
                 "stream",
                 self.name,
-                [f"{base}{cut}" for cut in ("", "-permuted", "-rotated") for base in stream_names()],
+                [f"{base}{cut}" for cut in ("", "-permuted", "-rotated") for base in stream_descriptions()],
             )
         self._check_numbers()
         self._check_source()
@@ -100,16 +100,16 @@ task: leave it out
         return cut if cut in DOMAINS else "class"
 
     @property
-    def named(self) -> Named | None:
+    def named(self) -> NamedDataset | None:
         """What is known about the source, where it is a named set."""
-        return NAMED.get(self.base)
+        return NAMED_DATASETS.get(self.base)
 
     @property
-    def in_a_task(self) -> int:
+    def classes_per_task(self) -> int:
         """How many classes a task of a cut by class has, with the default put in.
 
         Example:
-            >>> StreamOptions("flowers102").in_a_task, StreamOptions("digits").in_a_task
+            >>> StreamOptions("flowers102").classes_per_task, StreamOptions("digits").classes_per_task
             (6, 2)
         """
         return self.per_task or (self.named.per_task if self.named else DIGITS_PER_TASK)
@@ -163,19 +163,19 @@ task: leave it out
             )
 
 
-def stream_names() -> dict[str, str]:
+def stream_descriptions() -> dict[str, str]:
     """Every source a stream can be made of, with one line about it.
 
     Example:
-        >>> list(stream_names())
+        >>> list(stream_descriptions())
         ['digits', 'cifar100', 'cifar10', 'flowers102', 'caltech256', 'folder']
     """
     embedded = {"digits": "the 1,797 handwritten digits of scikit-learn, 8 by 8 pixels, nothing to fetch"}
     own = {"folder": "a folder of your own: Parquet files in the Hub's layout, or a folder for each class"}
-    return embedded | {name: named.description for name, named in NAMED.items()} | own
+    return embedded | {name: named.description for name, named in NAMED_DATASETS.items()} | own
 
 
-def open_stream(options: StreamOptions, progress: Progress | None = None) -> Stream:
+def open_stream(options: StreamOptions, progress: ProgressCallback | None = None) -> Stream:
     """Read the source, cut it, and keep what was asked for.
 
     Args:
@@ -189,28 +189,30 @@ def open_stream(options: StreamOptions, progress: Progress | None = None) -> Str
     """
     source = _source(options, progress)
     if options.cut == "class":
-        stream = sliced(by_class(source, options.in_a_task, shuffle=options.shuffle), options.skip, options.tasks)
-        return limited(stream, options.limit) if options.limit else stream
+        stream = select_tasks(
+            by_class(source, options.classes_per_task, shuffle=options.shuffle), options.skip, options.tasks
+        )
+        return limit_images(stream, options.limit) if options.limit else stream
     if options.limit:
-        source = limited_source(source, options.limit)
+        source = limit_source(source, options.limit)
     tasks = options.tasks or DOMAIN_TASKS
     if options.cut == "permuted":
-        return sliced(permuted(source, tasks, seed=options.seed), options.skip)
-    return sliced(rotated(source, tasks, degrees=options.degrees), options.skip)
+        return select_tasks(permuted(source, tasks, seed=options.seed), options.skip)
+    return select_tasks(rotated(source, tasks, degrees=options.degrees), options.skip)
 
 
-def _source(options: StreamOptions, progress: Progress | None) -> Source:
+def _source(options: StreamOptions, progress: ProgressCallback | None) -> Source:
     if options.base == "digits":
         return digits()
     named = options.named
     folder = _folder(options, named)
     label = options.label or (named.label if named else None)
     leave_out = named.leave_out if named else ()
-    found = find_images(folder, label=label, leave_out=leave_out)
+    found = scan_folder(folder, label=label, leave_out=leave_out)
     _check_classes(options, folder, len(found.classes))  # before anything is decoded, which can take minutes
     if options.cut == "class" and found.train.labels:
         train, test = (_blank(split.labels) for split in (found.train, found.test))
-        by_class(Source(folder.name, train, test, found.classes), options.in_a_task, shuffle=options.shuffle)
+        by_class(Source(folder.name, train, test, found.classes), options.classes_per_task, shuffle=options.shuffle)
     return from_folder(
         folder,
         name=named.name if named else None,
@@ -237,20 +239,22 @@ def _check_classes(options: StreamOptions, folder: Path, count: int) -> None:
         raise MooringError(
             f"{folder} has {count} classes and {named.name} has {named.classes}: give its own folder, or say per_task"
         )
-    check_per_task(options.base if named else str(folder), count, options.in_a_task)
-    check_slice(options.base if named else str(folder), count // options.in_a_task, options.skip, options.tasks)
+    check_per_task(options.base if named else str(folder), count, options.classes_per_task)
+    check_task_range(
+        options.base if named else str(folder), count // options.classes_per_task, options.skip, options.tasks
+    )
 
 
-def _folder(options: StreamOptions, named: Named | None) -> Path:
+def _folder(options: StreamOptions, named: NamedDataset | None) -> Path:
     """The folder given, or where the set was fetched to; of an archive or a clone, the folder in it with the images."""
     if options.data:
         folder = Path(options.data).expanduser()
     else:
         assert named is not None, "a folder without data was refused"
-        fetched = on_this_machine(named)
+        fetched = fetched_folder(named)
         if fetched is None:
-            raise MooringError(named.missing)
+            raise MooringError(named.how_to_get)
         folder = fetched
-    if named and named.inside and (folder / named.inside).is_dir():
-        return folder / named.inside
+    if named and named.subfolder and (folder / named.subfolder).is_dir():
+        return folder / named.subfolder
     return folder

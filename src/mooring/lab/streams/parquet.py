@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mooring.errors import MooringError
-from mooring.lab.streams.decode import Encoded, Found
+from mooring.lab.streams.decode import EncodedImage, FolderContents
 
 __all__ = ["ParquetSplit", "read_parquet"]
 
@@ -43,7 +43,7 @@ class ParquetSplit:
                 total += opened.metadata.num_rows
         return total
 
-    def images(self) -> Iterator[Encoded]:
+    def images(self) -> Iterator[EncodedImage]:
         """Each image's bytes in file and row order, a row group at a time."""
         for path in self.paths:
             row = 0
@@ -52,7 +52,7 @@ class ParquetSplit:
                     data = image.get("bytes") if isinstance(image, dict) else image
                     if not isinstance(label, int):
                         raise MooringError(f"{path}, row {row} has the label {label!r}: labels must be whole numbers")
-                    yield Encoded(data or b"", f"{path}, row {row}", label)
+                    yield EncodedImage(data or b"", f"{path}, row {row}", label)
                     row += 1
 
     def _batches(self, path: Path) -> Iterator[tuple[list[Any], list[Any]]]:
@@ -63,7 +63,7 @@ class ParquetSplit:
                 yield batch.column(self.image).to_pylist(), batch.column(self.label).to_pylist()
 
 
-def read_parquet(folder: Path, *, label: str | None = None) -> Found:
+def read_parquet(folder: Path, *, label: str | None = None) -> FolderContents:
     """Files called train-*.parquet and test-*.parquet, in the folder or in its `data`.
 
     Images are a column of bytes, or of structs with `bytes`; labels are whole numbers. Class names are taken from the
@@ -87,7 +87,7 @@ def read_parquet(folder: Path, *, label: str | None = None) -> Found:
         raise MooringError(f"{splits['train'][0]} has a label column {label} of {held}: labels must be whole numbers")
     classes = _class_names(schema, label) or _count_classes(splits["train"] + splits["test"], label)
     made = {kind: ParquetSplit(tuple(files), image, label) for kind, files in splits.items()}
-    return Found(classes, made["train"], made["test"])
+    return FolderContents(classes, made["train"], made["test"])
 
 
 def _schema(path: Path) -> pa.Schema:

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["Progress", "paced"]
+__all__ = ["ProgressCallback", "throttled"]
 
-Progress = Callable[[str, int, int | None], None]
+ProgressCallback = Callable[[str, int, int | None], None]
 """Told what is being done, how much of it is done, and how much there is where that is known."""
 
 
-def paced(progress: Progress | None, interval: float = 0.1) -> Progress:
+def throttled(progress: ProgressCallback | None, interval: float = 0.1) -> ProgressCallback:
     """The same, called no more often than every `interval` seconds; the first and last of each thing always come.
 
     Args:
@@ -17,7 +17,7 @@ def paced(progress: Progress | None, interval: float = 0.1) -> Progress:
         interval: in seconds.
 
     Example:
-        >>> report = paced(lambda what, done, total: print(what, done, "of", total), interval=60)
+        >>> report = throttled(lambda what, done, total: print(what, done, "of", total), interval=60)
         >>> for done in range(4):
         ...     report("decoding", done, 3)
         decoding 0 of 3

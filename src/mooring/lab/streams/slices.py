@@ -9,19 +9,19 @@ from torch import Tensor
 from mooring.errors import MooringError
 from mooring.lab.streams.stream import Source, Split, Stream, Task
 
-__all__ = ["check_slice", "limited", "limited_source", "sliced", "whole"]
+__all__ = ["check_task_range", "limit_images", "limit_source", "merge_tasks", "select_tasks"]
 
 
-def sliced(stream: Stream, skip: int = 0, tasks: int | None = None) -> Stream:
+def select_tasks(stream: Stream, skip: int = 0, tasks: int | None = None) -> Stream:
     """The stream without its first `skip` tasks, and no more than `tasks` of the rest.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
-        >>> [task.name for task in sliced(by_class(digits(), 2), skip=1, tasks=2).tasks]
+        >>> [task.name for task in select_tasks(by_class(digits(), 2), skip=1, tasks=2).tasks]
         ['2 3', '4 5']
     """
     count = len(stream.tasks)
-    check_slice(stream.name, count, skip, tasks)
+    check_task_range(stream.name, count, skip, tasks)
     chosen = stream.tasks[skip : None if tasks is None else skip + tasks]
     if len(chosen) == count:
         return stream
@@ -29,11 +29,11 @@ def sliced(stream: Stream, skip: int = 0, tasks: int | None = None) -> Stream:
     return _only(replace(stream, name=called, tasks=chosen))
 
 
-def check_slice(name: str, count: int, skip: int = 0, tasks: int | None = None) -> None:
+def check_task_range(name: str, count: int, skip: int = 0, tasks: int | None = None) -> None:
     """Refuse to leave out all of `count` tasks, or to take more than are left.
 
     Example:
-        >>> check_slice("digits", 5, skip=5)
+        >>> check_task_range("digits", 5, skip=5)
         Traceback (most recent call last):
         ...
         mooring.errors.MooringError: skip=5 leaves nothing of digits, which has 5 tasks: skip fewer
@@ -45,12 +45,12 @@ def check_slice(name: str, count: int, skip: int = 0, tasks: int | None = None) 
         raise MooringError(f"tasks={tasks} is not allowed: {name} has {left}")
 
 
-def whole(stream: Stream) -> Stream:
+def merge_tasks(stream: Stream) -> Stream:
     """All tasks as one: every class of a cut by class, or all classes in every guise.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
-        >>> stream = whole(by_class(digits(), 2))
+        >>> stream = merge_tasks(by_class(digits(), 2))
         >>> len(stream.tasks), stream.outputs, len(stream.tasks[0].train)
         (1, 10, 1433)
     """
@@ -66,12 +66,12 @@ def whole(stream: Stream) -> Stream:
     return Stream(f"{stream.name}, all at once", splits[0], splits[1], (task,), heads="one")
 
 
-def limited(stream: Stream, limit: int) -> Stream:
+def limit_images(stream: Stream, limit: int) -> Stream:
     """At most `limit` training and test images in each task: the first of each class in turn, in their order.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
-        >>> stream = limited(by_class(digits(), 2), 5)
+        >>> stream = limit_images(by_class(digits(), 2), 5)
         >>> stream.train.labels[stream.tasks[0].train].tolist()
         [0, 1, 0, 1, 0]
     """
@@ -85,12 +85,12 @@ def limited(stream: Stream, limit: int) -> Stream:
     return _only(replace(stream, name=f"{stream.name}, at most {limit} images a task", tasks=tuple(tasks)))
 
 
-def limited_source(source: Source, limit: int) -> Source:
+def limit_source(source: Source, limit: int) -> Source:
     """The same for a source whose every task has all its images: before they are multiplied.
 
     Example:
         >>> from mooring.lab.streams import digits
-        >>> len(limited_source(digits(), 100).train)
+        >>> len(limit_source(digits(), 100).train)
         100
     """
     chosen = [_first_of_each(split.labels, limit) for split in (source.train, source.test)]

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError
-from mooring.lab.streams.cache import Arrays, cached, content_key
-from mooring.lab.streams.decode import Found, Pixels, Readable, decode_all
+from mooring.lab.streams.cache import Arrays, content_key, load_or_build
+from mooring.lab.streams.decode import EncodedSplit, FolderContents, Pixels, decode_all
 from mooring.lab.streams.folders import read_folder
 from mooring.lab.streams.parquet import read_parquet
-from mooring.lab.streams.progress_callback import Progress, paced
+from mooring.lab.streams.progress_callback import ProgressCallback, throttled
 from mooring.lab.streams.stream import Source, Split
 
-__all__ = ["find_images", "from_dataset", "from_folder"]
+__all__ = ["from_dataset", "from_folder", "scan_folder"]
 
 
-class MapStyle(Protocol):
+class MapDataset(Protocol):
     """A data set as torch.utils.data has them: a length, and (image, label) by index."""
 
     def __len__(self) -> int: ...
@@ -27,7 +27,7 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int, /) -> tuple[Any, Any]: ...
 
 
-def find_images(folder: Path, *, label: str | None = None, leave_out: tuple[str, ...] = ()) -> Found:
+def scan_folder(folder: Path, *, label: str | None = None, leave_out: tuple[str, ...] = ()) -> FolderContents:
     """What is in a folder of Parquet files in the Hub's layout, or of class folders, before any image is decoded.
 
     Args:
@@ -52,7 +52,7 @@ def from_folder(
     label: str | None = None,
     leave_out: tuple[str, ...] = (),
     skip_broken: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Source:
     """Images from a folder of Parquet files in the Hub's layout, or of class folders.
 
@@ -69,7 +69,7 @@ def from_folder(
         progress: told about every so often while images are decoded, with how many are done and how many there are.
     """
     folder = Path(folder)
-    found = find_images(folder, label=label, leave_out=leave_out)
+    found = scan_folder(folder, label=label, leave_out=leave_out)
     files = [*found.train.paths, *found.test.paths]
     labels = (found.train.labels, found.test.labels)  # a file moved to another class has the same bytes
     key = content_key(files, size, channels, label, leave_out, skip_broken, labels)
@@ -77,17 +77,17 @@ def from_folder(
     def build() -> Arrays:
         arrays: Arrays = {}
         for kind, split in (("train", found.train), ("test", found.test)):
-            arrays |= _decoded(kind, split, size, channels, skip_broken, paced(progress))
+            arrays |= _decoded(kind, split, size, channels, skip_broken, throttled(progress))
         return arrays
 
-    arrays = cached(folder, key, build)
+    arrays = load_or_build(folder, key, build)
     splits = [_split(arrays[f"{kind}_images"], arrays[f"{kind}_labels"]) for kind in ("train", "test")]
     skipped = int(arrays["train_skipped"][0] + arrays["test_skipped"][0])
     called = (name or folder.resolve().name) + (f" ({skipped} broken images skipped)" if skipped else "")
     return Source(called, splits[0], splits[1], found.classes)
 
 
-def from_dataset(name: str, train: MapStyle, test: MapStyle, classes: Sequence[str] | None = None) -> Source:
+def from_dataset(name: str, train: MapDataset, test: MapDataset, classes: Sequence[str] | None = None) -> Source:
     """Images from map-style data sets of (image, label): uint8 tensors or arrays, or Pillow images, of one size.
 
     Args:
@@ -107,7 +107,7 @@ def from_dataset(name: str, train: MapStyle, test: MapStyle, classes: Sequence[s
     return Source(name, splits[0], splits[1], tuple(classes or (str(label) for label in range(largest + 1))))
 
 
-def _collected(name: str, part: MapStyle) -> tuple[Tensor, Tensor]:
+def _collected(name: str, part: MapDataset) -> tuple[Tensor, Tensor]:
     images: list[Tensor] = []
     labels: list[int] = []
     for index in range(len(part)):
@@ -128,7 +128,7 @@ def _collected(name: str, part: MapStyle) -> tuple[Tensor, Tensor]:
 
 
 def _decoded(
-    kind: str, split: Readable, size: tuple[int, int], channels: int, skip_broken: bool, report: Progress
+    kind: str, split: EncodedSplit, size: tuple[int, int], channels: int, skip_broken: bool, report: ProgressCallback
 ) -> Arrays:
     kept: list[tuple[Pixels, int]] = []
     skipped = 0

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mooring.errors import MooringError, check_whole, unknown
-from mooring.lab.methods import find, resolve
-from mooring.lab.methods.strengths import usual_strength
+from mooring.lab.methods import find_method, resolve_methods
+from mooring.lab.methods.strengths import default_strength
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.model.training import Training, defaults
-from mooring.lab.networks import backbone, stamped
+from mooring.lab.model.training import Training, default_training
+from mooring.lab.networks import backbone_factory, versioned_name
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.streams.stream import Stream
 
@@ -45,10 +45,10 @@ class Comparison:
     def __post_init__(self) -> None:
         """Refuse what cannot be run, before any data is read."""
         for name, strengths in self.strength.items():
-            if not find(name).has_strength:
+            if not find_method(name).has_strength:
                 raise MooringError(f"{name} has no strength to give: leave it out")
             for strength in strengths:
-                find(name).pull(strength)  # refuses what is outside its range
+                find_method(name).pull(strength)  # refuses what is outside its range
         for kind, given in (("lr", self.lr), ("strength", self.strength)):
             for name in given:
                 if name not in self.methods:
@@ -59,7 +59,7 @@ class Comparison:
         for source, training in self.streams:
             if not isinstance(source, StreamOptions | Stream):
                 raise MooringError(f"stream={source!r} is not allowed: give a name, StreamOptions or a Stream")
-            backbone(training.network)
+            backbone_factory(training.network)
             if not self.specs(training, "", "", ""):
                 raise MooringError("nothing to run: give at least one method and one seed")
 
@@ -73,16 +73,21 @@ class Comparison:
             init: the fingerprint of the weights to start from, or nothing.
         """
         made = []
-        network = stamped(training.network)
+        network = versioned_name(training.network)
         for name in self.methods:
-            method = find(name)
-            usual = usual_strength(method, paper=training.paper)
+            method = find_method(name)
+            usual = default_strength(method, paper=training.paper)
             strengths: tuple[float | None, ...] = self.strength.get(name, (usual,))
             memory = (method.memory if training.memory is None else training.memory) if method.memory else None
             for lr in self.lr.get(name, (training.lr,)):
                 for strength in strengths:
                     for seed in self.seeds:
-                        rest: dict[str, Any] = {**training.told(), "memory": memory, "init": init, "network": network}
+                        rest: dict[str, Any] = {
+                            **training.spec_fields(),
+                            "memory": memory,
+                            "init": init,
+                            "network": network,
+                        }
                         made.append(RunSpec(stream, data, name, seed, lr=lr, strength=strength, **rest))
         return made
 
@@ -113,8 +118,8 @@ def comparison(
     """
     if not isinstance(methods, str | list | tuple):
         raise MooringError(f"methods={methods!r} is not allowed: give names")
-    names = tuple(resolve(methods if isinstance(methods, str) else list(methods)))
-    strong = [name for name in names if find(name).has_strength]
+    names = tuple(resolve_methods(methods if isinstance(methods, str) else list(methods)))
+    strong = [name for name in names if find_method(name).has_strength]
     streams: list[Any] = list(stream) if isinstance(stream, list | tuple) else [stream]
     one_lr = lr if isinstance(lr, int | float) else None
     opened = [StreamOptions(each) if isinstance(each, str) else each for each in streams]
@@ -125,7 +130,7 @@ def comparison(
     if strength is not None and not isinstance(strength, Mapping) and not strong:
         raise MooringError(f"none of {', '.join(names)} has a strength to give: leave it out")
     return Comparison(
-        streams=tuple((each, defaults(getattr(each, "name", ""), lr=one_lr, **training)) for each in opened),
+        streams=tuple((each, default_training(getattr(each, "name", ""), lr=one_lr, **training)) for each in opened),
         methods=names,
         seeds=seeds_of(seeds),
         lr={} if lr is None or one_lr is not None else _by_method("lr", lr, names),
@@ -153,7 +158,7 @@ def _check_training(given: Mapping[str, Any]) -> None:
 def _by_method(kind: str, given: Numbers | Mapping[str, Numbers], names: Sequence[str]) -> dict[str, tuple[float, ...]]:
     """A tuple of numbers for each method: from a mapping as it is, from anything else the same for all."""
     if isinstance(given, Mapping):
-        return {find(name).name: _numbers(kind, value) for name, value in given.items()}
+        return {find_method(name).name: _numbers(kind, value) for name, value in given.items()}
     return {name: _numbers(kind, given) for name in names}
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mooring.lab.methods import find
-from mooring.lab.model.metrics import Interval, interval, paired_difference
+from mooring.lab.methods import find_method
+from mooring.lab.model.metrics import Interval, confidence_interval, paired_difference
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
 
@@ -36,7 +36,7 @@ def dials(methods: Sequence[str]) -> dict[str, tuple[float, ...]]:
         >>> dials(["plain", "wise-ft"])
         {'wise-ft': (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)}
     """
-    return {name: find(name).dial for name in methods if find(name).has_strength}
+    return {name: find_method(name).dial for name in methods if find_method(name).has_strength}
 
 
 def hull(points: Sequence[Point]) -> list[Point]:
@@ -122,7 +122,7 @@ class Swept:
         """The area under its hull over seeds, each seed with a hull of its own; None where nothing finished."""
         seeds = sorted({result.spec.seed for row in self.steady for result in row.results})
         found = [area([_point(r) for row in self.steady for r in row.results if r.spec.seed == seed]) for seed in seeds]
-        return interval(found) if found else None
+        return confidence_interval(found) if found else None
 
     def accuracies(self) -> dict[int, float]:
         """Of the best row, by seed."""
@@ -216,7 +216,7 @@ def _kind(method: str) -> str:
 
 def _keeps_data(method: str) -> bool:
     """Whether it sees more than the task at hand: it is shown, and on no frontier."""
-    return find(method).data != "task"
+    return find_method(method).data != "task"
 
 
 def _point(result: Result) -> Point:

@@ -24,14 +24,14 @@ from mooring.lab.fleet.measurements import finite_runs
 from mooring.lab.fleet.record import versions
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import Stack, laid_out
-from mooring.lab.model.atomic_files import write_whole
+from mooring.lab.model.atomic_files import write_atomically
 from mooring.lab.model.order import batch_sizes, task_order
-from mooring.lab.model.precision import computing, parameters_of, products_of
+from mooring.lab.model.precision import parameter_dtype, product_dtype, tf32_mode
 from mooring.lab.model.spec import DTYPES
 from mooring.lab.model.training import Training
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import start
-from mooring.lab.streams.slices import whole
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import initial_network
+from mooring.lab.streams.slices import merge_tasks
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.comparison import MOST_SEEDS
 
@@ -188,8 +188,8 @@ def pretrain(
     if settings.shifts >= side:
         raise MooringError(f"shifts={settings.shifts} moves images of {side} pixels out of sight: give fewer")
     try:
-        with computing(settings.dtype):
-            return _pretrain(whole(stream), settings, path, device, report, note)
+        with tf32_mode(settings.dtype):
+            return _pretrain(merge_tasks(stream), settings, path, device, report, note)
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
@@ -208,7 +208,7 @@ def _pretrain(
     if note and lesson.recorder.failed:
         note(f"steps of {settings.network} could not be recorded, and took longer: {lesson.recorder.failed}")
     lesson.recorder.clear()
-    accuracies = Exam(stream).score(lesson.stack, [0], parameters_of(settings.dtype)).flatten().tolist()
+    accuracies = Exam(stream).score(lesson.stack, [0], parameter_dtype(settings.dtype)).flatten().tolist()
     taught = []
     for run, (seed, file) in enumerate(settings.files(path).items()):
         told = asdict(replace(settings, seed=seed, seeds=1))  # as if alone
@@ -224,9 +224,9 @@ class _Lesson:
 
     def __init__(self, stream: Stream, settings: Pretraining, device: str) -> None:
         self.stream, self.settings = stream, settings
-        self.seeds, dtype = list(range(settings.seed, settings.seed + settings.seeds)), parameters_of(settings.dtype)
-        networks = [start(settings.network, stream, seed, dtype=dtype) for seed in self.seeds]
-        self.stack = Stack(networks, device, self.seeds, products_of(settings.dtype))
+        self.seeds, dtype = list(range(settings.seed, settings.seed + settings.seeds)), parameter_dtype(settings.dtype)
+        networks = [initial_network(settings.network, stream, seed, dtype=dtype) for seed in self.seeds]
+        self.stack = Stack(networks, device, self.seeds, product_dtype(settings.dtype))
         lr = torch.full((len(self.seeds),), settings.lr, dtype=dtype, device=device)
         self.sgd = SGD(lr, settings.momentum, settings.weight_decay)
         self.batches = Batches(stream, device, dtype, settings.dtype in ("tf32", "bf16"))
@@ -281,7 +281,7 @@ class _Lesson:
         if not self.settings.flips and not self.settings.shifts:
             return self.batches.gathered(places)
         x = moved(self.batches.images, places, mirrored, down, right)
-        return scaled(x if self.batches.in_one else x.contiguous(), self.batches.dtype)
+        return normalize_pixels(x if self.batches.in_one else x.contiguous(), self.batches.dtype)
 
     def _check(self, epoch: int) -> None:
         bad = [seed for seed, lost in zip(self.seeds, self.bad.tolist(), strict=True) if lost]
@@ -321,4 +321,4 @@ def _metadata(path: Path) -> dict[str, str]:
 
 def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     whole_tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    write_whole(path, to_bytes(whole_tensors, metadata=metadata))
+    write_atomically(path, to_bytes(whole_tensors, metadata=metadata))

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mooring.errors import MooringError, check_whole
-from mooring.lab.methods import Method, find
-from mooring.lab.model.metrics import ROUNDING
+from mooring.lab.methods import Method, find_method
+from mooring.lab.model.metrics import SCORE_TOLERANCE
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row, summarize
-from mooring.lab.networks.start import Weights, start
-from mooring.lab.streams.slices import sliced
+from mooring.lab.networks.start import BackboneWeights, initial_network
+from mooring.lab.streams.slices import select_tasks
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.comparison import Comparison, comparison, seeds_of
 from mooring.lab.study.study import Study, checked_baseline, read_start
@@ -53,7 +53,7 @@ class Choice:
             return ()
         most = self.best.metrics["accuracy"].mean
         steady = (row for row in self.grid if not row.unfinished and row is not self.best)
-        return tuple(row for row in steady if row.metrics["accuracy"].mean >= most - ROUNDING)
+        return tuple(row for row in steady if row.metrics["accuracy"].mean >= most - SCORE_TOLERANCE)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -126,16 +126,16 @@ def tune(
     choices: list[Choice] = []
     chosen: list[RunSpec] = []
     streams: dict[str, Stream] = {}
-    weights: dict[str, Weights] = {}
+    weights: dict[str, BackboneWeights] = {}
     for number, (source, training) in enumerate(asked.streams):
         init = read_start(training, weights)
         stream = study.open(source)
         if len(stream.tasks) <= tasks:
             raise MooringError(f"{stream.name} has {len(stream.tasks)} tasks: search fewer than that, not {tasks}")
-        first, rest = sliced(stream, 0, tasks), sliced(stream, tasks)
+        first, rest = select_tasks(stream, 0, tasks), select_tasks(stream, tasks)
         first = replace(first, name=f"{stream.name}: first {tasks}, searched")
         rest = replace(rest, name=f"{stream.name}: other {len(rest.tasks)}, trained")
-        start(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be
+        initial_network(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be
         searched = grid.specs(grid.streams[number][1], first.name, first.fingerprint, init)
         results = study.run(searched, {first.fingerprint: first}, weights, reject=True)
         found = choices_of(first.name, results, asked.methods)
@@ -154,7 +154,7 @@ def _grid(
     asked: Comparison, lrs: Sequence[float], strengths: Sequence[float] | None, seeds: int | Sequence[int]
 ) -> Comparison:
     """The same comparison at every point of the grid."""
-    strong = [find(name) for name in asked.methods if find(name).has_strength]
+    strong = [find_method(name) for name in asked.methods if find_method(name).has_strength]
     return replace(
         asked,
         seeds=seeds_of(seeds),

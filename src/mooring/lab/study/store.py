@@ -80,7 +80,7 @@ class Store:
 
     def check_writable(self) -> None:
         """Refuse a place that cannot be written to, before any work."""
-        check_writable(self.path.parent, make=False)
+        check_writable(self.path.parent, create=False)
         if self.path.exists():
             with self._open() as connection:
                 connection.execute("BEGIN IMMEDIATE")

@@ -18,17 +18,17 @@ from mooring.lab.engines.runner import CHECKPOINT_SECONDS, Aboard, steps_of
 from mooring.lab.engines.sizing import AT_ONCE
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.grouping import fleets
-from mooring.lab.methods import find
+from mooring.lab.methods import find_method
 from mooring.lab.methods.registry import ALIASES
 from mooring.lab.model.atomic_files import check_writable
-from mooring.lab.model.determinism import prepare
+from mooring.lab.model.determinism import configure_cublas
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row, summarize
 from mooring.lab.model.training import Training
-from mooring.lab.networks.start import Weights, read_weights, start
+from mooring.lab.networks.start import BackboneWeights, initial_network, read_weights
 from mooring.lab.streams.options import StreamOptions, open_stream
-from mooring.lab.streams.progress_callback import Progress
+from mooring.lab.streams.progress_callback import ProgressCallback
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.comparison import Comparison, comparison
 from mooring.lab.study.lock import locked
@@ -112,16 +112,16 @@ class Study:
         self.store.check_writable()
         specs: list[RunSpec] = []
         streams: dict[str, Stream] = {}
-        weights: dict[str, Weights] = {}
+        weights: dict[str, BackboneWeights] = {}
         for source, training in ((each, how.on(self.device)) for each, how in asked.streams):
             init = read_start(training, weights)
             stream = self.open(source)
-            start(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be
+            initial_network(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be
             streams[stream.fingerprint] = stream
             specs += asked.specs(training, stream.name, stream.fingerprint, init)
         return summarize(self.run(specs, streams, weights), baseline)
 
-    def open(self, source: StreamOptions | Stream, progress: Progress | None = None) -> Stream:
+    def open(self, source: StreamOptions | Stream, progress: ProgressCallback | None = None) -> Stream:
         """The stream that options ask for; a stream made in Python is one already."""
         return source if isinstance(source, Stream) else open_stream(source, progress)
 
@@ -129,7 +129,7 @@ class Study:
         self,
         specs: Sequence[RunSpec],
         streams: Mapping[str, Stream],
-        weights: Mapping[str, Weights] | None = None,
+        weights: Mapping[str, BackboneWeights] | None = None,
         *,
         reject: bool = False,
     ) -> list[Result]:
@@ -149,7 +149,11 @@ class Study:
             self.reporter.close()
 
     def _run(
-        self, specs: Sequence[RunSpec], streams: Mapping[str, Stream], weights: Mapping[str, Weights], reject: bool
+        self,
+        specs: Sequence[RunSpec],
+        streams: Mapping[str, Stream],
+        weights: Mapping[str, BackboneWeights],
+        reject: bool,
     ) -> list[Result]:
         check_writable(self.store.path.parent)
         with locked(self.store.path, wait=self.wait):
@@ -234,12 +238,12 @@ class Study:
 
 def _rejected(result: Result) -> Result:
     """The result as it would be had its penalty been judged after the first task."""
-    if not result.stability or not result.stability[0].trouble or not find(result.spec.method).can_extrapolate:
+    if not result.stability or not result.stability[0].warning or not find_method(result.spec.method).can_extrapolate:
         return result
-    return replace(result, status="rejected", reason=result.stability[0].trouble)
+    return replace(result, status="rejected", reason=result.stability[0].warning)
 
 
-def read_start(training: Training, known: dict[str, Weights]) -> str:
+def read_start(training: Training, known: dict[str, BackboneWeights]) -> str:
     """The fingerprint of the weights to start from, read and remembered; nothing for a random start."""
     if training.init is None:
         return ""
@@ -276,7 +280,7 @@ def checked_device(device: str, *, here: bool = True, deterministic: bool = Fals
     if kind == "cuda" and not torch.cuda.is_available():
         raise MooringError("cuda is not available here: give --device cpu")
     if deterministic:
-        prepare(device)
+        configure_cublas(device)
     number = torch.device(device).index
     if kind == "cuda" and number is not None:
         if number >= torch.cuda.device_count():

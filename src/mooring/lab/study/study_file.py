@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mooring.errors import MooringError, unknown
-from mooring.lab.methods import find, resolve
+from mooring.lab.methods import find_method, resolve_methods
 from mooring.lab.model.training import Training
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.comparison import METHODS
@@ -142,7 +142,9 @@ class _Reader:
             rates |= {name: given["lr"]} if "lr" in given else {}
             strengths |= {name: given["strength"]} if "strength" in given else {}
         if rates and lr is not None:
-            rates = dict.fromkeys(resolve(methods), lr) | {find(name).name: rate for name, rate in rates.items()}
+            rates = dict.fromkeys(resolve_methods(methods), lr) | {
+                find_method(name).name: rate for name, rate in rates.items()
+            }
         return {**found, **({"lr": rates} if rates else {}), **({"strength": strengths} if strengths else {})}
 
     def methods(self, told: Any) -> str | list[str]:

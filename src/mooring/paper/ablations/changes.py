@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mooring.lab.methods import find
+from mooring.lab.methods import find_method
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.paper.context.context import Laboratory
@@ -84,7 +84,7 @@ def _examined(method: str) -> bool:
 
 
 def _strong(method: str) -> bool:
-    return _examined(method) and find(method).has_strength
+    return _examined(method) and find_method(method).has_strength
 
 
 def _but_the_last(result: Result, metric: str) -> float:

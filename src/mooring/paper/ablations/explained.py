@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mooring.lab.model.plurals import counted
+from mooring.lab.model.plurals import pluralize
 from mooring.paper.context.cell import Cell, agrees
 from mooring.paper.context.result import Finding, Table
 from mooring.paper.context.scale import Case
@@ -37,7 +37,7 @@ def _notes(table: Table, at_papers: Mapping[tuple[Case, str, str], Cell], reason
     """A line for each method with a cell that differs."""
     off = [cell for cell in table.cells if cell.near is False]
     if off and reasons is None:
-        return [f"{counted(len(off), 'cell')} not as in the paper; `mooring paper reasons` tests why."]
+        return [f"{pluralize(len(off), 'cell')} not as in the paper; `mooring paper reasons` tests why."]
     notes: dict[str, list[str]] = {}
     for cell in off:
         key = (cell.case, cell.method, cell.metric)

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mooring.lab.model.metrics import Interval, interval, paired_difference
-from mooring.lab.model.plurals import counted
+from mooring.lab.model.metrics import Interval, confidence_interval, paired_difference
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.paper.ablations.changes import BASE, CHANGES, Change
@@ -120,13 +120,13 @@ def _specs(lab: Laboratory, case: Case, method: str) -> dict[str, list[RunSpec]]
 def _effects(place: Place, runs: Mapping[str, Sequence[Result]], metric: str) -> list[Effect]:
     """What each change does to a metric; the first is no change."""
     base = _scores(BASE, runs[BASE.name], metric)
-    before = interval(list(base.values())) if base else None
+    before = confidence_interval(list(base.values())) if base else None
     tried = [each for each in (BASE, *CHANGES) if each.name in runs and (each.trains or metric == "forgetting")]
     chance = 0.05 / max(1, len(tried) - 1)
     found = []
     for change in tried:
         scores = _scores(change, runs[change.name], metric)
-        after = interval(list(scores.values())) if scores else None
+        after = confidence_interval(list(scores.values())) if scores else None
         both = [seed for seed in scores if seed in base]
         pairs = ([scores[seed] for seed in both], [base[seed] for seed in both])
         shift, strict = (paired_difference(*pairs, 1 - p) if both else None for p in (0.05, chance))
@@ -152,7 +152,7 @@ def _reason(effects: Sequence[Effect]) -> str:
         if named := [f"{each.change} ({told(each.shift)})" for each in changed if each.verdict == verdict]:
             return f"{word} {' or '.join(named)}"
     nearer = [effect for effect in changed if effect.verdict in ("moves towards", "overshoots")]
-    text = f"no reason found among {counted(len(changed), 'single change')}"
+    text = f"no reason found among {pluralize(len(changed), 'single change')}"
     if not nearer:
         return f"{text}, and none surely moves it towards the paper's"
     closest = min(nearer, key=_distance)

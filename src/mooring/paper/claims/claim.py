@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mooring.lab.model.metrics import Interval, interval
+from mooring.lab.model.metrics import Interval, confidence_interval
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
 
@@ -45,8 +45,9 @@ def decided(found: Interval | None) -> Verdict:
     """Whether something is above 0: by its 95 % interval; not decided where that holds 0, or there is none.
 
     Example:
-        >>> decided(interval([1.0, 1.1, 0.9])), decided(interval([-1.0, -1.1, -0.9])), decided(interval([1.0, -1.0]))
-        ('holds', 'does not hold', 'not decided')
+        >>> samples = [1.0, 1.1, 0.9], [-1.0, -1.1, -0.9], [1.0, -1.0]
+        >>> [decided(confidence_interval(values)) for values in samples]
+        ['holds', 'does not hold', 'not decided']
     """
     if found is None or found.count < 2:
         return "not decided"
@@ -57,7 +58,7 @@ def within(found: Interval | None, low: float, high: float) -> Verdict:
     """Whether something lies between bounds: by its 95 % interval.
 
     Example:
-        >>> found = interval([1.0, 1.1, 0.9])
+        >>> found = confidence_interval([1.0, 1.1, 0.9])
         >>> within(found, 0, 2), within(found, 2, 3), within(found, 0, 1), within(None, 0, 1)
         ('holds', 'does not hold', 'not decided', 'not decided')
     """
@@ -103,7 +104,7 @@ def by_seed(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interva
         for seed, (one, other) in enumerate(zip(first, second, strict=True)):
             if math.isfinite(one) and math.isfinite(other):
                 apart[seed].append(one - other)
-    return interval([math.fsum(each) / len(each) for each in apart.values()]) if apart else None
+    return confidence_interval([math.fsum(each) / len(each) for each in apart.values()]) if apart else None
 
 
 def gain(pairs: Sequence[tuple[Row, Row]], metric: Score) -> Interval | None:
@@ -116,7 +117,7 @@ def gain(pairs: Sequence[tuple[Row, Row]], metric: Score) -> Interval | None:
         metric: a name of `Result.metrics`, or what computes another.
     """
     apart = list(gains(pairs, metric).values())
-    return interval(apart) if apart else None
+    return confidence_interval(apart) if apart else None
 
 
 def whole(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
@@ -136,7 +137,7 @@ def told(found: Interval | None, form: str = "+.2f") -> str:
     """A number with its interval.
 
     Example:
-        >>> told(interval([1.0, 2.0, 3.0])), told(None)
+        >>> told(confidence_interval([1.0, 2.0, 3.0])), told(None)
         ('+2.00 [-0.48, +4.48]', 'no seed finished everywhere')
     """
     if found is None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from mooring.lab.model.metrics import ROUNDING
+from mooring.lab.model.metrics import SCORE_TOLERANCE
 from mooring.lab.model.results import Result
 from mooring.lab.study.protocol import Choice
 from mooring.paper.claims.claim import Claim, every, share
@@ -79,7 +79,7 @@ def _good(found: Found, methods: Sequence[str]) -> tuple[int, int]:
         for method in methods:
             runs = _tried({case: choices}, (method,))
             best = max((run.metrics["accuracy"] for run in runs if run.status == "finished"), default=math.nan)
-            enough = best - CLOSE - ROUNDING
+            enough = best - CLOSE - SCORE_TOLERANCE
             good += sum(run.status == "finished" and run.metrics["accuracy"] >= enough for run in runs)
             of += len(runs)
     return good, of

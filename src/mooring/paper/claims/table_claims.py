@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mooring.lab.model.metrics import Interval, interval
+from mooring.lab.model.metrics import Interval, confidence_interval
 from mooring.lab.model.summary import Row
 from mooring.paper.claims.claim import Claim, Score, Verdict, decided, gain, gains, told, whole, within
 from mooring.paper.context.scale import EXPLICIT, REGULARIZERS, REPLAY, Case, Scale
@@ -180,7 +180,7 @@ def _long_streams(pairs: Sequence[Pair]) -> list[Claim]:
     if far:
         here, there = (gains(whole(_rows(some)), "accuracy") for some in (near, far))
         apart = [there[seed] - here[seed] for seed in here if seed in there]
-        more = interval(apart) if apart else None
+        more = confidence_interval(apart) if apart else None
         found.append(
             Claim(
                 "The explicit step gains most on unbalanced classes and long streams.",

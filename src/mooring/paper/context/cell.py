@@ -56,9 +56,9 @@ def cell(case: Case, method: str, metric: str, ours: Interval | None, *, at_pape
     """A cell; None where ours or the paper's is missing.
 
     Example:
-        >>> from mooring.lab.model.metrics import interval
+        >>> from mooring.lab.model.metrics import confidence_interval
         >>> from mooring.paper.context.scale import PAPER
-        >>> found = cell(PAPER.cases()[0], "explicit-mas", "accuracy", interval([63.5, 64.5, 64.0]))
+        >>> found = cell(PAPER.cases()[0], "explicit-mas", "accuracy", confidence_interval([63.5, 64.5, 64.0]))
         >>> found.difference, found.agrees
         (0.0, True)
     """
@@ -75,8 +75,8 @@ def agrees(ours: Interval, mean: float, std: float | None, count: int = PAPERS_S
     has no standard deviation.
 
     Example:
-        >>> from mooring.lab.model.metrics import interval
-        >>> ours = interval([63.0, 64.0, 65.0, 64.0, 64.0])
+        >>> from mooring.lab.model.metrics import confidence_interval
+        >>> ours = confidence_interval([63.0, 64.0, 65.0, 64.0, 64.0])
         >>> agrees(ours, 64.5, 0.4), agrees(ours, 60.0, 0.4), agrees(ours, 64.5, None)
         (True, False, None)
     """

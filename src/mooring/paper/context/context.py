@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from mooring.errors import MooringError
-from mooring.lab.methods import find
-from mooring.lab.model.plurals import counted
+from mooring.lab.methods import find_method
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.training import Training
-from mooring.lab.networks.start import Weights, read_weights
-from mooring.lab.streams.slices import sliced
+from mooring.lab.networks.start import BackboneWeights, read_weights
+from mooring.lab.streams.slices import select_tasks
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.study import Study
 from mooring.paper.context.scale import Case, Scale
@@ -30,7 +30,7 @@ class Awaited(Exception):  # noqa: N818  it is no error: the runs are trained, a
     """
 
     def __init__(self, specs: Sequence[RunSpec], *, reject: bool, decides: bool) -> None:
-        super().__init__(f"{counted(len(specs), 'run')} {'has' if len(specs) == 1 else 'have'} no result yet")
+        super().__init__(f"{pluralize(len(specs), 'run')} {'has' if len(specs) == 1 else 'have'} no result yet")
         self.specs, self.reject, self.decides = specs, reject, decides
 
 
@@ -68,7 +68,7 @@ class Laboratory:
         instead: Path | str | None = None,
     ) -> None:
         self.study, self.scale, self.device = study, scale, device or study.device
-        self.weights: dict[str, Weights] = {}
+        self.weights: dict[str, BackboneWeights] = {}
         self.starts: dict[str, list[str]] = {}
         for network, paths in (backbones or {}).items():
             read = [read_weights(path) for path in paths]
@@ -118,13 +118,13 @@ class Laboratory:
         return RunSpec(
             stream.name,
             stream.fingerprint,
-            find(method).name,
+            find_method(method).name,
             seed,
             lr=setting.lr,
             strength=setting.strength,
-            memory=find(method).memory,
+            memory=find_method(method).memory,
             init=starts[seed % len(starts)],
-            **training.on(self.device).told(),
+            **training.on(self.device).spec_fields(),
         )
 
     def run(self, specs: Sequence[RunSpec], *, reject: bool = False, decides: bool = False) -> dict[RunSpec, Result]:
@@ -169,6 +169,6 @@ class Laboratory:
                 raise MooringError(f"{stream.name} has {count} tasks: {first} are searched, and some must be left")
             skip, tasks = {"searched": (0, first), "trained": (first, None), "entire": (0, None)}[kind]
             order = "" if shuffle is None else ", shuffled"
-            part = replace(sliced(stream, skip, tasks), name=f"{data}, {kind}{order}")
+            part = replace(select_tasks(stream, skip, tasks), name=f"{data}, {kind}{order}")
             self.streams[part.fingerprint] = self.parts[data, kind, shuffle] = part
         return self.parts[data, kind, shuffle]

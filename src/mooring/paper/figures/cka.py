@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooring.lab.model.metrics import Interval, interval, paired_difference
+from mooring.lab.model.metrics import Interval, confidence_interval, paired_difference
 from mooring.lab.model.results import Result
 from mooring.paper.context.context import Laboratory
 from mooring.paper.context.result import Finding, Table
@@ -81,7 +81,7 @@ def by_layer(results: Sequence[Result]) -> dict[str, Interval]:
         for layer, value in (result.cka if result.status == "finished" else {}).items():
             if math.isfinite(value):
                 found.setdefault(layer, []).append(value)
-    return {layer: interval(values) for layer, values in found.items()}
+    return {layer: confidence_interval(values) for layer, values in found.items()}
 
 
 def difference(values: Sequence[float], baseline: Sequence[float]) -> Interval | None:
@@ -99,7 +99,7 @@ def bounded(found: Interval | None, form: str = "+.2f") -> str | None:
     """A difference with its interval, where there are enough seeds for one.
 
     Example:
-        >>> bounded(interval([1.0, 2.0, 3.0]))
+        >>> bounded(confidence_interval([1.0, 2.0, 3.0]))
         '+2.00 (-0.48 to +4.48)'
     """
     if found is None:
@@ -116,7 +116,7 @@ def metric(results: Sequence[Result], name: str) -> list[float]:
 def mean_over_seeds(results: Sequence[Result], name: str) -> str | None:
     """A metric over the seeds that finished."""
     values = [value for value in metric(results, name) if math.isfinite(value)]
-    return str(interval(values)) if values else None
+    return str(confidence_interval(values)) if values else None
 
 
 def _row(name: str, results: Sequence[Result]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from mooring.attach import attach
 from mooring.importance import State
 from mooring.lab.model.order import task_order
-from mooring.lab.networks.headed import Headed
-from mooring.lab.networks.inputs import scaled
-from mooring.lab.networks.start import Weights, start
+from mooring.lab.networks.headed import MultiHeadNetwork
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.start import BackboneWeights, initial_network
 from mooring.lab.streams.stream import Stream
 from mooring.moor import Mooring
 from mooring.paper.context.context import Laboratory
@@ -131,7 +131,7 @@ def unroll(
     pull: Pull,
     lr: float,
     *,
-    weights: Weights | None = None,
+    weights: BackboneWeights | None = None,
     device: str = "cpu",
     after: After | None = None,
 ) -> Unrolled:
@@ -182,12 +182,12 @@ def _moored(
     stream: Stream,
     pull: Pull,
     lr: float,
-    weights: Weights | None,
+    weights: BackboneWeights | None,
     device: str,
     after: After | None = None,
-) -> tuple[Headed, torch.optim.Optimizer, Mooring]:
+) -> tuple[MultiHeadNetwork, torch.optim.Optimizer, Mooring]:
     """A network after its first task."""
-    network = start(case.network, stream, 0, dtype=torch.float64, weights=weights).to(device)
+    network = initial_network(case.network, stream, 0, dtype=torch.float64, weights=weights).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=lr)
     moor = attach(network, optimizer, importance="ewc", pull=pull, exclude=("heads.*",))
     if after is not None:
@@ -203,7 +203,7 @@ def _moored(
 
 
 def _steps(
-    network: Headed, optimizer: torch.optim.Optimizer, stream: Stream, task: int, batch: int
+    network: MultiHeadNetwork, optimizer: torch.optim.Optimizer, stream: Stream, task: int, batch: int
 ) -> Iterator[dict[str, Tensor]]:
     """Gradient descent on the first images of a task; the gradients after each step."""
     order = task_order(0, task, 0, stream.tasks[task].train)
@@ -212,7 +212,7 @@ def _steps(
         chosen = order[torch.arange(step * batch, (step + 1) * batch) % len(order)]
         images, labels = (part[chosen].to(device) for part in (stream.train.images, stream.train.labels))
         with torch.backends.cudnn.flags(benchmark=False, deterministic=True):
-            logits = network(scaled(images, torch.float64), stream.head(task))
+            logits = network(normalize_pixels(images, torch.float64), stream.head(task))
             optimizer.zero_grad()
             torch.autograd.backward(nn.functional.cross_entropy(logits, labels))
         found = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}

@@ -8,9 +8,9 @@ from itertools import takewhile
 from statistics import correlation
 from typing import TYPE_CHECKING, Any
 
-from mooring.lab.methods import find
-from mooring.lab.model.metrics import Interval, interval
-from mooring.lab.model.plurals import counted
+from mooring.lab.methods import find_method
+from mooring.lab.model.metrics import Interval, confidence_interval
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.paper.context.context import Laboratory
 from mooring.paper.context.result import Finding, Table
@@ -86,8 +86,8 @@ def setting(scale: Scale, case: Case, method: str, like: str) -> Setting:
     """
     told = published_setting(case.network, case.regime.name, case.data, like)
     if told is None:
-        return Setting(scale.lrs[0], find(method).strength)
-    return Setting(told.lr, told.strength if find(method).has_strength else None)
+        return Setting(scale.lrs[0], find_method(method).strength)
+    return Setting(told.lr, told.strength if find_method(method).has_strength else None)
 
 
 def train(
@@ -133,7 +133,7 @@ def relative(results: Sequence[Result]) -> dict[str, Interval]:
         for layer, value in layers.items():
             if value > 0 and 0 < mean < math.inf:
                 logs.setdefault(layer, []).append(math.log10(value / mean))
-    return {layer: interval(values) for layer, values in logs.items()}
+    return {layer: confidence_interval(values) for layer, values in logs.items()}
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
@@ -173,7 +173,7 @@ def _said(
         layers = max(len(lines[name]) for name in known)
         text.append(
             f"{data}: mean importance falls with depth for {len(fewer)} of {len(known)} definitions{named}; "
-            f"rank correlation over {counted(layers, 'layer')}: {told}."
+            f"rank correlation over {pluralize(layers, 'layer')}: {told}."
         )
         ends = {name: [found.mean for found in lines[name].values()] for name in known}
         shares = {name: 10 ** (means[-1] - means[0]) for name, means in ends.items()}

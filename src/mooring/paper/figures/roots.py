@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooring.lab.model.metrics import ROUNDING, Interval, interval
+from mooring.lab.model.metrics import SCORE_TOLERANCE, Interval, confidence_interval
 from mooring.lab.model.results import Result
 from mooring.paper.context.context import Laboratory
 from mooring.paper.context.result import Finding, Table
@@ -70,7 +70,7 @@ def _said(data: str, root: str, less: Mapping[tuple[str, str], Interval | None])
     if not known:
         return f"{data}: no seed of the {root} finished beside one of the plain ratio."
     mean = math.fsum(told.mean for told in known) / len(known)
-    fewer = sum(told.mean > ROUNDING for told in known)
+    fewer = sum(told.mean > SCORE_TOLERANCE for told in known)
     sure = sum(told.low > 0 for told in known if not math.isnan(told.low))
     more = f"{abs(mean):.2f} points {'higher' if mean < 0 else 'lower'}" if abs(mean) >= 0.005 else "the same"
     paper = "; the paper says about 1 to 2 lower" if root == "square root" else ""
@@ -102,7 +102,7 @@ def _draw(runs: Mapping[str, Mapping[str, Sequence[Result]]]) -> list["Drawing"]
                 if seeds := values.get((data, f"{name}{ending}")):
                     x = place + 0.2 * (number - 1)
                     panel.plot([x] * len(seeds), seeds, ".", color=LINES[number], alpha=0.6, ms=5, mew=0)
-                    panel.plot(x, interval(seeds).mean, "_", color=LINES[number], ms=10, mew=2)
+                    panel.plot(x, confidence_interval(seeds).mean, "_", color=LINES[number], ms=10, mew=2)
             panel.plot([], [], "_", color=LINES[number], ms=10, mew=2, label=root)
         panel.set_title(data, loc="left")
         panel.set_xticks(range(len(EXPLICIT)), EXPLICIT)

@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from mooring.lab.model.plurals import counted
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
 from mooring.paper.context.context import Laboratory
@@ -194,7 +194,7 @@ def _said(found: Sequence[Found], lost: Sequence[str]) -> list[str]:
             weakest = ", the weakest tried," if row is each.rows[0] else ""
             text.append(
                 f"{where}; training first became unstable at {row.setting.strength:g}{weakest} with "
-                f"{counted(fewest_violations(row), 'violating parameter')} in the run that had the fewest{beside}."
+                f"{pluralize(fewest_violations(row), 'violating parameter')} in the run that had the fewest{beside}."
             )
     return text
 

@@ -61,5 +61,5 @@ def _size(options: StreamOptions) -> tuple[int, int]:
     """
     named = options.named
     images, classes = (named.train, named.classes) if named else (len(digits().train), 10)
-    tasks = classes // options.in_a_task
+    tasks = classes // options.classes_per_task
     return min(options.limit or images, images // tasks), tasks

@@ -8,8 +8,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from mooring.lab.model.results import Result
-from mooring.lab.networks.start import Weights
-from mooring.lab.streams.named import NAMED
+from mooring.lab.networks.start import BackboneWeights
+from mooring.lab.streams.named import NAMED_DATASETS
 from mooring.paper.context.context import Laboratory
 from mooring.paper.context.result import Table
 
@@ -68,7 +68,7 @@ def _absent(lab: Laboratory) -> str:
     """A line for each data set of the paper that is not here."""
     lines = []
     for name in lab.scale.absent:
-        layout = {"folders": "public folder layout", "parquet": "layout on the Hub"}[NAMED[name].layout]
+        layout = {"folders": "public folder layout", "parquet": "layout on the Hub"}[NAMED_DATASETS[name].layout]
         lines.append(f"- {name}: **not yet run**. Put it at `DIR/{name}` in its {layout} and repeat the command.")
     return "\n".join(lines)
 
@@ -89,7 +89,7 @@ def _backbones(lab: Laboratory) -> str:
     return f"Seed k starts from the k-th backbone of its network, round and round:\n\n{table}"
 
 
-def _row(network: str, weights: Weights) -> dict[str, object]:
+def _row(network: str, weights: BackboneWeights) -> dict[str, object]:
     accuracy, on = _taught(Path(weights.path))
     told = {"network": network, "backbone": Path(weights.path).name, "fingerprint": weights.fingerprint}
     return {**told, "accuracy when pre-trained": accuracy, "on": on}

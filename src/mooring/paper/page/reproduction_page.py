@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from mooring.lab.model.atomic_files import check_writable, write_whole
+from mooring.lab.model.atomic_files import check_writable, write_atomically
 from mooring.paper.context.context import Laboratory
 from mooring.paper.context.result import Finding
 from mooring.paper.page.page_header import head
@@ -31,15 +31,15 @@ def write_findings(findings: Sequence[Finding], folder: Path, lab: Laboratory, *
     check_writable(folder)
     runs = list({result.spec.key: result for finding in findings for result in finding.results}.values())
     figures = {finding.name: _drawn(finding, folder) for finding in findings}
-    write_whole(folder / "runs.json", written(runs))
+    write_atomically(folder / "runs.json", written(runs))
     told = [{**finding.to_json(), "figures": figures[finding.name]} for finding in findings]
-    write_whole(folder / "findings.json", (json.dumps(told, indent=1) + "\n").encode())
+    write_atomically(folder / "findings.json", (json.dumps(told, indent=1) + "\n").encode())
     parts = [
         head(lab, runs, command),
         _contents(findings),
         *(_section(finding, figures[finding.name]) for finding in findings),
     ]
-    write_whole(folder / "index.md", ("\n\n".join(parts) + "\n").encode())
+    write_atomically(folder / "index.md", ("\n\n".join(parts) + "\n").encode())
     return folder / "index.md"
 
 
@@ -51,8 +51,8 @@ def _drawn(finding: Finding, folder: Path) -> list[dict[str, str]]:
     with drawing():
         pictures = [(made, picture(made, finding.name)) for made in finding.draw()]
     for _, each in pictures:
-        write_whole(folder / f"{each.name}.svg", each.svg)
-        write_whole(folder / f"{each.name}.png", each.png)
+        write_atomically(folder / f"{each.name}.svg", each.svg)
+        write_atomically(folder / f"{each.name}.png", each.png)
     return [
         {"file": f"{each.name}.png", "title": each.title, "caption": each.caption, "alt": made.alt}
         for made, each in pictures

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mooring.lab.methods import find
+from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.study.protocol import Choice, choices_of
 from mooring.paper.context.context import Laboratory
@@ -23,7 +23,7 @@ def count(scale: Scale) -> int:
         >>> count(PAPER)  # 2 regimes and a second network, 3 data sets, 350 settings each
         3150
     """
-    strong = sum(find(name).has_strength for name in METHODS)
+    strong = sum(find_method(name).has_strength for name in METHODS)
     each = len(scale.lrs) * (strong * len(scale.strengths) + len(METHODS) - strong)
     return each * len(cases(scale))
 
@@ -103,7 +103,7 @@ def _named(setting: RunSpec) -> str:
 def _specs(lab: Laboratory, case: Case, methods: Sequence[str]) -> list[RunSpec]:
     made = []
     for method in methods:
-        strengths: Sequence[float | None] = lab.scale.strengths if find(method).has_strength else (None,)
+        strengths: Sequence[float | None] = lab.scale.strengths if find_method(method).has_strength else (None,)
         for lr in lab.scale.lrs:
             made += [lab.spec(case, method, 0, Setting(lr, strength), search=True) for strength in strengths]
     return made

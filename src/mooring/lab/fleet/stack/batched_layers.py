@@ -19,7 +19,7 @@ from mooring.lab.fleet.gpu.fused_convolutions import Link, run_chain
 from mooring.lab.fleet.stack.attention import attention
 from mooring.lab.fleet.stack.linear import linear
 from mooring.lab.fleet.stack.norms import batch_norm, by_channel, by_run, group_norm, instance_norm, layer_norm
-from mooring.lab.networks.headed import Headed
+from mooring.lab.networks.headed import MultiHeadNetwork
 
 __all__ = ["LAYERS", "Watcher", "Wide", "widened"]
 
@@ -187,7 +187,7 @@ def widened(network: nn.Module, own: Callable[[str], tuple[Tensors, int]]) -> nn
     for module in list(wide.modules()):
         if type(module) is nn.Sequential:
             _join(module)
-    if isinstance(wide, Headed) and all(isinstance(head, Wide) for head in wide.heads):
+    if isinstance(wide, MultiHeadNetwork) and all(isinstance(head, Wide) for head in wide.heads):
         wide.__dict__["every"] = lambda features: _every_head(list(wide.heads), features)
     return wide
 

@@ -13,9 +13,9 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mooring.lab.fleet.stack.batched_layers import LAYERS, Watcher, Wide, widened
-from mooring.lab.model.order import generator
-from mooring.lab.networks.headed import Headed, is_known
-from mooring.lab.networks.inputs import scaled
+from mooring.lab.model.order import seeded_generator
+from mooring.lab.networks.headed import MultiHeadNetwork, is_standard_layer
+from mooring.lab.networks.inputs import normalize_pixels
 
 __all__ = ["Stack", "fastest", "flat", "laid_out"]
 
@@ -50,14 +50,14 @@ class Stack:
 
     Example:
         >>> from torch import nn
-        >>> stack = Stack([Headed(nn.Flatten(), outputs=2, heads=1, shape=(1, 2, 2)) for _ in range(3)])
+        >>> stack = Stack([MultiHeadNetwork(nn.Flatten(), outputs=2, heads=1, shape=(1, 2, 2)) for _ in range(3)])
         >>> stack(torch.zeros(3, 5, 1, 2, 2), head=0).shape
         torch.Size([3, 5, 2])
     """
 
     def __init__(
         self,
-        networks: Sequence[Headed],
+        networks: Sequence[MultiHeadNetwork],
         device: torch.device | str = "cpu",
         seeds: Sequence[int] = (),
         products: torch.dtype | None = None,
@@ -149,12 +149,12 @@ class Stack:
         for run, seed in enumerate(self.seeds):
             mine = {name: each[run] for name, each in parameters.items()}
             with self._own_random():
-                torch.manual_seed(generator(seed, "forward", self.calls).initial_seed())
+                torch.manual_seed(seeded_generator(seed, "forward", self.calls).initial_seed())
                 own = head if isinstance(head, int) else head[run]
                 logits.append(self._one(mine, self._of(self.buffers, run), x[run], own))
         return torch.stack(logits)
 
-    def alone(self, run: int, others: Tensors | None = None) -> Headed:
+    def alone(self, run: int, others: Tensors | None = None) -> MultiHeadNetwork:
         """A network of its own with the weights of one run.
 
         Args:
@@ -165,7 +165,7 @@ class Stack:
         self.fill(network, run, others)
         return network
 
-    def fill(self, network: Headed, run: int, others: Tensors | None = None) -> None:
+    def fill(self, network: MultiHeadNetwork, run: int, others: Tensors | None = None) -> None:
         """Give a network the weights of one run; arguments as for `alone`."""
         told = self._of(self.parameters | self.buffers | (others or {}), run)
         network.load_state_dict({name: tensor.detach() for name, tensor in told.items()}, strict=False)
@@ -225,7 +225,9 @@ class Stack:
         self.way = way
         kept = {name: buffer.clone() for name, buffer in self.buffers.items()}
         shape = (len(self), 8, *self.network.shape)
-        x = scaled(torch.randint(256, shape, generator=generator("a try")), self._dtype()).to(self.device)
+        x = normalize_pixels(torch.randint(256, shape, generator=seeded_generator("a try")), self._dtype()).to(
+            self.device
+        )
         heads = torch.arange(len(self) * 8, device=self.device).view(len(self), 8) % len(self.network.heads)
         tries: tuple[tuple[bool, int | Tensor], ...] = ((True, heads), (False, 0))
         try:
@@ -257,9 +259,9 @@ def _telling(look: Callable[[str, Any, int], None], name: str) -> Watcher:
     return lambda layer, inputs, out, runs: look(name, out, runs)
 
 
-def _way_of(networks: Sequence[Headed]) -> str:
+def _way_of(networks: Sequence[MultiHeadNetwork]) -> str:
     """What `fastest` finds, tried once for each architecture that its layers tell: those of others may hide more."""
-    if not all(is_known(module) for module in networks[0].modules()):
+    if not all(is_standard_layer(module) for module in networks[0].modules()):
         return fastest(networks)
     layers = tuple((name, type(layer), layer.extra_repr()) for name, layer in networks[0].named_modules())
     sizes = tuple((name, t.shape, t.dtype) for name, t in networks[0].state_dict().items())
@@ -269,7 +271,7 @@ def _way_of(networks: Sequence[Headed]) -> str:
     return _WAYS[key]
 
 
-def fastest(networks: Sequence[Headed]) -> str:
+def fastest(networks: Sequence[MultiHeadNetwork]) -> str:
     """The first way that gives what networks give alone: tried on the first and the last, with noise on both.
 
     It is tried on the CPU, in full precision: what is right does not depend on where or how exactly it is computed.
@@ -279,7 +281,7 @@ def fastest(networks: Sequence[Headed]) -> str:
     Example:
         >>> from torch import nn
         >>> backbone = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Dropout())
-        >>> fastest([Headed(backbone, outputs=2, heads=1, shape=(1, 2, 2))])
+        >>> fastest([MultiHeadNetwork(backbone, outputs=2, heads=1, shape=(1, 2, 2))])
         'in turn'
     """
     ends = (networks[0], networks[-1])[: len(networks)]
@@ -292,9 +294,9 @@ def fastest(networks: Sequence[Headed]) -> str:
 
 
 @torch.no_grad()
-def _noisy(network: Headed, number: int) -> Headed:
+def _noisy(network: MultiHeadNetwork, number: int) -> MultiHeadNetwork:
     """A copy that is like no other, and no wilder; buffers, such as a variance, do not go below 0."""
-    noisy, random = deepcopy(network).cpu(), generator("a try", number)
+    noisy, random = deepcopy(network).cpu(), seeded_generator("a try", number)
     for p in filter(torch.is_floating_point, noisy.parameters()):
         usual = float(p.square().mean().sqrt()) if p.ndim > 1 else 0.0
         much, more = 2 * torch.rand((2, *p.shape), generator=random, dtype=p.dtype) - 1
