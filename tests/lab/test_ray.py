@@ -45,12 +45,13 @@ def test_without_ray_one_line_says_how_to_install_it_and_nothing_is_written(tmp_
     [
         ({"engine": "rai"}, "unknown engine 'rai' (did you mean 'ray'?); allowed: local, ray"),
         ({"engine": "local", "share": 0.0}, "share=0.0 is not allowed: give a number from 0.01"),
+        ({"engine": "local", "share": 0.5}, "--share 0.5 is for --engine ray: give that too, or leave the share out"),
         pytest.param(
             {"engine": "ray", "share": 2.0}, "share=2.0 is not allowed: give a number from 0.01", marks=needs_ray
         ),
         ({"engine": "local", "address": "auto"}, "--address auto is for --engine ray: give that too, or leave"),
     ],
-    ids=["unknown", "nothing", "two", "address"],
+    ids=["unknown", "no share", "share without ray", "share above 1", "address without ray"],
 )
 def test_an_engine_that_cannot_be_is_refused_in_one_line(tmp_path, told, line):
     with pytest.raises(MooringError) as caught:

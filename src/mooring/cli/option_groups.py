@@ -113,11 +113,7 @@ class StudyFlags:
     ] = None
     share: Annotated[
         float,
-        _option(
-            "--share",
-            "Of this machine that a fleet takes, or with Ray of a core or a GPU; 0.5: two at once.",
-            "Running",
-        ),
+        _option("--share", "Of a core or a GPU that a fleet takes, with Ray; 0.5: two fleets share one.", "Running"),
     ] = 1.0
     deterministic: Annotated[
         bool, _option("--deterministic", "The same bits each time, on a GPU too; slower there.", "Running")

@@ -21,7 +21,7 @@ def run(
     engine: Annotated[str, typer.Option("--engine", help="local, or ray: many fleets at once.")] = "local",
     address: Annotated[str | None, typer.Option("--address", help="Of a Ray cluster.", metavar="HOST:PORT")] = None,
     share: Annotated[
-        float, typer.Option("--share", help="Of this machine that a fleet takes; 0.5: two at once.")
+        float, typer.Option("--share", help="Of a core or a GPU that a fleet takes, with Ray; 0.5: two share one.")
     ] = 1.0,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits each time, on a GPU too; slower there.")

@@ -32,8 +32,7 @@ def findings_of(targets: Sequence[Target], lab: Laboratory) -> list[Finding]:
     """
     lab.gathers = True
     try:
-        with lab.study.crewed():
-            return _gathered(targets, lab)
+        return _gathered(targets, lab)
     finally:
         lab.gathers = False
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Protocol
 
 from mooring.errors import MooringError, check_number, unknown
-from mooring.lab.engines.beside import Beside, Crews
 from mooring.lab.engines.local import Local
 from mooring.lab.engines.runner import Aboard
 from mooring.lab.model.results import Result
@@ -53,6 +52,8 @@ def check_engine(name: str, address: str | None = None, share: float = 1.0) -> N
     check_number("share", share, 0.01, 1)
     if name != "ray" and address is not None:
         raise MooringError(f"--address {address} is for --engine ray: give that too, or leave the address out")
+    if name != "ray" and share != 1:
+        raise MooringError(f"--share {share:g} is for --engine ray: give that too, or leave the share out")
 
 
 def engine(
@@ -61,7 +62,6 @@ def engine(
     folder: Path,
     address: str | None = None,
     share: float = 1.0,
-    crews: Crews | None = None,
 ) -> Engine:
     """The engine of that name.
 
@@ -70,8 +70,7 @@ def engine(
         aboard: what every fleet takes along.
         folder: where checkpoints go.
         address: of a Ray cluster; None for one on this machine.
-        share: what part of a core or of a GPU a fleet takes there, or of this machine.
-        crews: workers of this machine that are there already.
+        share: what part of a core or of a GPU a fleet takes there.
 
     Example:
         >>> type(engine("local", Aboard({}, {}), Path("study.sqlite.fleets"))).__name__
@@ -79,7 +78,7 @@ def engine(
     """
     check_engine(name, address, share)
     if name == "local":
-        return Local(aboard, folder) if share == 1.0 else Beside(aboard, folder, share, crews)
+        return Local(aboard, folder)
     from mooring.lab.engines.ray import Ray
 
     return Ray(aboard, folder, address, share)

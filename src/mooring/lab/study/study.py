@@ -1,7 +1,7 @@
 """A study: runs, their results in one file, and whatever is still missing."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ import torch
 
 from mooring.backends.gc_control import settled
 from mooring.errors import MooringError, check_whole
-from mooring.lab.engines.beside import Crews
 from mooring.lab.engines.checkpoint_index import Unfinished
 from mooring.lab.engines.choice import Engine, check_engine, engine
 from mooring.lab.engines.reporting import Reporter, Silent
@@ -55,9 +54,7 @@ class Study:
         reporter: who is told how it gets on.
         engine: "local", here; or "ray", side by side on this machine or on a cluster.
         address: of the Ray cluster; None for one on this machine.
-        share: what part of a core or of a GPU a fleet takes there; several fleets share one. With "local", what part of
-            this machine: 1 sails one fleet after the other, 0.5 two at a time in processes of their own, which a script
-            must allow for with `if __name__ == "__main__":`.
+        share: with "ray", the part of a core or of a GPU that a fleet takes; several fleets share one.
         deterministic: the same bits each time, on a GPU too: fleets are of a size that nothing is measured for, and
             stay whole.
 
@@ -90,7 +87,6 @@ class Study:
         self.device = checked_device(device, here=engine == "local", deterministic=deterministic)
         self.fleet, self.every, self.wait = fleet, every, wait
         self.reporter = reporter or Silent()
-        self.crews: Crews | None = None
         if fleet is not None:
             check_whole("fleet", fleet, 1)
 
@@ -162,7 +158,7 @@ class Study:
             missing = [spec for spec in dict.fromkeys(specs) if spec.key not in found]
             if missing:
                 aboard = Aboard(streams, weights, self.device, self.every, self.reporter, self.deterministic)
-                runner = engine(self.engine, aboard, self.checkpoints, self.address, self.share, self.crews)
+                runner = engine(self.engine, aboard, self.checkpoints, self.address, self.share)
                 planned = self._planned(missing, runner, reject, specs)
                 work = [len(fleet) * steps_of(fleet[0], streams[fleet[0].data]) for fleet in planned]
                 self.reporter.begin(planned, work, len(found))
@@ -172,22 +168,6 @@ class Study:
             with suppress(OSError):
                 self.checkpoints.rmdir()  # where nothing is unfinished
         return [found[spec.key] for spec in dict.fromkeys(specs)]
-
-    @contextmanager
-    def crewed(self) -> Iterator[None]:
-        """While this lasts, the workers of one `run` stay for the next, where there are any.
-
-        Example:
-            >>> import tempfile
-            >>> with tempfile.TemporaryDirectory() as folder, Study(f"{folder}/digits.sqlite", share=0.5).crewed():
-            ...     pass
-        """
-        with Crews() as crews:
-            self.crews = crews
-            try:
-                yield
-            finally:
-                self.crews = None
 
     def results(self) -> list[Result]:
         """Every result there is."""
