@@ -1,17 +1,24 @@
-# make demo | test | test-faults | bench | docs | release: each makes .venv by itself when it is missing or stale.
+# make demo | test | test-gpu | test-faults | bench | docs | release: each installs .venv first when it is missing or stale.
+# make tests: pytest alone, without ruff and mypy. CONSTRAINTS names the file of pinned versions to install.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-faults lint types browser bench docs release clean
+.PHONY: demo test tests test-gpu test-faults lint types browser bench docs release clean
 
 demo: $(READY)
 	$(BIN)/mooring compare --stream digits --methods all --seeds 5 --baseline plain \
 		--study demo/digits.sqlite --report demo/report
 
-test: lint types browser
+test: lint types tests
+
+tests: $(READY) browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu
 
 test-faults: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults --durations=5
@@ -40,15 +47,15 @@ release: $(READY)
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	$(PYTHON) -m venv --clear dist/venv
-	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[dev]"
+	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) "$$(ls dist/*.whl)[dev]"
 	cd dist && rm -rf as-installed && mkdir as-installed && tar xzf mooring-*.tar.gz --strip-components=1 -C as-installed
 	rm -rf dist/as-installed/src
 	cd dist/as-installed && ../venv/bin/python -m pytest -n 2 --dist worksteal tests
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	@echo "installing into $(VENV), which takes 2 or 3 minutes"
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
 	touch $(READY)
 
 clean:

@@ -15,6 +15,11 @@ hypothesis.settings.register_profile("repeating", deadline=None, derandomize=Tru
 hypothesis.settings.load_profile("repeating" if os.environ.get("CI") else "exploring")
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

@@ -24,7 +24,7 @@ PULLS = {
     "clamped": lambda: mooring.Penalty(1e4, clamp=True),
     "proximal": lambda: mooring.Proximal(5.0),
 }
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="compares with a GPU, and there is none here")
+needs_gpu = pytest.mark.gpu
 
 
 def train(device, importance, pull, optimizer_class=torch.optim.SGD, **options):

@@ -16,7 +16,7 @@ from mooring.importance import Importance
 from mooring.pulls import Blend, Budget, ParameterPull, Pull
 from mooring.testing import CASES, Case
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+gpu = pytest.mark.gpu
 
 IMPORTANCES = [EWC(), EWC(decay=None, per_sample=True), MAS(), SI(), SI(sign="signed"), RWalk(), Uniform(), Random()]
 IMPORTANCES += [Balanced(EWC())]

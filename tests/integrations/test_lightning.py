@@ -160,7 +160,7 @@ def test_mixed_precision_moors_float32():
     assert callback.moor.previous["net.0.weight"].sum() > 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("every", [1, "task"])
 def test_a_gpu_is_left_after_each_task_and_gives_the_same_weights(every):
     ends = []

@@ -17,7 +17,7 @@ from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.networks.start import initial_network
 from mooring.lab.streams import Stream, by_class, digits, permuted
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+gpu = pytest.mark.gpu
 
 
 class Once:
