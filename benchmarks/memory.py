@@ -92,7 +92,7 @@ class Trainer:
             if slot in found:
                 each = tensor.numel() * tensor.element_size() / count
                 found[slot] += each
-                found["host" if slot == "anchor" and self.moor._ledger.memory.host else "device"] += each
+                found["host" if slot == "anchor" and self.moor._states.memory.host else "device"] += each
         return found
 
 

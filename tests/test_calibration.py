@@ -152,7 +152,7 @@ def test_a_task_counts_its_factor_times_as_much_and_the_next_is_estimated_as_eve
         model.eval()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    looks = [{m.name: m.factor.looks for m in moor._ledger.records.values() if m.factor} for moor in (plain, measured)]
+    looks = [{m.name: m.factor.looks for m in moor._states.records.values() if m.factor} for moor in (plain, measured)]
     assert looks[0] == looks[1]  # what was evaluated in between left no trace
     check_equal("current", measured.current, plain.current)
 

@@ -11,7 +11,7 @@ from mooring.backends.chunks import tiled
 from mooring.errors import MooringError
 from mooring.pulls.interpolation import relative_importance
 from mooring.pulls.proximal import proximal_rate
-from mooring.state.quantization import Coded, block_of, decoded, encoded, largest_change
+from mooring.state.quantization import QuantizedImportance, block_of, dequantize, largest_change, quantize
 
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 ROUNDED = 1e-4
@@ -27,7 +27,7 @@ def octaves_of(blocks: torch.Tensor) -> torch.Tensor:
 
 def check_bounds(values: torch.Tensor, block: int) -> None:
     """Every promise of `mooring.state.quantization`, for values of shape (rows, ...)."""
-    coded = decoded(*encoded(values, block))
+    coded = dequantize(*quantize(values, block))
     assert coded.shape == values.shape
     assert coded.dtype == values.dtype
     counts = values >= TINY
@@ -79,9 +79,9 @@ def test_extremes(values):
 
 
 def test_the_largest_and_equal_values_are_exact():
-    code, high, step = encoded(torch.tensor([[3.7] * 16 + [8.0, 1e-3] * 8]), 16)
-    assert torch.equal(decoded(code, high, step)[0, :16], torch.full((16,), 3.7))
-    assert torch.equal(decoded(code, high, step)[0, 16::2], torch.full((8,), 8.0))
+    code, high, step = quantize(torch.tensor([[3.7] * 16 + [8.0, 1e-3] * 8]), 16)
+    assert torch.equal(dequantize(code, high, step)[0, :16], torch.full((16,), 3.7))
+    assert torch.equal(dequantize(code, high, step)[0, 16::2], torch.full((8,), 8.0))
     assert step[0, 0] == 0
 
 
@@ -89,7 +89,7 @@ def test_squared_gradients_stay_far_inside_the_bound():
     """Blocks of squares of normal numbers span about 20 octaves."""
     values = torch.randn(64, 512, generator=torch.Generator().manual_seed(0)).square()
     other = torch.randn(64, 512, generator=torch.Generator().manual_seed(1)).square()
-    coded = decoded(*encoded(values, 256))
+    coded = dequantize(*quantize(values, 256))
     off = (relative_importance(coded, other) - relative_importance(values, other)).abs()
     assert float(off.max()) < 0.006
     assert float(off.mean()) < 0.002
@@ -97,7 +97,7 @@ def test_squared_gradients_stay_far_inside_the_bound():
 
 def test_float64_is_coded_in_its_own_range():
     values = torch.tensor([[1e-300, 1e300, 0.0, 1.0] * 4], dtype=torch.float64)
-    coded = decoded(*encoded(values, 16))
+    coded = dequantize(*quantize(values, 16))
     assert coded.dtype == torch.float64
     octaves = math.log2(1e300) * 2
     assert bool(((coded / values).log2().abs().nan_to_num() <= octaves / 508 + 1e-9).all())
@@ -109,7 +109,7 @@ def test_what_has_no_code_is_refused_in_a_line(bad):
     values = torch.ones(2, 16)
     values[1, 3] = bad
     with pytest.raises(MooringError, match=r"negative or not finite.*give Memory\(previous=\) a dtype") as error:
-        Coded.of(values, 16)
+        QuantizedImportance.of(values, 16)
     assert "\n" not in str(error.value)
 
 
@@ -119,16 +119,16 @@ def test_blocks_divide_rows_or_a_parameter_is_not_coded():
 
 
 def test_of_no_rows_there_are_no_blocks():
-    coded = Coded.of(torch.zeros(0, 32), 32)
+    coded = QuantizedImportance.of(torch.zeros(0, 32), 32)
     assert coded.values().shape == (0, 32)
 
 
 def test_pieces_are_whole_blocks_and_read_the_same(monkeypatch):
     monkeypatch.setattr("mooring.backends.chunks.CPU_TILE", 100)
     values = torch.rand(7, 96)
-    coded = Coded.of(values, 48)
+    coded = QuantizedImportance.of(values, 48)
     named = {"theta": values, **coded.slots()}
     pieces = list(tiled(named))
     assert [piece["theta"].numel() for piece in pieces] == [96] * 7
-    found = torch.cat([decoded(*list(piece.values())[1:]) for piece in pieces])
+    found = torch.cat([dequantize(*list(piece.values())[1:]) for piece in pieces])
     assert torch.equal(found.view_as(values), coded.values())

@@ -115,8 +115,8 @@ def test_anchors_in_the_hosts_memory_give_the_same_numbers_on_a_gpu(pull):
     (near, _, _), (host, _, moor) = pulled(None, pull), pulled(HOST, pull)
     exact = not isinstance(pull, mooring.Budget)  # whose sums are taken in another order
     torch.testing.assert_close(host, near, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-6)
-    assert all(m.anchor.is_pinned() and m.anchor.device.type == "cpu" for m in moor._ledger.records.values())
-    assert sum(room.bytes.numel() for room in moor._ledger.staging.rooms.values()) <= 2 * 4 * 512 * 512
+    assert all(m.anchor.is_pinned() and m.anchor.device.type == "cpu" for m in moor._states.records.values())
+    assert sum(room.bytes.numel() for room in moor._states.staging.rooms.values()) <= 2 * 4 * 512 * 512
 
 
 @needs_gpu

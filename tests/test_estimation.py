@@ -99,7 +99,7 @@ def test_the_estimate_is_that_of_training_which_does_not_move(name):
     other = mooring.attach(still, frozen, **options)
     train(still.eval(), frozen, batches())
     check_equal("current", moor.current, other.current)
-    for m, n in zip(moor._ledger.records.values(), other._ledger.records.values(), strict=True):
+    for m, n in zip(moor._states.records.values(), other._states.records.values(), strict=True):
         assert m.count == n.count == 5
         if m.factor:
             check_equal("factors", m.factor.slots(), n.factor.slots())
@@ -190,7 +190,7 @@ def test_a_backward_pass_before_the_estimate_still_counts_in_its_step():
         nn.functional.cross_entropy(model(x), y).backward()
         if between:
             moor.estimate(batches(1, seed=7))
-            for m in moor._ledger.records.values():
+            for m in moor._states.records.values():
                 m.count = 0  # start the mean anew
         optimizer.step()
         found.append(moor.current)

@@ -11,7 +11,7 @@ import mooring.backends.penalized_gradients
 import mooring.state.offload
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
-from mooring.backends.kernels.multi_tensor import Layout, Table, form_of, source
+from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, form_of, source
 from mooring.importance import Importance
 from mooring.pulls import Blend, Budget, ParameterPull, Pull
 from mooring.testing import CASES, Case
@@ -72,7 +72,7 @@ def told(monkeypatch):
     for module in (mooring.backends.fused, mooring.backends.penalized_gradients, mooring.step):
         monkeypatch.setattr(module, "has_compiler", lambda device: True)
     monkeypatch.setattr(mooring.backends.fused, "Layout", Places)
-    monkeypatch.setattr(mooring.backends.fused, "Table", Rules)
+    monkeypatch.setattr(mooring.backends.fused, "MultiTensorKernel", Rules)
     Rules.runs = 0
 
 
@@ -161,7 +161,7 @@ def test_anchors_from_the_host_are_found_where_they_are_staged(pull, told, monke
         return [p.detach() for p in model.parameters()]
 
     near, launches = trained(None), Rules.runs
-    monkeypatch.setattr(mooring.state.offload, "far", lambda m: True)
+    monkeypatch.setattr(mooring.state.offload, "is_offloaded", lambda m: True)
     staged = trained(mooring.Memory(host=True, staging=5000))  # five groups of a layer, in two rooms
     assert Rules.runs - launches > launches
     assert all(torch.equal(*pair) for pair in zip(staged, near, strict=True))
@@ -308,7 +308,7 @@ def test_on_a_gpu_views_that_are_not_aligned_are_found_too():
 
     whole = torch.ones(10_000, device="cuda")
     parts = [whole[1:5000], whole[5003:5004], whole[5005:9999]]
-    Table(rule, {"theta": parts[0]}, ["times"], torch.float32)(
+    MultiTensorKernel(rule, {"theta": parts[0]}, ["times"], torch.float32)(
         Layout([{"theta": part} for part in parts]), {"times": [2.0, 3.0, 5.0]}
     )
     assert [sorted(set(part.tolist())) for part in parts] == [[2.0], [3.0], [5.0]]

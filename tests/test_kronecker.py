@@ -98,7 +98,7 @@ def test_sequences_count_as_their_positions_do_one_by_one():
         moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(1.0))
         nn.functional.cross_entropy(model(inputs).flatten(0, -2), labels.flatten()).backward()
         optimizer.step()
-        (record,) = moor._ledger.records.values()
+        (record,) = moor._states.records.values()
         found.append(torch.kron(record.factor.outputs, record.factor.inputs))
     torch.testing.assert_close(found[0], found[1])
 
@@ -167,7 +167,7 @@ def test_layers_with_factors_have_no_scores_and_the_others_do():
     train(model, optimizer, 3, 0)
     moor.consolidate()
     assert set(layers_with_factors(model, 4096)) == {model.features, model.head}
-    records = {m.name: m for m in moor._ledger.records.values()}
+    records = {m.name: m for m in moor._states.records.values()}
     assert {name for name, m in records.items() if m.factor} == {
         "features.weight",
         "features.bias",
@@ -249,7 +249,7 @@ def test_an_evaluation_without_no_grad_leaves_no_trace():
             nn.functional.cross_entropy(net(x), y).backward()
             opt.step()
         kept.consolidate()
-    one, two = ({m.name: m.factor for m in kept._ledger.records.values() if m.factor} for kept in (moor, left))
+    one, two = ({m.name: m.factor for m in kept._states.records.values() if m.factor} for kept in (moor, left))
     for name, factor in one.items():
         assert torch.equal(factor.past_inputs, two[name].past_inputs)
         assert torch.equal(factor.past_outputs, two[name].past_outputs)
@@ -266,8 +266,8 @@ def test_accumulated_gradients_give_the_factors_of_the_whole_batch():
         for xs, ys in zip(torch.split(x, cuts), torch.split(y, cuts), strict=True):
             (nn.functional.cross_entropy(model(xs), ys) * len(xs) / 8).backward()
         optimizer.step()
-        found.append({m.name: m.factor.slots() for m in moor._ledger.records.values() if m.factor})
-        assert {m.factor.looks for m in moor._ledger.records.values() if m.factor} == {1}
+        found.append({m.name: m.factor.slots() for m in moor._states.records.values() if m.factor})
+        assert {m.factor.looks for m in moor._states.records.values() if m.factor} == {1}
     torch.testing.assert_close(found[0], found[1])
 
 
@@ -285,7 +285,7 @@ def test_a_layer_that_is_used_twice_counts_both_uses():
         outs = [layer(x[:, place]) for place in (0, 1)] if twice else [layer(x)]
         (sum(out.pow(3).sum() for out in outs) / 6).backward()
         optimizer.step()
-        (record,) = moor._ledger.records.values()
+        (record,) = moor._states.records.values()
         found.append(record.factor.slots())
     torch.testing.assert_close(found[0], found[1])
 
@@ -294,7 +294,7 @@ def test_layers_are_looked_at_as_often_as_asked():
     for every, looks in ((1, 6), (3, 2)):
         model, optimizer, moor = moored(1e-3, every=every)
         train(model, optimizer, 6, 0)
-        assert {m.factor.looks for m in moor._ledger.records.values() if m.factor} == {looks}
+        assert {m.factor.looks for m in moor._states.records.values() if m.factor} == {looks}
 
 
 def test_detached_it_leaves_no_hooks():

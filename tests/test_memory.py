@@ -115,13 +115,13 @@ def test_anchors_that_pass_through_staging_give_the_same_numbers(pull, importanc
         pytest.skip("a budget is spent in curvature, which of these only EWC measures")
     near = two_tasks(built(importance=importance, pull=pull))
     near.consolidate()
-    monkeypatch.setattr(mooring.state.offload, "far", lambda m: True)
+    monkeypatch.setattr(mooring.state.offload, "is_offloaded", lambda m: True)
     moor = built(Memory(host=True, staging=1 << 15), importance, pull)
     two_tasks(moor).consolidate()
     check_equal("staged", everything(moor), everything(near))
-    rooms = [room.bytes.numel() for room in moor._ledger.staging.rooms.values()]
+    rooms = [room.bytes.numel() for room in moor._states.staging.rooms.values()]
     assert sorted(rooms) == [2048, 24_576]  # each weight of more than half of it alone, then what is small together
-    assert all(m.staged is None for m in moor._ledger.records.values())
+    assert all(m.staged is None for m in moor._states.records.values())
 
 
 def test_a_group_is_fetched_ahead_and_not_twice(monkeypatch):
@@ -132,7 +132,7 @@ def test_a_group_is_fetched_ahead_and_not_twice(monkeypatch):
         fetched.append(len(records))
         copy(room, records)
 
-    monkeypatch.setattr(mooring.state.offload, "far", lambda m: True)
+    monkeypatch.setattr(mooring.state.offload, "is_offloaded", lambda m: True)
     monkeypatch.setattr(mooring.state.offload, "_copy", copied)
     for size, once in ((1 << 15, 4), (1 << 20, 0)):  # groups that take turns; all in one
         moor = built(Memory(host=True, staging=size))
@@ -146,7 +146,7 @@ def test_a_group_is_fetched_ahead_and_not_twice(monkeypatch):
 
 
 def test_anchors_are_not_fetched_where_nobody_reads_them(monkeypatch):
-    monkeypatch.setattr(mooring.state.offload, "far", lambda m: True)
+    monkeypatch.setattr(mooring.state.offload, "is_offloaded", lambda m: True)
     copied = []
     monkeypatch.setattr(mooring.state.offload, "_copy", lambda room, records: copied.append(len(records)))
     trained(built(Memory(host=True)), 0, 3)  # before the first consolidation there is no pull

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fleets.output import add_common, keep, say, where
-from mooring.backends.kernels.launch import rehearsing
+from mooring.backends.kernels.launch import dry_run
 from mooring.errors import MooringError
 from mooring.lab.fleet.gpu import convolution
 from mooring.lab.fleet.gpu.conv_tiles import Geometry, aligned, next_power
@@ -162,7 +162,7 @@ def _instead(name: str, tile: Tile) -> Iterator[None]:
 
 def _compile(do: Callable[[], object], name: str, tiles: Iterable[Tile]) -> None:
     """On all cores; what cannot be compiled is met again when it is timed."""
-    with rehearsing(ignore_errors=True):
+    with dry_run(ignore_errors=True):
         for tile in tiles:
             with _instead(name, tile):
                 do()

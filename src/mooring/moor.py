@@ -10,7 +10,7 @@ from mooring.backends.budget_solver import energy
 from mooring.diagnose import stability
 from mooring.diagnose.diagnosis import Diagnosis, diagnose
 from mooring.diagnose.drift import parameter_drift
-from mooring.distributed.dtensor import spread
+from mooring.distributed.dtensor import to_dtensor
 from mooring.errors import MooringError
 from mooring.importance import Importance, State
 from mooring.observe.layer_observer import watches
@@ -23,7 +23,7 @@ from mooring.reference.calibration import calibration_factor
 from mooring.reference.estimation import estimate
 from mooring.reference.losses import Loss
 from mooring.state.memory import Memory
-from mooring.state.mooring_state import Ledger, called
+from mooring.state.mooring_state import MooringState, called
 from mooring.state.resume import read_state
 from mooring.state.selection import layer_of
 from mooring.state.state_dict import pack
@@ -69,10 +69,10 @@ class Mooring:
         self.optimizer = optimizer
         self.importance = importance
         self.pull = pull
-        self._ledger = Ledger(model, optimizer, importance, merge, exclude, memory)
+        self._states = MooringState(model, optimizer, importance, merge, exclude, memory)
         self._outputs = outputs
-        self._watch, self._layers = watches(self._ledger, outputs) if memory.accumulates else (None, None)
-        self._step = TrainingStep(self._ledger, pull, self._watch, self._layers, buffers, check_finite)
+        self._watch, self._layers = watches(self._states, outputs) if memory.accumulates else (None, None)
+        self._step = TrainingStep(self._states, pull, self._watch, self._layers, buffers, check_finite)
         self._hook()
 
     @torch.no_grad()
@@ -151,49 +151,49 @@ class Mooring:
         carried = (self.calibration or [1.0])[-1]  # tasks that are weighed together need one scale
         scale = carried if data is None else self._scale(data, loss, batches, progress)
         self._step.end_task()
-        self._ledger.consolidate(scale)
+        self._states.consolidate(scale)
         self._step.anchor_buffers()
 
     @property
     def tasks(self) -> int:
         """How many tasks were consolidated."""
-        return self._ledger.tasks
+        return self._states.tasks
 
     @property
     def steps(self) -> int:
         """How many steps were taken since the last consolidation."""
-        return self._ledger.steps
+        return self._states.steps
 
     @property
     def calibration(self) -> list[float]:
         """By what each task's curvature was multiplied when it was consolidated; 1 before data was first given."""
-        return list(self._ledger.calibration)
+        return list(self._states.calibration)
 
     @property
     def anchor(self) -> State:
         """The anchor of each moored parameter that had a gradient or was consolidated, by name."""
-        return {m.name: spread(m.anchor, m.parameter) for m in self._ledger.records.values()}
+        return {m.name: to_dtensor(m.anchor, m.parameter) for m in self._states.records.values()}
 
     @property
     def previous(self) -> State:
         """The importance over past tasks of each moored parameter, by name; 0 before the first consolidation."""
-        return {m.name: spread(m.full(m.previous), m.parameter) for m in self._ledger.records.values()}
+        return {m.name: to_dtensor(m.full(m.previous), m.parameter) for m in self._states.records.values()}
 
     @property
     def current(self) -> State:
         """The importance on this task of each moored parameter, by name, as last computed."""
-        records, factors = self._ledger.records.values(), self._ledger.factors()
+        records, factors = self._states.records.values(), self._states.factors()
         scores = ((m, m.full(m.state.get("current")), factors.get(layer_of(m.name))) for m in records)
-        return {m.name: spread(score if by is None else score * by, m.parameter) for m, score, by in scores}
+        return {m.name: to_dtensor(score if by is None else score * by, m.parameter) for m, score, by in scores}
 
     @torch.no_grad()
     def pull_energy(self) -> float:
         """sum of previous * d^2 / 2 over all moored parameters: how far the lines are stretched, for logging."""
-        return energy(self._ledger.records.values())
+        return energy(self._states.records.values())
 
     def drift(self) -> dict[str, float]:
         """How far each layer has moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
-        return parameter_drift((m.name, m.parameter, m.near) for m in self._ledger.records.values())
+        return parameter_drift((m.name, m.parameter, m.near) for m in self._states.records.values())
 
     @torch.no_grad()
     def diagnose(self, strength: float | None = None) -> Diagnosis:
@@ -213,9 +213,9 @@ class Mooring:
             >>> moor.diagnose().total.diverge
             3
         """
-        records = self._ledger.records
+        records = self._states.records
         moored = {
-            p: (name, records[p].full(records[p].previous)) for p, name in self._ledger.names.items() if p in records
+            p: (name, records[p].full(records[p].previous)) for p, name in self._states.names.items() if p in records
         }
         return diagnose(
             self.optimizer,
@@ -237,8 +237,8 @@ class Mooring:
         strength = self._strength(strength)
         rates = stability.learning_rates(self.optimizer)
         return {
-            m.name: spread(stability.effective_learning_rate(rates[p], strength, m.full(m.previous), i), p)
-            for p, m in self._ledger.records.items()
+            m.name: to_dtensor(stability.effective_learning_rate(rates[p], strength, m.full(m.previous), i), p)
+            for p, m in self._states.records.items()
             if p in rates
         }
 
@@ -248,21 +248,21 @@ class Mooring:
         It goes through `torch.save` and safetensors alike. Save it beside the model's and the optimizer's own.
         """
         self._refuse_interrupted()
-        header = {**self._ledger.told(), "pull": called(self.pull), "buffers": self._step.buffers}
+        header = {**self._states.told(), "pull": called(self.pull), "buffers": self._step.buffers}
         if self._step.spending:
             header["spending"] = self._step.spending.told()
             header["calibration"] = self.calibration
-        return pack(self._ledger.records.values(), self._step.buffer_anchors, header)
+        return pack(self._states.records.values(), self._step.buffer_anchors, header)
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
-        header, records, buffers = read_state(state, self._ledger, self.pull, self._step.buffers)
+        header, records, buffers = read_state(state, self._states, self.pull, self._step.buffers)
         self._step.reset()
         self._step.forget()
-        self._ledger.records = records
-        self._ledger.tasks, self._ledger.steps = header["tasks"], header["steps"]
-        self._ledger.calibration = header.get("calibration", [1.0] * header["tasks"])
+        self._states.records = records
+        self._states.tasks, self._states.steps = header["tasks"], header["steps"]
+        self._states.calibration = header.get("calibration", [1.0] * header["tasks"])
         self._step.buffer_anchors = buffers
         if self._step.spending:
             self._step.spending.resume(header.get("spending"))
@@ -273,11 +273,11 @@ class Mooring:
         optimizer = stepping(optimizer)
         if optimizer is self.optimizer:
             return
-        check_optimizer(self.model, optimizer, self._ledger.exclude)
+        check_optimizer(self.model, optimizer, self._states.exclude)
         self._unhook()
         self._step.reset()
-        self.optimizer = self._ledger.optimizer = optimizer
-        self._ledger.refresh()
+        self.optimizer = self._states.optimizer = optimizer
+        self._states.refresh()
         self._hook()
 
     def detach(self) -> None:
@@ -300,7 +300,7 @@ class Mooring:
         raise MooringError("a Mooring cannot be pickled: save its state_dict(), and load it into an attach()ed one")
 
     def __repr__(self) -> str:
-        count = len(self._ledger.trained())
+        count = len(self._states.trained())
         return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks})"
 
     def _hook(self) -> None:
@@ -317,15 +317,15 @@ class Mooring:
     def _estimate(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> list[Any]:
         self._refuse_interrupted()
         watching = [watch for watch in (self._watch, self._layers) if watch]
-        found = estimate(self._ledger, watching, data, loss=loss, batches=batches, outputs=self._outputs, show=progress)
+        found = estimate(self._states, watching, data, loss=loss, batches=batches, outputs=self._outputs, show=progress)
         self._step.forget()
         return found
 
     def _scale(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> float:
         """By what data multiplies what is known of this task, which is estimated from it where nothing is."""
         budget = self.pull if isinstance(self.pull, Budget) else None
-        known = self._ledger.memory.accumulates or not self.steps  # in training, or by estimate() before it
-        if not (known and any(m.count for m in self._ledger.records.values())):
+        known = self._states.memory.accumulates or not self.steps  # in training, or by estimate() before it
+        if not (known and any(m.count for m in self._states.records.values())):
             data, batches = self._estimate(data, loss, batches, progress), None
         elif budget is None:
             raise MooringError(
@@ -335,7 +335,7 @@ class Mooring:
         if budget is None:
             return 1.0
         how: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
-        return calibration_factor(self._ledger, budget, data, **how)
+        return calibration_factor(self._states, budget, data, **how)
 
     def _strength(self, strength: float | None) -> float:
         if (given := getattr(self.pull, "strength", None) if strength is None else strength) is None:

@@ -6,24 +6,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mooring.backends.budget_solver import Spending
+from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.chunks import tiled
-from mooring.backends.fused import Fused, Told, advancing, loading
-from mooring.backends.gc_control import uncollected
+from mooring.backends.fused import Fused, KernelArgs, advancing, loading
+from mooring.backends.gc_control import gc_disabled
 from mooring.backends.kernels.codegen import has_compiler
-from mooring.backends.parameter_step import Due, now_of, pull_back
+from mooring.backends.parameter_step import ParameterStep, now_of, pull_back
 from mooring.backends.penalized_gradients import loaded
 from mooring.diagnose.finite import check_finite
 from mooring.distributed.collectives import world_size
-from mooring.distributed.dtensor import gradient_of, local
+from mooring.distributed.dtensor import gradient_of, local_tensor
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Iteration, State
-from mooring.observe.layer_observer import LayerWatch
-from mooring.observe.output_observer import Seen, Watch
+from mooring.observe.layer_observer import LayerObserver
+from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.pulls.pull import acts
 from mooring.pulls.run_axis import Number
-from mooring.state.mooring_state import Ledger, Moored, marks
+from mooring.state.mooring_state import MooringState, ParameterState, marks
 from mooring.state.selection import layer_of, norm_buffers
 
 __all__ = ["TrainingStep"]
@@ -33,7 +33,7 @@ class TrainingStep:
     """What happens around `optimizer.step()`.
 
     Args:
-        ledger: the records of the moored parameters.
+        states: the records of the moored parameters.
         pull: draws them back.
         watch: sees the model's outputs, where the importance needs them.
         layers: sees what goes through layers, where it needs that.
@@ -43,31 +43,31 @@ class TrainingStep:
 
     def __init__(
         self,
-        ledger: Ledger,
+        states: MooringState,
         pull: Pull,
-        watch: Watch | None,
-        layers: LayerWatch | None,
+        watch: OutputObserver | None,
+        layers: LayerObserver | None,
         buffers: Literal["follow", "keep", "interpolate"],
         check: bool,
     ) -> None:
-        self.ledger = ledger
-        self.importance = ledger.importance
+        self.states = states
+        self.importance = states.importance
         self.pull = pull
         self.watch = watch
         self.layers = layers
         self.buffers = buffers
         self.check = check
         self.buffer_anchors: State = {}
-        self.accumulates, self.staging = ledger.memory.accumulates, ledger.staging
-        self.spending = Spending(pull, self.staging) if isinstance(pull, Budget) else None
+        self.accumulates, self.staging = states.memory.accumulates, states.staging
+        self.spending = BudgetSolver(pull, self.staging) if isinstance(pull, Budget) else None
         self.advance = Fused(advancing(self.importance, pull if isinstance(pull, ParameterPull) else None))
         self.load = Fused(loading(pull)) if isinstance(pull, GradientPull) else None
         self.reset()
 
     def reset(self) -> None:
         """Forget whatever step was under way."""
-        self._due: list[Due] = []
-        self._seen = Seen()
+        self._due: list[ParameterStep] = []
+        self._seen = Observation()
         self._laden: list[tuple[Tensor, Tensor, Tensor, int]] = []
         self._before: dict[Tensor, Tensor] = {}
         self._depth = 0
@@ -84,7 +84,7 @@ class TrainingStep:
         self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
         """The optimizer's pre-hook. With a closure, the gradient is there only after the closure ran."""
-        if self._depth and self._marks == marks(self.ledger.held()):
+        if self._depth and self._marks == marks(self.states.held()):
             self._depth += 1  # a step that calls its parent's step: torch runs the hooks for both
             return None
         self.unload(finished=False)
@@ -121,7 +121,7 @@ class TrainingStep:
 
         return once
 
-    @uncollected
+    @gc_disabled
     @torch.no_grad()
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Collect the task's gradients, check them, put a penalty on top, and remember where parameters are."""
@@ -134,17 +134,17 @@ class TrainingStep:
             if self.watch:
                 self.watch.forget()
             return
-        seen = self.watch.take(self.layers.samples if self.layers else 0) if self.watch else Seen()
+        seen = self.watch.take(self.layers.samples if self.layers else 0) if self.watch else Observation()
         if self.check:
             probes = [(d.moored.name, t) for d in due if (t := seen.of(d.moored.parameter)) is not None]
             check_finite("importance gradient", probes)
         self._load(due, scale)
-        self.ledger.look(factors)
+        self.states.look(factors)
         if self.importance.needs_step and self.accumulates:
             self._before = self._copies(due)
-        self._due, self._seen, self._marks = due, seen, marks(self.ledger.held())
+        self._due, self._seen, self._marks = due, seen, marks(self.states.held())
 
-    def _collect(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[Due]:
+    def _collect(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[ParameterStep]:
         """The parameters with a gradient, and the gradient of the task's loss for each."""
         due = []
         for group in optimizer.param_groups:
@@ -155,11 +155,11 @@ class TrainingStep:
             # torch's own optimizers leave gradients as they are, but for Nesterov's foreach form
             safe = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
             for p in group["params"]:
-                if p.grad is not None and (m := self.ledger.adopt(p)):
-                    due.append(Due(m, lr, self._task_gradient(m, gradient_of(p), factor, safe), factor))
+                if p.grad is not None and (m := self.states.adopt(p)):
+                    due.append(ParameterStep(m, lr, self._task_gradient(m, gradient_of(p), factor, safe), factor))
         return due
 
-    def _task_gradient(self, m: Moored, grad: Tensor, factor: Number | None, safe: bool) -> Tensor:
+    def _task_gradient(self, m: ParameterState, grad: Tensor, factor: Number | None, safe: bool) -> Tensor:
         if factor is not None:
             return grad.to(m.wide) / factor
         if safe or (isinstance(self.pull, GradientPull) and m.previous is not None):
@@ -168,12 +168,12 @@ class TrainingStep:
 
     def _check_everything(self, instead: dict[Tensor, Tensor] | None = None) -> None:
         """Stop where a gradient is not finite, moored or not; `instead` has what some parameters are handed."""
-        grads = {p: p.grad for p in self.ledger.held() if p.grad is not None and p.grad.layout == torch.strided}
+        grads = {p: p.grad for p in self.states.held() if p.grad is not None and p.grad.layout == torch.strided}
         checked = {**grads, **(instead or {})}
         what = "penalized gradient" if instead else "gradient"
-        check_finite(what, [(self.ledger.name(p), g) for p, g in checked.items()])
+        check_finite(what, [(self.states.name(p), g) for p, g in checked.items()])
 
-    def _load(self, due: list[Due], scale: Tensor | None) -> None:
+    def _load(self, due: list[ParameterStep], scale: Tensor | None) -> None:
         """g <- g + force, in a gradient of its own, so that the task's can be put back after the step."""
         loads: dict[Tensor, Tensor] = {}
         if isinstance(self.pull, GradientPull):
@@ -190,11 +190,11 @@ class TrainingStep:
         for p, load in loads.items():
             assert p.grad is not None
             if scale is not None:
-                local(p.grad).div_(scale)  # as the kernel leaves it
+                local_tensor(p.grad).div_(scale)  # as the kernel leaves it
             self._laden.append((p, p.grad, load, load._version))
             p.grad = load
 
-    def _copies(self, due: list[Due]) -> dict[Tensor, Tensor]:
+    def _copies(self, due: list[ParameterStep]) -> dict[Tensor, Tensor]:
         """Parameters before the step, kept in the memory of `current`, which is computed anew after it."""
         found: dict[Tensor, Tensor] = {}
         for d in due:
@@ -206,7 +206,7 @@ class TrainingStep:
 
     # After the optimizer's step
 
-    @uncollected
+    @gc_disabled
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
         """The optimizer's post-hook: update the importance, then pull."""
@@ -216,9 +216,9 @@ class TrainingStep:
         self.unload(finished=True)
         if not self._due:
             return
-        self.ledger.steps += 1
+        self.states.steps += 1
         pull = None
-        if isinstance(self.pull, ParameterPull) and self.ledger.tasks and acts(self.pull.every, self.ledger.steps):
+        if isinstance(self.pull, ParameterPull) and self.states.tasks and acts(self.pull.every, self.states.steps):
             pull = self.pull
         balanced = self.importance.balances and self.accumulates
         if self.accumulates and self.importance.watches == "outputs":  # outputs must depend on it
@@ -236,43 +236,43 @@ class TrainingStep:
                     if pull and pulls:
                         pull_back(pull, d.moored, d.lr, piece)
         if pull and balanced:
-            factors = self.ledger.factors()
+            factors = self.states.factors()
             for group in self._staged(self._due, pulls=True):
                 for d in group:
                     for piece in tiled(self._named(d, pulls=True)):
                         piece["current"] = piece["current"] * factors[layer_of(d.moored.name)]
                         pull_back(pull, d.moored, d.lr, piece)
-        if self.spending and self.ledger.tasks and self.ledger.steps % self.spending.budget.every == 0:
+        if self.spending and self.states.tasks and self.states.steps % self.spending.budget.every == 0:
             moved = [d.moored.parameter for d in self._due]
-            self.spending.spend(self.ledger.records.values(), moved, self.ledger.tasks)
+            self.spending.spend(self.states.records.values(), moved, self.states.tasks)
         self._hold_buffers()
         self.reset()
 
-    def _staged(self, due: list[Due], pulls: bool) -> Iterator[list[Due]]:
+    def _staged(self, due: list[ParameterStep], pulls: bool) -> Iterator[list[ParameterStep]]:
         """Group by group, with anchors at hand; where nobody reads those, all at once."""
         if pulls or (self.accumulates and self.importance.needs_anchor):
             yield from ([due[place] for place in places] for places in self.staging.over([d.moored for d in due]))
         elif self.accumulates:
             yield due
 
-    def _fused(self, due: list[Due], *, pulls: bool) -> list[Due]:
+    def _fused(self, due: list[ParameterStep], *, pulls: bool) -> list[ParameterStep]:
         """Have kernels do what they can, and say who is left."""
         if not any(has_compiler(d.moored.parameter.device) for d in due):
             return due
         counted, other = (True, pulls), (False, pulls)
 
-        def told(place: int) -> Told:
+        def told(place: int) -> KernelArgs:
             d, named = due[place], self._named(due[place], pulls)
             tensors = {slot if slot not in d.moored.state else f"state_{slot}": t for slot, t in named.items()}
             numbers = {"lr": d.lr, "count": d.moored.count, "samples": self._seen.samples}
-            return Told(tensors, numbers, d.moored.wide, kinds[place], moves=d.moored.staged is not None)
+            return KernelArgs(tensors, numbers, d.moored.wide, kinds[place], moves=d.moored.staged is not None)
 
         def now(name: str, places: Sequence[int]) -> Sequence[Any]:
             mine = [due[place] for place in places]
             if name == "before":
                 return [self._before[d.moored.parameter] for d in mine]
             if name == "probe":
-                return [local(probe) for d in mine if (probe := self._seen.of(d.moored.parameter)) is not None]
+                return [local_tensor(probe) for d in mine if (probe := self._seen.of(d.moored.parameter)) is not None]
             if name == "samples":
                 return [self._seen.samples] * len(mine)
             return now_of(name, mine)
@@ -293,11 +293,11 @@ class TrainingStep:
     def end_task(self) -> None:
         """A pull that acts once in a task acts: on the parameters that had a gradient in it."""
         self.forget()
-        if not (self.ledger.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
+        if not (self.states.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
             return
-        factors = self.ledger.factors()
-        rates = {p: group.get("lr", 1.0) for group in self.ledger.optimizer.param_groups for p in group["params"]}
-        held = [m for p, m in self.ledger.records.items() if m.count and m.previous is not None and p in rates]
+        factors = self.states.factors()
+        rates = {p: group.get("lr", 1.0) for group in self.states.optimizer.param_groups for p in group["params"]}
+        held = [m for p, m in self.states.records.items() if m.count and m.previous is not None and p in rates]
         for places in self.staging.over(held):
             for m in (held[place] for place in places):
                 for piece in tiled({**m.held(), **{slot: t for slot, t in m.state.items() if slot == "current"}}):
@@ -312,17 +312,17 @@ class TrainingStep:
                 p.grad = own
         self._laden = []
 
-    def _named(self, d: Due, pulls: bool) -> State:
+    def _named(self, d: ParameterStep, pulls: bool) -> State:
         """Everything about a parameter by name; its past where there is a pull, its anchor where somebody reads it."""
         m = d.moored
         before, probe = self._before.get(m.parameter), self._seen.of(m.parameter)
         held = m.held() if pulls else {"theta": m.theta}
         if not pulls and self.importance.needs_anchor:
             held["anchor"] = m.near
-        extra = {"before": before, "probe": None if probe is None else local(probe)}
+        extra = {"before": before, "probe": None if probe is None else local_tensor(probe)}
         return {**held, "g": d.g, **m.state} | {key: tensor for key, tensor in extra.items() if tensor is not None}
 
-    def _update_importance(self, m: Moored, piece: State) -> None:
+    def _update_importance(self, m: ParameterState, piece: State) -> None:
         seen = {key: piece[key] for key in Iteration.TENSORS if key in piece}
         state = {slot: piece[slot] for slot in m.state}
         if not all(t.dtype == m.wide for t in (m.parameter, m.anchor, *state.values()) if t.is_floating_point()):
@@ -341,7 +341,7 @@ class TrainingStep:
             self.buffer_anchors = {name: buffer.clone() for name, buffer in self._norm_buffers().items()}
 
     def _norm_buffers(self) -> State:
-        return norm_buffers(self.ledger.model, self.ledger.exclude, self.ledger.held())
+        return norm_buffers(self.states.model, self.states.exclude, self.states.held())
 
     def _hold_buffers(self) -> None:
         """Keep the statistics, or bring them half-way back (R at equal importance)."""

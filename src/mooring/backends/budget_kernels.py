@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from mooring.backends.fused import fits, likeness
-from mooring.backends.kernels.multi_tensor import Layout, Table
+from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel
 from mooring.backends.kernels.reduce import Step, Sums
 from mooring.pulls.budget import MOST, Budget, budget_step, spent_each
-from mooring.state.mooring_state import Moored
-from mooring.state.offload import far
+from mooring.state.mooring_state import ParameterState
+from mooring.state.offload import is_offloaded
 from mooring.state.quantization import past
 
-__all__ = ["Lines"]
+__all__ = ["BudgetKernels"]
 
 State = dict[str, Tensor]
 
@@ -30,7 +30,7 @@ def _spent(told: State) -> None:
 class _Alike:
     """Parameters of a budget that are alike, and the kernels for them."""
 
-    def __init__(self, records: Sequence[Moored], budget: Budget) -> None:
+    def __init__(self, records: Sequence[ParameterState], budget: Budget) -> None:
         def pulled(told: State) -> None:
             told["theta"].lerp_(told["anchor"], budget.rate(past(told), told["mu"]))
 
@@ -38,10 +38,10 @@ class _Alike:
         tensors, wide = tensors_of(self.records[0]), self.records[0].wide
         self.layout = Layout([tensors_of(m) for m in self.records])
         self.sums = Sums(_spent, tensors, SUMS, "mu", wide)
-        self.pull = Table(pulled, tensors, [], wide, dial="mu")
+        self.pull = MultiTensorKernel(pulled, tensors, [], wide, dial="mu")
 
 
-class Lines:
+class BudgetKernels:
     """The parameters of one budget, each held weight by weight: those that are alike by the same kernels.
 
     Args:
@@ -49,7 +49,7 @@ class Lines:
         budget: says how far back a parameter goes.
     """
 
-    def __init__(self, alike: Iterable[Sequence[Moored]], budget: Budget) -> None:
+    def __init__(self, alike: Iterable[Sequence[ParameterState]], budget: Budget) -> None:
         self.alike = [_Alike(records, budget) for records in alike]
         self.step = Step(budget_step, SUMS, ["nats", "mu", "done"])
         programs = [each.sums.programs(each.layout) for each in self.alike]
@@ -58,11 +58,11 @@ class Lines:
         self.columns = torch.split(self.partial, programs, 1)
 
     @classmethod
-    def of(cls, records: Sequence[Moored], budget: Budget) -> "Lines | None":
+    def of(cls, records: Sequence[ParameterState], budget: Budget) -> "BudgetKernels | None":
         """The lines of these parameters; None where they are on several devices, or kernels do not reach them."""
-        if any(far(m) or m.factor or not fits(tensors_of(m)) for m in records):
+        if any(is_offloaded(m) or m.factor or not fits(tensors_of(m)) for m in records):
             return None
-        alike: dict[Hashable, list[Moored]] = {}
+        alike: dict[Hashable, list[ParameterState]] = {}
         for m in records:
             alike.setdefault((likeness(tensors_of(m)), m.wide), []).append(m)
         return cls(alike.values(), budget) if len({m.parameter.device for m in records}) == 1 else None
@@ -92,6 +92,6 @@ class Lines:
             each.pull(each.layout, {}, mu)
 
 
-def tensors_of(m: Moored) -> State:
+def tensors_of(m: ParameterState) -> State:
     """What a line reads of a parameter."""
     return {**m.held(), "theta": m.parameter}

@@ -7,25 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.backends.budget_kernels import Lines
+from mooring.backends.budget_kernels import BudgetKernels
 from mooring.backends.chunks import tiled
 from mooring.backends.kernels.codegen import has_compiler
-from mooring.distributed.dtensor import over_shards
+from mooring.distributed.dtensor import sum_over_shards
 from mooring.importance import State
 from mooring.pulls.budget import Budget, budget_solved, spent_at
 from mooring.pulls.run_axis import Number
-from mooring.state.mooring_state import Moored
-from mooring.state.offload import Staging
+from mooring.state.mooring_state import ParameterState
+from mooring.state.offload import AnchorOffload
 from mooring.state.quantization import past
 from mooring.state.selection import layer_of
 
-__all__ = ["Spending", "energy", "line_of"]
+__all__ = ["BudgetSolver", "budget_term", "energy"]
 
 
-class Line:
+class DiagonalTerm:
     """What holds one parameter, weight by weight: spent = sum(F * d^2 / (1 + mu * F)^2) / 2."""
 
-    def __init__(self, m: Moored) -> None:
+    def __init__(self, m: ParameterState) -> None:
         self.m = m
 
     def _tiles(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
@@ -45,10 +45,10 @@ class Line:
             theta.copy_(torch.lerp(theta.to(self.m.wide), anchor, rate))
 
 
-class TurnedLine(Line):
+class KroneckerTerm(DiagonalTerm):
     """The same in the basis of a layer's Kronecker factors, in which its curvature is diagonal."""
 
-    def __init__(self, m: Moored) -> None:
+    def __init__(self, m: ParameterState) -> None:
         super().__init__(m)
         assert m.factor is not None
         assert m.factor.basis is not None
@@ -66,21 +66,21 @@ class TurnedLine(Line):
         theta.sub_(self.factor.turned_back(taken, theta).to(theta.dtype))
 
 
-def line_of(m: Moored) -> Line | None:
+def budget_term(m: ParameterState) -> DiagonalTerm | None:
     """What holds a parameter; None where nothing is known of its past."""
     if m.factor is not None:
-        return None if m.factor.basis is None else TurnedLine(m)
-    return None if m.previous is None else Line(m)
+        return None if m.factor.basis is None else KroneckerTerm(m)
+    return None if m.previous is None else DiagonalTerm(m)
 
 
-def energy(records: Iterable[Moored]) -> float:
+def energy(records: Iterable[ParameterState]) -> float:
     """sum of previous * d^2 / 2 over all parameters."""
-    lines = [line for m in records if (line := line_of(m)) is not None]
-    spent = over_shards([line.spent(0.0) for line in lines], [line.m.parameter for line in lines])
+    lines = [line for m in records if (line := budget_term(m)) is not None]
+    spent = sum_over_shards([line.spent(0.0) for line in lines], [line.m.parameter for line in lines])
     return math.fsum(float(each[0]) for each in spent)  # they may be on several devices
 
 
-class Spending:
+class BudgetSolver:
     """A budget and what it takes to keep it, from step to step.
 
     Args:
@@ -91,14 +91,14 @@ class Spending:
         mu: the multiplier of each group of parameters, where the next step's search begins.
     """
 
-    def __init__(self, budget: Budget, staging: Staging | None = None) -> None:
-        self.budget, self.staging = budget, staging or Staging(1)
+    def __init__(self, budget: Budget, staging: AnchorOffload | None = None) -> None:
+        self.budget, self.staging = budget, staging or AnchorOffload(1)
         self.mu: State = {}
-        self.known: dict[str, tuple[list[Moored], Lines | None]] = {}
-        self.plan: tuple[Hashable, dict[str, Lines]] = None, {}
+        self.known: dict[str, tuple[list[ParameterState], BudgetKernels | None]] = {}
+        self.plan: tuple[Hashable, dict[str, BudgetKernels]] = None, {}
 
     @torch.no_grad()
-    def spend(self, records: Collection[Moored], moved: Collection[Tensor], task: int) -> None:
+    def spend(self, records: Collection[ParameterState], moved: Collection[Tensor], task: int) -> None:
         """Pull the parameters that moved back until the budget is kept; what the others spent is counted in.
 
         Args:
@@ -113,9 +113,9 @@ class Spending:
             for name, together in self.plan[1].items():
                 self._solve_together(name, together, self.budget.allowed(task, len(self.plan[1])))
             return
-        groups: dict[str, list[Line]] = {}
+        groups: dict[str, list[DiagonalTerm]] = {}
         for m in records:
-            if (line := line_of(m)) is not None:
+            if (line := budget_term(m)) is not None:
                 groups.setdefault(layer_of(m.name) if self.budget.per == "layer" else "", []).append(line)
         moving, plan = set(moved), {}
         for name, lines in groups.items():
@@ -144,32 +144,32 @@ class Spending:
         """Where the search begins: at the multiplier of the step before."""
         return self.mu.get(name, torch.zeros((), dtype=torch.float64)).to(device)
 
-    def _solve_together(self, name: str, lines: Lines, allowed: Number) -> None:
+    def _solve_together(self, name: str, lines: BudgetKernels, allowed: Number) -> None:
         """In kernels, without waiting for them."""
         mu = self.mu[name] = self._begin(name, lines.partial.device)
         nats = allowed if isinstance(allowed, Tensor) else torch.full_like(mu, allowed)
         lines.solve(nats.to(mu), mu)
         lines.pull_back(mu)
 
-    def _staged(self, lines: Sequence[Line]) -> Iterator[Line]:
+    def _staged(self, lines: Sequence[DiagonalTerm]) -> Iterator[DiagonalTerm]:
         """One after the other, while its anchor is at hand."""
         for places in self.staging.over([line.m for line in lines]):
             yield from (lines[place] for place in places)
 
-    def _spent(self, lines: Sequence[Line], mu: Number) -> Tensor:
+    def _spent(self, lines: Sequence[DiagonalTerm], mu: Number) -> Tensor:
         """What all of them would spend, where mu is."""
         each = [(line.spent(mu), line.m.parameter) for line in self._staged(lines)]
-        summed = torch.stack(over_shards(*map(list, zip(*each, strict=True)))).sum(0)  # type: ignore[arg-type]
+        summed = torch.stack(sum_over_shards(*map(list, zip(*each, strict=True)))).sum(0)  # type: ignore[arg-type]
         return summed.to(mu.device) if isinstance(mu, Tensor) else summed
 
-    def _together(self, name: str, mine: Sequence[Line]) -> Lines | None:
+    def _together(self, name: str, mine: Sequence[DiagonalTerm]) -> BudgetKernels | None:
         """The same lines as one, where kernels can do it; found once until `forget`."""
         if not has_compiler(mine[0].m.parameter.device):
             return None
         owners = [line.m for line in mine]
         known, found = self.known.get(name, ([], None))
         if [id(m) for m in known] != [id(m) for m in owners]:
-            found = Lines.of(owners, self.budget)
+            found = BudgetKernels.of(owners, self.budget)
             self.known[name] = owners, found
         return found
 

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from mooring.backends.kernels.codegen import DTYPES, has_compiler
-from mooring.backends.kernels.multi_tensor import Layout, Table, block_of
+from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, block_of
 from mooring.importance import Importance, Iteration, State
 from mooring.pulls import GradientPull, ParameterPull
 from mooring.pulls.run_axis import Number
 from mooring.state.quantization import BLOCKS, past
 
-__all__ = ["Fused", "Told", "advancing", "fits", "likeness", "loading"]
+__all__ = ["Fused", "KernelArgs", "advancing", "fits", "likeness", "loading"]
 
 MOVING = ("theta", "g", "before", "probe", "load")
 """Tensors that may lie elsewhere in each step."""
 
 
 @dataclass
-class Told:
+class KernelArgs:
     """What a kernel is told about one parameter.
 
     Attributes:
@@ -52,7 +52,7 @@ class _Part:
 
     places: list[int]
     layout: Layout
-    table: Table
+    table: MultiTensorKernel
     moves: bool
 
     def names(self) -> list[str]:
@@ -79,7 +79,7 @@ class Fused:
 
     def __init__(self, rule: Callable[[Any], Callable[[dict[str, Tensor]], None]]) -> None:
         self.rule = rule
-        self.tables: dict[Hashable, Table | None] = {}
+        self.tables: dict[Hashable, MultiTensorKernel | None] = {}
         self.plans: dict[Hashable, tuple[list[_Part], list[int], Sequence[object]]] = {}
 
     def forget(self) -> None:
@@ -90,14 +90,14 @@ class Fused:
         self,
         owners: Sequence[object],
         kinds: Sequence[Hashable],
-        told: Callable[[int], Told],
+        told: Callable[[int], KernelArgs],
         now: Callable[[str, Sequence[int]], Sequence[Any]],
     ) -> list[int]:
         """Apply the rule. What a plan knows already is not asked again: a model may have thousands of parameters.
 
         Args:
             owners: who keeps each parameter's tensors.
-            kinds: of each parameter, as in `Told`.
+            kinds: of each parameter, as in `KernelArgs`.
             told: what there is to know of the parameter at a place; asked when a plan is made.
             now: a tensor or a number of the parameters at some places by its name; asked in every step.
 
@@ -121,7 +121,7 @@ class Fused:
             part.table(part.layout, {name: now(name, part.places) for name in part.table.numbers})
         return left
 
-    def _plan(self, told: Sequence[Told]) -> tuple[list[_Part], list[int]]:
+    def _plan(self, told: Sequence[KernelArgs]) -> tuple[list[_Part], list[int]]:
         alike: dict[Hashable, list[int]] = {}
         left = []
         for place, each in enumerate(told):
@@ -140,10 +140,10 @@ class Fused:
                 parts.append(_Part(places, layout, table, told[places[0]].moves))
         return parts, sorted(left)
 
-    def _table(self, kind: Hashable, like: Told) -> Table | None:
+    def _table(self, kind: Hashable, like: KernelArgs) -> MultiTensorKernel | None:
         if kind not in self.tables:
             try:
-                self.tables[kind] = Table(self.rule(like.kind), like.tensors, list(like.numbers), like.wide)
+                self.tables[kind] = MultiTensorKernel(self.rule(like.kind), like.tensors, list(like.numbers), like.wide)
             except NotImplementedError:  # a rule of somebody's own, with something that is not elementwise
                 self.tables[kind] = None
         return self.tables[kind]

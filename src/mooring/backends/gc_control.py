@@ -6,20 +6,20 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-__all__ = ["settled", "uncollected"]
+__all__ = ["gc_disabled", "gc_frozen"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def uncollected(function: Callable[P, R]) -> Callable[P, R]:
+def gc_disabled(function: Callable[P, R]) -> Callable[P, R]:
     """The same function, during which nothing is collected.
 
     A step that goes over thousands of tensors sets the collector off, and so do thousands of results that are read,
     though neither leaves any cycle behind.
 
     Example:
-        >>> uncollected(gc.isenabled)(), gc.isenabled()
+        >>> gc_disabled(gc.isenabled)(), gc.isenabled()
         (False, True)
     """
 
@@ -37,14 +37,14 @@ def uncollected(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def settled() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """While this lasts, whatever is there already is left alone: what is collected is looked for among the new.
 
     Libraries bring along hundreds of thousands of objects that stay, and to look at each of them takes longer than to
     find what one fleet left behind.
 
     Example:
-        >>> with settled():
+        >>> with gc_frozen():
         ...     gc.get_freeze_count() > 0
         True
     """

@@ -9,14 +9,14 @@ from torch import Tensor
 from mooring.importance import State
 from mooring.pulls import ParameterPull
 from mooring.pulls.run_axis import Number
-from mooring.state.mooring_state import Moored
+from mooring.state.mooring_state import ParameterState
 from mooring.state.quantization import past
 
-__all__ = ["Due", "now_of", "pull_back"]
+__all__ = ["ParameterStep", "now_of", "pull_back"]
 
 
 @dataclass(slots=True)
-class Due:
+class ParameterStep:
     """A parameter that has a gradient in this step.
 
     Attributes:
@@ -28,14 +28,14 @@ class Due:
         counts: whether this step says anything about its importance.
     """
 
-    moored: Moored
+    moored: ParameterState
     lr: Number
     g: Tensor
     factor: Number | None
     counts: bool = True
 
 
-def now_of(name: str, due: Sequence[Due]) -> Sequence[Tensor | Number]:
+def now_of(name: str, due: Sequence[ParameterStep]) -> Sequence[Tensor | Number]:
     """theta, anchor, g, lr, factor or count of many parameters: what a kernel is told in every step."""
     if name == "theta":
         return [d.moored.theta for d in due]
@@ -51,7 +51,7 @@ def now_of(name: str, due: Sequence[Due]) -> Sequence[Tensor | Number]:
     return [d.moored.count for d in due]
 
 
-def pull_back(pull: ParameterPull, m: Moored, lr: Number, piece: State) -> None:
+def pull_back(pull: ParameterPull, m: ParameterState, lr: Number, piece: State) -> None:
     """theta <- theta + rate * (anchor - theta), as a lerp, which never leaves the interval."""
     if "previous" not in piece:
         return  # nothing is known of the past

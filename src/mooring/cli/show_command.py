@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mooring.backends.gc_control import uncollected
+from mooring.backends.gc_control import gc_disabled
 from mooring.cli.option_groups import AsJson
 from mooring.cli.terminal_tables import as_json, print_rows
 from mooring.errors import MooringError
@@ -21,7 +21,7 @@ StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="[FILE]")]
 Baseline = Annotated[str | None, typer.Option("--baseline", help="Compare accuracy with this method.")]
 
 
-@uncollected
+@gc_disabled
 def show(
     study: StudyFile = Path("mooring.sqlite"),
     baseline: Baseline = None,
@@ -39,7 +39,7 @@ def show(
     print_rows(rows, baseline)
 
 
-@uncollected
+@gc_disabled
 def report(
     study: StudyFile = Path("mooring.sqlite"),
     to: Annotated[Path | None, typer.Option("--to", "--out", help="The folder to write.", metavar="DIR")] = None,

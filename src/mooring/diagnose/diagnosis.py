@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mooring.diagnose import stability
 from mooring.diagnose.stability import Verdicts
-from mooring.distributed.dtensor import over_shards
+from mooring.distributed.dtensor import sum_over_shards
 from mooring.pulls.run_axis import Number
 from mooring.state.selection import layer_of
 
@@ -189,8 +189,8 @@ def diagnose(
     groups = {p: group for group in optimizer.param_groups for p in group["params"] if p in moored and p.numel()}
     limits = {p: stability.divergence_limit(optimizer, group) for p, group in groups.items()}
     numbers = [_numbers(moored[p][1].reshape(-1), rates[p], limits[p], groups[p], strength, clamp) for p in groups]
-    sums = over_shards([counted for counted, _ in numbers], list(groups))
-    peaks = over_shards([most for _, most in numbers], list(groups), "max")
+    sums = sum_over_shards([counted for counted, _ in numbers], list(groups))
+    peaks = sum_over_shards([most for _, most in numbers], list(groups), "max")
     layers: dict[str, list[_Part]] = {}
     for p, counted, most in zip(groups, sums, peaks, strict=True):
         layers.setdefault(layer_of(moored[p][0]), []).append(_part(p.numel(), counted, most, limits[p]))

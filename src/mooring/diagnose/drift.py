@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.distributed.dtensor import local, over_shards
+from mooring.distributed.dtensor import local_tensor, sum_over_shards
 from mooring.errors import MooringError
 from mooring.state.selection import layer_of, module_names
 
@@ -33,8 +33,10 @@ def parameter_drift(parts: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, fl
         names.append(name)
         thetas.append(theta)
         wide = anchor.double()
-        squares.append(torch.stack([(local(theta).detach().double() - wide).square().sum(), wide.square().sum()]))
-    return drift_by_layer(zip(names, over_shards(squares, thetas), strict=True))
+        squares.append(
+            torch.stack([(local_tensor(theta).detach().double() - wide).square().sum(), wide.square().sum()])
+        )
+    return drift_by_layer(zip(names, sum_over_shards(squares, thetas), strict=True))
 
 
 def drift_by_layer(squares: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, float]:

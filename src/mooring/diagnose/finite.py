@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mooring.distributed.dtensor import agreed, local, over_shards
+from mooring.distributed.dtensor import all_ranks_agree, local_tensor, sum_over_shards
 from mooring.errors import NonFiniteError
 
 __all__ = ["check_finite"]
@@ -27,11 +27,11 @@ def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
         mooring.errors.NonFiniteError: the gradient of 'weight' is not finite (1 of 2 values); nothing was changed: ...
     """
     whole = [t for _, t in named]
-    parts = [local(t) for t in whole]
+    parts = [local_tensor(t) for t in whole]
     sums = [t.sum(dtype=torch.promote_types(t.dtype, torch.float32)) for t in parts]
-    if agreed(not sums or bool(torch.stack([s.to(sums[0]) for s in sums]).isfinite().all()), whole):
+    if all_ranks_agree(not sums or bool(torch.stack([s.to(sums[0]) for s in sums]).isfinite().all()), whole):
         return
-    counts = over_shards([(~t.isfinite()).sum() for t in parts], whole)
+    counts = sum_over_shards([(~t.isfinite()).sum() for t in parts], whole)
     bad = {name: (int(count), t.numel()) for (name, t), count in zip(named, counts, strict=True)}
     if not any(count for count, _ in bad.values()):
         return  # only the sum overflowed

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.diagnose.conventions import CONVENTIONS, Convention, convert_strength
-from mooring.distributed.dtensor import local
+from mooring.distributed.dtensor import local_tensor
 from mooring.pulls.run_axis import Number, per_run
 
 __all__ = [
@@ -122,7 +122,7 @@ def _rescaling(group: dict[str, Any], state: dict[str, Any]) -> Number:
     else:
         return 1.0
     rescaling: Tensor = 1 / (v.sqrt() + group["eps"])
-    return local(rescaling)
+    return local_tensor(rescaling)
 
 
 def rescales(optimizer: torch.optim.Optimizer) -> bool:

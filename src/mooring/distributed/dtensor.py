@@ -12,18 +12,18 @@ from mooring.errors import MooringError
 from mooring.importance import Importance
 
 __all__ = [
-    "agreed",
+    "all_ranks_agree",
     "check_rows",
     "check_sharding",
     "gradient_of",
     "leaves",
-    "local",
+    "local_part",
+    "local_tensor",
     "mesh_of",
-    "over_shards",
-    "part_of",
     "reshard",
     "sharded",
-    "spread",
+    "sum_over_shards",
+    "to_dtensor",
 ]
 
 
@@ -44,11 +44,11 @@ def sharded(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """The part on this rank, which shares its memory; a plain tensor is its own.
 
     Example:
-        >>> local(torch.zeros(2))
+        >>> local_tensor(torch.zeros(2))
         tensor([0., 0.])
     """
     if type(tensor) in PLAIN or not sharded(tensor):
@@ -63,15 +63,17 @@ def gradient_of(p: Any) -> Tensor:
     g = p.grad
     if type(p) in PLAIN and type(g) in PLAIN:
         return g  # type: ignore[no-any-return]
-    return local(g.redistribute(p.device_mesh, p.placements) if sharded(p) and g.placements != p.placements else g)
+    return local_tensor(
+        g.redistribute(p.device_mesh, p.placements) if sharded(p) and g.placements != p.placements else g
+    )
 
 
-def spread(part: Tensor, like: Any, *, rows: bool = False) -> Tensor:
+def to_dtensor(part: Tensor, like: Any, *, rows: bool = False) -> Tensor:
     """The whole whose part on this rank this is, laid out like a parameter; plain where that is, and one number is.
 
     With rows, the part has as many rows as the parameter's, of another length.
     """
-    if not sharded(like) or not (rows or part.shape == local(like).shape):
+    if not sharded(like) or not (rows or part.shape == local_tensor(like).shape):
         return part
     from torch.distributed.tensor import DTensor
 
@@ -81,7 +83,7 @@ def spread(part: Tensor, like: Any, *, rows: bool = False) -> Tensor:
     return whole
 
 
-def part_of(whole: Any, like: Any, *, rows: bool = False) -> Tensor:
+def local_part(whole: Any, like: Any, *, rows: bool = False) -> Tensor:
     """The part of a whole, plain or a DTensor, that a parameter has on this rank; one number is whole everywhere."""
     if not (rows or whole.shape == like.shape) or not sharded(like):
         known: Tensor = whole.full_tensor() if sharded(whole) else whole
@@ -93,11 +95,13 @@ def part_of(whole: Any, like: Any, *, rows: bool = False) -> Tensor:
         whole = whole.full_tensor()
     if not sharded(whole):
         whole = DTensor.from_local(whole.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return local(whole.redistribute(mesh, like.placements)).clone()  # nothing is sent, and the rest is let go
-    return local(whole.redistribute(mesh, like.placements))
+        return local_tensor(
+            whole.redistribute(mesh, like.placements)
+        ).clone()  # nothing is sent, and the rest is let go
+    return local_tensor(whole.redistribute(mesh, like.placements))
 
 
-def over_shards(values: Sequence[Tensor], of: Sequence[Tensor], how: Literal["sum", "max"] = "sum") -> list[Tensor]:
+def sum_over_shards(values: Sequence[Tensor], of: Sequence[Tensor], how: Literal["sum", "max"] = "sum") -> list[Tensor]:
     """What is known of each part, over all parts: one all-reduce, and none where nothing is sharded.
 
     Args:
@@ -106,7 +110,7 @@ def over_shards(values: Sequence[Tensor], of: Sequence[Tensor], how: Literal["su
         how: to put parts together.
 
     Example:
-        >>> over_shards([torch.tensor(1.0)], [torch.zeros(2)])
+        >>> sum_over_shards([torch.tensor(1.0)], [torch.zeros(2)])
         [tensor(1.)]
     """
     found = list(values)
@@ -124,19 +128,19 @@ def over_shards(values: Sequence[Tensor], of: Sequence[Tensor], how: Literal["su
     return found
 
 
-def agreed(fine: bool, of: Sequence[Tensor]) -> bool:
+def all_ranks_agree(fine: bool, of: Sequence[Tensor]) -> bool:
     """Whether it is fine on every rank that has a part of one of these; so that all of them go on, or none.
 
     Example:
-        >>> agreed(True, [torch.zeros(2)])
+        >>> all_ranks_agree(True, [torch.zeros(2)])
         True
     """
     known: dict[Any, Tensor] = {}
     for tensor in of:
         if (groups := _groups(tensor)) is not None:
             known.setdefault(groups, tensor)
-    bad = [torch.tensor(float(not fine), device=local(t).device) for t in known.values()]
-    return fine if not bad else not any(bool(each) for each in over_shards(bad, list(known.values()), "max"))
+    bad = [torch.tensor(float(not fine), device=local_tensor(t).device) for t in known.values()]
+    return fine if not bad else not any(bool(each) for each in sum_over_shards(bad, list(known.values()), "max"))
 
 
 def _groups(tensor: Any) -> tuple[Any, tuple[int, ...]] | None:

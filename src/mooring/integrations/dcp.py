@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_into
 from torch.distributed.checkpoint.storage import StorageReader
 
-from mooring.distributed.dtensor import local, spread
+from mooring.distributed.dtensor import local_tensor, to_dtensor
 from mooring.errors import MooringError
 from mooring.moor import Mooring
 
@@ -52,8 +52,8 @@ def load(
     if not inside:
         there = ", ".join(sorted({repr(name.partition(".")[0]) for name in entries}))
         raise MooringError(f"the checkpoint has nothing under key={key!r}; it has {there}")
-    moor._ledger.refresh()
-    by_name = {name: p for p, name in moor._ledger.names.items()}
+    moor._states.refresh()
+    by_name = {name: p for p, name in moor._states.names.items()}
     state = {name: _room(entry, by_name.get(name.partition(".")[2])) for name, entry in inside.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is as good as many
@@ -68,4 +68,4 @@ def _room(entry: Any, p: Tensor | None) -> Tensor:
     dtype = entry.properties.dtype
     if p is None or entry.size != p.shape:
         return torch.empty(entry.size, dtype=dtype)
-    return spread(torch.empty_like(local(p).detach(), dtype=dtype), p)
+    return to_dtensor(torch.empty_like(local_tensor(p).detach(), dtype=dtype), p)

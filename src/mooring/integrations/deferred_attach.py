@@ -79,7 +79,7 @@ class Berth:
 
     def settle(self) -> None:
         """Bring what is kept to where the model is now: Lightning takes it to the GPU to train, and back."""
-        if self.moor._ledger.astray():
+        if self.moor._states.astray():
             self.moor.load_state_dict(self.moor.state_dict())
 
     def state(self) -> State | None:

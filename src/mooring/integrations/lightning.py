@@ -45,7 +45,7 @@ class MooringCallback(Callback):
     Example:
         >>> import torch
         >>> from lightning.pytorch import LightningModule, Trainer
-        >>> class Line(LightningModule):
+        >>> class DiagonalTerm(LightningModule):
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.net = torch.nn.Linear(3, 1)
@@ -57,7 +57,7 @@ class MooringCallback(Callback):
         >>> trainer = Trainer(max_steps=2, accelerator="cpu", enable_model_summary=False, **quiet)
         >>> callback = MooringCallback(importance="mas", module="net")
         >>> trainer.callbacks.append(callback)
-        >>> trainer.fit(Line(), torch.utils.data.DataLoader(torch.ones(8, 3), batch_size=4))
+        >>> trainer.fit(DiagonalTerm(), torch.utils.data.DataLoader(torch.ones(8, 3), batch_size=4))
         >>> callback.moor.tasks
         1
     """

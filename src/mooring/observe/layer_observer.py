@@ -10,13 +10,13 @@ from mooring.distributed.collectives import factors_over_ranks, world_size
 from mooring.errors import MooringError
 from mooring.importance.kronecker_factors import Factors, kronecker_factors, layers_with_factors, over_passes, over_uses
 from mooring.observe.forward_hook import ForwardHook
-from mooring.observe.output_observer import Watch
-from mooring.state.mooring_state import Ledger
+from mooring.observe.output_observer import OutputObserver
+from mooring.state.mooring_state import MooringState
 
-__all__ = ["LayerWatch", "watches"]
+__all__ = ["LayerObserver", "watches"]
 
 
-class LayerWatch:
+class LayerObserver:
     """Hooks on layers that see what goes in and what comes back; it counts when the optimizer steps.
 
     Args:
@@ -44,7 +44,7 @@ class LayerWatch:
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """Wait for the gradient of what came out."""
-        if self.paused or Watch.looking or not torch.is_grad_enabled() or self.step() % self.every:
+        if self.paused or OutputObserver.looking or not torch.is_grad_enabled() or self.step() % self.every:
             return
         if not args or not isinstance(returned, Tensor) or not returned.requires_grad:
             return
@@ -56,7 +56,7 @@ class LayerWatch:
                     "a gradient in float16 is scaled, and Kronecker() cannot know by how much: use bfloat16, or "
                     'importance="ewc"'
                 )
-            if not Watch.looking:
+            if not OutputObserver.looking:
                 number = torch._C._current_graph_task_id()
                 _, uses = self.seen.setdefault(module, {}).setdefault(number, (len(a), []))
                 with torch.no_grad():
@@ -89,10 +89,12 @@ class LayerWatch:
             handle.remove()
 
 
-def watches(ledger: Ledger, outputs: Callable[[Any], Tensor] | None = None) -> tuple[Watch | None, LayerWatch | None]:
+def watches(
+    states: MooringState, outputs: Callable[[Any], Tensor] | None = None
+) -> tuple[OutputObserver | None, LayerObserver | None]:
     """Who watches the model for an importance: its outputs or samples, and its layers, where it needs them."""
-    importance = ledger.importance
-    watch = None if importance.watches == "nothing" else Watch(ledger.model, importance, ledger, outputs)
+    importance = states.importance
+    watch = None if importance.watches == "nothing" else OutputObserver(states.model, importance, states, outputs)
     if not importance.by_layer:
         return watch, None
     batch = getattr(importance, "batch_size", None)
@@ -100,5 +102,5 @@ def watches(ledger: Ledger, outputs: Callable[[Any], Tensor] | None = None) -> t
     def predictions() -> float:
         return batch / world_size() if batch else (watch.seen.samples if watch else 0)
 
-    layers = layers_with_factors(ledger.model, ledger.importance.largest)
-    return watch, LayerWatch(layers, importance.every, lambda: ledger.steps, predictions)
+    layers = layers_with_factors(states.model, states.importance.largest)
+    return watch, LayerObserver(layers, importance.every, lambda: states.steps, predictions)

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from mooring.distributed.collectives import rank, seen_over_ranks
-from mooring.distributed.dtensor import leaves, local, sharded
+from mooring.distributed.dtensor import leaves, local_tensor, sharded
 from mooring.errors import MooringError
 from mooring.importance import Importance
 from mooring.observe.forward_hook import ForwardHook
-from mooring.state.mooring_state import Ledger, marks
+from mooring.state.mooring_state import MooringState, marks
 
-__all__ = ["Seen", "Watch", "count_samples", "find_outputs"]
+__all__ = ["Observation", "OutputObserver", "count_samples", "find_outputs"]
 
 _HOW = "pass outputs=, a function from what the model returns to the tensor of its outputs"
 
 
 @dataclasses.dataclass
-class Seen:
+class Observation:
     """What the forward passes since the last step showed: samples, and the probe's gradient by parameter."""
 
     samples: int = 0
@@ -32,7 +32,7 @@ class Seen:
         """The probe's gradient of a parameter, where the outputs depend on it."""
         return self.gradients.get(parameter)
 
-    def add(self, other: "Seen") -> None:
+    def add(self, other: "Observation") -> None:
         """Join another forward pass to this one: both are sums over samples."""
         self.samples += other.samples
         for parameter, gradient in other.gradients.items():
@@ -72,7 +72,7 @@ def count_samples(outputs: Tensor) -> int:
     return outputs.shape[0] * outputs.shape[1] if outputs.ndim == 3 else outputs.shape[0]
 
 
-class Watch:
+class OutputObserver:
     """A forward hook on the model.
 
     A forward pass counts once a backward pass has gone through it to the parameters, so an evaluation that forgot
@@ -83,7 +83,7 @@ class Watch:
     Args:
         model: the model whose forward pass is watched.
         importance: says what to watch, and has the `probe`.
-        ledger: knows which parameters' gradients are wanted, and the time.
+        states: knows which parameters' gradients are wanted, and the time.
         outputs: from what the model returns to the tensor of outputs; None looks for it.
     """
 
@@ -94,15 +94,15 @@ class Watch:
         self,
         model: nn.Module,
         importance: Importance,
-        ledger: Ledger,
+        states: MooringState,
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.importance = importance
-        self.ledger = ledger
+        self.states = states
         self.find = outputs or find_outputs
-        self.seen = Seen()
+        self.seen = Observation()
         self.paused = False
-        self._arriving: list[list[Seen]] = []
+        self._arriving: list[list[Observation]] = []
         self._marks: list[int] = []
         self._random: torch.Generator | None = None
         self._pass = -1
@@ -112,17 +112,17 @@ class Watch:
         if importance.watches == "outputs":
             _let_graphs_be_differentiated_twice()
 
-    def take(self, instead: int = 0) -> Seen:
+    def take(self, instead: int = 0) -> Observation:
         """What was seen since the last step, by all ranks together; a new count begins.
 
         Args:
             instead: the samples that others saw, of a model whose parts are called and not itself.
         """
-        wanted = self.ledger.trained() if self.importance.watches == "outputs" else []
-        seen = Seen(*seen_over_ranks(self.seen.samples, self.seen.gradients, wanted))
+        wanted = self.states.trained() if self.importance.watches == "outputs" else []
+        seen = Observation(*seen_over_ranks(self.seen.samples, self.seen.gradients, wanted))
         self.forget()
         if seen.samples == 0 and instead and self.importance.watches == "samples":
-            return Seen(instead)
+            return Observation(instead)
         if seen.samples == 0:
             raise MooringError(
                 f"{self.importance.name} saw no outputs since the last step: call the model itself, model(x), "
@@ -132,7 +132,7 @@ class Watch:
 
     def forget(self) -> None:
         """Drop what was seen: the step it belonged to was taken, or skipped."""
-        self.seen, self._looks, self._had_gradient = Seen(), 0, False
+        self.seen, self._looks, self._had_gradient = Observation(), 0, False
 
     def remove(self) -> None:
         """Stop watching."""
@@ -140,7 +140,7 @@ class Watch:
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """The model has run: look at its outputs, and keep what was found until a backward pass comes through."""
-        if self.paused or Watch.looking or not torch.is_grad_enabled():
+        if self.paused or OutputObserver.looking or not torch.is_grad_enabled():
             return  # an evaluation
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return  # inside torch.func
@@ -152,7 +152,7 @@ class Watch:
         pending = [self._look(outputs)]
 
         def commit(gradient: Tensor) -> None:
-            if pending and not Watch.looking:
+            if pending and not OutputObserver.looking:
                 self._expect()
                 self._arriving.append(pending)
 
@@ -166,12 +166,12 @@ class Watch:
         """A backward pass is under way: when it is over, see whether it reached the parameters."""
         if self._pass == (current := torch._C._current_graph_task_id()):
             return
-        self._pass, self._arriving, self._marks = current, [], marks(self.ledger.held())
+        self._pass, self._arriving, self._marks = current, [], marks(self.states.held())
         cleared = self._had_gradient and not self._some_gradient()
 
         def arrived() -> None:
             arriving, self._arriving = self._arriving, []
-            if marks(self.ledger.held()) == self._marks and not any(map(sharded, self.ledger.held())):
+            if marks(self.states.held()) == self._marks and not any(map(sharded, self.states.held())):
                 return  # a gradient with respect to something else; the loss's own may still come
             if cleared:
                 self.forget()  # GradScaler skipped a step, and its gradients were thrown away
@@ -182,15 +182,15 @@ class Watch:
 
         torch.autograd.Variable._execution_engine.queue_callback(arrived)
 
-    def _look(self, outputs: Tensor) -> Seen:
+    def _look(self, outputs: Tensor) -> Observation:
         samples = count_samples(outputs)
-        parameters = self.ledger.trained()
+        parameters = self.states.trained()
         if self.importance.watches == "samples" or not parameters:
-            return Seen(samples)
-        gathered = leaves(self.ledger.model)  # what stands for a sharded parameter in the graph
+            return Observation(samples)
+        gathered = leaves(self.states.model)  # what stands for a sharded parameter in the graph
         parameters = [p for p in parameters if p in gathered or not sharded(p)]
         wide = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
-        Watch.looking = True
+        OutputObserver.looking = True
         try:
             scalar = self.importance.probe(wide, self._generator(outputs.device))
             inputs = [gathered.get(p, p) for p in parameters]
@@ -203,21 +203,21 @@ class Watch:
                 ) from error
             raise
         finally:
-            Watch.looking = False
+            OutputObserver.looking = False
         pairs = zip(parameters, gradients, strict=True)
-        return Seen(samples, {p: gradient for p, gradient in pairs if gradient is not None})
+        return Observation(samples, {p: gradient for p, gradient in pairs if gradient is not None})
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """Random numbers of its own, fixed by the time and the rank: a resumed run draws the same."""
         self._looks += 1
-        moment: tuple[int, ...] = (self.importance.seed, self.ledger.tasks, self.ledger.steps, self._looks)
+        moment: tuple[int, ...] = (self.importance.seed, self.states.tasks, self.states.steps, self._looks)
         moment = (*moment, rank()) if rank() else moment  # where two ranks drew alike, their scores would not cancel
         if self._random is None or self._random.device != device:
             self._random = torch.Generator(device)
         return self._random.manual_seed(zlib.crc32(repr(moment).encode()))
 
     def _some_gradient(self) -> bool:
-        return any(p.grad is not None and bool(local(p.grad).any()) for p in self.ledger.trained())
+        return any(p.grad is not None and bool(local_tensor(p.grad).any()) for p in self.states.trained())
 
 
 def _tensors(returned: Any, visited: set[int]) -> list[Tensor]:

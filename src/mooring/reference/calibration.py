@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.backends.budget_solver import Spending, line_of
+from mooring.backends.budget_solver import BudgetSolver, budget_term
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance.kronecker_factors import Factor
 from mooring.pulls.budget import Budget
 from mooring.reference.batches import Data, Outputs, batches_of, labelled
 from mooring.reference.losses import Loss, default_loss, scalar_loss
-from mooring.reference.preserve_model_state import undisturbed
+from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
-from mooring.state.mooring_state import Ledger, Moored
+from mooring.state.mooring_state import MooringState, ParameterState
 from mooring.state.selection import layer_of
 
 __all__ = ["calibration_factor", "solved_factor"]
@@ -51,7 +51,7 @@ def solved_factor(rise: Callable[[float], float], nats: float, *, show: bool | N
 
 
 def calibration_factor(
-    ledger: Ledger,
+    states: MooringState,
     budget: Budget,
     data: Data,
     *,
@@ -73,7 +73,7 @@ def calibration_factor(
     Everything is put back: parameters, buffers, gradients, modes and random states.
 
     Args:
-        ledger: the records of the moored parameters, at the end of a task.
+        states: the records of the moored parameters, at the end of a task.
         budget: what may be spent.
         data: batches, best of held-out data; all are kept in memory meanwhile, and each counts the same.
         loss: the mean loss of a model on a batch; None is `default_loss`, with labels that the model draws where there
@@ -82,25 +82,25 @@ def calibration_factor(
         outputs: from what the model returns to the tensor of its outputs.
         show: a progress bar; None on a terminal only.
     """
-    nats = float(budget.promised(ledger.tasks + 1))
+    nats = float(budget.promised(states.tasks + 1))
     if world_size() > 1:
         raise MooringError(
             "consolidate(data=...) would measure the data of one rank only: under torch.distributed leave data out"
         )
-    with undisturbed(ledger.model, moves=True):
-        found = list(batches_of(data, ledger.model, batches))
+    with preserve_model_state(states.model, moves=True):
+        found = list(batches_of(data, states.model, batches))
         if not found:
             raise MooringError("data has no batches: give some of the task's data, best held out")
         if loss is None:
-            found = [labelled(ledger.model, batch, number, outputs) for number, batch in enumerate(found)]
-        held = _held(ledger)
+            found = [labelled(states.model, batch, number, outputs) for number, batch in enumerate(found)]
+        held = _held(states)
         if not held:
             raise MooringError("nothing was learned since the last consolidation: calibrate at the end of a task")
         if not nats:
             return 1.0  # nothing is spent, whatever it is worth
-        losses = _Losses(ledger.model, found, loss or default_loss(outputs))
-        went = math.sqrt(math.fsum(float((m.parameter.to(m.wide) - m.near).square().sum()) for m in _moved(ledger)))
-        probes = _probes(losses, held, went, ledger.tasks)
+        losses = _Losses(states.model, found, loss or default_loss(outputs))
+        went = math.sqrt(math.fsum(float((m.parameter.to(m.wide) - m.near).square().sum()) for m in _moved(states)))
+        probes = _probes(losses, held, went, states.tasks)
         begin = losses.mean()
 
         def rise(q: float) -> float:
@@ -146,14 +146,14 @@ class _Losses:
         return total
 
 
-def _moved(ledger: Ledger) -> list[Moored]:
-    return [m for m in ledger.records.values() if m.count and m.parameter.requires_grad]
+def _moved(states: MooringState) -> list[ParameterState]:
+    return [m for m in states.records.values() if m.count and m.parameter.requires_grad]
 
 
-def _held(ledger: Ledger) -> list[Moored]:
+def _held(states: MooringState) -> list[ParameterState]:
     """Records that are anchored here, and whose past is this task alone."""
-    held, factors = [], ledger.factors()
-    for m in _moved(ledger):
+    held, factors = [], states.factors()
+    for m in _moved(states):
         own = dataclasses.replace(m, anchor=m.parameter.detach().to(m.wide, copy=True), previous=None, factor=None)
         if m.factor is None:
             own.previous = m.state["current"].to(m.wide) * factors.get(layer_of(m.name), 1.0)
@@ -165,7 +165,7 @@ def _held(ledger: Ledger) -> list[Moored]:
     return held
 
 
-def _probes(losses: _Losses, held: Sequence[Moored], length: float, seed: int) -> list[list[Tensor]]:
+def _probes(losses: _Losses, held: Sequence[ParameterState], length: float, seed: int) -> list[list[Tensor]]:
     """Displacements, each with its opposite; at random where there is no gradient."""
     generator, found = torch.Generator().manual_seed(seed), []
     for _ in range(DIRECTIONS):
@@ -183,13 +183,13 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 @torch.no_grad()
-def _displaced(held: Sequence[Moored], probe: Sequence[Tensor], budget: Budget, losses: _Losses) -> float:
+def _displaced(held: Sequence[ParameterState], probe: Sequence[Tensor], budget: Budget, losses: _Losses) -> float:
     """The loss at a displacement, pulled back until the budget is kept, or stretched until it is spent."""
     for m, v in zip(held, probe, strict=True):
         m.parameter.copy_(m.anchor + v)
-    spent = math.fsum(float(line.spent(0.0)[0]) for m in held if (line := line_of(m)) is not None)
+    spent = math.fsum(float(line.spent(0.0)[0]) for m in held if (line := budget_term(m)) is not None)
     if 0 < spent < budget.nats:
         for m, v in zip(held, probe, strict=True):
             m.parameter.copy_(m.anchor + v * math.sqrt(budget.nats / spent))
-    Spending(budget).spend(held, {m.parameter for m in held}, 1)
+    BudgetSolver(budget).spend(held, {m.parameter for m in held}, 1)
     return losses.mean()

@@ -12,14 +12,14 @@ from torch import Tensor
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Importance
-from mooring.observe.layer_observer import LayerWatch, watches
-from mooring.observe.output_observer import Watch
+from mooring.observe.layer_observer import LayerObserver, watches
+from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
 from mooring.reference.batches import HOW, Data, Outputs, batches_of, labelled
 from mooring.reference.losses import Loss, default_loss, scalar_loss
-from mooring.reference.preserve_model_state import undisturbed
+from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
-from mooring.state.mooring_state import Ledger, Moored
+from mooring.state.mooring_state import MooringState, ParameterState
 from mooring.step import TrainingStep
 
 __all__ = ["check_estimable", "estimate"]
@@ -46,8 +46,8 @@ def check_estimable(importance: Importance) -> None:
 
 
 def estimate(
-    ledger: Ledger,
-    watching: Sequence[Watch | LayerWatch],
+    states: MooringState,
+    watching: Sequence[OutputObserver | LayerObserver],
     data: Data,
     *,
     loss: Loss | None,
@@ -61,7 +61,7 @@ def estimate(
     alike, whatever the running average's decay, for there is no order in them. Nothing of the model is changed.
 
     Args:
-        ledger: whose `current` is replaced.
+        states: whose `current` is replaced.
         watching: who watches the training, and does not count this.
         data: batches, or a function from the model to one.
         loss: the mean loss on a batch; None is `default_loss`, with labels that the model draws where there are none.
@@ -72,23 +72,23 @@ def estimate(
     Returns:
         The first few batches, to calibrate a budget with.
     """
-    check_estimable(ledger.importance)
+    check_estimable(states.importance)
     if world_size() > 1:
         raise MooringError(
             "data would be seen by one rank only: estimate in one process, and load its state_dict() in all of them"
         )
-    model, optimizer = ledger.model, ledger.optimizer
+    model, optimizer = states.model, states.optimizer
     measured: list[Any] = []
-    importance = ledger.importance.averaged()
-    memory = replace(ledger.memory, current=None)  # a mean, which is kept in full until it is known
-    look = Ledger(model, optimizer, importance, ledger.merge, ledger.exclude, memory)
-    look.tasks = ledger.tasks
+    importance = states.importance.averaged()
+    memory = replace(states.memory, current=None)  # a mean, which is kept in full until it is known
+    look = MooringState(model, optimizer, importance, states.merge, states.exclude, memory)
+    look.tasks = states.tasks
     watch, layers = watches(look, outputs)
     step = TrainingStep(look, Interpolation(), watch, layers, "follow", True)
     for other in watching:
         other.paused = True
     try:
-        with undisturbed(model, moves=False):
+        with preserve_model_state(model, moves=False):
             found = batches_of(data, model, batches)
             for batch in progress(found, "estimating importance", _length(data, batches), show=show):
                 if loss is None:
@@ -117,12 +117,12 @@ def estimate(
         raise MooringError("the loss on data depends on no moored parameter: compute it with the model given")
     if not any(_matters(m) for m in look.records.values()):
         raise MooringError(f"every importance that data gives is 0, and nothing would be held: {HOW}")
-    _replace(ledger, look)
-    ledger.unseen = {*ledger.names.values()} - {ledger.names[p] for p in ledger.trained()}
+    _replace(states, look)
+    states.unseen = {*states.names.values()} - {states.names[p] for p in states.trained()}
     return measured
 
 
-def _matters(m: Moored) -> bool:
+def _matters(m: ParameterState) -> bool:
     """Whether the loss changes with a parameter at all."""
     return bool((m.factor.outputs if m.factor else m.state["current"]).any())
 
@@ -142,17 +142,17 @@ def _fitting(number: int) -> Iterator[None]:
         ) from error
 
 
-def _replace(ledger: Ledger, look: Ledger) -> None:
+def _replace(states: MooringState, look: MooringState) -> None:
     """What was found is what is known of this task; of a parameter that the loss does not depend on, nothing."""
     for m in look.records.values():
         if not m.factor:
-            m.state["current"] = ledger.memory.started(m.state["current"])
-    for p, m in ledger.records.items():
-        new = look.records.pop(p, None) or look.fresh(p, ledger.tasks)
+            m.state["current"] = states.memory.started(m.state["current"])
+    for p, m in states.records.items():
+        new = look.records.pop(p, None) or look.fresh(p, states.tasks)
         m.state, m.count = new.state, new.count
         if m.factor and new.factor:
             m.factor.inputs, m.factor.outputs, m.factor.looks = new.factor.inputs, new.factor.outputs, new.factor.looks
-    ledger.records.update(look.records)
+    states.records.update(look.records)
 
 
 def _length(data: Any, batches: int | None) -> int | None:

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from mooring.observe.output_observer import Watch
+from mooring.observe.output_observer import OutputObserver
 
-__all__ = ["undisturbed"]
+__all__ = ["preserve_model_state"]
 
 
 @contextmanager
-def undisturbed(model: nn.Module, *, moves: bool) -> Iterator[None]:
+def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
     """In eval mode; afterwards everything is as it was, to the bit.
 
     Args:
@@ -24,7 +24,7 @@ def undisturbed(model: nn.Module, *, moves: bool) -> Iterator[None]:
 
     Example:
         >>> model = nn.BatchNorm1d(2)
-        >>> with undisturbed(model, moves=False):
+        >>> with preserve_model_state(model, moves=False):
         ...     _ = model.train()(torch.randn(4, 2) + 9)
         >>> model.running_mean
         tensor([0., 0.])
@@ -33,18 +33,18 @@ def undisturbed(model: nn.Module, *, moves: bool) -> Iterator[None]:
     kept = [(t, t.detach().clone()) for t in (*(model.parameters() if moves else ()), *model.buffers())]
     gradients = [] if moves else [(p, p.grad) for p in model.parameters()]
     devices = sorted({t.device.index for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"})
-    state, looking = random.getstate(), Watch.looking
+    state, looking = random.getstate(), OutputObserver.looking
     numpy = sys.modules.get("numpy")  # data may be drawn with it
     numpy_state = numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices):
-        Watch.looking = moves
+        OutputObserver.looking = moves
         model.eval()
         for p, _ in gradients:
             p.grad = None
         try:
             yield
         finally:
-            Watch.looking = looking
+            OutputObserver.looking = looking
             random.setstate(state)
             if numpy:
                 numpy.random.set_state(numpy_state)

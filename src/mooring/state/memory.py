@@ -9,7 +9,7 @@ from torch import Tensor
 from mooring.errors import MooringError, check_whole
 from mooring.importance import Importance
 from mooring.pulls import ParameterPull, Pull
-from mooring.state.quantization import Coded, block_of
+from mooring.state.quantization import QuantizedImportance, block_of
 
 __all__ = ["Memory"]
 
@@ -109,19 +109,23 @@ class Memory:
         """The importance of a task that begins, as it is kept."""
         return current.to(self.current) if isinstance(self.current, torch.dtype) else current
 
-    def kept(self, previous: Tensor, theta: Tensor) -> Tensor | Coded:
+    def kept(self, previous: Tensor, theta: Tensor) -> Tensor | QuantizedImportance:
         """The importance over past tasks, as it is kept; one number stays one."""
         if self.previous == "8bit":
             block = block_of(theta.shape) if previous.shape == theta.shape else None
-            return previous.to(wide_of(theta)) if block is None else Coded.of(previous.to(wide_of(theta)), block)
-        return previous.to(self.previous or wide_of(theta))
+            return (
+                previous.to(compute_dtype_of(theta))
+                if block is None
+                else QuantizedImportance.of(previous.to(compute_dtype_of(theta)), block)
+            )
+        return previous.to(self.previous or compute_dtype_of(theta))
 
 
-def wide_of(tensor: Tensor) -> torch.dtype:
+def compute_dtype_of(tensor: Tensor) -> torch.dtype:
     """float32, or the tensor's own dtype where wider.
 
     Example:
-        >>> wide_of(torch.ones(1, dtype=torch.bfloat16))
+        >>> compute_dtype_of(torch.ones(1, dtype=torch.bfloat16))
         torch.float32
     """
     return torch.promote_types(tensor.dtype, torch.float32)

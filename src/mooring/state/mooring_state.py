@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.distributed.dtensor import local, over_shards, part_of, spread
+from mooring.distributed.dtensor import local_part, local_tensor, sum_over_shards, to_dtensor
 from mooring.errors import MooringError
 from mooring.importance import Importance, State
 from mooring.importance.kronecker_factors import FACTORS, Factor, Factors, layers_with_factors
 from mooring.pulls.merges import Merge
-from mooring.state.memory import Memory, wide_of
-from mooring.state.offload import Staging
-from mooring.state.quantization import Coded
+from mooring.state.memory import Memory, compute_dtype_of
+from mooring.state.offload import AnchorOffload
+from mooring.state.quantization import QuantizedImportance
 from mooring.state.selection import layer_of, moorable
 
-__all__ = ["PAST", "Ledger", "Moored", "called", "marks"]
+__all__ = ["PAST", "MooringState", "ParameterState", "called", "marks"]
 
 PAST = {"previous", "previous_high", "previous_step"}
 """Under which names the past is saved."""
@@ -28,7 +28,7 @@ RESERVED = {"anchor", "before", "buffer", "g", "probe", "theta", *PAST, *FACTORS
 
 
 @dataclass
-class Moored:
+class ParameterState:
     """One moored parameter and what is kept for it; of a sharded one, for the part on this rank alone.
 
     Attributes:
@@ -47,7 +47,7 @@ class Moored:
     parameter: Tensor
     anchor: Tensor
     state: State
-    previous: Tensor | Coded | None = None
+    previous: Tensor | QuantizedImportance | None = None
     count: int = 0
     factor: Factor | None = None
     staged: Tensor | None = field(default=None, init=False, repr=False)
@@ -59,7 +59,7 @@ class Moored:
     @property
     def theta(self) -> Tensor:
         """What the rules work on: the part of the parameter that is on this rank."""
-        return local(self.parameter)
+        return local_tensor(self.parameter)
 
     @property
     def near(self) -> Tensor:
@@ -68,7 +68,7 @@ class Moored:
 
     def past(self) -> State:
         """What is known of past tasks, as it is kept."""
-        if isinstance(self.previous, Coded):
+        if isinstance(self.previous, QuantizedImportance):
             return self.previous.slots()
         return {} if self.previous is None else {"previous": self.previous}
 
@@ -80,14 +80,14 @@ class Moored:
         """Every tensor kept for the parameter, by what it is."""
         return {"anchor": self.anchor, **self.state, **(self.factor.slots() if self.factor else {}), **self.past()}
 
-    def full(self, score: Tensor | Coded | None) -> Tensor:
+    def full(self, score: Tensor | QuantizedImportance | None) -> Tensor:
         """A score in the parameter's shape: 0 where there is none, one number spread out."""
         if score is None:
             return torch.zeros_like(self.theta, dtype=self.wide)
-        return (score.values() if isinstance(score, Coded) else score).expand_as(self.theta)
+        return (score.values() if isinstance(score, QuantizedImportance) else score).expand_as(self.theta)
 
 
-class Ledger:
+class MooringState:
     """The records of a model's moored parameters, made when a parameter gets its first gradient.
 
     Args:
@@ -114,12 +114,12 @@ class Ledger:
         self.merge = merge
         self.exclude = exclude
         self.memory = memory
-        self.staging = Staging(memory.staging)
+        self.staging = AnchorOffload(memory.staging)
         self.tasks = 0
         self.steps = 0
         self.unseen: set[str] = set()  # parameters that did not train when importance was estimated
         self.calibration: list[float] = []
-        self.records: dict[Tensor, Moored] = {}
+        self.records: dict[Tensor, ParameterState] = {}
         self.names: dict[Tensor, str] = {}
         self._foreign: set[Tensor] = set()
         self._layered: set[Tensor] = set()
@@ -153,7 +153,7 @@ class Ledger:
         """A parameter's name, excluded or not."""
         return self._every_name.get(p, "(a parameter outside the model)")
 
-    def adopt(self, p: Tensor) -> Moored | None:
+    def adopt(self, p: Tensor) -> ParameterState | None:
         """The record of a parameter, new if need be; None where it is not to be moored."""
         if (known := self.records.get(p)) is not None:
             return known
@@ -167,26 +167,30 @@ class Ledger:
         self.records[p] = self.fresh(p, self.tasks)
         return self.records[p]
 
-    def fresh(self, p: Tensor, task: int) -> Moored:
+    def fresh(self, p: Tensor, task: int) -> ParameterState:
         """A record that starts here: anchored where the parameter is, free because nothing is known of the past."""
-        anchor = self.memory.anchored(local(p).detach())
+        anchor = self.memory.anchored(local_tensor(p).detach())
         if p in self._layered:
-            dtype = wide_of(p)
+            dtype = compute_dtype_of(p)
             none = {"current": torch.zeros((), dtype=dtype, device=p.device)}
-            return Moored(self.names[p], p, anchor, none, factor=Factor.fresh(p.detach(), dtype))
-        return Moored(self.names[p], p, anchor, self.started(p, task) if self.memory.accumulates else {})
+            return ParameterState(self.names[p], p, anchor, none, factor=Factor.fresh(p.detach(), dtype))
+        return ParameterState(self.names[p], p, anchor, self.started(p, task) if self.memory.accumulates else {})
 
     def started(self, p: Tensor, task: int) -> State:
         """What the importance starts with: of a shard, the part of what the whole parameter would have."""
-        theta, kept = local(p).detach(), self.memory.current
-        dtype = torch.promote_types(wide_of(theta), kept) if isinstance(kept, torch.dtype) else wide_of(theta)
+        theta, kept = local_tensor(p).detach(), self.memory.current
+        dtype = (
+            torch.promote_types(compute_dtype_of(theta), kept)
+            if isinstance(kept, torch.dtype)
+            else compute_dtype_of(theta)
+        )
         like = theta if theta.dtype == dtype else torch.empty_like(theta, dtype=dtype)
-        state = self.importance.start(spread(like, p), name=self.names[p], task=task)
+        state = self.importance.start(to_dtensor(like, p), name=self.names[p], task=task)
         if "current" not in state or RESERVED & state.keys():
             raise MooringError(
                 f"{self.importance.name}.start must give 'current' and none of {', '.join(sorted(RESERVED))}"
             )
-        state = {slot: part_of(t, p) for slot, t in state.items()}
+        state = {slot: local_part(t, p) for slot, t in state.items()}
         return {**state, "current": self.memory.started(state["current"])}
 
     def _warn_of_late(self) -> None:
@@ -251,13 +255,13 @@ class Ledger:
                 "consolidate(data=...) some of its data, or attach without"
             )
 
-    def _merged(self, m: Moored, factors: State, scale: float) -> Tensor | Coded | None:
+    def _merged(self, m: ParameterState, factors: State, scale: float) -> Tensor | QuantizedImportance | None:
         """The importance over past tasks with this one; as it was, where the parameter had no gradient."""
         if m.factor or (not m.count and self.importance.merges):
             return m.previous
         state = m.state or self.started(m.parameter, self.tasks)
         current = state["current"].to(m.wide) * (factors.get(layer_of(m.name), 1.0) * scale)
-        past = m.previous.values() if isinstance(m.previous, Coded) else m.previous
+        past = m.previous.values() if isinstance(m.previous, QuantizedImportance) else m.previous
         past = torch.zeros_like(current) if past is None else past.to(m.wide)
         return self.memory.kept(self.merge(past, current) if self.importance.merges else current, m.theta)
 
@@ -295,7 +299,7 @@ class Ledger:
         sums: dict[str, Tensor] = {}
         sizes: dict[str, int] = {}
         scores = [m.full(m.state["current"]).abs().sum(dtype=m.wide) for m in known]
-        for m, score in zip(known, over_shards(scores, [m.parameter for m in known]), strict=True):
+        for m, score in zip(known, sum_over_shards(scores, [m.parameter for m in known]), strict=True):
             layer = layer_of(m.name)
             sums[layer] = sums[layer] + score if layer in sums else score
             sizes[layer] = sizes.get(layer, 0) + m.parameter.numel()
@@ -330,5 +334,5 @@ def marks(parameters: list[Tensor]) -> list[int]:
     found: list[int] = []
     for p in parameters:
         g = p.grad
-        found += id(g), 0 if g is None else local(g)._version
+        found += id(g), 0 if g is None else local_tensor(g)._version
     return found

@@ -7,27 +7,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Anchored", "Staging", "far"]
+__all__ = ["AnchorOffload", "Anchored", "is_offloaded"]
 
 LINE = 512
 """Anchors begin at multiples of so many bytes, as torch's own tensors do."""
 
 
 class Anchored(Protocol):
-    """Who has an anchor, as a `Moored` has."""
+    """Who has an anchor, as a `ParameterState` has."""
 
     anchor: Tensor
     staged: Tensor | None
     parameter: Tensor
 
 
-def far(m: Anchored) -> bool:
+def is_offloaded(m: Anchored) -> bool:
     """Whether an anchor is not where its parameter is."""
     return m.anchor.device != m.parameter.device
 
 
 @dataclass
-class _Room:
+class _Slot:
     """Memory on the device that one group of anchors after the other passes through.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Room:
     free: Any = None
 
 
-class Staging:
+class AnchorOffload:
     """Copies anchors to their devices on streams of its own, one group ahead of the one that is in use.
 
     Anchors stay as they are during a task. So when the last groups of a step are done with, the first ones are fetched
@@ -55,7 +55,7 @@ class Staging:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.rooms: dict[tuple[torch.device, int], _Room] = {}
+        self.rooms: dict[tuple[torch.device, int], _Slot] = {}
         self.streams: dict[torch.device, Any] = {}
 
     def over(self, records: Sequence[Anchored]) -> Iterator[list[int]]:
@@ -66,7 +66,7 @@ class Staging:
         there: dict[torch.device, list[int]] = {}
         near: list[int] = []
         for place, m in enumerate(records):
-            (there.setdefault(m.parameter.device, []) if far(m) else near).append(place)
+            (there.setdefault(m.parameter.device, []) if is_offloaded(m) else near).append(place)
         if near:
             yield near
         for device, places in there.items():
@@ -113,7 +113,7 @@ class Staging:
                 groups.append([place])
         return groups
 
-    def _fetch(self, room: _Room, which: tuple[Any, int], mine: Sequence[Anchored]) -> None:
+    def _fetch(self, room: _Slot, which: tuple[Any, int], mine: Sequence[Anchored]) -> None:
         """Begin to copy a group into its room, unless it is there."""
         if room.holds == which:
             return
@@ -127,12 +127,12 @@ class Staging:
             _copy(room, mine)
             room.ready.record(stream)
 
-    def _room(self, device: torch.device, which: int, need: int) -> _Room:
+    def _room(self, device: torch.device, which: int, need: int) -> _Slot:
         """One of a device's two rooms, large enough."""
         room = self.rooms.get((device, which))
         if room is not None and room.bytes.numel() >= need:
             return room
-        room = self.rooms[device, which] = _Room(torch.empty(need, dtype=torch.uint8, device=device))
+        room = self.rooms[device, which] = _Slot(torch.empty(need, dtype=torch.uint8, device=device))
         if device.type == "cuda":
             stream = self.streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
             room.bytes.record_stream(stream)  # it is not given away while a copy goes into it
@@ -141,7 +141,7 @@ class Staging:
         return room
 
 
-def _copy(room: _Room, records: Sequence[Anchored]) -> None:
+def _copy(room: _Slot, records: Sequence[Anchored]) -> None:
     for m, view in zip(records, _views(room.bytes, records), strict=True):
         view.copy_(m.anchor, non_blocking=True)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from mooring.errors import MooringError
 from mooring.importance import State
 
-__all__ = ["BLOCKS", "Coded", "block_of", "decoded", "encoded", "largest_change", "past"]
+__all__ = ["BLOCKS", "QuantizedImportance", "block_of", "dequantize", "largest_change", "past", "quantize"]
 
 BLOCKS = ("previous_high", "previous_step")
 """The names of what is kept for each block."""
@@ -50,7 +50,7 @@ def block_of(shape: torch.Size) -> int | None:
     return next((size for size in range(min(row, LARGEST), SMALLEST - 1, -1) if row % size == 0), None)
 
 
-def encoded(values: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+def quantize(values: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
     """Codes in the shape of the values, and `high` and `step` for each block, of shape (rows, blocks in a row).
 
     Args:
@@ -58,7 +58,7 @@ def encoded(values: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
         block: how many make a block; it divides a row.
 
     Example:
-        >>> code, high, step = encoded(torch.tensor([[8.0, 0.0, 2.0, 0.5]]), block=4)
+        >>> code, high, step = quantize(torch.tensor([[8.0, 0.0, 2.0, 0.5]]), block=4)
         >>> code.tolist(), high.tolist(), (254 * step).tolist()
         ([[255, 0, 128, 1]], [[8.0]], [[4.0]])
     """
@@ -74,14 +74,14 @@ def encoded(values: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
     return code.to(torch.uint8).view(values.shape), high * known.any(-1), step
 
 
-def decoded(code: Tensor, high: Tensor, step: Tensor) -> Tensor:
+def dequantize(code: Tensor, high: Tensor, step: Tensor) -> Tensor:
     """The values of codes; also of a flat piece of them with its blocks, and of single codes each with its own numbers.
 
     Half of the exponent at a time: 2^-254, which float32 does not have, may come between two numbers that it has.
 
     Example:
         >>> code = torch.tensor([[255, 0, 128, 1]], dtype=torch.uint8)
-        >>> decoded(code, high=torch.tensor([[8.0]]), step=torch.tensor([[4 / 254]]))
+        >>> dequantize(code, high=torch.tensor([[8.0]]), step=torch.tensor([[4 / 254]]))
         tensor([[8.0000, 0.0000, 2.0000, 0.5000]])
     """
     blocks = code.reshape(*high.shape, code.numel() // max(1, high.numel())).to(high.dtype)
@@ -109,11 +109,11 @@ def past(told: State) -> Tensor:
     """
     if "previous_high" not in told:
         return told["previous"]
-    return decoded(told["previous"], told["previous_high"], told["previous_step"])
+    return dequantize(told["previous"], told["previous_high"], told["previous_step"])
 
 
 @dataclass
-class Coded:
+class QuantizedImportance:
     """The importance of one parameter, coded.
 
     Attributes:
@@ -127,18 +127,18 @@ class Coded:
     step: Tensor
 
     @classmethod
-    def of(cls, values: Tensor, block: int) -> "Coded":
+    def of(cls, values: Tensor, block: int) -> "QuantizedImportance":
         """Values coded, after a look at them."""
         if values.numel() and not bool(((values >= 0) & values.isfinite()).all()):
             raise MooringError(
                 'an importance is negative or not finite, which previous="8bit" has no code for: give '
                 "Memory(previous=) a dtype"
             )
-        return cls(*(t.contiguous() for t in encoded(values.contiguous(), block)))
+        return cls(*(t.contiguous() for t in quantize(values.contiguous(), block)))
 
     def values(self) -> Tensor:
         """In full."""
-        return decoded(self.code, self.high, self.step)
+        return dequantize(self.code, self.high, self.step)
 
     def slots(self) -> State:
         """Its tensors, by the names that `past` finds them under."""

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.distributed.dtensor import part_of, spread
+from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError
 from mooring.importance import State
 from mooring.importance.kronecker_factors import Factor
-from mooring.state.memory import Memory, wide_of
-from mooring.state.mooring_state import PAST, Moored
-from mooring.state.quantization import BLOCKS, Coded, block_of
+from mooring.state.memory import Memory, compute_dtype_of
+from mooring.state.mooring_state import PAST, ParameterState
+from mooring.state.quantization import BLOCKS, QuantizedImportance, block_of
 
 __all__ = ["VERSION", "check_keys", "pack", "unpack_header", "unpack_parameter"]
 
@@ -23,14 +23,14 @@ VERSION = 2
 HEADER = "mooring"
 
 
-def pack(moored: Collection[Moored], buffers: Mapping[str, Tensor], header: dict[str, Any]) -> State:
+def pack(moored: Collection[ParameterState], buffers: Mapping[str, Tensor], header: dict[str, Any]) -> State:
     """The flat dictionary: `slot.parameter`, `buffer.name`, and a header of JSON bytes."""
-    coded = any(isinstance(m.previous, Coded) for m in moored)
+    coded = any(isinstance(m.previous, QuantizedImportance) for m in moored)
     header = {"version": VERSION if coded else 1, **header, "counts": {m.name: m.count for m in moored}}
     flat = {HEADER: torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)}
     for m in moored:
         for slot, t in m.slots().items():
-            flat[f"{slot}.{m.name}"] = spread(t.contiguous(), m.parameter, rows=slot in BLOCKS)
+            flat[f"{slot}.{m.name}"] = to_dtensor(t.contiguous(), m.parameter, rows=slot in BLOCKS)
     return flat | {f"buffer.{name}": tensor for name, tensor in buffers.items()}
 
 
@@ -49,8 +49,8 @@ def unpack_header(flat: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def unpack_parameter(
-    flat: Mapping[str, Tensor], fresh: Moored, count: int, memory: Memory, *, accumulates: bool
-) -> Moored:
+    flat: Mapping[str, Tensor], fresh: ParameterState, count: int, memory: Memory, *, accumulates: bool
+) -> ParameterState:
     """The kept tensors of one parameter, checked against a fresh one for what must be there and its shape.
 
     They are kept as `memory` says, whatever they were saved as. Where who saved them did not accumulate, there is
@@ -65,20 +65,20 @@ def unpack_parameter(
         key = f"{slot}.{name}"
         if key not in flat:
             raise MooringError(f"the state does not fit: {key!r} is missing")
-        if flat[key].shape != spread(like, fresh.parameter).shape:
-            have, want = tuple(flat[key].shape), tuple(spread(like, fresh.parameter).shape)
+        if flat[key].shape != to_dtensor(like, fresh.parameter).shape:
+            have, want = tuple(flat[key].shape), tuple(to_dtensor(like, fresh.parameter).shape)
             raise MooringError(f"the state does not fit: {key!r} has shape {have}, the model needs {want}")
-        part = part_of(flat[key].detach(), fresh.parameter)
+        part = local_part(flat[key].detach(), fresh.parameter)
         found[slot] = like.copy_(part) if slot == "anchor" else part.to(like, copy=True)  # where anchors are kept
     anchor = found.pop("anchor")
     factor = None
     if fresh.factor:
         inputs, outputs, past_inputs, past_outputs = (found.pop(slot) for slot in fresh.factor.slots())
         factor = Factor(inputs, outputs, past_inputs, past_outputs)
-    return Moored(name, fresh.parameter, anchor, found, _previous(flat, fresh, memory), count, factor)
+    return ParameterState(name, fresh.parameter, anchor, found, _previous(flat, fresh, memory), count, factor)
 
 
-def _previous(flat: Mapping[str, Tensor], fresh: Moored, memory: Memory) -> Tensor | Coded | None:
+def _previous(flat: Mapping[str, Tensor], fresh: ParameterState, memory: Memory) -> Tensor | QuantizedImportance | None:
     """The importance over past tasks: as it was saved where that is how it is kept, else made so."""
     name, theta = fresh.name, fresh.theta
     previous = flat.get(f"previous.{name}")
@@ -86,7 +86,7 @@ def _previous(flat: Mapping[str, Tensor], fresh: Moored, memory: Memory) -> Tens
         return None
     if previous.shape not in (fresh.parameter.shape, torch.Size(())):
         raise MooringError(f"the state does not fit: 'previous.{name}' has shape {tuple(previous.shape)}")
-    code = part_of(previous.detach(), fresh.parameter).to(theta.device, copy=True)
+    code = local_part(previous.detach(), fresh.parameter).to(theta.device, copy=True)
     if code.dtype != torch.uint8:
         return memory.kept(code, theta)
     block = block_of(theta.shape)
@@ -96,12 +96,14 @@ def _previous(flat: Mapping[str, Tensor], fresh: Moored, memory: Memory) -> Tens
         each = flat.get(f"{slot}.{name}")
         if block is None or each is None or each.shape != shape:
             raise MooringError(f"the state does not fit: '{slot}.{name}' is missing, or not of shape {shape}")
-        blocks.append(part_of(each.detach(), fresh.parameter, rows=True).to(theta.device, wide_of(theta), copy=True))
-    coded = Coded(code, *blocks)
+        blocks.append(
+            local_part(each.detach(), fresh.parameter, rows=True).to(theta.device, compute_dtype_of(theta), copy=True)
+        )
+    coded = QuantizedImportance(code, *blocks)
     return coded if memory.previous == "8bit" else memory.kept(coded.values(), theta)
 
 
-def check_keys(flat: Mapping[str, Tensor], moored: Collection[Moored], unread: Collection[str] = ()) -> None:
+def check_keys(flat: Mapping[str, Tensor], moored: Collection[ParameterState], unread: Collection[str] = ()) -> None:
     """Refuse entries that nothing asked for: they belong to other options or another model.
 
     Args:

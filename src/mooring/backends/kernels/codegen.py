@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DTYPES", "Written", "compiled", "has_compiler", "written"]
+__all__ = ["DTYPES", "TracedRule", "compiled", "has_compiler", "trace_rule"]
 
 UNARY = {
     "abs": "tl.abs({})",
@@ -74,7 +74,7 @@ SAME = (
 )
 
 
-class Written:
+class TracedRule:
     """Lines of a kernel, one for each operation, and what it stores.
 
     What a tensor holds is called x_ and its name.
@@ -156,7 +156,7 @@ class Written:
         return repr(argument)
 
 
-def written(rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Tensor]) -> Written:
+def trace_rule(rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Tensor]) -> TracedRule:
     """What a rule does to its tensors.
 
     Args:
@@ -169,7 +169,7 @@ def written(rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Ten
     Example:
         >>> def halve(tensors):
         ...     tensors["theta"].mul_(0.5)
-        >>> found = written(halve, {"theta": torch.ones(2, 3)})
+        >>> found = trace_rule(halve, {"theta": torch.ones(2, 3)})
         >>> found.lines, found.stores
         (['v1 = x_theta * 0.5'], [('theta', 'v1')])
     """
@@ -182,7 +182,7 @@ def written(rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Ten
 
     pure = torch.func.functionalize(flat, remove="mutations")
     graph = make_fx(pure, decomposition_table=_decompositions())(*example.values()).graph
-    found = Written(names, any(t.dtype == torch.float64 for t in example.values()))
+    found = TracedRule(names, any(t.dtype == torch.float64 for t in example.values()))
     for node in graph.nodes:
         found.add(node)
     return found

@@ -7,25 +7,25 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["Rehearsal", "launch", "rehearsal", "rehearsing"]
+__all__ = ["DryRun", "dry_run", "in_dry_run", "launch"]
 
-_rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
+_in_dry_run: ContextVar[bool] = ContextVar("dry_run", default=False)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *told: object, **options: object) -> None:
     """Run a kernel; in a rehearsal, only see to it that it is compiled."""
-    if rehearsal():
+    if in_dry_run():
         kernel.warmup(*told, grid=grid, **options)
     else:
         kernel[grid](*told, **options)
 
 
-def rehearsal() -> bool:
+def in_dry_run() -> bool:
     """Whether nothing is to be computed now."""
-    return _rehearsing.get()
+    return _in_dry_run.get()
 
 
-class Rehearsal:
+class DryRun:
     """What a function of autograd's is told and keeps for its way back, where nothing is computed.
 
     Args:
@@ -41,7 +41,7 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearsing(*, ignore_errors: bool = False) -> Iterator[None]:
+def dry_run(*, ignore_errors: bool = False) -> Iterator[None]:
     """While this lasts nothing is computed; what would be launched is compiled, on all cores, and ready at the end.
 
     Args:
@@ -49,9 +49,9 @@ def rehearsing(*, ignore_errors: bool = False) -> Iterator[None]:
     """
     import triton  # slow, and not everywhere
 
-    token = _rehearsing.set(True)
+    token = _in_dry_run.set(True)
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=ignore_errors):
             yield
     finally:
-        _rehearsing.reset(token)
+        _in_dry_run.reset(token)

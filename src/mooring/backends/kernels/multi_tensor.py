@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from mooring.backends.kernels.codegen import DTYPES, Written, compiled, written
+from mooring.backends.kernels.codegen import DTYPES, TracedRule, compiled, trace_rule
 from mooring.backends.kernels.launch import launch
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "BRANCHES",
     "WARPS",
     "Layout",
-    "Table",
+    "MultiTensorKernel",
     "block_of",
     "form_of",
     "loaded",
@@ -91,7 +91,7 @@ def form_of(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     return tensor.dtype, tensor.stride()
 
 
-class Table:
+class MultiTensorKernel:
     """A rule that changes some tensors of each of many parameters in place.
 
     Args:
@@ -166,7 +166,7 @@ def source(
         def rule(table, values, blocks, dial, T, B: tl.constexpr, ALIGNED: tl.constexpr):
     """
     given = [*numbers, *([dial] if dial else [])]
-    found = written(rule, small(tensors, wide) | {name: torch.ones((), dtype=wide) for name in given})
+    found = trace_rule(rule, small(tensors, wide) | {name: torch.ones((), dtype=wide) for name in given})
     used = [name for name in tensors if found.reads(name) or name in dict(found.stores)]
     lines = ["pid = tl.program_id(0).to(tl.int64)", *located("pid", tensors, used)]
     for row, name in enumerate(numbers):
@@ -221,7 +221,7 @@ def block_of(tensors: Mapping[str, Tensor], name: str) -> int:
 
 
 def loaded(
-    tensors: Mapping[str, Tensor], used: Sequence[str], found: Written, wide: torch.dtype, mask: str
+    tensors: Mapping[str, Tensor], used: Sequence[str], found: TracedRule, wide: torch.dtype, mask: str
 ) -> list[str]:
     """Lines that fetch what the rule reads of a block."""
     lines = []

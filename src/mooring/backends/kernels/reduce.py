@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mooring.backends.kernels.codegen import DTYPES, compiled, written
+from mooring.backends.kernels.codegen import DTYPES, compiled, trace_rule
 from mooring.backends.kernels.launch import launch
 from mooring.backends.kernels.multi_tensor import BLOCK, BRANCHES, WARPS, Layout, loaded, located, small
 
@@ -25,7 +25,7 @@ class Sums:
 
     Args:
         rule: takes the tensors of one parameter and `dial`, and writes into tensors called by `names`.
-        tensors: of one of the parameters, as in `Table`.
+        tensors: of one of the parameters, as in `MultiTensorKernel`.
         names: what is summed.
         dial: the name of the number.
         wide: the dtype to compute in.
@@ -91,7 +91,7 @@ def summing(rule: Rule, tensors: Mapping[str, Tensor], names: Sequence[str], dia
         def rule(table, blocks, dial, done, out, T, N, S, B: tl.constexpr, ALIGNED: tl.constexpr):
     """
     made = {name: torch.ones(3, dtype=wide) for name in names}
-    found = written(rule, small(tensors, wide) | {dial: torch.ones((), dtype=wide)} | made)
+    found = trace_rule(rule, small(tensors, wide) | {dial: torch.ones((), dtype=wide)} | made)
     used = [name for name in tensors if found.reads(name)]
     values = dict(found.stores)
     lines = [
@@ -127,7 +127,7 @@ def stepping(rule: Rule, sums: Sequence[str], numbers: Sequence[str]) -> str:
         tl.store(p_mu, v1)
     """
     wide = torch.float64
-    found = written(rule, {name: torch.ones((), dtype=wide) for name in (*sums, *numbers)})
+    found = trace_rule(rule, {name: torch.ones((), dtype=wide) for name in (*sums, *numbers)})
     lines = ["at = tl.arange(0, B)"]
     for row, name in enumerate(sums):
         lines.append(f"x_{name} = tl.sum(tl.load(partial + {row} * many + at, mask=at < many, other=0.0), 0)")

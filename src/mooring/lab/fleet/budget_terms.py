@@ -18,7 +18,7 @@ try:
 except ImportError:  # no GPU compiler here
     triton = None
 
-__all__ = ["Line", "TurnedLine", "pull_back", "spent"]
+__all__ = ["KroneckerTerm", "Line", "pull_back", "spent"]
 
 BLOCK = 1024
 
@@ -43,7 +43,7 @@ class Line:
         return -(-self.theta.shape[1] // BLOCK)
 
 
-class TurnedLine(Line):
+class KroneckerTerm(Line):
     """The same in the basis of a layer's Kronecker factors.
 
     Args:
@@ -99,5 +99,5 @@ def pull_back(budget: Budget, lines: Sequence[Line], mu: Tensor) -> None:
             launch(kernels.pull_back, (line.blocks, len(mu)), *told, line.theta.shape[1], B=BLOCK)
         else:
             line.theta.lerp_(line.anchor, budget.rate(line.previous, mu.to(line.theta.dtype)))
-        if isinstance(line, TurnedLine):
+        if isinstance(line, KroneckerTerm):
             line.put_back()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.backends.kernels.launch import rehearsing
+from mooring.backends.kernels.launch import dry_run
 from mooring.importance import Iteration
 from mooring.lab.fleet.gpu.convolution import has_kernels
 from mooring.lab.fleet.gpu.run_kernel import Elementwise
@@ -52,7 +52,7 @@ class Fused:
         bad: Tensor,
         now: Tensor,
         *,
-        rehearsal: bool = False,
+        in_dry_run: bool = False,
     ) -> None:
         """Move every parameter that has a gradient, update its importance, pull it back.
 
@@ -64,10 +64,10 @@ class Fused:
             samples: in the batch.
             bad: of the whole stack; the step is written where a gradient is not finite.
             now: the step, int64 of shape (1,).
-            rehearsal: only have the kernels compiled, within `rehearsing`.
+            in_dry_run: only have the kernels compiled, within `dry_run`.
         """
         self._prepare(rows, parameters, gradients, probes)
-        if self.counts and not rehearsal:
+        if self.counts and not in_dry_run:
             torch._foreach_add_(list(self.counts.values()), 1)
         moorings = self.moorings
         for name, g in gradients.items():
@@ -79,7 +79,7 @@ class Fused:
             if "count" in tensors:
                 tensors["samples"] = self.sgd.size(samples)
             self._rule(tensors)(tensors, bad[rows], now)
-        if moorings is not None and self.pulling and not self.alone and not rehearsal:
+        if moorings is not None and self.pulling and not self.alone and not in_dry_run:
             moorings.pull_back(rows_of(parameters, rows), self.due)  # scores, or parameters, against each other
 
     def _prepare(self, rows: slice, parameters: Tensors, gradients: Tensors, probes: Tensors) -> None:
@@ -219,9 +219,9 @@ def advance_all(
     if rehearse:
         sizes = frozenset((g.shape[1:], g.dtype) for g in gradients.values())
         new = {(each.kind, sizes): (each, rows) for each, rows in pairs if (each.kind, sizes) not in _rehearsed}
-        with rehearsing() if new else nullcontext():
+        with dry_run() if new else nullcontext():
             for each, rows in new.values():
-                each.advance(rows, *told, rehearsal=True)
+                each.advance(rows, *told, in_dry_run=True)
         _rehearsed.update(new)
     for each, rows in pairs:
         each.advance(rows, *told)

@@ -9,7 +9,7 @@ from torch import Tensor
 from mooring.diagnose.stability import Verdicts, divergence_limit, interpolation_weight, tallies
 from mooring.importance import Iteration, State
 from mooring.importance.kronecker_factors import Factor, Factors
-from mooring.lab.fleet.budget_terms import Line, TurnedLine, pull_back, spent
+from mooring.lab.fleet.budget_terms import KroneckerTerm, Line, pull_back, spent
 from mooring.lab.fleet.stack.stack import flat, laid_out
 from mooring.lab.methods import Method
 from mooring.lab.model.results import Stability
@@ -176,7 +176,7 @@ class Moorings:
     def _line(self, name: str, theta: Tensor) -> Line:
         held = self.held[name]
         if held.factor is not None:
-            return TurnedLine(theta, held.anchor, held.factor)
+            return KroneckerTerm(theta, held.anchor, held.factor)
         assert held.previous is not None
         return Line(flat(theta), flat(held.anchor), flat(held.previous))
 

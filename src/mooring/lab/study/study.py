@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mooring.backends.gc_control import settled
+from mooring.backends.gc_control import gc_frozen
 from mooring.errors import MooringError, check_whole
 from mooring.lab.engines.checkpoint_index import Unfinished
 from mooring.lab.engines.choice import Engine, check_engine, engine
@@ -139,7 +139,7 @@ class Study:
         """
         self.store.check_writable()
         try:
-            with settled():
+            with gc_frozen():
                 return self._run(specs, streams, weights or {}, reject)
         finally:
             self.reporter.close()

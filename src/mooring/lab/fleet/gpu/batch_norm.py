@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.backends.kernels.launch import Rehearsal, launch, rehearsing
+from mooring.backends.kernels.launch import DryRun, dry_run, launch
 from mooring.lab.fleet.gpu.conv_tiles import next_power
 from mooring.lab.fleet.gpu.convolution import has_kernels
 
@@ -136,8 +136,8 @@ def _rehearse(x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Ru
     key = (x.shape[-1], x.numel() // runs, x.dtype, x.device, weight is None, running is None)
     if key not in _rehearsed:
         _rehearsed.add(key)
-        with torch.no_grad(), rehearsing():
-            ctx = Rehearsal((True,))
+        with torch.no_grad(), dry_run():
+            ctx = DryRun((True,))
             BatchNorm.backward(ctx, BatchNorm.forward(ctx, x, weight, bias, running, runs, 0.0, 0.0))
 
 

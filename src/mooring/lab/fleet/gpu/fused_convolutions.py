@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mooring.backends.kernels.launch import Rehearsal, rehearsing
+from mooring.backends.kernels.launch import DryRun, dry_run
 from mooring.lab.fleet.gpu.conv_tiles import Geometry, aligned
 from mooring.lab.fleet.gpu.convolution import (
     Stored,
@@ -80,9 +80,9 @@ def _rehearse(
         return
     _rehearsed.add(key)
     x = torch.empty(2 * len(weights[0]), *shape, dtype=dtype, device=device)
-    with torch.no_grad(), rehearsing():
+    with torch.no_grad(), dry_run():
         for back in (True, False):
-            ctx = Rehearsal((len(links) == 1, False, *[back] * 2 * len(links)) if back else (False,))
+            ctx = DryRun((len(links) == 1, False, *[back] * 2 * len(links)) if back else (False,))
             out = Chain.forward(ctx, x, links, *weights, *biases)
             if back:
                 Chain.backward(ctx, torch.empty_like(out))

@@ -5,8 +5,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mooring.backends.kernels.codegen import compiled, written
-from mooring.backends.kernels.launch import launch, rehearsal
+from mooring.backends.kernels.codegen import compiled, trace_rule
+from mooring.backends.kernels.launch import in_dry_run, launch
 
 __all__ = ["NEVER", "Elementwise", "source"]
 
@@ -70,7 +70,7 @@ class Elementwise:
         launch(self.kernel, (-(-count // BLOCK), runs), bad, now, count, *ordered, B=BLOCK)
 
     def _one_by_one(self, tensors: Mapping[str, Tensor], bad: Tensor, now: Tensor) -> None:
-        if rehearsal():
+        if in_dry_run():
             return
         for name in self.finite:
             lost = ~tensors[name].isfinite().flatten(1).all(1)
@@ -88,7 +88,7 @@ def source(rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Tens
         v1 = x_theta * 0.5
     """
     small = {name: _sample(tensor) for name, tensor in example.items()}
-    found = written(rule, small)
+    found = trace_rule(rule, small)
     whole = [name for name, tensor in small.items() if tensor.shape == (2, 3)]
     places = {name: "row" if name in whole else "run" if tensor.ndim else "0" for name, tensor in small.items()}
     masked = {name: ", mask=there" if name in whole else "" for name in small}
