@@ -135,7 +135,8 @@ def _changed(state, **header):
     [
         (lambda s: {}, "not the state of a Mooring"),
         (lambda s: s | {"mooring": torch.zeros(3, dtype=torch.uint8)}, "not the state of a Mooring"),
-        (lambda s: _changed(s, version=99), "version 99"),
+        (lambda s: _changed(s, version=99), "version 99, this Mooring reads 1 and 2"),
+        (lambda s: _changed(s, version=0), "version 0, this Mooring reads 1 and 2"),
         (lambda s: _changed(s, importance="MAS"), "importance MAS, this Mooring has EWC"),
         (lambda s: _changed(s, moored=["4.weight", "extra"]), "only in the state \\['extra'\\]"),
         (lambda s: {k: v for k, v in s.items() if k != "current.4.weight"}, "'current.4.weight' is missing"),

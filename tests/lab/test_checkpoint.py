@@ -325,9 +325,10 @@ def rewritten(path: Path, **changes: object) -> None:
     path.write_bytes(save(load(whole), metadata={"mooring": json.dumps(told)}))
 
 
-def test_a_checkpoint_of_a_newer_version_is_refused_in_one_line(saved):
-    rewritten(saved, version=checkpoint.VERSION + 1)
-    refused(saved, match="made by a newer version: upgrade, or delete it")
+@pytest.mark.parametrize("change", [-1, 1], ids=["older", "newer"])
+def test_checkpoint_of_another_version_is_refused_in_one_line(saved, change):
+    rewritten(saved, version=checkpoint.VERSION + change)
+    refused(saved, match=rf"has version {checkpoint.VERSION + change}, this Mooring reads {checkpoint.VERSION}: ")
 
 
 DAMAGE = [

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import MooringError
-from mooring.lab.study.lock import locked
+from mooring.lab.study.lock import lock_study
 from processes import Child, wait_for
 
 
 def holding(path: str) -> None:
-    with locked(Path(path)):
+    with lock_study(Path(path)):
         print("mine", flush=True)
         time.sleep(60)
 
 
 def trying(path: str) -> int:
     try:
-        with locked(Path(path)):
+        with lock_study(Path(path)):
             return 0
     except MooringError as error:
         print(error)
@@ -29,7 +29,7 @@ def trying(path: str) -> int:
 
 def waiting(path: str) -> None:
     print("waiting", flush=True)
-    with locked(Path(path), wait=True):
+    with lock_study(Path(path), wait=True):
         print("mine", flush=True)
 
 
@@ -50,7 +50,7 @@ def owner(path, tmp_path):
 
 
 def refusal(path: Path) -> str:
-    with pytest.raises(MooringError) as caught, locked(path):
+    with pytest.raises(MooringError) as caught, lock_study(path):
         pytest.fail("two at once")
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -81,24 +81,24 @@ def test_a_second_process_that_waits_goes_on_when_the_first_is_killed(path, owne
 def test_the_lock_is_gone_after_its_owner_was_killed(path, owner):
     owner.kill(signal.SIGKILL)
     assert owner.ended().status == -signal.SIGKILL
-    with locked(path):
+    with lock_study(path):
         assert path.with_name("study.sqlite.lock").read_text() == str(os.getpid())
 
 
 def test_the_lock_is_given_back_after_an_error(path):
-    with pytest.raises(RuntimeError), locked(path):
+    with pytest.raises(RuntimeError), lock_study(path):
         raise RuntimeError
-    with locked(path):
+    with lock_study(path):
         pass
 
 
 def test_the_same_process_cannot_take_it_twice(path):
-    with locked(path):
+    with lock_study(path):
         assert f"process {os.getpid()}" in refusal(path)
 
 
 def test_studies_do_not_stand_in_each_others_way(tmp_path):
-    with locked(tmp_path / "one.sqlite"), locked(tmp_path / "two.sqlite"):
+    with lock_study(tmp_path / "one.sqlite"), lock_study(tmp_path / "two.sqlite"):
         pass
 
 

@@ -14,7 +14,7 @@ import pytest
 from mooring.errors import MooringError
 from mooring.lab.model.results import Result, Stability
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.study.store import Store
+from mooring.lab.study.store import Store, _digest
 from processes import Child
 
 
@@ -185,11 +185,12 @@ def test_columns_are_readable_with_plain_sqlite(path):
 # What is no study
 
 
-def test_a_file_of_a_newer_version_is_refused_in_one_line(path):
+@pytest.mark.parametrize("version", ["1", "3"])
+def test_file_of_another_version_is_refused_in_one_line(path, version):
     Store(path).add([made()])
-    changed(path, "UPDATE about SET value = '3' WHERE name = 'version'")
+    changed(path, "UPDATE about SET value = ? WHERE name = 'version'", version)
     bytes_before = path.read_bytes()
-    assert "newer version" in refusal(path)
+    assert f"has layout {version}, this Mooring reads 2: use the Mooring that wrote it" in refusal(path)
     assert path.read_bytes() == bytes_before
 
 
@@ -198,7 +199,7 @@ def test_a_run_of_a_newer_version_is_refused_in_one_line(path):
     told = made().to_json()
     told["spec"]["colour"] = "blue"
     changed(path, "UPDATE runs SET result = ?", json.dumps(told))
-    changed(path, "UPDATE runs SET digest = NULL")
+    changed(path, "UPDATE runs SET digest = ?", _digest(json.dumps(told)))
     with pytest.raises(MooringError, match="'colour': it was made by a newer version"):
         list(Store(path).results())
 

@@ -334,15 +334,19 @@ def test_a_damaged_checkpoint_is_noted_and_its_runs_start_again(path, tmp_path, 
     assert told(Study(path).results()) == told(whole.results())
 
 
-def test_a_checkpoint_of_a_newer_version_is_refused_in_one_line_and_left_as_it_is(path):
+@pytest.mark.parametrize("version", [1, 99])
+def test_checkpoint_of_another_version_is_refused_in_one_line_and_left_as_it_is(path, version):
     asked = {**TOLD, "methods": "ewc", "seeds": 1}
     study = interrupted(path, **asked)
     (checkpoint,) = study.checkpoints.glob("*.safetensors")
-    rewritten(checkpoint, lambda header, tensors: header.update(version=99))
+    rewritten(checkpoint, lambda header, tensors: header.update(version=version))
     before = checkpoint.read_bytes()
     with pytest.raises(MooringError) as caught:
         Study(path).compare(**asked)
-    assert str(caught.value) == (f"the checkpoint {checkpoint} was made by a newer version: upgrade, or delete it")
+    assert str(caught.value) == (
+        f"the checkpoint {checkpoint} has version {version}, this Mooring reads 2: "
+        "continue it with the Mooring that wrote it, or delete it"
+    )
     assert checkpoint.read_bytes() == before
 
 

@@ -13,7 +13,7 @@ from mooring.lab.methods import METHODS
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import summarize
-from mooring.lab.study.store import Store, fleets_of
+from mooring.lab.study.store import Store, checkpoint_folder
 
 __all__ = ["report", "show"]
 
@@ -64,7 +64,7 @@ def _place(spec: RunSpec, ranks: dict[str, int]) -> tuple[object, ...]:
 
 def _read(path: Path) -> tuple[Store, list[Result]]:
     if not path.exists():
-        if fleets_of(path).is_dir():
+        if checkpoint_folder(path).is_dir():
             raise MooringError(f"no run of {path} has finished yet: the command that began it goes on where it was")
         raise MooringError(f"there is no study {path}: `mooring compare --study {path}` makes one")
     store = Store(path)

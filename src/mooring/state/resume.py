@@ -35,12 +35,12 @@ def read_state(
         raise MooringError(
             f"the state was made by importance {header['importance']}, this Mooring has {states.importance.name}"
         )
-    made_with, mine = header.get("pull", ""), called(pull)
+    made_with, mine = header["pull"], called(pull)
     if made_with.partition("(")[0] != mine.partition("(")[0]:
         _warn_of_other("pull", made_with, mine)
     own = {**states.told(), "buffers": buffers}
     for option, name in (("options", "importance"), ("merge", "merge"), ("buffers", "buffers")):
-        if header.get(option, own[option]) != own[option]:
+        if header[option] != own[option]:
             _warn_of_other(name, header[option], own[option])
     states.refresh()
     by_name = {name: p for p, name in states.names.items()}

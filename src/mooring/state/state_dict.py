@@ -17,8 +17,11 @@ from mooring.state.quantization import BLOCKS, QuantizedImportance, block_of
 
 __all__ = ["VERSION", "check_keys", "pack", "unpack_header", "unpack_parameter"]
 
-VERSION = 2
-"""Of states in which an importance is coded; all others are of version 1."""
+VERSION, QUANTIZED_VERSION = 1, 2
+"""The versions of the layout: with importances as plain tensors, and with quantized ones. Others are refused."""
+
+REQUIRED_KEYS = ("importance", "options", "merge", "tasks", "steps", "moored", "factors", "pull", "buffers", "counts")
+"""The keys that every header has."""
 
 HEADER = "mooring"
 
@@ -26,7 +29,7 @@ HEADER = "mooring"
 def pack(moored: Collection[ParameterState], buffers: Mapping[str, Tensor], header: dict[str, Any]) -> State:
     """The flat dictionary: `slot.parameter`, `buffer.name`, and a header of JSON bytes."""
     coded = any(isinstance(m.previous, QuantizedImportance) for m in moored)
-    header = {"version": VERSION if coded else 1, **header, "counts": {m.name: m.count for m in moored}}
+    header = {"version": QUANTIZED_VERSION if coded else VERSION, **header, "counts": {m.name: m.count for m in moored}}
     flat = {HEADER: torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)}
     for m in moored:
         for slot, t in m.slots().items():
@@ -35,16 +38,19 @@ def pack(moored: Collection[ParameterState], buffers: Mapping[str, Tensor], head
 
 
 def unpack_header(flat: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The header, after checking that this is a mooring's state of a version that can be read."""
+    """Return the header; refuse what is not the state of a Mooring, and other versions."""
     try:
         header = json.loads(bytes(flat[HEADER].tolist()))
         version = header["version"]
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise MooringError(f"this is not the state of a Mooring: no readable {HEADER!r} entry") from error
-    if version > VERSION:
+    if version not in (VERSION, QUANTIZED_VERSION):
         raise MooringError(
-            f"the state has version {version}, this Mooring reads up to {VERSION}: install a newer mooring"
+            f"the state has version {version}, this Mooring reads {VERSION} and {QUANTIZED_VERSION}: "
+            "load it with the Mooring that wrote it"
         )
+    if missing := [key for key in REQUIRED_KEYS if key not in header]:
+        raise MooringError(f"the state is damaged: its header has no {', '.join(map(repr, missing))}")
     return dict(header)
 
 

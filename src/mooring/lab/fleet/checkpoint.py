@@ -25,10 +25,10 @@ from mooring.lab.model.atomic_files import write_atomically
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["CheckpointError", "NewerCheckpointError", "restore", "runs_in", "save", "size", "split", "steps_in"]
+__all__ = ["CheckpointError", "CheckpointVersionError", "restore", "runs_in", "save", "size", "split", "steps_in"]
 
 VERSION = 2
-"""Of the layout. Older files are continued; newer ones are refused."""
+"""The version of the file layout. Checkpoints of any other version are refused."""
 
 Header = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -38,8 +38,8 @@ class CheckpointError(MooringError):
     """A checkpoint that nothing can be continued from."""
 
 
-class NewerCheckpointError(MooringError):
-    """A checkpoint that only a newer version can continue: it is no damage, and is not started again."""
+class CheckpointVersionError(MooringError):
+    """A checkpoint of another version. It is not damaged, so its runs are not started again."""
 
 
 def size(fleet: Fleet) -> int:
@@ -84,7 +84,7 @@ def restore(fleet: Fleet, path: Path) -> None:
 
     Raises:
         CheckpointError: where the file is damaged, or of other runs.
-        NewerCheckpointError: where it is of a newer version.
+        CheckpointVersionError: where it is of another version.
     """
     with _opened(path) as (header, opened):
         runs = {spec.key for some in fleet.twins.values() for spec in some}
@@ -103,7 +103,7 @@ def split(path: Path, parts: Mapping[Path, Collection[str]]) -> int:
 
     Raises:
         CheckpointError: where the file is damaged, or of other runs.
-        NewerCheckpointError: where it is of a newer version.
+        CheckpointVersionError: where it is of another version.
     """
     with _opened(path) as (header, opened):
         tensors = _tensors(header, opened, path)
@@ -114,7 +114,7 @@ def split(path: Path, parts: Mapping[Path, Collection[str]]) -> int:
 
 
 def _bring(fleet: Fleet, header: Header, tensors: Tensors) -> None:
-    if not header.get("twins"):
+    if not header["twins"]:
         fleet.board()
     places = {spec.key: row for row, spec in enumerate(fleet.specs)}
     fleet.twins = {key: some for key, some in fleet.twins.items() if key in header["runs"]}
@@ -149,7 +149,7 @@ def _runs(header: Header) -> set[str]:
 
 def _rows(header: Header) -> list[list[dict[str, Any]]]:
     """For each row the runs that it stands for, by their key and spec: one, or twins in their first task."""
-    twins = header.get("twins", {})
+    twins = header["twins"]
     every = [twins.get(key, [book["spec"]]) for key, book in zip(header["runs"], header["books"], strict=True)]
     return [[{"key": RunSpec.from_json(spec).key, "spec": spec} for spec in some] for some in every]
 
@@ -190,7 +190,7 @@ def _part(header: Header, tensors: Tensors, runs: set[str], path: Path) -> tuple
         "results": [told for told in header["results"] if _lost(told) in runs],
         "groups": groups,
     }
-    if header.get("twins"):
+    if header["twins"]:
         kept["twins"] = {run["key"]: [twin["spec"] for twin in every[row]] for row, run in first.items()}
     return header | kept, taken
 
@@ -226,10 +226,13 @@ def _opened(path: Path) -> Iterator[tuple[Header, Any]]:
     try:
         with safe_open(path, framework="pt") as opened:
             header = json.loads((opened.metadata() or {})["mooring"])
-            if header["version"] > VERSION:
-                raise NewerCheckpointError(f"the checkpoint {path} was made by a newer version: upgrade, or delete it")
+            if (version := int(header["version"])) != VERSION:
+                raise CheckpointVersionError(
+                    f"the checkpoint {path} has version {version}, this Mooring reads {VERSION}: "
+                    "continue it with the Mooring that wrote it, or delete it"
+                )
             yield header, opened
-    except (CheckpointError, NewerCheckpointError):
+    except (CheckpointError, CheckpointVersionError):
         raise
     except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: delete it to start its runs again") from error
@@ -261,8 +264,7 @@ def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
         {name: laid_out(found[kind][name]) for name in every if name in found[kind]} for kind in ("velocity", "first")
     )
     fleet.curve.sums = tensors["curve"].to(fleet.device)
-    if "bad" in tensors:
-        fleet.bad = tensors["bad"].to(fleet.device)
+    fleet.bad = tensors["bad"].to(fleet.device)
     if fleet.memory is not None:
         fleet.memory.kept = found["memory"]["kept"].cpu()
 
@@ -275,12 +277,11 @@ def _told(moorings: Moorings) -> dict[str, Any]:
 
 def _restore_moorings(moorings: Moorings, told: dict[str, Any], tensors: Tensors, device: torch.device) -> None:
     moorings.tasks, moorings.steps = told["tasks"], told["steps"]
-    if "mu" in tensors:
-        moorings.mu = tensors["mu"].to(device)
+    moorings.mu = tensors["mu"].to(device)
     for name, count in told["counts"].items():
         slots = {slot: laid_out(tensor.to(device)) for slot, tensor in _under(tensors, f"{name}/").items()}
         anchor, previous = slots.pop("anchor"), slots.pop("previous", None)
-        moorings.held[name] = Held(anchor, slots, previous, count, _factor(slots, told.get("factors", {}).get(name)))
+        moorings.held[name] = Held(anchor, slots, previous, count, _factor(slots, told["factors"].get(name)))
 
 
 def _factor(slots: Tensors, told: list[int] | None) -> Factor | None:

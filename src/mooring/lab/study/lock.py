@@ -1,4 +1,4 @@
-"""One process at a time on a study; a lock that dies with its process."""
+"""The lock of a study: one process at a time, released when the process ends, however it ends."""
 
 import fcntl
 import os
@@ -9,20 +9,22 @@ from pathlib import Path
 
 from mooring.errors import MooringError
 
-__all__ = ["locked"]
+__all__ = ["lock_study"]
+
+POLL_SECONDS = 0.2
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a study while something runs.
+def lock_study(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a study.
 
     Args:
-        path: the study's file; the lock is a file beside it.
+        path: the study's file; the lock is a file next to it.
         wait: wait for another process to finish instead of refusing.
 
     Example:
         >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder) / "study.sqlite"):
+        >>> with tempfile.TemporaryDirectory() as folder, lock_study(Path(folder) / "study.sqlite"):
         ...     print("alone")
         alone
     """
@@ -32,13 +34,13 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     except OSError as error:
         raise MooringError(f"cannot write in {path.parent} ({error.strerror}): choose another place") from error
     try:
-        while not _taken(handle):
+        while not _try_lock(handle):
             if not wait:
                 owner = os.pread(handle, 64, 0).decode(errors="replace").strip() or "unknown"
                 raise MooringError(
                     f"the study {path} is being run by process {owner}: let it finish, or say --wait to go on after it"
                 )
-            time.sleep(0.2)
+            time.sleep(POLL_SECONDS)
         try:
             os.truncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)
@@ -46,10 +48,10 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
             raise MooringError(f"cannot write {lock} ({error.strerror}): make room, or choose another place") from error
         yield
     finally:
-        os.close(handle)  # which gives the lock back; the file stays, so that nobody locks a file already gone
+        os.close(handle)  # releases the lock; the file stays, so that nobody locks a file that is already deleted
 
 
-def _taken(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -1,4 +1,4 @@
-"""What can still be read of a damaged study, in a new file in its place."""
+"""Recovery of a damaged study: everything that can still be read, in a new file in its place."""
 
 import os
 import sqlite3
@@ -8,23 +8,25 @@ from pathlib import Path
 
 from mooring.errors import MooringError
 from mooring.lab.model.results import Result
-from mooring.lab.study.lock import locked
-from mooring.lab.study.store import Store, read_result
+from mooring.lab.study.lock import lock_study
+from mooring.lab.study.store import Store, parse_result
 
 __all__ = ["Salvaged", "salvage"]
 
-LEAST = 64
-"""Bytes that a row takes at the least, for a bound on how many there may be."""
+MIN_ROW_BYTES = 64
+"""A lower bound of the size of a row, to bound how many rows a file may have."""
+
+MAX_ROWS = 10**9
 
 
 @dataclass(frozen=True)
 class Salvaged:
-    """What came of it.
+    """The outcome of a recovery.
 
     Attributes:
         kept: how many runs were read.
-        lost: which were not, by key, or by row where that could not be read either.
-        aside: where the damaged file is now; None where nothing was wrong.
+        lost: the runs that could not be read, by key, or by row if the key is unreadable too.
+        aside: where the damaged file is now; None if nothing was wrong.
     """
 
     kept: int
@@ -32,8 +34,18 @@ class Salvaged:
     aside: Path | None
 
 
+@dataclass(frozen=True)
+class _Contents:
+    """What can be read of a study, and whether that is all of it."""
+
+    results: list[Result]
+    commands: list[str]
+    lost: list[str]
+    intact: bool
+
+
 def salvage(path: Path) -> Salvaged:
-    """Put every run that can be read into a new file, and that in the place of the damaged one, which is kept aside.
+    """Write every readable run into a new file, put that in place of the damaged one, and keep the damaged one aside.
 
     Args:
         path: the study.
@@ -49,90 +61,69 @@ def salvage(path: Path) -> Salvaged:
     """
     if not path.is_file():
         raise MooringError(f"there is no study {path}: give the file to salvage")
-    _something(path)  # before a lock is left beside a file that is no study
-    with locked(path):
-        results, commands, lost, fine = _something(path)
-        if fine:
-            return Salvaged(len(results), [], None)
-        made = path.with_name(f"{path.name}.salvaged")
-        made.unlink(missing_ok=True)
-        store = Store(made)
-        store.add(results)
-        for command in commands:
+    _read(path)  # before a lock file is created next to a file that is no study
+    with lock_study(path):
+        contents = _read(path)
+        if contents.intact:
+            return Salvaged(len(contents.results), [], None)
+        new = path.with_name(f"{path.name}.salvaged")
+        new.unlink(missing_ok=True)
+        store = Store(new)
+        store.add(contents.results)
+        for command in contents.commands:
             store.log(command)
-        aside = next(each for each in _names(path) if not each.exists())
+        names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in range(1000))
+        aside = next(name for name in names if not name.exists())
         try:
             os.link(path, aside)
-            os.replace(made, path)
+            os.replace(new, path)
         except OSError as error:
-            raise MooringError(f"cannot put {path} aside ({error.strerror}): what was read is in {made}") from error
+            raise MooringError(f"cannot put {path} aside ({error.strerror}): what was read is in {new}") from error
         with suppress(OSError):
             os.replace(f"{path}-journal", f"{aside}-journal")  # it belongs to the damaged file
-    return Salvaged(len(results), lost, aside)
+    return Salvaged(len(contents.results), contents.lost, aside)
 
 
-def _names(path: Path) -> list[Path]:
-    return [path.with_name(f"{path.name}.damaged{number or ''}") for number in range(1000)]
-
-
-def _something(path: Path) -> tuple[list[Result], list[str], list[str], bool]:
-    """What `_read` finds; refused where that is nothing."""
-    found = _read(path)
-    if not found[0] and not found[3]:
-        raise MooringError(f"nothing in {path} can be read: restore it from a copy, or give another file")
-    return found
-
-
-def _read(path: Path) -> tuple[list[Result], list[str], list[str], bool]:
-    """Results, commands, what was lost, and whether nothing was wrong."""
+def _read(path: Path) -> _Contents:
+    """Read the rows one by one; refuse a damaged file of which nothing can be read."""
     results: dict[str, Result] = {}
     commands: list[str] = []
     lost: list[str] = []
     connection = sqlite3.connect(path, timeout=60)
     try:
-        digest = _digests(connection)
-        for row in range(1, _last(connection, path) + 1):
-            key, found = f"row {row}", None
+        for number in range(1, _last_row(connection, path) + 1):
+            key = f"row {number}"
             try:
-                found = connection.execute(f"SELECT key, result, {digest} FROM runs WHERE rowid = ?", (row,)).fetchone()
-                if found is not None:
-                    key = str(found[0])
-                    results[key] = read_result(found[1], found[2])
-            except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
-                if isinstance(error, MooringError) and found is not None and found[2] is not None:
-                    raise  # it is as it was written, by a newer version
+                query = "SELECT key, result, digest FROM runs WHERE rowid = ?"
+                row = connection.execute(query, (number,)).fetchone()
+                if row is not None:
+                    key = str(row[0])
+                    results[key] = parse_result(row[1], row[2])
+            except MooringError:
+                raise  # the text is as it was written, but by a newer version
+            except (sqlite3.Error, ValueError, TypeError, KeyError, AttributeError):
                 lost.append(key)
-        sound = _sound(connection)
+        intact = _passes_integrity_check(connection) and not lost
         with suppress(sqlite3.Error, UnicodeDecodeError):
-            commands = [str(each) for (each,) in connection.execute("SELECT command FROM commands ORDER BY number")]
+            commands = [str(text) for (text,) in connection.execute("SELECT command FROM commands ORDER BY number")]
     finally:
         connection.close()
-    return list(results.values()), commands, [key for key in lost if key not in results], sound and not lost
+    if not results and not intact:
+        raise MooringError(f"nothing in {path} can be read: restore it from a copy, or give another file")
+    return _Contents(list(results.values()), commands, [key for key in lost if key not in results], intact)
 
 
-def _digests(connection: sqlite3.Connection) -> str:
-    """The column of digests, where there is one."""
+def _last_row(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the number of the last row, or an upper bound if that cannot be read."""
     try:
-        connection.execute("SELECT digest FROM runs LIMIT 0")
-    except sqlite3.OperationalError:
-        return "NULL"
+        (last,) = connection.execute("SELECT max(rowid) FROM runs").fetchone()
     except (sqlite3.Error, UnicodeDecodeError):
-        pass
-    return "digest"
+        return path.stat().st_size // MIN_ROW_BYTES
+    return min(int(last or 0), MAX_ROWS)
 
 
-def _last(connection: sqlite3.Connection, path: Path) -> int:
-    """The last row, or one that is surely behind it."""
-    most = path.stat().st_size // LEAST
+def _passes_integrity_check(connection: sqlite3.Connection) -> bool:
     try:
-        found = connection.execute("SELECT max(rowid) FROM runs").fetchone()[0]
-    except (sqlite3.Error, UnicodeDecodeError):
-        return most
-    return min(int(found or 0), 10**9)
-
-
-def _sound(connection: sqlite3.Connection) -> bool:
-    try:
-        return [told for (told,) in connection.execute("PRAGMA integrity_check(1)")] == ["ok"]
+        return list(connection.execute("PRAGMA integrity_check(1)")) == [("ok",)]
     except (sqlite3.Error, UnicodeDecodeError):
         return False

@@ -1,7 +1,8 @@
-"""The results of a study: one SQLite file, one row for each run, found by the run's content address."""
+"""The store of a study: one SQLite file with one row for each run, addressed by the run's key."""
 
 import hashlib
 import json
+import math
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,12 +14,12 @@ from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["Store", "fleets_of", "read_result"]
+__all__ = ["Store", "checkpoint_folder", "parse_result"]
 
 VERSION = 2
-"""Of the file's layout. Older files are read, and brought up to it by the first write; newer ones are refused."""
+"""The version of the file's layout. Files of any other version are refused."""
 
-TABLES = """
+SCHEMA = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE runs (
     key TEXT PRIMARY KEY,
@@ -38,20 +39,20 @@ CREATE TABLE commands (number INTEGER PRIMARY KEY, at TEXT NOT NULL, command TEX
 """
 
 
-def fleets_of(study: Path) -> Path:
-    """The folder beside a study in which its unfinished fleets are saved.
+def checkpoint_folder(study: Path) -> Path:
+    """Return the folder next to a study that holds the checkpoints of its unfinished fleets.
 
     Example:
-        >>> fleets_of(Path("mine.sqlite"))
+        >>> checkpoint_folder(Path("mine.sqlite"))
         PosixPath('mine.sqlite.fleets')
     """
     return study.with_name(f"{study.name}.fleets")
 
 
 class Store:
-    """A study's file. It is made with the first write; a write is there whole or not at all, even after a kill.
+    """The file of a study. The first write creates it, and every write is atomic, even if the process is killed.
 
-    Columns are for people with a SQLite shell; `spec` and `result` hold everything, as JSON.
+    The columns are for people with a SQLite shell; `spec` and `result` hold everything, as JSON.
 
     Args:
         path: the file.
@@ -75,161 +76,156 @@ class Store:
         if self.path.exists():
             if not self.path.is_file():
                 raise MooringError(f"{self.path} is not a file: give another for the study")
-            with self._open() as connection:
-                self._check_version(connection)
+            with self._connect() as connection:
+                self._has_tables(connection)
 
     def check_writable(self) -> None:
         """Refuse a place that cannot be written to, before any work."""
         check_writable(self.path.parent, create=False)
         if self.path.exists():
-            with self._open() as connection:
+            with self._connect() as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute("PRAGMA user_version = 0")  # BEGIN alone does not mind a file that is read-only
+                connection.execute("PRAGMA user_version = 0")  # BEGIN alone accepts a read-only file
                 connection.rollback()
 
     def add(self, results: Iterable[Result]) -> None:
-        """Keep results, all of them or none; one that is there already is replaced."""
-        with self._written() as connection:
+        """Store results, all or none; a result that is there already is replaced."""
+        with self._transaction() as connection:
             connection.executemany("REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_row, results))
 
     def get(self, specs: Iterable[RunSpec]) -> dict[str, Result]:
-        """Those of the runs that have a result, by key."""
+        """Return the results of those runs that have one, by key."""
         wanted = {spec.key for spec in specs}
         return {result.spec.key: result for result in self.results(wanted)}
 
     def results(self, only: Collection[str] | None = None) -> Iterator[Result]:
-        """Every result, in the order they were finished; or those with these keys, and nothing else is read."""
+        """Yield every result in the order in which they were stored.
+
+        Args:
+            only: the keys of the runs to read; None reads all.
+        """
         if not self.path.exists():
             return
-        with self._open() as connection:
-            version = self._check_version(connection)
-            if not version:
+        with self._connect() as connection:
+            if not self._has_tables(connection):
                 return
-            columns = f"key, result, {'digest' if version > 1 else 'NULL'}"
-            for key, told, digest in connection.execute(f"SELECT {columns} FROM runs ORDER BY rowid"):
+            for key, text, digest in connection.execute("SELECT key, result, digest FROM runs ORDER BY rowid"):
                 if only is None or key in only:
-                    yield self._read(key, told, digest)
+                    yield self._parse(key, text, digest)
 
     def log(self, command: str) -> None:
-        """Write down a command that worked on this study."""
-        with self._written() as connection:
+        """Record a command that worked on this study."""
+        with self._transaction() as connection:
             connection.execute("INSERT INTO commands (at, command) VALUES (?, ?)", (_now(), command))
 
     def commands(self) -> list[str]:
-        """Every command written down, oldest first."""
+        """Return every recorded command, oldest first."""
         if not self.path.exists():
             return []
-        with self._open() as connection:
-            if not self._check_version(connection):
+        with self._connect() as connection:
+            if not self._has_tables(connection):
                 return []
             return [command for (command,) in connection.execute("SELECT command FROM commands ORDER BY number")]
 
-    def _read(self, key: str, told: str, digest: str | None) -> Result:
+    def _parse(self, key: str, text: str, digest: str) -> Result:
         try:
-            return read_result(told, digest)
+            return parse_result(text, digest)
         except MooringError:
             raise
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise MooringError(
                 f"the study {self.path} is damaged in run {key}: `mooring salvage {self.path}` keeps the rest"
             ) from error
 
     @contextmanager
-    def _written(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, on a file that is made first where it is missing."""
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Open a transaction that is committed at the end; create the file if it is missing."""
         if not self.path.exists():
             check_writable(self.path.parent)
-        with self._open() as connection:
+        with self._connect() as connection:
             connection.execute("BEGIN IMMEDIATE")
-            version = self._check_version(connection)
-            if not version:
-                for statement in TABLES.split(";"):
+            if not self._has_tables(connection):
+                for statement in SCHEMA.split(";"):
                     connection.execute(statement)
                 about = [("version", str(VERSION)), ("made", _now())]
                 connection.executemany("INSERT INTO about VALUES (?, ?)", about)
-            elif version < 2:
-                connection.execute("ALTER TABLE runs ADD COLUMN digest TEXT")
-                connection.execute("UPDATE about SET value = ? WHERE name = 'version'", (str(VERSION),))
             yield connection
             connection.commit()
 
     @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose troubles are told in one line."""
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """Open a connection; turn SQLite's errors into one line that says what to do."""
         connection = None
         try:
             connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
             yield connection
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # damaged names of tables are not even text
-            raise MooringError(f"the study {self.path} {_trouble(error)}") from error
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the names of tables may be damaged text
+            raise MooringError(f"the study {self.path} {_explain(error)}") from error
         finally:
             if connection is not None:
                 connection.close()
 
-    def _check_version(self, connection: sqlite3.Connection) -> int:
-        """The file's version; 0 for an empty file."""
+    def _has_tables(self, connection: sqlite3.Connection) -> bool:
+        """Return False for an empty file; refuse other databases and other versions of the layout."""
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables:
-            return 0
-        found = (
-            connection.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
-            if "about" in tables
-            else None
-        )
-        if found is None:
+            return False
+        row = None
+        if "about" in tables:
+            row = connection.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
+        if row is None or not str(row[0]).isdecimal():
             raise MooringError(f"{self.path} is a database, but not a study: give another file")
-        if not str(found[0]).isdecimal():
-            raise MooringError(f"{self.path} is a database, but not a study: give another file")
-        if int(found[0]) > VERSION:
+        if int(row[0]) != VERSION:
             raise MooringError(
-                f"{self.path} was made by a newer version of Mooring (its layout is {found[0]}, this one knows "
-                f"{VERSION}): upgrade, or give another file"
+                f"{self.path} has layout {row[0]}, this Mooring reads {VERSION}: "
+                "use the Mooring that wrote it, or give another file"
             )
-        return int(found[0])
+        return True
 
 
-def read_result(told: str, digest: str | None) -> Result:
-    """The result in a row.
+def parse_result(text: str, digest: str) -> Result:
+    """Return the result in a row.
 
     Raises:
-        ValueError: where it is not what was written.
+        ValueError: the text is not what was written.
 
     Example:
-        >>> read_result("{}", "0")
+        >>> parse_result("{}", "0")
         Traceback (most recent call last):
         ...
-        ValueError: another digest
+        ValueError: the digest differs
     """
-    if digest is not None and digest != _digest(told):
-        raise ValueError("another digest")
-    return Result.from_json(json.loads(told))
+    if digest != _digest(text):
+        raise ValueError("the digest differs")
+    return Result.from_json(json.loads(text))
 
 
 def _row(result: Result) -> tuple[object, ...]:
-    spec, told = result.spec, result.metrics
-    shown = [None if told[name] != told[name] else told[name] for name in ("accuracy", "forgetting", "learned")]
+    spec, metrics = result.spec, result.metrics
+    values = [metrics[name] for name in ("accuracy", "forgetting", "learned")]
+    shown = [None if math.isnan(value) else value for value in values]
     columns = (spec.key, spec.stream, spec.method, spec.seed, result.status, *shown, _now())
-    written = json.dumps(result.to_json())
-    return (*columns, json.dumps(spec.to_json()), written, _digest(written))
+    text = json.dumps(result.to_json())
+    return (*columns, json.dumps(spec.to_json()), text, _digest(text))
 
 
-def _digest(told: str) -> str:
-    """SQLite does not notice a bit that flipped on the disk."""
-    return hashlib.blake2b(told.encode(errors="replace"), digest_size=8).hexdigest()
+def _digest(text: str) -> str:
+    """Return a checksum: SQLite does not notice a flipped bit on the disk."""
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
 
 
-def _trouble(error: Exception) -> str:
-    """What SQLite says, and what to do about it."""
-    told = "malformed" if isinstance(error, UnicodeDecodeError) else str(error)
-    if "full" in told:
+def _explain(error: Exception) -> str:
+    """Return what is wrong and what to do about it."""
+    message = "malformed" if isinstance(error, UnicodeDecodeError) else str(error)
+    if "full" in message:
         return "cannot grow: the disk is full; make room and run the same command again, which continues"
-    if "readonly" in told or "unable to open" in told:
+    if "readonly" in message or "unable to open" in message:
         return "cannot be written: choose another place with --study"
-    if "not a database" in told or "malformed" in told:
+    if "not a database" in message or "malformed" in message:
         return "is not a SQLite file, or damaged: give another file, or try `mooring salvage` on it"
-    if "locked" in told:
+    if "locked" in message:
         return "is locked by another program: close it and try again"
-    return f"cannot be used: {told}"
+    return f"cannot be used: {message}"
 
 
 def _now() -> str:

@@ -30,8 +30,8 @@ from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.progress_callback import ProgressCallback
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.comparison import Comparison, comparison
-from mooring.lab.study.lock import locked
-from mooring.lab.study.store import Store, fleets_of
+from mooring.lab.study.lock import lock_study
+from mooring.lab.study.store import Store, checkpoint_folder
 
 __all__ = ["Study", "read_start"]
 
@@ -93,7 +93,7 @@ class Study:
     @property
     def checkpoints(self) -> Path:
         """The folder of unfinished fleets."""
-        return fleets_of(self.store.path)
+        return checkpoint_folder(self.store.path)
 
     def compare(self, asked: Comparison | None = None, *, baseline: str | None = None, **told: Any) -> list[Row]:
         """Run what is missing of a comparison; one row for each method at each setting.
@@ -152,7 +152,7 @@ class Study:
         reject: bool,
     ) -> list[Result]:
         check_writable(self.store.path.parent)
-        with locked(self.store.path, wait=self.wait):
+        with lock_study(self.store.path, wait=self.wait):
             self._tidy()
             found = self._done(specs, reject)
             missing = [spec for spec in dict.fromkeys(specs) if spec.key not in found]
