@@ -29,8 +29,8 @@ from torch.nn.functional import cross_entropy
 
 import mooring
 from mooring.importance import Importance, Kronecker
+from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import initial_network
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.stream import Stream
 from mooring.report.style import FAINT, INK, LINES, RULE, drawing

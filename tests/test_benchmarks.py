@@ -53,7 +53,7 @@ def test_json_without_a_file_is_all_there_is_on_standard_output(bench, capsys):
 
 @pytest.mark.parametrize("network", ["mlp", "cnn6"])
 def test_operations_are_three_times_the_forward_pass_less_what_the_first_layer_saves(bench, network):
-    from mooring.lab.networks.start import initial_network
+    from mooring.lab.networks.initialization import initial_network
 
     stream = bench.piece("noise").noise(batch=4, steps=1)
     model, forward = initial_network(network, stream, 0), []

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fleets.clock import now
 from mooring.lab.model.precision import tf32_mode
-from mooring.lab.networks.start import initial_network
+from mooring.lab.networks.initialization import initial_network
 from mooring.lab.streams import Stream
 
 __all__ = ["BYTES", "Work", "copy_rate", "product_rate", "work_of"]

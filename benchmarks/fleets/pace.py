@@ -21,8 +21,8 @@ from mooring.lab.methods import find_method
 from mooring.lab.model.order import task_order
 from mooring.lab.model.precision import parameter_dtype, product_dtype, tf32_mode
 from mooring.lab.model.spec import RunSpec
+from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import initial_network
 from mooring.lab.streams import Stream
 
 __all__ = ["Pace", "one_by_one", "pace", "specs_of", "together"]

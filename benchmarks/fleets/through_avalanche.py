@@ -8,8 +8,8 @@ from torch import nn
 from fleets.clock import Clock
 from mooring.lab.model.precision import tf32_mode
 from mooring.lab.model.spec import RunSpec
+from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import initial_network
 from mooring.lab.streams import Stream
 
 with warnings.catch_warnings():

@@ -13,7 +13,7 @@ from mooring.cli import main
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.networks import versioned_name
-from mooring.lab.networks.start import read_weights
+from mooring.lab.networks.initialization import read_weights
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.store import Store
 from mooring.lab.study.study import Study

@@ -13,8 +13,8 @@ from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.methods import find_method
 from mooring.lab.model.order import batch_sizes, joint_order, task_order
 from mooring.lab.model.spec import RunSpec
+from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import initial_network
 from mooring.lab.streams import Stream, by_class, digits, permuted
 
 gpu = pytest.mark.gpu

@@ -113,7 +113,7 @@ def test_a_fleet_continues_from_its_like_only(tmp_path):
 
 def test_what_cannot_be_the_same_each_time_is_refused_in_one_line(monkeypatch):
     before = torch.get_deterministic_debug_mode()
-    line = r"^put_ gives other bits each time: leave --deterministic out"
+    line = r"^put_ is not deterministic: leave --deterministic out"
     with pytest.raises(MooringError, match=line) as caught, deterministic():
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
     assert "\n" not in str(caught.value)

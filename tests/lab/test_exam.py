@@ -12,7 +12,7 @@ from mooring.lab.fleet.evaluation import Exam, kept_bytes
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.heads import heads_for
 from mooring.lab.fleet.stack.stack import Stack
-from mooring.lab.networks.start import initial_network
+from mooring.lab.networks.initialization import initial_network
 
 STREAMS = {"classes": class_stream(tasks=4), "domains": domain_stream(tasks=4)}
 

@@ -23,8 +23,8 @@ from mooring.lab.methods import METHODS, find_method
 from mooring.lab.model.order import joint_order, seeded_generator, task_order
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
+from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import initial_network
 from mooring.lab.streams import Stream
 
 STREAMS = {"classes": class_stream(), "domains": domain_stream()}

@@ -21,7 +21,7 @@ from mooring.cli import main
 from mooring.errors import MooringError
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.networks.start import read_weights
+from mooring.lab.networks.initialization import read_weights
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.study.comparison import comparison
 from mooring.lab.study.salvage import salvage

@@ -12,8 +12,8 @@ from mooring.lab.fleet.measurements import drift_of, likeness_of
 from mooring.lab.fleet.method_state import Moorings
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.methods import find_method
+from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import initial_network
 from mooring.pulls import Penalty
 
 STREAM = class_stream()

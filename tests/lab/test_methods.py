@@ -192,7 +192,7 @@ WRONG = {
     ),
     "a pull that takes no strength": (
         {"importance": lambda seed: EWC(), "pull": lambda: Proximal(1.0)},
-        "is called with the strength, also where there is none",
+        "must take one argument, the strength",
     ),
 }
 

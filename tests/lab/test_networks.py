@@ -88,7 +88,7 @@ def test_a_network_of_ones_own():
         ("nowhere.at.all:function", "cannot be imported"),
         ("math:nothing", "cannot be imported"),
         ("math:pi", "is not a function"),
-        (f"{__name__}:not_a_network", "made a int, not a torch.nn.Module"),
+        (f"{__name__}:not_a_network", "returned a int, not a torch.nn.Module"),
         (f"{__name__}:of_three_arguments", "is called with one argument, the tuple \\(channels, height, width\\)"),
         (f"{__name__}:no_features", "features of shape \\(batch, width\\), not a tensor of shape"),
     ],

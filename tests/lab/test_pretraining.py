@@ -14,8 +14,8 @@ from lab.small import class_stream, spec_for
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.order import seeded_generator, task_order
+from mooring.lab.networks.initialization import initial_network, read_weights
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import initial_network, read_weights
 from mooring.lab.streams import Stream, by_class, digits
 from mooring.lab.streams.slices import limit_images, merge_tasks
 from mooring.lab.study.pretraining import Pretraining, pretrain

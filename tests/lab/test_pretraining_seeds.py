@@ -13,7 +13,7 @@ from lab.test_pretraining import SMALL, STREAM, StoppedError, content
 from mooring.errors import MooringError
 from mooring.lab.fleet.augment import drawn
 from mooring.lab.fleet.gpu.cuda_graphs import EAGER, Recorder
-from mooring.lab.networks.start import read_weights
+from mooring.lab.networks.initialization import read_weights
 from mooring.lab.streams.slices import limit_images, merge_tasks
 from mooring.lab.study import pretraining
 from mooring.lab.study.pretraining import Pretraining, pretrain

@@ -12,8 +12,8 @@ from lab.small import class_stream, domain_stream, spec_for
 from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.reservoir import Reservoir, project
 from mooring.lab.model.order import seeded_generator, task_order
+from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import initial_network
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 STREAMS = {"classes": class_stream(), "domains": domain_stream()}

@@ -16,7 +16,7 @@ from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.stack import stack as stack_module
 from mooring.lab.fleet.stack.batched_layers import LAYERS
 from mooring.lab.fleet.stack.stack import Stack, fastest
-from mooring.lab.networks.headed import MultiHeadNetwork, is_standard_layer
+from mooring.lab.networks.multi_head import MultiHeadNetwork, is_standard_layer
 
 HERE = "lab.test_stack"
 SHAPE = (1, 8, 8)

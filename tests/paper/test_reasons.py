@@ -7,7 +7,7 @@ import pytest
 from mooring.lab.model.metrics import confidence_interval
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.start import initial_network
+from mooring.lab.networks.initialization import initial_network
 from mooring.lab.streams.options import open_stream
 from mooring.lab.study.study import Study
 from mooring.paper.ablations import reasons

@@ -116,7 +116,7 @@ def test_what_was_read_once_is_not_read_again(lab, table, monkeypatch):
 def test_seeds_take_the_backbones_in_turn(tmp_path):
     from safetensors.torch import save_file
 
-    from mooring.lab.networks.start import initial_network
+    from mooring.lab.networks.initialization import initial_network
     from mooring.lab.streams.options import open_stream
 
     stream = open_stream(MINIATURE.streams["digits"])

@@ -1,4 +1,4 @@
-"""The laboratory: streams, networks, methods, fleets and studies of forgetting. Needs the extra `mooring[lab]`."""
+"""The laboratory: streams, networks, methods, fleets and studies. Needs the extra `mooring[lab]`."""
 
 try:
     from mooring.lab.model.results import Result
@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("mooring"):
         raise
-    told = f"the laboratory needs {error.name}: pip install 'mooring[lab]'"
-    raise ModuleNotFoundError(told, name=error.name) from error
+    message = f"the laboratory needs {error.name}: pip install 'mooring[lab]'"
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 __all__ = ["Comparison", "Result", "Row", "RunSpec", "Study", "Tuned", "comparison", "summarize", "tune"]

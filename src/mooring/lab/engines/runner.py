@@ -18,7 +18,7 @@ from mooring.lab.model.determinism import deterministic
 from mooring.lab.model.order import batch_sizes
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.start import BackboneWeights
+from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["CHECKPOINT_SECONDS", "Aboard", "Voyage", "steps_of"]

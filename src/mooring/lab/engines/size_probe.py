@@ -13,7 +13,7 @@ from mooring.lab.engines.device_memory import Peak, ran_out, release
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.order import batch_sizes
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.start import BackboneWeights
+from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.slices import limit_images
 from mooring.lab.streams.stream import Stream
 

@@ -13,7 +13,7 @@ from mooring.lab.fleet.grouping import evenly
 from mooring.lab.fleet.shape import shape
 from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.start import BackboneWeights, initial_network
+from mooring.lab.networks.initialization import BackboneWeights, initial_network
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["AT_ONCE", "Size", "Sizes"]

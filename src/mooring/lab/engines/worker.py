@@ -21,7 +21,7 @@ from mooring.lab.engines.sizing import Sizes
 from mooring.lab.model.determinism import configure_cublas
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.start import BackboneWeights
+from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["Begun", "Failed", "Kept", "Noted", "Order", "Sailing", "Stopped", "places", "sail", "sized"]

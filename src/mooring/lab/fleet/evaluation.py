@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mooring.lab.fleet.stack.stack import Stack
-from mooring.lab.networks.headed import MultiHeadNetwork
 from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.streams.stream import Split, Stream
 
 __all__ = ["Exam", "kept_bytes"]
@@ -43,7 +43,7 @@ class Exam:
         device: where the images stay, if they fit easily.
 
     Example:
-        >>> from mooring.lab.networks.start import initial_network
+        >>> from mooring.lab.networks.initialization import initial_network
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=2)
         >>> stack = Stack([initial_network("mlp", stream, seed) for seed in (0, 1, 2)], "cpu", [0, 1, 2])

@@ -36,8 +36,8 @@ from mooring.lab.model.order import batch_sizes
 from mooring.lab.model.precision import check_precision, parameter_dtype, product_dtype, tf32_mode
 from mooring.lab.model.results import Result, Status
 from mooring.lab.model.spec import RunSpec
+from mooring.lab.networks.initialization import BackboneWeights, initial_networks
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import BackboneWeights, initial_networks
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["Fleet", "FleetCallback", "Position"]

@@ -1,4 +1,4 @@
-"""Methods: one small file per family, listed by `mooring methods`."""
+"""Continual-learning methods by name, one file per family; `mooring methods` lists them."""
 
 from mooring.lab.methods.method import Method
 from mooring.lab.methods.registry import METHODS, find_method, resolve_methods

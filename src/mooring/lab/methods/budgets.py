@@ -1,4 +1,4 @@
-"""A budget instead of a strength: how many nats may be forgotten in a task."""
+"""Methods with a budget: the strength is the number of nats that may be forgotten in a task."""
 
 from mooring.importance import Kronecker
 from mooring.lab.methods.method import Method, decades
@@ -12,7 +12,7 @@ __all__ = ["METHODS"]
 METHODS = [
     Method(
         "budget-ewc",
-        "as little pull as keeps the estimated rise of the loss within so many nats (its strength)",
+        "smallest pull that keeps the estimated rise of the old loss within a budget in nats (its strength)",
         mean_fisher,
         Budget,
         strength=DIGITS_STRENGTHS["budget-ewc"],
@@ -21,7 +21,7 @@ METHODS = [
     ),
     Method(
         "budget-kronecker",
-        "the same with the curvature of whole layers instead of single weights",
+        "a budget in nats (its strength), with the curvature of whole layers instead of single weights",
         lambda seed: Kronecker(every=4),
         Budget,
         strength=DIGITS_STRENGTHS["budget-kronecker"],

@@ -1,4 +1,4 @@
-"""The paper's explicit step: interpolate towards the anchor after each step, with nothing to tune."""
+"""The paper's explicit step: interpolate towards the anchor after each update, without a strength."""
 
 from functools import partial
 
@@ -10,20 +10,25 @@ from mooring.pulls.run_axis import Number
 __all__ = ["METHODS", "VARIANTS"]
 
 METHODS = [
-    Method(f"explicit-{name}", f"interpolate by the ratio of past to present importance: {what}", make)
-    for name, (make, what) in IMPORTANCES.items()
+    Method(f"explicit-{name}", f"interpolate by the ratio of previous to present importance: {description}", make)
+    for name, (make, description) in IMPORTANCES.items()
 ]
 
 ROOTS = {"cube": (3, "cube roots"), "ratio": (1, "plain values")}
 
 
-def _rooted(root: float, strength: Number) -> Interpolation:
+def _interpolation(root: float, strength: Number) -> Interpolation:
     return Interpolation(root=root)
 
 
 VARIANTS = [
-    Method(f"explicit-{name}-{form}", f"interpolate by the ratio of {of}: {what}", make, partial(_rooted, root))
-    for name, (make, what) in IMPORTANCES.items()
-    for form, (root, of) in ROOTS.items()
+    Method(
+        f"explicit-{name}-{form}",
+        f"interpolate by the ratio of {values}: {description}",
+        make,
+        partial(_interpolation, root),
+    )
+    for name, (make, description) in IMPORTANCES.items()
+    for form, (root, values) in ROOTS.items()
 ]
-"""The same with another root than the square root."""
+"""The explicit step with another root than the square root."""

@@ -1,6 +1,6 @@
-"""The explicit step with a dial, and what is known by other names: merging, soups, and a penalty towards the start.
+"""Explicit steps with a stiffness, model merging, model soups, and L2-SP.
 
-All are made of an importance and a pull of the core; their strength is whatever number they leave open.
+Each method is an importance and a pull of `mooring`; its strength is a stiffness, a share or a weight.
 """
 
 from typing import ClassVar
@@ -20,12 +20,12 @@ SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 STIFFNESSES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 WEIGHTS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
-SOUP = 50
-"""Iterations between two blends of a running soup."""
+SOUP_INTERVAL = 50
+"""The number of iterations between two blends of a running soup."""
 
 
 class TaskCount(Uniform):
-    """1 for each task, summed: a parameter is worth as much as tasks have trained it.
+    """An importance of 1 per task; summed, it is the number of tasks that have trained a parameter.
 
     Example:
         >>> TaskCount().merges
@@ -39,35 +39,35 @@ def _soft(stiffness: Number) -> Interpolation:
     return Interpolation(stiffness=stiffness)
 
 
-def _merged(weight: Number) -> Interpolation:
-    """Once at the end of a task, by the plain ratio of what both models are worth."""
+def _merge(weight: Number) -> Interpolation:
+    """Return a merge at the end of a task, by the ratio of the two models' importances."""
     return Interpolation(root=1, every="task", weight=weight)
 
 
-def _merged_alike(strength: Number) -> Interpolation:
-    return _merged(1.0)
+def _merge_equally(strength: Number) -> Interpolation:
+    return _merge(1.0)
 
 
 def _soup(share: Number) -> Blend:
-    return Blend(share, every=SOUP)
+    return Blend(share, every=SOUP_INTERVAL)
 
 
 METHODS = [
     *(
         Method(
             f"soft-{name}",
-            f"the explicit step at a stiffness (its strength) below 1: {what}",
+            f"the explicit step with a stiffness (its strength): {description}",
             make,
             _soft,
             strength=DIGITS_STRENGTHS["soft"],
             dial=STIFFNESSES,
         )
-        for name, (make, what) in IMPORTANCES.items()
+        for name, (make, description) in IMPORTANCES.items()
         if name not in ("uniform", "random")
     ),
     Method(
         "l2-sp",
-        "penalty on leaving the weights that training started from (L2-SP)",
+        "penalty on the distance to the weights that training started from (L2-SP)",
         lambda seed: Uniform(),
         Penalty,
         strength=DIGITS_STRENGTHS["l2-sp"],
@@ -76,7 +76,7 @@ METHODS = [
     ),
     Method(
         "sfa",
-        f"a share (its strength) of the way back in every {SOUP}th step (SFA, a running soup)",
+        f"move a share (its strength) of the distance back in every {SOUP_INTERVAL}th step (SFA, a running soup)",
         lambda seed: Uniform(),
         _soup,
         strength=DIGITS_STRENGTHS["sfa"],
@@ -84,7 +84,7 @@ METHODS = [
     ),
     Method(
         "wise-ft",
-        "a share (its strength) of the way back once, at the end of each task (WiSE-FT)",
+        "move a share (its strength) of the distance back at the end of each task (WiSE-FT)",
         lambda seed: Uniform(),
         Blend,
         strength=DIGITS_STRENGTHS["wise-ft"],
@@ -92,23 +92,23 @@ METHODS = [
     ),
     Method(
         "imm-mean",
-        "the mean of the weights after all tasks, taken at the end of each (mean-IMM)",
+        "average the weights over the tasks so far, at the end of each task (mean-IMM)",
         lambda seed: TaskCount(),
-        _merged_alike,
+        _merge_equally,
         merge=total,
     ),
     Method(
         "imm-mode",
-        "the mean of the weights, each weighted by its Fisher information (mode-IMM, Fisher merging)",
+        "average the weights over the tasks so far, by Fisher information (mode-IMM, Fisher merging)",
         mean_fisher,
-        _merged_alike,
+        _merge_equally,
         merge=total,
     ),
     Method(
         "cofima",
-        "the same with the past weighted by a factor (its strength), as in CoFiMA",
+        "Fisher merging with a factor (its strength) on the previous importance (CoFiMA)",
         mean_fisher,
-        _merged,
+        _merge,
         strength=DIGITS_STRENGTHS["cofima"],
         merge=total,
         dial=WEIGHTS,

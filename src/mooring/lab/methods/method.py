@@ -1,4 +1,4 @@
-"""What a method is: an importance and a pull of the core, or what it does with data and gradients instead."""
+"""The definition of a method: an importance and a pull, or another use of data and gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ __all__ = ["Method", "decades"]
 
 
 def decades(first: int, last: int) -> tuple[float, ...]:
-    """Powers of ten, both ends included.
+    """Return powers of ten, both ends included.
 
     Example:
         >>> decades(-1, 1)
@@ -25,22 +25,22 @@ def decades(first: int, last: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to go through a stream, by name.
+    """A continual-learning method.
 
     Attributes:
-        name: what it is called.
-        line: what it does, in one line.
-        importance: makes the importance from a run's seed; None where nothing is moored.
-        pull: makes the pull from a strength, one number or one per run; by default the explicit step.
-        strength: the strength where none is given; None where there is none to give.
-        merge: how the importance of a finished task joins the past.
-        anchors: what it holds on to: where it was at the end of the "last" task, or at the "start".
-        dial: the strengths that a sweep goes through.
-        frozen: when the backbone stands still: "never", "always" or "after first".
-        data: what a batch is drawn from: "task", "joint" (all tasks), "er" (the task and a memory), or "a-gem" (the
-            task, with a gradient from a memory beside it).
-        memory: how many samples are kept where none is given; None where none are.
-        recalls: how many of them are drawn in each step; None for as many as a batch has.
+        name: the method's name.
+        line: what the method does, in one line.
+        importance: a function that makes the importance from a run's seed; None if nothing is moored.
+        pull: a function that makes the pull from a strength, one number or one per run; the explicit step by default.
+        strength: the default strength; None for a method without a strength.
+        merge: how the importance of a finished task is merged with the previous importance.
+        anchors: the parameters to hold on to: those at the end of the "last" task, or those at the "start".
+        dial: the strengths that a sweep tries.
+        frozen: when the backbone is frozen: "never", "always" or "after first".
+        data: the source of batches: "task", "joint" (all tasks), "er" (the task and a memory), or "a-gem" (the task,
+            with a second gradient from a memory).
+        memory: the default number of samples in the memory; None for a method without a memory.
+        recalls: the number of samples drawn from the memory in each step; None means the batch size.
 
     Example:
         >>> from mooring.importance import Uniform
@@ -62,25 +62,25 @@ class Method:
     recalls: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a method that would do something else than its name says."""
-        for name, kind, given in (("importance", Importance, "seed"), ("pull", Pull, "strength")):
-            made = getattr(self, name)
-            if isinstance(made, kind):
-                what = type(made).__name__
+        """Check that the importance and the pull are functions, and that a pull has an importance."""
+        for name, kind, argument in (("importance", Importance, "seed"), ("pull", Pull, "strength")):
+            value = getattr(self, name)
+            if isinstance(value, kind):
+                class_name = type(value).__name__
                 raise MooringError(
-                    f"{name} of method {self.name!r} is one {what}, and every run needs its own: give a function that "
-                    f"makes it, such as lambda {given}: {what}(...)"
+                    f"{name} of method {self.name!r} is one {class_name}, and every run needs its own: give a function "
+                    f"that makes it, such as lambda {argument}: {class_name}(...)"
                 )
-        usual = type(self).__dataclass_fields__["pull"].default
-        if self.pull is not usual:
+        default = type(self).__dataclass_fields__["pull"].default
+        if self.pull is not default:
             try:
                 self.pull(self.strength or 0.0)
             except TypeError as error:
                 raise MooringError(
-                    f"pull of method {self.name!r} is called with the strength, also where there is none ({error}): "
-                    "give a function of it, such as lambda strength: Interpolation()"
+                    f"pull of method {self.name!r} must take one argument, the strength, used or not ({error}): "
+                    "give a function such as lambda strength: Interpolation()"
                 ) from error
-        if self.importance is None and (self.pull is not usual or self.strength is not None):
+        if self.importance is None and (self.pull is not default or self.strength is not None):
             raise MooringError(
                 f"method {self.name!r} has a pull or a strength and no importance, so it would pull nothing: give an "
                 "importance, such as lambda seed: EWC(), or leave both out"
@@ -88,27 +88,27 @@ class Method:
 
     @property
     def has_strength(self) -> bool:
-        """Whether it has a strength to give."""
+        """Whether the method has a strength."""
         return self.strength is not None
 
     @property
     def observes_outputs(self) -> bool:
-        """Whether it needs a second backward pass, from the outputs."""
+        """Whether the method needs a second backward pass, from the outputs."""
         return self.importance is not None and self.importance(0).watches == "outputs"
 
     @property
     def observes_layers(self) -> bool:
-        """Whether it needs to see what goes through layers."""
+        """Whether the method needs the inputs and gradients of layers."""
         return self.importance is not None and self.importance(0).by_layer
 
     @property
     def observation_limits(self) -> tuple[int, int]:
-        """In each how many-th step of a task it looks at layers, and at how large ones, where it does."""
+        """How often layers are observed, in steps, and the largest width of an observed layer."""
         assert self.importance is not None
         return self.importance(0).every, self.importance(0).largest
 
     @property
     def can_extrapolate(self) -> bool:
-        """Whether its pull leaves the interval between parameter and anchor when it is too strong."""
+        """Whether a strong pull moves a parameter beyond its anchor."""
         pull = self.pull(self.strength or 0.0)
         return self.importance is not None and isinstance(pull, GradientPull) and not getattr(pull, "clamp", False)

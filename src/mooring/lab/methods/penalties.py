@@ -1,15 +1,12 @@
-"""Quadratic regularizers: a penalty on leaving the anchor, with each importance, balanced, clamped, and SI's signs.
-
-Default strengths are in `mooring.lab.methods.strengths`.
-"""
+"""Quadratic penalties on the distance to the anchor: every importance, also balanced or clamped, and SI's signs."""
 
 from collections.abc import Callable
 from functools import partial
 
 from mooring.importance import EWC, MAS, SI, Balanced, Importance, Random, RWalk, Uniform
 from mooring.lab.methods.method import Method, decades
-from mooring.lab.methods.strengths import DIGITS_STRENGTHS as STRENGTHS
-from mooring.pulls import Penalty
+from mooring.lab.methods.strengths import DIGITS_STRENGTHS
+from mooring.pulls import Penalty, Pull
 from mooring.pulls.run_axis import Number
 
 __all__ = ["DIALS", "IMPORTANCES", "METHODS", "VARIANTS"]
@@ -17,12 +14,12 @@ __all__ = ["DIALS", "IMPORTANCES", "METHODS", "VARIANTS"]
 IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
     "ewc": (lambda seed: EWC(), "the squared gradient"),
     "mas": (lambda seed: MAS(), "the sensitivity of the outputs"),
-    "si": (lambda seed: SI(), "the contribution to the fall of the loss"),
-    "rwalk": (lambda seed: RWalk(), "Fisher and path together"),
+    "si": (lambda seed: SI(), "the contribution to lowering the loss"),
+    "rwalk": (lambda seed: RWalk(), "Fisher information plus path integral"),
     "uniform": (lambda seed: Uniform(), "1 everywhere (the paper's Vanilla)"),
     "random": (lambda seed: Random(seed=seed), "a random number"),
 }
-"""Each importance from a run's seed, and what it is in a few words."""
+"""For every importance, a function that makes it from a run's seed, and a short description."""
 
 DIALS = {
     "ewc": decades(0, 7),
@@ -32,17 +29,17 @@ DIALS = {
     "uniform": decades(-3, 4),
     "random": decades(-3, 4),
 }
-"""The strengths that a sweep goes through: eight decades, wherever scores of that kind put them."""
+"""The strengths that a sweep tries: eight decades, chosen for the scale of each importance."""
 
 SIGNS: dict[str, tuple[str | float, str]] = {
-    "si-absolute": ("absolute", "scores without their sign"),
-    "si-signed": ("signed", "scores with their sign: where some are negative, they push away"),
-    "si-negative": (0.001, "absolute scores but for one in a thousand that keeps its sign"),
+    "si-absolute": ("absolute", "with absolute scores"),
+    "si-signed": ("signed", "with signed scores: negative ones push away from the anchor"),
+    "si-negative": (0.001, "with absolute scores, except one in a thousand that keeps its sign"),
 }
 
 
 def clamped(strength: Number) -> Penalty:
-    """A penalty that caps importance where it would extrapolate.
+    """Return a penalty whose importance is capped where it would extrapolate.
 
     Example:
         >>> clamped(10.0)
@@ -59,32 +56,48 @@ def _signed(sign: str | float, seed: int) -> Importance:
     return SI(sign=sign, seed=seed)  # type: ignore[arg-type]
 
 
-def _family() -> list[Method]:
-    methods = []
-    for name, (make, what) in IMPORTANCES.items():
-        methods.append(Method(name, f"penalty weighted by {what}", make, Penalty, STRENGTHS[name], dial=DIALS[name]))
-    for name, (sign, what) in SIGNS.items():
-        line, importance = f"SI's penalty, {what}", partial(_signed, sign)
-        methods.append(Method(name, line, importance, Penalty, STRENGTHS["si"], dial=DIALS["si"]))
-    for name, (make, what) in IMPORTANCES.items():
-        line = f"penalty weighted by {what}, every layer with the same mean"
-        importance = partial(_balanced, make)
-        methods.append(Method(f"balanced-{name}", line, importance, Penalty, STRENGTHS[name], dial=DIALS[name]))
-    for name, (make, what) in IMPORTANCES.items():
-        line = f"penalty weighted by {what}, capped where it would extrapolate"
-        methods.append(Method(f"clamped-{name}", line, make, clamped, STRENGTHS[name], dial=DIALS[name]))
-    return methods
+def _penalty(
+    name: str, line: str, importance: Callable[[int], Importance], base: str, pull: Callable[[Number], Pull] = Penalty
+) -> Method:
+    """Return a penalty with the default strength and the sweep of the importance called `base`."""
+    return Method(name, line, importance, pull, DIGITS_STRENGTHS[base], dial=DIALS[base])
 
 
-METHODS = _family()
+METHODS = [
+    *(
+        _penalty(name, f"penalty weighted by {description}", make, name)
+        for name, (make, description) in IMPORTANCES.items()
+    ),
+    *(
+        _penalty(name, f"SI's penalty, {scores}", partial(_signed, sign), "si")
+        for name, (sign, scores) in SIGNS.items()
+    ),
+    *(
+        _penalty(
+            f"balanced-{name}",
+            f"penalty weighted by {description}, every layer with the same mean",
+            partial(_balanced, make),
+            name,
+        )
+        for name, (make, description) in IMPORTANCES.items()
+    ),
+    *(
+        _penalty(
+            f"clamped-{name}",
+            f"penalty weighted by {description}, capped where it would extrapolate",
+            make,
+            name,
+            clamped,
+        )
+        for name, (make, description) in IMPORTANCES.items()
+    ),
+]
 
 VARIANTS = [
-    Method(
+    _penalty(
         "si-flipped",
-        "SI's penalty, absolute scores but for one in a thousand that is negative",
+        "SI's penalty, with absolute scores, except one in a thousand that is negative",
         partial(_signed, "flipped"),
-        Penalty,
-        STRENGTHS["si"],
-        dial=DIALS["si"],
+        "si",
     )
 ]

@@ -1,4 +1,4 @@
-"""The penalty as a proximal step, which cannot extrapolate at any strength."""
+"""EWC's penalty as a proximal step, which does not extrapolate at any strength."""
 
 from mooring.importance import EWC
 from mooring.lab.methods.method import Method, decades
@@ -10,7 +10,7 @@ __all__ = ["METHODS", "mean_fisher"]
 
 
 def mean_fisher(seed: int) -> EWC:
-    """The Fisher information's diagonal, as a mean over a task; no random numbers in it.
+    """Return the Fisher diagonal as a mean over a task; it is the same for every seed.
 
     Example:
         >>> mean_fisher(seed=0).per_sample
@@ -22,7 +22,7 @@ def mean_fisher(seed: int) -> EWC:
 METHODS = [
     Method(
         "proximal-ewc",
-        "EWC's penalty as a step of its own, with the mean Fisher of each task, summed",
+        "EWC's penalty as a proximal step, with the sum of the tasks' mean Fisher information",
         mean_fisher,
         Proximal,
         strength=DIGITS_STRENGTHS["proximal-ewc"],

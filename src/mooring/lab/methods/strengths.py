@@ -1,4 +1,4 @@
-"""The strengths that methods have when none is given: a place to start from and no more.
+"""Default strengths of methods: values to start from.
 
 A good strength depends on the network, the data and the learning rate; `mooring tune` searches for it.
 """
@@ -7,8 +7,8 @@ from mooring.lab.methods.method import Method
 
 __all__ = ["DIGITS_STRENGTHS", "PAPER_STRENGTHS", "default_strength", "paper_strength"]
 
-OPEN = {"soft": 0.3, "sfa": 0.5, "wise-ft": 0.5, "cofima": 1.0}
-"""Stiffness, shares and a weight: where their range has its middle."""
+MIDDLE = {"soft": 0.3, "sfa": 0.5, "wise-ft": 0.5, "cofima": 1.0}
+"""The middle of the range of a stiffness, two shares and a weight."""
 
 DIGITS_STRENGTHS = {
     "ewc": 1e7,
@@ -20,10 +20,10 @@ DIGITS_STRENGTHS = {
     "proximal-ewc": 1e4,
     "budget-ewc": 1e-5,
     "budget-kronecker": 1e-5,
-    **OPEN,
+    **MIDDLE,
     "l2-sp": 0.1,
 }
-"""Found by `mooring tune` on the digits, two at a time (docs/tuning.md)."""
+"""Tuned with `mooring tune` on the digits, two classes per task (docs/tuning.md)."""
 
 PAPER_STRENGTHS = {
     "ewc": 1e3,
@@ -35,14 +35,14 @@ PAPER_STRENGTHS = {
     "proximal-ewc": 1e5,
     "budget-ewc": 1e-4,
     "budget-kronecker": 1e-3,
-    **OPEN,
+    **MIDDLE,
     "l2-sp": 100.0,
 }
-"""The paper's own for CIFAR-100 in one epoch at learning rate 0.001; it has none of those from proximal-ewc on."""
+"""The paper's strengths for CIFAR-100, one epoch, learning rate 0.001. From proximal-ewc on they are ours."""
 
 
 def paper_strength(method: str) -> float | None:
-    """The paper's strength of a method, of which the balanced, clamped and signed forms have their plain form's.
+    """Return the paper's strength of a method; balanced, clamped and signed forms have that of their base method.
 
     Example:
         >>> paper_strength("clamped-ewc"), paper_strength("si-signed"), paper_strength("plain")
@@ -55,16 +55,16 @@ def paper_strength(method: str) -> float | None:
 
 
 def default_strength(method: Method, *, paper: bool) -> float | None:
-    """The strength of a method when none is given.
+    """Return the strength of a method when the user gives none.
 
     Args:
-        method: which one; a method of your own has its own strength everywhere.
-        paper: whether to start from the paper's, as everywhere but on the digits.
+        method: the method; a method of your own always has its own strength.
+        paper: take the paper's strength if there is one, as for every stream but the digits.
 
     Example:
         >>> from mooring.lab.methods import find_method
         >>> default_strength(find_method("mas"), paper=False), default_strength(find_method("mas"), paper=True)
         (0.03, 0.01)
     """
-    found = paper_strength(method.name) if paper and method.has_strength else None
-    return method.strength if found is None else found
+    strength = paper_strength(method.name) if paper and method.has_strength else None
+    return method.strength if strength is None else strength

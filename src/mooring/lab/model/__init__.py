@@ -1,1 +1,1 @@
-"""Run specifications, results, metrics and training options: the bottom layer of the laboratory."""
+"""Run specifications, results, metrics and training settings: the bottom layer of `mooring.lab`."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Atomic file writes: a file has its old content or its new content, never a part of it."""
 
 import os
 import uuid
@@ -10,13 +10,13 @@ __all__ = ["check_writable", "write_atomically"]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash at any moment, meets the old content or the new, never a part.
+    """Replace a file's content in one step; a reader or a crash at any moment sees the old content or the new.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_atomically(Path(folder) / "told.txt", b"all of it")
-        ...     (Path(folder) / "told.txt").read_bytes()
+        ...     write_atomically(Path(folder) / "notes.txt", b"all of it")
+        ...     (Path(folder) / "notes.txt").read_bytes()
         b'all of it'
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
@@ -34,17 +34,17 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def check_writable(folder: Path, *, create: bool = True) -> None:
-    """Refuse a folder that cannot be written to; make it where it is missing, or try the nearest that is there.
+    """Raise an error unless files can be created in a folder.
 
     Args:
-        folder: the folder.
-        create: whether to make it where it is missing.
+        folder: the folder to check.
+        create: create the folder if it is missing; False checks its closest existing parent instead.
     """
     try:
         if create:
             folder.mkdir(parents=True, exist_ok=True)
         else:
-            folder = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+            folder = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         probe = folder / f".mooring-{uuid.uuid4().hex[:8]}"
         probe.touch(exist_ok=False)
         probe.unlink()
@@ -53,7 +53,7 @@ def check_writable(folder: Path, *, create: bool = True) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut, where the system lets us."""
+    """Flush the folder entry, so that a rename survives a power failure where the system supports that."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""The same bits every time: what is given up for it, and what is refused."""
+"""Deterministic computation: the same bits every time, or an error."""
 
 import os
 from collections.abc import Iterator
@@ -11,63 +11,63 @@ from mooring.errors import MooringError
 __all__ = ["configure_cublas", "deterministic"]
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-"""How much memory matrix products may use: CUDA reads it once, when it starts."""
+"""The environment variable for cuBLAS's workspace size; CUDA reads it once, when it starts."""
 
-FIXED = (":4096:8", ":16:8")
-"""The values with which a product is computed in one way only."""
+DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
+"""The workspace sizes with which cuBLAS is deterministic."""
 
-NO_WAY = " does not have a deterministic implementation"
-"""How PyTorch says that an operation cannot do it."""
+NOT_DETERMINISTIC = " does not have a deterministic implementation"
+"""What PyTorch says after the name of an operation that has no deterministic implementation."""
 
 
 def configure_cublas(device: str) -> None:
-    """Settle what CUDA reads when it starts; refused where it has started otherwise.
+    """Set the environment variable that makes cuBLAS deterministic; must be called before CUDA starts.
 
     Args:
-        device: where to compute; on a CPU there is nothing to settle.
+        device: the device to compute on; nothing is set for a CPU.
 
     Example:
         >>> configure_cublas("cpu")
     """
-    told = os.environ.get(WORKSPACE)
-    if torch.device(device).type != "cuda" or told in FIXED:
+    workspace = os.environ.get(WORKSPACE)
+    if torch.device(device).type != "cuda" or workspace in DETERMINISTIC_WORKSPACES:
         return
-    allowed = " or ".join(FIXED)
-    if told is not None:
-        raise MooringError(f"{WORKSPACE}={told} is not deterministic: give {allowed}, or leave it out")
+    allowed = " or ".join(DETERMINISTIC_WORKSPACES)
+    if workspace is not None:
+        raise MooringError(f"{WORKSPACE}={workspace} is not deterministic: give {allowed}, or leave it out")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise MooringError(f"CUDA has started in this process: set {WORKSPACE} to {allowed} before it does")
-    os.environ[WORKSPACE] = FIXED[0]
+    os.environ[WORKSPACE] = DETERMINISTIC_WORKSPACES[0]
 
 
 @contextmanager
-def deterministic(on: bool = True) -> Iterator[None]:
-    """While this lasts, every operation gives the same bits for the same input; one that cannot is refused.
+def deterministic(enabled: bool = True) -> Iterator[None]:
+    """Make PyTorch deterministic inside the context; an operation that cannot be deterministic raises an error.
 
     Args:
-        on: whether it is asked for.
+        enabled: False changes nothing.
 
     Example:
         >>> with deterministic():
         ...     torch.are_deterministic_algorithms_enabled()
         True
     """
-    if not on:
+    if not enabled:
         yield
         return
     cudnn = torch.backends.cudnn
-    before = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
+    previous = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     cudnn.deterministic, cudnn.benchmark = True, False
     try:
         yield
     except RuntimeError as error:
-        operation, found, _ = str(error).partition(NO_WAY)
-        if not found:
+        operation, separator, _ = str(error).partition(NOT_DETERMINISTIC)
+        if not separator:
             raise
         raise MooringError(
-            f"{operation.split()[-1]} gives other bits each time: leave --deterministic out, or train another network"
+            f"{operation.split()[-1]} is not deterministic: leave --deterministic out, or train another network"
         ) from error
     finally:
-        torch.set_deterministic_debug_mode(before[0])
-        cudnn.deterministic, cudnn.benchmark = before[1:]
+        torch.set_deterministic_debug_mode(previous[0])
+        cudnn.deterministic, cudnn.benchmark = previous[1:]

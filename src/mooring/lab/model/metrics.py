@@ -1,4 +1,4 @@
-"""What a run is judged by: numbers from its accuracy matrix, and how sure they are over seeds."""
+"""Metrics of an accuracy matrix, and their confidence intervals over seeds."""
 
 import math
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ __all__ = [
 ]
 
 SCORE_TOLERANCE = 1e-9
-"""Points within which two scores are the same: they are sums of thirds and sevenths, which floats round."""
+"""Percentage points within which two scores are equal; they are sums of fractions that floats round."""
 
 
 def average_accuracy(matrix: torch.Tensor) -> float:
-    """The final model's mean test accuracy over all tasks: mean_k a[last, k].
+    """Return the final model's mean test accuracy over all tasks: mean_k a[last, k].
 
     Args:
-        matrix: a[i, k] is the accuracy on task k after task i was trained, of shape (tasks, tasks). No metric reads it
-            for k > i + 1: what is there does not matter.
+        matrix: a[i, k] is the accuracy on task k after training on task i, of shape (tasks, tasks). No metric reads
+            the entries with k > i + 1.
 
     Example:
         >>> average_accuracy(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
@@ -41,9 +41,9 @@ def average_accuracy(matrix: torch.Tensor) -> float:
 
 
 def average_forgetting(matrix: torch.Tensor) -> float:
-    """How much of the best was lost: mean_k (max_{i >= k} a[i, k] - a[last, k]).
+    """Return the mean loss of each task's best accuracy: mean_k (max_{i >= k} a[i, k] - a[last, k]).
 
-    The best counts from when a task was trained on; the last task cannot be forgotten and counts as 0.
+    The best accuracy is taken from the end of the task's own training on. The last task contributes 0.
 
     Example:
         >>> average_forgetting(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
@@ -54,7 +54,7 @@ def average_forgetting(matrix: torch.Tensor) -> float:
 
 
 def learning_accuracy(matrix: torch.Tensor) -> float:
-    """Accuracy on each task right after it was trained: mean_k a[k, k].
+    """Return the mean accuracy on each task right after its training: mean_k a[k, k].
 
     Example:
         >>> learning_accuracy(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
@@ -64,9 +64,9 @@ def learning_accuracy(matrix: torch.Tensor) -> float:
 
 
 def backward_transfer(matrix: torch.Tensor) -> float:
-    """What later tasks did to earlier ones: mean_{k < last} (a[last, k] - a[k, k]); negative where they were forgotten.
+    """Return the effect of later tasks on earlier ones: mean_{k < last} (a[last, k] - a[k, k]).
 
-    0 for a single task.
+    Negative values mean forgetting. The result is 0 for a single task.
 
     Example:
         >>> backward_transfer(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
@@ -77,12 +77,12 @@ def backward_transfer(matrix: torch.Tensor) -> float:
 
 
 def forward_transfer(matrix: torch.Tensor, untrained: torch.Tensor) -> float:
-    """What earlier tasks did for later ones: mean_{k > 0} (a[k - 1, k] - untrained[k]).
+    """Return the effect of earlier tasks on later ones: mean_{k > 0} (a[k - 1, k] - untrained[k]).
 
-    0 for a single task.
+    The result is 0 for a single task.
 
     Args:
-        matrix: the accuracy matrix, with the accuracy on each task after the one before it.
+        matrix: the accuracy matrix; row k - 1 must have the accuracy on task k.
         untrained: the accuracy on each task before any training, of shape (tasks,).
 
     Example:
@@ -100,9 +100,9 @@ def forward_transfer(matrix: torch.Tensor, untrained: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds: standard deviation, and the 95 % interval of the mean (Student's t).
+    """The mean, standard deviation and confidence interval (Student's t) of a metric over seeds.
 
-    With one seed there is a mean and nothing else: std, low and high are not numbers.
+    With one seed, std, low and high are NaN.
     """
 
     mean: float
@@ -116,15 +116,15 @@ class Interval:
 
 
 def confidence_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Mean, standard deviation (n - 1) and the interval of the mean: mean ± t * std / sqrt(n).
+    """Return the mean, the standard deviation (n - 1) and the interval of the mean: mean ± t * std / sqrt(n).
 
     Example:
-        >>> found = confidence_interval([1.0, 2.0, 3.0])
-        >>> found.mean, found.std, round(found.low, 3), round(found.high, 3)
+        >>> accuracy = confidence_interval([1.0, 2.0, 3.0])
+        >>> accuracy.mean, accuracy.std, round(accuracy.low, 3), round(accuracy.high, 3)
         (2.0, 1.0, -0.484, 4.484)
     """
     if not values:
-        raise MooringError("no values: at least one run must have finished")
+        raise MooringError("a confidence interval needs at least one value: no run has finished")
     count, mean = len(values), math.fsum(values) / len(values)
     if count == 1:
         return Interval(mean, math.nan, math.nan, math.nan, 1)
@@ -134,7 +134,7 @@ def confidence_interval(values: Sequence[float], confidence: float = 0.95) -> In
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The interval of value - baseline over seeds that both have, seed by seed: what the seeds share cancels.
+    """Return the interval of value - baseline, paired by seed, which removes the variation between seeds.
 
     Example:
         >>> paired_difference([11.0, 22.0, 33.0], [10.0, 20.0, 30.0]).mean
@@ -148,7 +148,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], confid
 
 
 def _rows(matrix: torch.Tensor) -> list[list[float]]:
-    """As plain numbers: a report has thousands of small matrices."""
+    """Return the rows as Python floats; a report has thousands of small matrices, for which tensors are slow."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise MooringError(f"an accuracy matrix has shape (tasks, tasks), not {tuple(matrix.shape)}")
     return matrix.tolist()

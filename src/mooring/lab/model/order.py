@@ -1,4 +1,4 @@
-"""The order in which a run sees its data: drawn by the run's own seed, whatever fleet it sails in."""
+"""The order in which a run sees its data: it depends only on the run's seed, not on the other runs of its fleet."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ __all__ = ["batch_sizes", "joint_order", "seeded_generator", "task_order"]
 
 
 def seeded_generator(*parts: int | str) -> torch.Generator:
-    """Random numbers on the CPU fixed by what they are for, such as (seed, "order", task, epoch).
+    """Return a CPU generator seeded by what its numbers are for, such as (seed, "order", task, epoch).
 
     Example:
         >>> first, again = (torch.rand(1, generator=seeded_generator(0, "order")) for _ in range(2))
@@ -22,7 +22,7 @@ def seeded_generator(*parts: int | str) -> torch.Generator:
 
 
 def batch_sizes(count: int, batch: int) -> list[int]:
-    """The sizes of the batches of one epoch; the last may be short.
+    """Return the sizes of the batches of one epoch; the last one may be smaller.
 
     Example:
         >>> batch_sizes(25, 10)
@@ -32,13 +32,13 @@ def batch_sizes(count: int, batch: int) -> list[int]:
 
 
 def task_order(seed: int, task: int, epoch: int, indices: Tensor) -> Tensor:
-    """One epoch of one task: its indices, shuffled.
+    """Return the shuffled indices for one epoch of one task.
 
     Args:
-        seed: the run's.
+        seed: the run's seed.
         task: the task's number.
         epoch: the epoch's number within the task.
-        indices: where the task's images are, of shape (n,).
+        indices: the indices of the task's images, of shape (n,).
 
     Example:
         >>> task_order(0, 0, 0, torch.arange(4)).sort().values
@@ -48,26 +48,26 @@ def task_order(seed: int, task: int, epoch: int, indices: Tensor) -> Tensor:
 
 
 def joint_order(seed: int, task: int, epoch: int, indices: Sequence[Tensor], epochs: int) -> Tensor:
-    """The stretch of joint training that takes the place of one epoch of one task.
+    """Return the indices that joint training uses in place of one epoch of one task.
 
-    All tasks' indices are shuffled `epochs` times and laid end to end; the stretches that the tasks would take,
-    one after the other, cut that sequence. So joint training takes as many steps, of the same sizes, as any run.
+    The indices of all tasks are shuffled `epochs` times and concatenated. This sequence is then cut into pieces as
+    long as the tasks' epochs. Joint training therefore has as many steps, of the same sizes, as any other run.
 
     Args:
-        seed: the run's.
+        seed: the run's seed.
         task: the task's number.
         epoch: the epoch's number within the task.
-        indices: where each task's images are.
-        epochs: how many there are in a task.
+        indices: the indices of each task's images.
+        epochs: the number of epochs of a task.
 
     Example:
         >>> tasks = [torch.arange(2), torch.arange(2, 5)]
         >>> torch.cat([joint_order(0, task, 0, tasks, 1) for task in (0, 1)]).sort().values
         tensor([0, 1, 2, 3, 4])
     """
-    every = torch.cat(list(indices))
+    all_indices = torch.cat(list(indices))
     start = sum(len(part) for part in indices[:task]) * epochs + epoch * len(indices[task])
     end = start + len(indices[task])
-    passes = range(start // len(every), (end - 1) // len(every) + 1)
-    laid = torch.cat([task_order(seed, -1, number, every) for number in passes])
-    return laid[start - passes[0] * len(every) :][: end - start]
+    passes = range(start // len(all_indices), (end - 1) // len(all_indices) + 1)
+    sequence = torch.cat([task_order(seed, -1, number, all_indices) for number in passes])
+    return sequence[start - passes[0] * len(all_indices) :][: end - start]

@@ -1,13 +1,13 @@
-"""Words that go with numbers."""
+"""Counts with the right plural form."""
 
 __all__ = ["pluralize"]
 
 
-def pluralize(number: int, thing: str) -> str:
-    """So many things, in words.
+def pluralize(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1.
 
     Example:
         >>> pluralize(1, "run"), pluralize(3, "run")
         ('1 run', '3 runs')
     """
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What numbers a fleet computes with."""
+"""The dtypes that runs compute with."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ __all__ = ["check_precision", "parameter_dtype", "product_dtype", "tf32_mode"]
 
 
 def parameter_dtype(dtype: str) -> torch.dtype:
-    """The dtype of parameters and of everything kept about them.
+    """Return the dtype of the parameters and of all state that is kept for them.
 
     Example:
         >>> parameter_dtype("bf16"), parameter_dtype("float64")
@@ -21,7 +21,7 @@ def parameter_dtype(dtype: str) -> torch.dtype:
 
 
 def product_dtype(dtype: str) -> torch.dtype | None:
-    """The dtype of products where it is not the parameters' own.
+    """Return the dtype of matrix products and convolutions; None if it is the dtype of the parameters.
 
     Example:
         >>> product_dtype("bf16"), product_dtype("tf32")
@@ -31,7 +31,7 @@ def product_dtype(dtype: str) -> torch.dtype | None:
 
 
 def check_precision(dtype: str, device: str) -> None:
-    """Refuse on a CPU what only a GPU computes with.
+    """Raise an error for a GPU's dtype on a CPU.
 
     Example:
         >>> check_precision("tf32", "cpu")
@@ -45,11 +45,11 @@ def check_precision(dtype: str, device: str) -> None:
 
 @contextmanager
 def tf32_mode(dtype: str) -> Iterator[None]:
-    """While this lasts, float32 products are TF32 exactly where that was asked for."""
-    matrices, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matrices.allow_tf32, convolutions.allow_tf32
-    matrices.allow_tf32 = convolutions.allow_tf32 = dtype == "tf32"
+    """Compute float32 products in TF32 inside the context if the dtype is "tf32", and in full float32 if not."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    previous = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = dtype == "tf32"
     try:
         yield
     finally:
-        matrices.allow_tf32, convolutions.allow_tf32 = before
+        matmul.allow_tf32, cudnn.allow_tf32 = previous

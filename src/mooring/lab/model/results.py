@@ -1,4 +1,4 @@
-"""What a run leaves behind."""
+"""The result of a run."""
 
 import math
 from dataclasses import asdict, dataclass, field, fields
@@ -11,24 +11,27 @@ from torch import Tensor
 from mooring.lab.model import metrics
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["Result", "Stability", "Status"]
+__all__ = ["METRICS", "Result", "Stability", "Status"]
 
 Status = Literal["finished", "unstable", "rejected"]
+
+METRICS = ("accuracy", "forgetting", "learned", "backward", "forward")
+"""The names of the metrics, in the order of tables and files."""
 
 
 @dataclass(frozen=True)
 class Stability:
-    """What a penalty will do from here on, judged at a consolidation: p = lr * strength * importance, and verdicts.
+    """The stability of a penalty at a consolidation, from p = lr * strength * importance of every parameter.
 
     Attributes:
-        task: how many tasks were consolidated.
+        task: the number of consolidated tasks.
         largest: the largest p of any parameter.
-        safe_strength: the first strength at which a parameter would stop interpolating.
-        free: parameters with p = 0.
-        interpolate: with 0 < p < 1.
-        extrapolate: from 1 up to where they diverge.
-        diverge: beyond, or below 0.
-        negative: those of `diverge` below 0.
+        safe_strength: the smallest strength at which a parameter stops interpolating.
+        free: the number of parameters with p = 0.
+        interpolate: the number with 0 < p < 1.
+        extrapolate: the number with p from 1 up to where the step diverges.
+        diverge: the number with p beyond that, or below 0.
+        negative: the number with p below 0, which are part of `diverge`.
     """
 
     task: int
@@ -42,7 +45,7 @@ class Stability:
 
     @property
     def warning(self) -> str:
-        """Why the penalty does not interpolate everywhere; empty where it does.
+        """Why the penalty does not interpolate all parameters; empty if it does.
 
         Example:
             >>> Stability(1, 2.5, 4.0, free=0, interpolate=9, extrapolate=1, diverge=0, negative=0).warning
@@ -51,35 +54,35 @@ class Stability:
         beyond = self.extrapolate + self.diverge
         if not beyond:
             return ""
-        every = f"{beyond:,} of {beyond + self.free + self.interpolate:,} parameters"
+        parameters = f"{beyond:,} of {beyond + self.free + self.interpolate:,} parameters"
         negative = f" ({self.negative:,} below 0)" if self.negative else ""
         after = f"after {self.task} task{'s' if self.task > 1 else ''}"
         return (
-            f"{after} lr * strength * importance leaves (0, 1) in {every}{negative}, "
+            f"{after} lr * strength * importance leaves (0, 1) in {parameters}{negative}, "
             f"up to {self.largest:.3g}; safe below {self.safe_strength:.3g}"
         )
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one run. Accuracies are in percent.
+    """The result of one run. Accuracies are in percent.
 
     Attributes:
-        spec: the run.
-        status: "finished"; "unstable" where it diverged and was frozen; "rejected" where its strength was found too
-            large after the first task.
-        reason: one line, empty where it finished.
-        untrained: accuracy on each task before any training.
-        matrix: accuracy on task k after task i: on the tasks so far and the next one, which is all that metrics read.
-            Rows of older studies go on to the last task; rows that an unstable run did not reach are missing.
-        losses: for each task, the mean training loss over equal stretches of it.
+        spec: the run's specification.
+        status: "finished"; "unstable" if it diverged and was frozen; "rejected" if its strength proved too large after
+            the first task.
+        reason: why it did not finish, in one line; empty if it finished.
+        untrained: the accuracy on each task before any training.
+        matrix: row i has the accuracies after task i, on the tasks so far and on the next one; metrics read no more.
+            Rows of older studies continue to the last task. Rows that an unstable run did not reach are missing.
+        losses: for each task, the mean training loss over equal parts of it.
         stability: one entry for each consolidation, for methods with a strength.
-        importance: mean importance over past tasks by layer, at the end.
+        importance: the mean importance over previous tasks by layer, at the end.
         drift: |theta - theta after the first task| / |theta after the first task| by layer, at the end.
-        cka: debiased linear CKA to the model after the first task by layer, at the end.
-        steps: iterations trained.
-        seconds: its share of the time its fleet took.
-        versions: of what made it: mooring, torch, python, device.
+        cka: the debiased linear CKA to the model after the first task by layer, at the end.
+        steps: the number of training iterations.
+        seconds: the run's share of its fleet's time.
+        versions: the versions of mooring, torch and python, and the device.
     """
 
     spec: RunSpec
@@ -98,7 +101,7 @@ class Result:
 
     @property
     def accuracies(self) -> Tensor:
-        """The accuracy matrix as a tensor of shape (tasks, tasks), not a number where a task was not scored.
+        """The accuracy matrix as a tensor of shape (tasks, tasks), with NaN where a task was not evaluated.
 
         Example:
             >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
@@ -106,22 +109,22 @@ class Result:
             >>> Result(spec, "finished", "", [10.0] * 3, rows).accuracies[0]
             tensor([90., 10., nan], dtype=torch.float64)
         """
-        widest = max(map(len, self.matrix), default=0)
-        full = [row + [math.nan] * (widest - len(row)) for row in self.matrix]
-        return torch.tensor(full, dtype=torch.float64)
+        width = max(map(len, self.matrix), default=0)
+        padded = [row + [math.nan] * (width - len(row)) for row in self.matrix]
+        return torch.tensor(padded, dtype=torch.float64)
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Every metric by name; not a number where the run did not finish.
+        """The metrics by name; all NaN if the run did not finish.
 
         Example:
             >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
-            >>> found = Result(spec, "finished", "", [10.0, 10.0], [[90.0, 20.0], [70.0, 80.0]]).metrics
-            >>> found["accuracy"], found["forgetting"], found["learned"]
+            >>> metrics = Result(spec, "finished", "", [10.0, 10.0], [[90.0, 20.0], [70.0, 80.0]]).metrics
+            >>> metrics["accuracy"], metrics["forgetting"], metrics["learned"]
             (75.0, 10.0, 85.0)
         """
         if self.status != "finished":
-            return dict.fromkeys(("accuracy", "forgetting", "learned", "backward", "forward"), math.nan)
+            return dict.fromkeys(METRICS, math.nan)
         matrix = self.accuracies
         return {
             "accuracy": metrics.average_accuracy(matrix),
@@ -132,19 +135,19 @@ class Result:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; the lists are the result's own."""
-        told = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**told, "spec": self.spec.to_json(), "stability": [asdict(entry) for entry in self.stability]}
+        """Return JSON-serializable values; the lists are shared with the result."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "spec": self.spec.to_json(), "stability": [asdict(entry) for entry in self.stability]}
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> "Result":
-        """From plain values.
+    def from_json(cls, values: dict[str, Any]) -> "Result":
+        """Return the result that `to_json` described.
 
         Example:
             >>> result = Result(RunSpec("digits", "0", "plain", 0), "finished", "", [10.0], [[90.0]])
             >>> Result.from_json(result.to_json()) == result
             True
         """
-        spec = RunSpec.from_json(told["spec"])
-        stability = [Stability(**entry) for entry in told["stability"]]
-        return cls(**{**told, "spec": spec, "stability": stability})
+        spec = RunSpec.from_json(values["spec"])
+        stability = [Stability(**entry) for entry in values["stability"]]
+        return cls(**{**values, "spec": spec, "stability": stability})

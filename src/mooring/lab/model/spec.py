@@ -1,4 +1,4 @@
-"""What makes a run: everything its result depends on, and a name made of just that."""
+"""The specification of a run: everything its result depends on, and a key computed from it."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ __all__ = ["DTYPES", "HEADS", "RunSpec"]
 DTYPES = ("float32", "float64", "tf32", "bf16")
 HEADS = ("inherit", "fresh")
 VERSION = 1
-"""Of what a key stands for: raised when the same spec would give another result."""
+"""The version of the keys; it rises when the same specification gives another result."""
 
 
 @dataclass(frozen=True)
@@ -21,22 +21,22 @@ class RunSpec:
     """One model trained through one stream by one method with one seed.
 
     Attributes:
-        stream: what the stream is called, for people.
+        stream: the stream's name; it is only shown.
         data: the fingerprint of the stream's images, labels and tasks.
-        method: a name from the registry.
-        seed: of the initialisation, the data order and whatever else is drawn.
-        network: a name, or `package.module:function`.
+        method: the method's name in the registry.
+        seed: the seed of the initialization, the data order and every other random number.
+        network: the network's name, or `package.module:function`.
         lr: the learning rate.
         strength: the factor of a penalty; None for methods without one.
-        epochs: passes over each task.
-        batch: samples in a batch.
-        momentum: of SGD, whose state starts anew with each task.
-        weight_decay: of SGD.
-        memory: how many samples a replay method keeps; None for the others.
-        heads: how a task's head starts: "inherit" from the task before, or "fresh".
-        init: the fingerprint of the weights that the backbone starts from; empty for a random start.
-        dtype: of parameters and arithmetic: "float32" or "float64"; or, on a GPU, of products alone, with the rest in
-            float32: "tf32" or "bf16".
+        epochs: the number of passes over each task.
+        batch: the number of samples in a batch.
+        momentum: the momentum of SGD, whose state is reset at the start of each task.
+        weight_decay: the weight decay of SGD.
+        memory: the number of samples that a replay method keeps; None for other methods.
+        heads: the initial head of a task: "inherit" copies the previous task's head, "fresh" keeps the random one.
+        init: the fingerprint of the weights that the backbone starts from; empty for random weights.
+        dtype: "float32" or "float64" for parameters and arithmetic. On a GPU also "tf32" or "bf16", which apply to
+            matrix products and convolutions; everything else is float32.
 
     Example:
         >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
@@ -61,7 +61,7 @@ class RunSpec:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Refuse numbers outside their range, before any work."""
+        """Check that every value is allowed."""
         check_number("lr", self.lr, 0, above=True)
         check_number("momentum", self.momentum, 0, 1)
         check_number("weight_decay", self.weight_decay, 0)
@@ -71,37 +71,37 @@ class RunSpec:
         for name, value in counts.items():
             check_whole(name, value, 1)
         check_whole("seed", self.seed, 0, 1 << 62)
-        for name in ("lr", "strength", "momentum", "weight_decay"):  # 10 and 10.0 are the same run
+        for name in ("lr", "strength", "momentum", "weight_decay"):  # 10 and 10.0 must give the same key
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else float(value))
-        for name, given, allowed in (("dtype", self.dtype, DTYPES), ("heads", self.heads, HEADS)):
-            if given not in allowed:
-                raise unknown(name, given, allowed)
+        for name, choice, allowed in (("dtype", self.dtype, DTYPES), ("heads", self.heads, HEADS)):
+            if choice not in allowed:
+                raise unknown(name, choice, allowed)
 
     @cached_property
     def key(self) -> str:
-        """The content address: the same for the same run, whatever its stream is called."""
-        told = {name: value for name, value in self.to_json().items() if name != "stream"}
-        written = json.dumps({"version": VERSION, **told}, sort_keys=True)
-        return hashlib.blake2b(written.encode(), digest_size=16).hexdigest()
+        """The hash of everything but the stream's name."""
+        values = {name: value for name, value in self.to_json().items() if name != "stream"}
+        text = json.dumps({"version": VERSION, **values}, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {name: getattr(self, name) for name in NAMES}
+        """Return JSON-serializable values."""
+        return {name: getattr(self, name) for name in FIELD_NAMES}
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> "RunSpec":
-        """From plain values; what a newer version added is refused.
+    def from_json(cls, values: dict[str, Any]) -> "RunSpec":
+        """Return the specification that `to_json` described; raise an error for unknown fields.
 
         Example:
             >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
             >>> RunSpec.from_json(spec.to_json()) == spec
             True
         """
-        if extra := sorted(told.keys() - set(NAMES)):
+        if extra := sorted(values.keys() - set(FIELD_NAMES)):
             raise MooringError(f"a run's spec has {', '.join(map(repr, extra))}: it was made by a newer version")
-        return cls(**told)
+        return cls(**values)
 
 
-NAMES = tuple(field.name for field in fields(RunSpec))
-"""Of a spec's fields; there may be ten thousand specs."""
+FIELD_NAMES = tuple(field.name for field in fields(RunSpec))
+"""The names of the fields, computed once because a study can have ten thousand specifications."""

@@ -1,29 +1,27 @@
-"""A study in a table: one row for each method at each setting, over its seeds."""
+"""Summary tables: one row per method and setting, with metrics over the seeds."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 from mooring.errors import MooringError
 from mooring.lab.model.metrics import Interval, confidence_interval, paired_difference
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.results import METRICS, Result
+from mooring.lab.model.spec import FIELD_NAMES, RunSpec
 
 __all__ = ["METRICS", "Row", "summarize"]
-
-METRICS = ("accuracy", "forgetting", "learned", "backward", "forward")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ in nothing but their seed.
+    """The results of runs that differ only in their seed.
 
     Attributes:
-        setting: what they share; its seed means nothing.
-        results: one for each seed, in order.
-        metrics: an interval for each metric over the seeds that finished; empty where none did.
-        difference: accuracy minus the baseline's, seed by seed; None without a baseline or common seeds.
+        setting: the specification that they share; its seed is always 0.
+        results: one result per seed, in order.
+        metrics: an interval for each metric over the finished runs; empty if none finished.
+        difference: accuracy minus the baseline's, paired by seed; None without a baseline or common seeds.
     """
 
     setting: RunSpec
@@ -33,7 +31,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The method, with its strength where it has one."""
+        """The method's name, followed by its strength if it has one."""
         strength = self.setting.strength
         return self.setting.method if strength is None else f"{self.setting.method} {strength:g}"
 
@@ -44,89 +42,88 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """How stable it was: "" where there is nothing to say, else such as "unstable in 2 of 5"."""
-        told = []
+        """How many runs were unstable or rejected, such as "unstable in 2 of 5"; empty if all finished."""
+        parts = []
         for status in ("unstable", "rejected"):
             count = sum(result.status == status for result in self.results)
             if count:
-                told.append(f"{status} in {count} of {len(self.results)}")
-        return ", ".join(told)
+                parts.append(f"{status} in {count} of {len(self.results)}")
+        return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        shown = self.setting.to_json()
-        del shown["seed"]
+        """Return JSON-serializable values."""
+        setting = self.setting.to_json()
+        del setting["seed"]
         return {
-            **shown,
+            **setting,
             "seeds": [result.spec.seed for result in self.results],
             "verdict": self.verdict,
-            "metrics": {name: _told(value) for name, value in self.metrics.items()},
-            "difference": None if self.difference is None else _told(self.difference),
+            "metrics": {name: _interval_to_json(value) for name, value in self.metrics.items()},
+            "difference": None if self.difference is None else _interval_to_json(self.difference),
         }
 
 
-_setting = attrgetter(*(field.name for field in fields(RunSpec) if field.name != "seed"))
-"""What the runs of a row have in common."""
+_setting = attrgetter(*(name for name in FIELD_NAMES if name != "seed"))
+"""Return what the runs of a row have in common."""
 
 
 def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Row]:
-    """One row for each setting, in the order of their first run.
+    """Return one row per setting, in the order of the settings' first runs.
 
     Args:
-        results: runs, in any order.
-        baseline: a method to compare accuracy with, seed by seed, where all else is the same; at its best setting.
+        results: the results, in any order.
+        baseline: the method to compare accuracy with, paired by seed. Its most accurate setting is taken among those
+            with the same stream, network, training and dtype.
 
     Example:
         >>> specs = [RunSpec("digits", "0", "plain", seed) for seed in (0, 1)]
-        >>> made = [Result(spec, "finished", "", [10.0], [[90.0 + spec.seed]]) for spec in specs]
-        >>> summarize(made)[0].metrics["accuracy"].mean
+        >>> results = [Result(spec, "finished", "", [10.0], [[90.0 + spec.seed]]) for spec in specs]
+        >>> summarize(results)[0].metrics["accuracy"].mean
         90.5
     """
-    alike: dict[tuple[Any, ...], list[Result]] = {}
+    groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
-        alike.setdefault(_setting(result.spec), []).append(result)
-    groups = {replace(group[0].spec, seed=0): group for group in alike.values()}
-    for group in groups.values():
-        group.sort(key=lambda result: result.spec.seed)
-    rows = [_row(setting, group) for setting, group in groups.items()]
+        groups.setdefault(_setting(result.spec), []).append(result)
+    rows = [_row(sorted(group, key=lambda result: result.spec.seed)) for group in groups.values()]
     if baseline is None:
         return rows
     if not any(row.setting.method == baseline for row in rows):
-        methods = ", ".join(dict.fromkeys(setting.method for setting in groups))
-        among = f"the baseline {baseline!r} is not among the runs: they are of {methods}"
-        raise MooringError(f"{among}; give one of them, or run it too: add it to --methods")
+        methods = ", ".join(dict.fromkeys(row.setting.method for row in rows))
+        raise MooringError(
+            f"the baseline {baseline!r} is not among the runs: they are of {methods}; give one of them, or run it too: "
+            "add it to --methods"
+        )
     best: dict[RunSpec, Row] = {}
     for row in rows:
         if row.setting.method == baseline and row.metrics:
-            known = best.get(_circumstances(row.setting))
+            known = best.get(_without_method(row.setting))
             if known is None or row.metrics["accuracy"].mean > known.metrics["accuracy"].mean:
-                best[_circumstances(row.setting)] = row
-    return [replace(row, difference=_difference(row, best.get(_circumstances(row.setting)))) for row in rows]
+                best[_without_method(row.setting)] = row
+    return [replace(row, difference=_difference(row, best.get(_without_method(row.setting)))) for row in rows]
 
 
-def _circumstances(setting: RunSpec) -> RunSpec:
-    """What two rows share that can be compared: all but the method and its own dials."""
+def _without_method(setting: RunSpec) -> RunSpec:
+    """Return what two rows must share to be compared: everything but the method and its own settings."""
     return replace(setting, method="", lr=1.0, strength=None, memory=None)
 
 
-def _row(setting: RunSpec, group: Sequence[Result]) -> Row:
-    found = [result.metrics for result in group if result.status == "finished"]
-    intervals = {name: confidence_interval([values[name] for values in found]) for name in METRICS} if found else {}
-    return Row(setting, tuple(group), intervals, None)
+def _row(results: Sequence[Result]) -> Row:
+    finished = [result.metrics for result in results if result.status == "finished"]
+    intervals = {name: confidence_interval([metrics[name] for metrics in finished]) for name in METRICS if finished}
+    return Row(replace(results[0].spec, seed=0), tuple(results), intervals, None)
 
 
 def _difference(row: Row, base: Row | None) -> Interval | None:
-    theirs = {result.spec.seed: result for result in base.results if result.status == "finished"} if base else {}
-    common = [result for result in row.results if result.status == "finished" and result.spec.seed in theirs]
+    by_seed = {result.spec.seed: result for result in base.results if result.status == "finished"} if base else {}
+    common = [result for result in row.results if result.status == "finished" and result.spec.seed in by_seed]
     if not common:
         return None
     return paired_difference(
         [result.metrics["accuracy"] for result in common],
-        [theirs[result.spec.seed].metrics["accuracy"] for result in common],
+        [by_seed[result.spec.seed].metrics["accuracy"] for result in common],
     )
 
 
-def _told(value: Interval) -> dict[str, float | int | None]:
-    """Without what is not a number, which JSON has no word for."""
-    shown = {"mean": value.mean, "std": value.std, "low": value.low, "high": value.high}
-    return {**{name: None if number != number else number for name, number in shown.items()}, "count": value.count}
+def _interval_to_json(interval: Interval) -> dict[str, float | int | None]:
+    """Return the interval's numbers, with None for NaN, which JSON lacks."""
+    return {name: None if number != number else number for name, number in asdict(interval).items()}

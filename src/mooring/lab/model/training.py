@@ -1,4 +1,4 @@
-"""How runs are trained, and the settings that a stream starts from."""
+"""The training settings that all runs of a comparison share, and their defaults for a stream."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,20 +10,20 @@ __all__ = ["Training", "default_training"]
 
 @dataclass(frozen=True)
 class Training:
-    """The settings that all runs of a comparison share; see `RunSpec` for what each is.
+    """The training settings that all runs of a comparison share; `RunSpec` explains them.
 
     Attributes:
-        network: a name, or `package.module:function`.
-        lr: the learning rate of methods that are not given their own.
-        epochs: passes over each task.
-        batch: samples in a batch.
-        momentum: of SGD.
-        weight_decay: of SGD.
-        memory: how many samples replay methods keep; None is their own default.
+        network: the network's name, or `package.module:function`.
+        lr: the learning rate of methods without a learning rate of their own.
+        epochs: the number of passes over each task.
+        batch: the number of samples in a batch.
+        momentum: the momentum of SGD.
+        weight_decay: the weight decay of SGD.
+        memory: the number of samples that replay methods keep; None means the method's default.
         heads: "inherit" or "fresh".
-        init: a safetensors file that backbones start from.
-        dtype: of parameters and arithmetic; "auto" is tf32 on a GPU and float32 elsewhere.
-        paper: whether methods without a strength of their own start from the paper's, not from the digits'.
+        init: a safetensors file with the backbone's initial weights.
+        dtype: the dtype of parameters and arithmetic; "auto" means tf32 on a GPU and float32 elsewhere.
+        paper: take the default strengths from the paper; False takes those tuned on the digits.
     """
 
     network: str = "cnn6"
@@ -39,34 +39,32 @@ class Training:
     paper: bool = True
 
     def spec_fields(self) -> dict[str, Any]:
-        """What goes into a spec as it is."""
-        told = {name: value for name, value in asdict(self).items() if name not in ("lr", "memory", "init", "paper")}
-        return {**told, "dtype": "float32" if self.dtype == "auto" else self.dtype}
+        """Return the settings that a `RunSpec` takes unchanged."""
+        values = {name: value for name, value in asdict(self).items() if name not in ("lr", "memory", "init", "paper")}
+        return {**values, "dtype": "float32" if self.dtype == "auto" else self.dtype}
 
     def on(self, device: str) -> "Training":
-        """With the dtype that suits a device where none was asked for; one that it has not got is refused.
+        """Return the settings for a device, with "auto" resolved; raise an error for a dtype that the device lacks.
 
         Example:
             >>> Training().on("cuda:0").dtype, Training().on("cpu").dtype
             ('tf32', 'float32')
         """
         auto = "tf32" if device.startswith("cuda") else "float32"
-        found = replace(self, dtype=auto if self.dtype == "auto" else self.dtype)
-        check_precision(found.dtype, device)
-        return found
+        training = replace(self, dtype=auto if self.dtype == "auto" else self.dtype)
+        check_precision(training.dtype, device)
+        return training
 
 
-def default_training(stream: str, **given: Any) -> Training:
-    """The settings for a stream: the paper's one-epoch protocol, or small ones for the digits; then what is given.
+def default_training(stream: str, **overrides: Any) -> Training:
+    """Return the paper's one-epoch protocol, or smaller settings for the digits, with overrides that are not None.
 
     Example:
         >>> default_training("digits-permuted", epochs=2)
         Training(network='mlp', lr=0.03, epochs=2, batch=20, momentum=0.9, weight_decay=0.0, memory=None, \
 heads='inherit', init=None, dtype='auto', paper=False)
     """
-    start = (
-        Training(network="mlp", lr=0.03, epochs=10, batch=20, paper=False)
-        if stream.startswith("digits")
-        else Training()
-    )
-    return replace(start, **{name: value for name, value in given.items() if value is not None})
+    training = Training()
+    if stream.startswith("digits"):
+        training = Training(network="mlp", lr=0.03, epochs=10, batch=20, paper=False)
+    return replace(training, **{name: value for name, value in overrides.items() if value is not None})

@@ -1,4 +1,4 @@
-"""Networks: a backbone by name or from your own module, with heads on top."""
+"""Networks: a backbone, by name or from the user's own module, with one head per task or one for all."""
 
 import hashlib
 import importlib
@@ -9,8 +9,8 @@ from torch import nn
 
 from mooring.errors import MooringError, unknown
 from mooring.lab.networks.cnn6 import cnn6
-from mooring.lab.networks.headed import MultiHeadNetwork
 from mooring.lab.networks.mlp import mlp
+from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.networks.resnet import resnet18_third
 from mooring.lab.streams.stream import Stream
 
@@ -22,7 +22,10 @@ BACKBONES: dict[str, Callable[[Shape], nn.Module]] = {"mlp": mlp, "cnn6": cnn6, 
 
 
 def backbone_factory(name: str) -> Callable[[Shape], nn.Module]:
-    """The factory of that name, or `package.module:function` of your own, from (channels, height, width) to a module.
+    """Return the function that makes a backbone from an image shape (channels, height, width).
+
+    Args:
+        name: a key of `BACKBONES`, or `package.module:function` for a function of your own.
 
     Example:
         >>> backbone_factory("cnn6")((3, 32, 32)).__class__.__name__
@@ -37,17 +40,16 @@ def backbone_factory(name: str) -> Callable[[Shape], nn.Module]:
     module, _, function = name.partition("@")[0].partition(":")
     module = module.removesuffix(".py")
     try:
-        found = getattr(importlib.import_module(module), function)
+        factory: Callable[[Shape], nn.Module] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise MooringError(f"network {name!r} cannot be imported: {str(error).splitlines()[0]}") from error
-    if not callable(found):
+    if not callable(factory):
         raise MooringError(f"network {name!r} is not a function from (channels, height, width) to a module")
-    made: Callable[[Shape], nn.Module] = found
-    return made
+    return factory
 
 
 def build_network(name: str, stream: Stream) -> MultiHeadNetwork:
-    """The network of that name for a stream: its images' shape, a head for each task or one for all.
+    """Return the network of that name for a stream, with its image shape, its classes and its number of heads.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -55,7 +57,7 @@ def build_network(name: str, stream: Stream) -> MultiHeadNetwork:
         5
     """
     try:
-        made = backbone_factory(name)(stream.shape)
+        backbone = backbone_factory(name)(stream.shape)
     except (TypeError, ValueError) as error:
         if isinstance(error, MooringError):
             raise
@@ -63,18 +65,17 @@ def build_network(name: str, stream: Stream) -> MultiHeadNetwork:
         raise MooringError(
             f"network {name!r} is called with one argument, the tuple (channels, height, width): {reason}"
         ) from error
-    if not isinstance(made, nn.Module):
-        raise MooringError(f"network {name!r} made a {type(made).__name__}, not a torch.nn.Module")
-    heads = len(stream.tasks) if stream.heads == "per task" else 1
+    if not isinstance(backbone, nn.Module):
+        raise MooringError(f"network {name!r} returned a {type(backbone).__name__}, not a torch.nn.Module")
     try:
-        return MultiHeadNetwork(made, stream.outputs, heads, stream.shape)
+        return MultiHeadNetwork(backbone, stream.outputs, stream.head_count, stream.shape)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise MooringError(f"network {name!r} fails on an image of shape {stream.shape}: {reason}") from error
 
 
 def versioned_name(name: str) -> str:
-    """The name, with a stamp of its source for a network of your own: another source is another network.
+    """Return the name; a network of your own gets a hash of its source, so that a changed source is another network.
 
     Example:
         >>> versioned_name("cnn6")
@@ -85,5 +86,5 @@ def versioned_name(name: str) -> str:
     try:
         source = inspect.getsource(inspect.getmodule(backbone_factory(name)) or backbone_factory(name))
     except (OSError, TypeError):
-        return name  # made somewhere without a file
+        return name  # the function was defined without a file
     return f"{name}@{hashlib.blake2b(source.encode(), digest_size=4).hexdigest()}"

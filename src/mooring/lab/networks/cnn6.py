@@ -6,10 +6,10 @@ __all__ = ["CNN6", "cnn6"]
 
 
 class CNN6(nn.Module):
-    """Six 3x3 convolutions with ReLU, a max pool after each two; features of 256 * (height / 8) * (width / 8).
+    """Six 3x3 convolutions with ReLU and a max pool after every second; 256 * (height / 8) * (width / 8) features.
 
     Args:
-        channels: of the images.
+        channels: the number of channels of an image.
 
     Example:
         >>> import torch
@@ -28,13 +28,13 @@ class CNN6(nn.Module):
         self.features = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Flat features."""
+        """Return features of shape (batch, 256 * (height / 8) * (width / 8))."""
         features: Tensor = self.features(x)
         return features.flatten(1)
 
 
 def cnn6(shape: tuple[int, int, int]) -> nn.Module:
-    """The backbone for images of that shape.
+    """Return the backbone for images of shape (channels, height, width).
 
     Example:
         >>> sum(p.numel() for p in cnn6((3, 32, 32)).parameters())

@@ -1,4 +1,4 @@
-"""From stored pixels to what a network sees."""
+"""The normalization of images."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ __all__ = ["normalize_pixels"]
 
 
 def normalize_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(x / 255 - 0.5) / 0.5: pixels from 0 to 255 become numbers from -1 to 1.
+    """Return (x / 255 - 0.5) / 0.5, which maps pixels from 0 to 255 to numbers from -1 to 1.
 
     Example:
         >>> normalize_pixels(torch.tensor([0, 255], dtype=torch.uint8))

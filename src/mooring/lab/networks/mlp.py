@@ -1,4 +1,4 @@
-"""Two hidden layers, for small images."""
+"""A multilayer perceptron for small images."""
 
 import math
 
@@ -8,7 +8,7 @@ __all__ = ["mlp"]
 
 
 def mlp(shape: tuple[int, int, int], width: int = 100) -> nn.Module:
-    """A backbone of two linear layers with ReLU.
+    """Return a backbone of two linear layers with ReLU.
 
     Example:
         >>> sum(p.numel() for p in mlp((1, 8, 8)).parameters())

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 __all__ = ["ResNet18Third", "resnet18_third"]
 
 
-class Block(nn.Module):
-    """relu(norm(conv(relu(norm(conv(x))))) + shortcut(x))."""
+class ResidualBlock(nn.Module):
+    """A residual block: relu(norm(conv(relu(norm(conv(x))))) + shortcut(x))."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the same shape, or halved by the stride."""
+        """Return features of shape (batch, width, height / stride, width / stride)."""
         inner = torch.relu(self.norm1(self.conv1(x)))
         return torch.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
 
@@ -40,18 +40,18 @@ class ResNet18Third(nn.Module):
         self.norm = nn.BatchNorm2d(widths[0])
         blocks, inputs = [], widths[0]
         for stage, width in enumerate(widths):
-            blocks += [Block(inputs, width, 1 if stage == 0 else 2), Block(width, width, 1)]
+            blocks += [ResidualBlock(inputs, width, 1 if stage == 0 else 2), ResidualBlock(width, width, 1)]
             inputs = width
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of shape (batch, 170)."""
+        """Return features of shape (batch, 170)."""
         features: Tensor = self.blocks(torch.relu(self.norm(self.stem(x))))
         return features.mean((2, 3))
 
 
 def resnet18_third(shape: tuple[int, int, int]) -> nn.Module:
-    """The backbone for images of that shape.
+    """Return the backbone for images of shape (channels, height, width).
 
     Example:
         >>> sum(p.numel() for p in resnet18_third((3, 32, 32)).parameters())

@@ -114,8 +114,13 @@ class Stream:
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
+    @property
+    def head_count(self) -> int:
+        """The number of heads."""
+        return len(self.tasks) if self.heads == "per task" else 1
+
     def head(self, task: int) -> int:
-        """The head that a task uses."""
+        """Return the number of the head that a task uses."""
         return task if self.heads == "per task" else 0
 
     @cached_property

@@ -29,8 +29,8 @@ from mooring.lab.model.order import batch_sizes, task_order
 from mooring.lab.model.precision import parameter_dtype, product_dtype, tf32_mode
 from mooring.lab.model.spec import DTYPES
 from mooring.lab.model.training import Training
+from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import initial_network
 from mooring.lab.streams.slices import merge_tasks
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.comparison import MOST_SEEDS

@@ -10,7 +10,7 @@ from mooring.lab.model.metrics import SCORE_TOLERANCE
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row, summarize
-from mooring.lab.networks.start import BackboneWeights, initial_network
+from mooring.lab.networks.initialization import BackboneWeights, initial_network
 from mooring.lab.streams.slices import select_tasks
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.comparison import Comparison, comparison, seeds_of

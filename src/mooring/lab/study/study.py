@@ -25,7 +25,7 @@ from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row, summarize
 from mooring.lab.model.training import Training
-from mooring.lab.networks.start import BackboneWeights, initial_network, read_weights
+from mooring.lab.networks.initialization import BackboneWeights, initial_network, read_weights
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.progress_callback import ProgressCallback
 from mooring.lab.streams.stream import Stream

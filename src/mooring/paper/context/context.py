@@ -10,7 +10,7 @@ from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.training import Training
-from mooring.lab.networks.start import BackboneWeights, read_weights
+from mooring.lab.networks.initialization import BackboneWeights, read_weights
 from mooring.lab.streams.slices import select_tasks
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.study import Study

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from mooring.attach import attach
 from mooring.importance import State
 from mooring.lab.model.order import task_order
-from mooring.lab.networks.headed import MultiHeadNetwork
+from mooring.lab.networks.initialization import BackboneWeights, initial_network
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.start import BackboneWeights, initial_network
+from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.streams.stream import Stream
 from mooring.moor import Mooring
 from mooring.paper.context.context import Laboratory

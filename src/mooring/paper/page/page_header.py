@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from mooring.lab.model.results import Result
-from mooring.lab.networks.start import BackboneWeights
+from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.named import NAMED_DATASETS
 from mooring.paper.context.context import Laboratory
 from mooring.paper.context.result import Table

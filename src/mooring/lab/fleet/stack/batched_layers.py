@@ -19,7 +19,7 @@ from mooring.lab.fleet.gpu.fused_convolutions import Link, run_chain
 from mooring.lab.fleet.stack.attention import attention
 from mooring.lab.fleet.stack.linear import linear
 from mooring.lab.fleet.stack.norms import batch_norm, by_channel, by_run, group_norm, instance_norm, layer_norm
-from mooring.lab.networks.headed import MultiHeadNetwork
+from mooring.lab.networks.multi_head import MultiHeadNetwork
 
 __all__ = ["LAYERS", "Watcher", "Wide", "widened"]
 

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mooring.lab.fleet.stack.batched_layers import LAYERS, Watcher, Wide, widened
 from mooring.lab.model.order import seeded_generator
-from mooring.lab.networks.headed import MultiHeadNetwork, is_standard_layer
 from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.networks.multi_head import MultiHeadNetwork, is_standard_layer
 
 __all__ = ["Stack", "fastest", "flat", "laid_out"]
 

@@ -1,4 +1,4 @@
-"""Where a run's network starts: drawn by the run's own seed, or from weights in a file."""
+"""Initial networks: random weights from the run's seed, or backbone weights from a file."""
 
 import hashlib
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,7 +14,7 @@ from mooring.errors import MooringError
 from mooring.lab.model.order import seeded_generator
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks import BACKBONES, build_network
-from mooring.lab.networks.headed import MultiHeadNetwork
+from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["BackboneWeights", "initial_network", "initial_networks", "read_weights"]
@@ -25,9 +25,9 @@ class BackboneWeights:
     """A backbone's weights from a file.
 
     Attributes:
-        path: where they came from.
-        fingerprint: of the tensors; what else is written in the file does not matter.
-        tensors: by parameter and buffer name.
+        path: the file.
+        fingerprint: the hash of the tensors; the file's metadata is not part of it.
+        tensors: the tensors by parameter or buffer name.
     """
 
     path: str
@@ -36,10 +36,10 @@ class BackboneWeights:
 
 
 def read_weights(path: Path | str) -> BackboneWeights:
-    """The weights in a safetensors file.
+    """Read the weights of a safetensors file.
 
     Args:
-        path: such as `mooring pretrain` writes.
+        path: the file, such as `mooring pretrain` writes.
     """
     if Path(path).is_dir():
         raise MooringError(f"{path} is a folder: give a .safetensors file; `mooring pretrain` makes one")
@@ -68,14 +68,14 @@ def initial_network(
     dtype: torch.dtype = torch.float32,
     weights: BackboneWeights | None = None,
 ) -> MultiHeadNetwork:
-    """The network of that name for a stream, as a run of that seed begins with it. Global random state stays put.
+    """Return the network that a run starts from. The global random state does not change.
 
     Args:
-        network: a name, or `package.module:function`.
-        stream: whose images and heads it is for.
-        seed: the run's.
-        dtype: of the parameters.
-        weights: what the backbone starts from instead of random numbers.
+        network: the network's name, or `package.module:function`.
+        stream: the stream, which decides the image shape and the heads.
+        seed: the run's seed.
+        dtype: the dtype of the parameters.
+        weights: the weights of the backbone; None for random weights.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -86,22 +86,22 @@ def initial_network(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded_generator(seed, "start").initial_seed())
-        made = _in_float32(network, stream)
+        model = _build_in_float32(network, stream)
     if weights is not None:
-        _load(made.backbone, weights, network)
-    return made.to(dtype)
+        _load(model.backbone, weights, network)
+    return model.to(dtype)
 
 
 def initial_networks(
     specs: Sequence[RunSpec], stream: Stream, dtype: torch.dtype, weights: Mapping[str, BackboneWeights]
 ) -> list[MultiHeadNetwork]:
-    """The network that each run begins with; runs of one seed and one start share theirs, so it must not be changed.
+    """Return the network that each run starts from. Runs with equal seeds and weights share one: do not modify it.
 
     Args:
-        specs: the runs, all of one network.
-        stream: what they go through.
-        dtype: of the parameters.
-        weights: what backbones start from, by fingerprint.
+        specs: the runs, all with the same network.
+        stream: the stream of the runs.
+        dtype: the dtype of the parameters.
+        weights: the weights of backbones, by fingerprint.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -110,64 +110,63 @@ def initial_networks(
         >>> len({id(network) for network in initial_networks(specs, stream, torch.float32, {})})
         2
     """
-    made: dict[tuple[int, str], MultiHeadNetwork] = {}
+    networks: dict[tuple[int, str], MultiHeadNetwork] = {}
     for spec in specs:
-        given = weights.get(spec.init)
-        if spec.init and given is None:
+        backbone = weights.get(spec.init)
+        if spec.init and backbone is None:
             raise MooringError(
-                f"the weights {spec.init[:8]} that a run starts from are not here: give --init with their file"
+                f"a run starts from the weights {spec.init[:8]}, which were not given: give --init with their file"
             )
-        if (spec.seed, spec.init) not in made:
-            made[spec.seed, spec.init] = _kept(spec.network, stream, spec.seed, dtype, given)
-    return [made[spec.seed, spec.init] for spec in specs]
+        if (spec.seed, spec.init) not in networks:
+            networks[spec.seed, spec.init] = _cached_network(spec.network, stream, spec.seed, dtype, backbone)
+    return [networks[spec.seed, spec.init] for spec in specs]
 
 
-KEPT = 32
-"""How many networks stay at hand for other fleets; to draw one takes longer than a fleet has to spare."""
+MAX_CACHED_NETWORKS = 32
+"""How many networks are kept for later fleets, because a new initialization is slow compared with a fleet's step."""
 
-_KEPT: dict[Hashable, MultiHeadNetwork] = {}
+_CACHE: dict[Hashable, MultiHeadNetwork] = {}
 
 
-def _kept(
+def _cached_network(
     network: str, stream: Stream, seed: int, dtype: torch.dtype, weights: BackboneWeights | None
 ) -> MultiHeadNetwork:
-    """What `initial_network` gives; one of ours that was made before is not made again."""
+    """Return `initial_network(...)`, from the cache if it is a network of this package that was made before."""
     if ":" in network:
         return initial_network(network, stream, seed, dtype=dtype, weights=weights)
-    heads = len(stream.tasks) if stream.heads == "per task" else 1
     key = (
         network,
         BACKBONES.get(network),
         stream.shape,
         stream.outputs,
-        heads,
+        stream.head_count,
         seed,
         dtype,
         weights and weights.fingerprint,
     )
-    found = _KEPT.pop(key, None) or initial_network(network, stream, seed, dtype=dtype, weights=weights)
-    _KEPT[key] = found  # the last that was asked for is the last to go
-    if len(_KEPT) > KEPT:
-        del _KEPT[next(iter(_KEPT))]
-    return found
+    model = _CACHE.pop(key, None) or initial_network(network, stream, seed, dtype=dtype, weights=weights)
+    _CACHE[key] = model  # at the end, so that the least recently used one is dropped first
+    if len(_CACHE) > MAX_CACHED_NETWORKS:
+        del _CACHE[next(iter(_CACHE))]
+    return model
 
 
-def _in_float32(network: str, stream: Stream) -> MultiHeadNetwork:
-    """Drawn in float32 whatever the default is: a run does not depend on what happens around it."""
-    usual = torch.get_default_dtype()
+def _build_in_float32(network: str, stream: Stream) -> MultiHeadNetwork:
+    """Build a network in float32, so that it does not depend on the caller's default dtype."""
+    previous = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
         return build_network(network, stream)
     finally:
-        torch.set_default_dtype(usual)
+        torch.set_default_dtype(previous)
 
 
 def _load(backbone: nn.Module, weights: BackboneWeights, network: str) -> None:
-    """Every tensor of the backbone from the file; what else the file has, such as an old classifier, is not needed."""
-    wanted = backbone.state_dict()
-    for name, tensor in wanted.items():
-        found = weights.tensors.get(name)
-        if found is None or found.shape != tensor.shape:
-            has = "is missing" if found is None else f"has shape {tuple(found.shape)}, not {tuple(tensor.shape)}"
-            raise MooringError(f"{weights.path} does not fit network {network!r}: {name!r} {has}")
-    backbone.load_state_dict({name: weights.tensors[name] for name in wanted})
+    """Load every tensor of the backbone; other tensors of the file, such as an old classifier, are ignored."""
+    state = backbone.state_dict()
+    for name, tensor in state.items():
+        stored = weights.tensors.get(name)
+        if stored is None or stored.shape != tensor.shape:
+            problem = "is missing" if stored is None else f"has shape {tuple(stored.shape)}, not {tuple(tensor.shape)}"
+            raise MooringError(f"{weights.path} does not fit network {network!r}: {name!r} {problem}")
+    backbone.load_state_dict({name: weights.tensors[name] for name in state})
