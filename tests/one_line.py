@@ -23,7 +23,6 @@ def refused(folder: Path, arguments: list[str], capsys, monkeypatch) -> str:
         pytest.fail("it trained")
 
     monkeypatch.setattr(Fleet, "run", trained)
-    monkeypatch.setattr("mooring.lab.study.pretraining._Lesson.teach", trained)
     monkeypatch.chdir(folder)
     before = everything_under(folder)
     status = main([str(argument) for argument in arguments])

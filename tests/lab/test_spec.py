@@ -1,6 +1,7 @@
 """A run's spec: its content address is the same everywhere, and changes with all that the result depends on."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -48,6 +49,9 @@ OTHER = {
     "heads": "fresh",
     "init": "weights",
     "dtype": "float64",
+    "schedule": "cosine",
+    "flips": True,
+    "shifts": 2,
 }
 
 
@@ -70,6 +74,31 @@ def test_every_field_but_the_streams_name_is_part_of_the_address():
     keys = [SPEC.key, *(replace(SPEC, **{name: value}).key for name, value in OTHER.items())]
     assert len(set(keys)) == len(keys)
     assert replace(SPEC, stream="whatever people call it").key == SPEC.key
+
+
+def test_later_fields_are_left_out_at_their_defaults_so_that_older_stores_are_found():
+    assert not {"schedule", "flips", "shifts"} & SPEC.to_json().keys()
+    assert replace(SPEC, schedule="cosine").to_json() == {**SPEC.to_json(), "schedule": "cosine"}
+
+
+def test_the_steps_schedule_divides_the_rate_by_ten_after_five_and_ten_twelfths_of_the_epochs():
+    def rates(lr: float, epochs: int) -> list[float]:
+        spec = replace(SPEC, lr=lr, epochs=epochs, schedule="steps")
+        return [spec.lr_in(epoch) for epoch in range(epochs)]
+
+    assert rates(0.1, 60) == pytest.approx([0.1] * 25 + [0.01] * 25 + [0.001] * 10)  # the paper's
+    assert [*rates(0.1, 1), *rates(1.0, 2)] == [0.1, 1.0, 0.1]
+    assert rates(1.0, 12) == [1.0] * 5 + [0.1] * 5 + [0.01] * 2
+
+
+def test_the_cosine_schedule_falls_along_half_a_cosine():
+    spec = replace(SPEC, lr=1.0, epochs=4, schedule="cosine")
+    expected = [1, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125)]
+    assert [spec.lr_in(epoch) for epoch in range(4)] == pytest.approx(expected)
+
+
+def test_the_constant_schedule_keeps_the_rate():
+    assert {SPEC.lr_in(epoch) for epoch in range(SPEC.epochs)} == {SPEC.lr}
 
 
 def test_the_smallest_difference_in_a_number_is_another_run():
@@ -101,6 +130,9 @@ specs = st.builds(
     memory=st.none() | st.integers(1, 9999),
     heads=st.sampled_from(["inherit", "fresh"]),
     dtype=st.sampled_from(["float32", "float64"]),
+    schedule=st.sampled_from(["constant", "steps", "cosine"]),
+    flips=st.booleans(),
+    shifts=st.integers(0, 9),
 )
 
 
@@ -141,6 +173,10 @@ def test_a_spec_of_a_newer_version_is_refused_in_one_line_that_names_what_is_new
         ("seed", True),
         ("dtype", "float16"),
         ("heads", "new"),
+        ("schedule", "linear"),
+        ("flips", 1),
+        ("shifts", -1),
+        ("shifts", 0.5),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_line_that_names_it(name, value):

@@ -15,7 +15,7 @@ from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.determinism import deterministic as same_bits
 from mooring.lab.networks import backbone_factory
 from mooring.lab.streams.options import open_stream
-from mooring.lab.study.pretraining import Pretraining, Taught
+from mooring.lab.study.pretraining import PretrainedBackbone, Pretraining
 from mooring.lab.study.pretraining import pretrain as teach
 from mooring.lab.study.study import checked_device
 
@@ -88,7 +88,7 @@ def pretrain(
     _tell(taught, json)
 
 
-def _tell(taught: Sequence[Taught], json: bool) -> None:
+def _tell(taught: Sequence[PretrainedBackbone], json: bool) -> None:
     """One backbone alone, or a list of them."""
     if json:
         every = [{"backbone": str(each.path), "seed": each.seed, "accuracy": each.accuracy} for each in taught]

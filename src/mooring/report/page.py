@@ -4,7 +4,7 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -13,7 +13,6 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
 from mooring.report.narrative import compared, duration, outcome, ranges
 from mooring.report.numbers import printable
 from mooring.report.picture import Picture
@@ -83,7 +82,7 @@ def _made(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _settings(entries: Sequence[Entry]) -> Settings:
-    names = [field.name for field in fields(RunSpec) if field.name != "seed"]
+    names = [*dict.fromkeys(name for entry in entries for name in entry.row.setting.to_json() if name != "seed")]
     rows = [[_value(getattr(entry.row.setting, name)) for name in names] for entry in entries]
     differ = [
         len(set(column)) > 1 or name == "method" for name, column in zip(names, zip(*rows, strict=True), strict=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mooring.lab.fleet.augment import Augmentation, move_images
 from mooring.lab.fleet.gpu.convolution import gather, has_kernels
 from mooring.lab.model.order import joint_order, task_order
 from mooring.lab.model.spec import RunSpec
@@ -38,6 +39,8 @@ class Batches:
         device: where they stay.
         dtype: what they become when they are gathered.
         channels_last: how they lie in memory then, on a GPU.
+        flips: whether images are mirrored at random; see `RunSpec`.
+        shifts: by how many pixels images are shifted at most; see `RunSpec`.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -52,6 +55,8 @@ class Batches:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
+        flips: bool = False,
+        shifts: int = 0,
     ) -> None:
         self.stream, self.dtype = stream, dtype
         self.in_one = channels_last and has_kernels(device)
@@ -60,23 +65,33 @@ class Batches:
         for number, task in enumerate(stream.tasks):
             heads[task.train] = stream.head(number)
         self.heads = heads.to(device)
+        self.augmentation = Augmentation(len(stream.train), flips, shifts) if flips or shifts else None
 
     def take(self, indices: Tensor, task: int | None) -> Batch:
-        """The images at these places, int64 of shape (runs, batch); with a task's head, or each image's own."""
-        flat = indices.flatten()
-        x = self.gathered(flat)
-        x = x.reshape(*indices.shape, *x.shape[1:])
-        head = self.heads[flat].view_as(indices) if task is None else self.stream.head(task)
-        return Batch(x, self.labels[flat].view_as(indices), head)
+        """Return the batch of these indices; with a task's head, or with each image's own.
 
-    def gathered(self, places: Tensor) -> Tensor:
-        """The images at these places as a network sees them: chosen, scaled and laid out in one pass on a GPU."""
+        Args:
+            indices: from `order`, of shape (runs, batch).
+            task: the task's number; None for each image's own head.
+        """
+        flat = indices.flatten()
+        if self.augmentation is None:
+            x = self._gather(flat)
+        else:
+            flat, *moves = self.augmentation.decode(flat)
+            x = move_images(self.images, flat, *moves)
+            x = normalize_pixels(x if self.in_one else x.contiguous(), self.dtype)
+        head = self.heads[flat].view_as(indices) if task is None else self.stream.head(task)
+        return Batch(x.reshape(*indices.shape, *x.shape[1:]), self.labels[flat].view_as(indices), head)
+
+    def _gather(self, places: Tensor) -> Tensor:
+        """Return images as a network sees them: chosen, scaled and laid out in one pass on a GPU."""
         if not self.in_one:
             return normalize_pixels(self.images.index_select(0, places), self.dtype)
         return gather(self.images, places, self.dtype)
 
     def order(self, specs: Sequence[RunSpec], data: str, task: int, epoch: int) -> Tensor:
-        """Where each run finds the images of one epoch: int64 of shape (runs, images).
+        """Return the images of one epoch in each run's order, augmented if asked for: int64 of shape (runs, images).
 
         Args:
             specs: the runs.
@@ -90,4 +105,6 @@ class Batches:
             drawn = {seed: joint_order(seed, task, epoch, parts, epochs) for seed in seeds}
         else:
             drawn = {seed: task_order(seed, task, epoch, parts[task]) for seed in seeds}
+        if self.augmentation is not None:
+            drawn = {seed: self.augmentation.encode(o, seed, task * epochs + epoch) for seed, o in drawn.items()}
         return torch.stack([drawn[spec.seed] for spec in specs])

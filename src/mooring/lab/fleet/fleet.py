@@ -93,6 +93,8 @@ class Fleet:
             raise MooringError("a fleet takes runs of one shape, and at least one: they differ in more than seeds")
         if find_method(specs[0].method).memory and specs[0].memory is None:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
+        if any(spec.schedule != "constant" and find_method(spec.method).importance is not None for spec in specs):
+            raise MooringError("a schedule is for methods that pull nothing, such as plain: give schedule='constant'")
         # runs of a method are neighbours, and the order given does not matter
         self.twins = twins(sorted(specs, key=lambda spec: (method_rank(spec.method), spec.seed, spec.key)))
         self.specs = [some[0] for some in self.twins.values()]
@@ -105,7 +107,8 @@ class Fleet:
         with tf32_mode(self.common.dtype):
             self.stack = Stack(self.starts, self.device, seeds, product_dtype(self.common.dtype))
         self.sgd = SGD.of(self.specs, torch.empty(0, dtype=self.dtype, device=self.device))
-        self.batches = Batches(stream, self.device, self.dtype, self.common.dtype in ("tf32", "bf16"))
+        channels_last, augmented = self.common.dtype in ("tf32", "bf16"), (self.common.flips, self.common.shifts)
+        self.batches = Batches(stream, self.device, self.dtype, channels_last, *augmented)
         self.exam = Exam(stream, self.device)
         self.memory = self.ahead = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
         names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
@@ -199,6 +202,7 @@ class Fleet:
             offers, recalls = self.method.data == "er" and epoch == 0, self.method.recalls
             remembered = self.ahead.plan(order, sizes, offer=offers, count=recalls)
         self.feed.load(order, sizes, remembered, self.position.step)
+        self.sgd.set_epoch(self.specs, epoch)
         self.now.fill_(self.steps)
         self.began = self.steps - epoch * len(sizes) - self.position.step
 

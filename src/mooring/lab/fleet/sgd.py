@@ -51,6 +51,20 @@ class SGD:
         numbers = (values[0] if len({*values}) == 1 else like.new_tensor(values) for values in each)
         return cls(like.new_tensor([spec.lr for spec in specs]), *numbers)
 
+    def set_epoch(self, specs: Sequence[RunSpec], epoch: int) -> None:
+        """Set the learning rates of an epoch in place: recorded steps and kernels read this memory.
+
+        Example:
+            >>> settings = {"lr": 1.0, "epochs": 2}
+            >>> specs = [RunSpec("digits", "0", "plain", 0, schedule=s, **settings) for s in ("constant", "cosine")]
+            >>> sgd = SGD.of(specs, torch.zeros(()))
+            >>> sgd.set_epoch(specs, 1)
+            >>> sgd.lr
+            tensor([1.0000, 0.5000])
+        """
+        if any(spec.schedule != "constant" for spec in specs):
+            self.lr.copy_(self.lr.new_tensor([spec.lr_in(epoch) for spec in specs]))
+
     @property
     def decays(self) -> bool:
         """Whether any run's weights decay."""

@@ -15,6 +15,6 @@ def shape(spec: RunSpec) -> tuple[object, ...]:
         True
     """
     method = find_method(spec.method)
-    steps = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory)
+    steps = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory, spec.flips, spec.shifts)
     seen = (method.data, method.recalls, method.frozen, method.observes_outputs, method.observes_layers)
     return (*steps, spec.dtype, *seen)

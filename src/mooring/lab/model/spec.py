@@ -2,16 +2,18 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from mooring.errors import MooringError, check_number, check_whole, unknown
 
-__all__ = ["DTYPES", "HEADS", "RunSpec"]
+__all__ = ["DTYPES", "HEADS", "SCHEDULES", "RunSpec"]
 
 DTYPES = ("float32", "float64", "tf32", "bf16")
 HEADS = ("inherit", "fresh")
+SCHEDULES = ("constant", "steps", "cosine")
 VERSION = 1
 """The version of the keys; it rises when the same specification gives another result."""
 
@@ -37,6 +39,10 @@ class RunSpec:
         init: the fingerprint of the weights that the backbone starts from; empty for random weights.
         dtype: "float32" or "float64" for parameters and arithmetic. On a GPU also "tf32" or "bf16", which apply to
             matrix products and convolutions; everything else is float32.
+        schedule: the learning rate over the epochs of a task. "constant" keeps it. "steps" is a tenth of it after 5/12
+            of the epochs and a hundredth after 10/12. "cosine" falls along half a cosine towards 0.
+        flips: whether half of the training images, chosen at random, are mirrored.
+        shifts: the largest random shift of each training image, in pixels, in both directions; black comes in.
 
     Example:
         >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
@@ -59,6 +65,9 @@ class RunSpec:
     heads: str = "inherit"
     init: str = ""
     dtype: str = "float32"
+    schedule: str = "constant"
+    flips: bool = False
+    shifts: int = 0
 
     def __post_init__(self) -> None:
         """Check that every value is allowed."""
@@ -71,12 +80,15 @@ class RunSpec:
         for name, value in counts.items():
             check_whole(name, value, 1)
         check_whole("seed", self.seed, 0, 1 << 62)
+        check_whole("shifts", self.shifts, 0)
+        if not isinstance(self.flips, bool):
+            raise MooringError(f"flips={self.flips!r} is not allowed: give True or False")
         for name in ("lr", "strength", "momentum", "weight_decay"):  # 10 and 10.0 must give the same key
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else float(value))
-        for name, choice, allowed in (("dtype", self.dtype, DTYPES), ("heads", self.heads, HEADS)):
-            if choice not in allowed:
-                raise unknown(name, choice, allowed)
+        for name, allowed in {"dtype": DTYPES, "heads": HEADS, "schedule": SCHEDULES}.items():
+            if getattr(self, name) not in allowed:
+                raise unknown(name, getattr(self, name), allowed)
 
     @cached_property
     def key(self) -> str:
@@ -85,9 +97,23 @@ class RunSpec:
         text = json.dumps({"version": VERSION, **values}, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    def lr_in(self, epoch: int) -> float:
+        """Return the learning rate of an epoch of a task.
+
+        Example:
+            >>> spec = RunSpec("digits", "0", "plain", seed=0, lr=0.1, epochs=60, schedule="steps")
+            >>> [round(spec.lr_in(epoch), 6) for epoch in (0, 25, 50)]
+            [0.1, 0.01, 0.001]
+        """
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        drops = sum(12 * epoch >= part * self.epochs for part in (5, 10)) if self.schedule == "steps" else 0
+        return self.lr * (1.0, 0.1, 0.01)[drops]
+
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-serializable values."""
-        return {name: getattr(self, name) for name in FIELD_NAMES}
+        """Return JSON-serializable values, without the `OPTIONAL_FIELDS` that have their default."""
+        values = {name: getattr(self, name) for name in FIELD_NAMES}
+        return {name: value for name, value in values.items() if (name, value) not in OPTIONAL_FIELDS.items()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RunSpec":
@@ -105,3 +131,6 @@ class RunSpec:
 
 FIELD_NAMES = tuple(field.name for field in fields(RunSpec))
 """The names of the fields, computed once because a study can have ten thousand specifications."""
+
+OPTIONAL_FIELDS = {"schedule": "constant", "flips": False, "shifts": 0}
+"""Later fields and their defaults, which keys and JSON leave out so that results stored earlier are still found."""
