@@ -13,7 +13,7 @@ from fleets.output import add_common, keep, say, where
 from mooring.backends.kernels.launch import dry_run
 from mooring.errors import MooringError
 from mooring.lab.fleet.gpu import convolution
-from mooring.lab.fleet.gpu.conv_tiles import Geometry, aligned, next_power
+from mooring.lab.fleet.gpu.conv_tiles import ConvolutionGeometry, align_channels, next_power_of_two
 from mooring.lab.model.precision import product_dtype, tf32_mode
 from mooring.lab.networks import BACKBONES
 
@@ -57,14 +57,14 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     return told
 
 
-def _convolutions(network: str, runs: int) -> list[tuple[Geometry, int]]:
+def _convolutions(network: str, runs: int) -> list[tuple[ConvolutionGeometry, int]]:
     """Each shape once, and the side of its images; without the first, which is one product of its own."""
-    found: dict[tuple[Geometry, int], None] = {}
+    found: dict[tuple[ConvolutionGeometry, int], None] = {}
 
     def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, nn.Conv2d)
         shape = (layer.out_channels, layer.in_channels, *layer.kernel_size)
-        found[Geometry(runs, *shape, layer.stride[0], int(layer.padding[0])), inputs[0].shape[2]] = None
+        found[ConvolutionGeometry(runs, *shape, layer.stride[0], int(layer.padding[0])), inputs[0].shape[2]] = None
 
     model = BACKBONES[network]((3, 32, 32))
     for layer in model.modules():
@@ -75,34 +75,34 @@ def _convolutions(network: str, runs: int) -> list[tuple[Geometry, int]]:
 
 
 def _tried(
-    geometry: Geometry, side: int, batch: int, dtype: torch.dtype, repeats: int
+    geometry: ConvolutionGeometry, side: int, batch: int, dtype: torch.dtype, repeats: int
 ) -> dict[str, tuple[float, dict[Tile, float]]]:
     """Microseconds in the tiles that are used and in each of the others, by direction."""
     runs, count = geometry.runs, geometry.kh * geometry.kw
-    inputs, outputs = aligned(geometry.channels), aligned(geometry.outputs)
-    high, wide = geometry.size(side, side)
+    inputs, outputs = align_channels(geometry.channels), align_channels(geometry.outputs)
+    high, wide = geometry.output_size(side, side)
     make = {"device": "cuda", "dtype": dtype}
     x = torch.randn(runs * batch, side, side, inputs, **make)
     g = torch.randn(runs * batch, high, wide, outputs, **make)
     taps = torch.randn(runs, outputs, count, inputs, **make)
-    half_x, half_g = convolution.halved(x), convolution.halved(g)
+    half_x, half_g = convolution.to_half(x), convolution.to_half(g)
     shape = (*x.shape[:3], geometry.channels)
     padded = replace(geometry, channels=inputs)
-    boxed = geometry.boxed(side, side, inputs, outputs)
+    boxed = geometry.fits_boxes(side, side, inputs, outputs)
     ways: dict[str, tuple[Callable[[], object], str, Iterable[Tile]]] = {
         "outputs": (
             lambda: convolution.convolve(x, taps, None, padded, relu=True),
-            "boxes" if boxed else "blocks",
+            "box_tile" if boxed else "block_tile",
             _products(geometry.outputs, inputs, x.element_size()),
         ),
         "inputs": (
-            lambda: convolution.input_gradient(g, taps, shape, padded, seen=None, half=False),
-            "boxes" if boxed else "blocks",
+            lambda: convolution.input_gradient(g, taps, shape, padded, activation=None, half=False),
+            "box_tile" if boxed else "block_tile",
             _products(geometry.channels, outputs, x.element_size()),
         ),
         "weights": (
             lambda: convolution.weight_gradient(half_x, half_g, geometry),
-            "weight_boxes" if boxed else "weight_blocks",
+            "weight_box_tile" if boxed else "weight_block_tile",
             _sums(outputs, inputs, boxed and geometry.kw == 3),
         ),
     }
@@ -123,10 +123,10 @@ def _tried(
 
 def _products(outputs: int, channels: int, size: int) -> list[Tile]:
     """Rows, outputs, channels of a tile, warps and stages."""
-    deep = min(128 // size, max(16, next_power(channels)))
+    deep = min(128 // size, max(16, next_power_of_two(channels)))
     found = []
     for rows in (128, 256):
-        for wide in {min(limit, max(16, next_power(outputs))) for limit in (64, 128, 256)}:
+        for wide in {min(limit, max(16, next_power_of_two(outputs))) for limit in (64, 128, 256)}:
             most = min(4, SHARED // ((rows + wide) * deep * size))
             for warps in (4, 8):
                 if 16 <= rows * wide // (32 * warps) <= 128:
@@ -137,8 +137,8 @@ def _products(outputs: int, channels: int, size: int) -> list[Tile]:
 def _sums(outputs: int, channels: int, three: bool) -> list[Tile]:
     """Outputs, channels, rows of a tile, warps, stages, and whether three taps at once."""
     found = []
-    for wide in {64, min(128, max(64, next_power(outputs)))}:
-        for narrow in {min(limit, max(16, next_power(channels))) for limit in (64, 128, 256)}:
+    for wide in {64, min(128, max(64, next_power_of_two(outputs)))}:
+        for narrow in {min(limit, max(16, next_power_of_two(channels))) for limit in (64, 128, 256)}:
             for rows in {64, 8192 // wide}:
                 for warps in (4, 8):
                     for taps in {1, 3 if three else 1}:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import batch_norm
 
 from lab.small import gpu
-from mooring.lab.fleet.gpu.batch_norm import normalised, takes_norm
+from mooring.lab.fleet.gpu.batch_norm import fused_batch_norm, supports_batch_norm
 
 RUNS = 3
 TOLD = {"momentum": 0.1, "eps": 1e-5}
@@ -40,7 +40,7 @@ def apart(mine: Tensor, exact: Tensor) -> float:
 
 
 def test_a_cpu_has_torchs_own() -> None:
-    assert not takes_norm(torch.zeros(2, 3))
+    assert not supports_batch_norm(torch.zeros(2, 3))
 
 
 @gpu
@@ -55,7 +55,7 @@ def test_results_gradients_and_statistics_equal_torchs(shape, training, dtype) -
             tensors[name].requires_grad_()
     seen = torch.arange(RUNS, device="cuda")
     running = (told["mean"], told["var"], seen)
-    out = normalised(told["x"], told["weight"], told["bias"], running, RUNS, training=training, **TOLD)
+    out = fused_batch_norm(told["x"], told["weight"], told["bias"], running, RUNS, training=training, **TOLD)
     assert seen.tolist() == [run + training for run in range(RUNS)]
     ref = by_torch(exact, training=training)
     g = torch.randn_like(out)
@@ -74,7 +74,7 @@ def test_where_nothing_goes_back_a_kernel_gives_the_same() -> None:
     told = made((4, 21, 8, 8), torch.float32)
     exact = {name: tensor.double() for name, tensor in told.items()}
     running = (told["mean"], told["var"], torch.zeros(RUNS, dtype=torch.int64, device="cuda"))
-    out = normalised(told["x"], told["weight"], told["bias"], running, RUNS, training=False, **TOLD)
+    out = fused_batch_norm(told["x"], told["weight"], told["bias"], running, RUNS, training=False, **TOLD)
     assert apart(out, by_torch(exact, training=False)) < 1e-5
 
 
@@ -82,13 +82,13 @@ def test_where_nothing_goes_back_a_kernel_gives_the_same() -> None:
 def test_one_value_of_a_channel_has_no_variance_and_is_refused_as_torch_does() -> None:
     told = made((1, 5), torch.float32)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
-        normalised(told["x"], told["weight"], told["bias"], None, RUNS, training=True, **TOLD)
+        fused_batch_norm(told["x"], told["weight"], told["bias"], None, RUNS, training=True, **TOLD)
 
 
 @gpu
 def test_values_far_from_0_keep_their_variance() -> None:
     told = made((4, 21, 8, 8), torch.float32, far=1000.0)
-    out = normalised(told["x"], None, None, None, RUNS, training=True, **TOLD)
+    out = fused_batch_norm(told["x"], None, None, None, RUNS, training=True, **TOLD)
     exact = torch.cat([batch_norm(x, None, None, None, None, True) for x in told["x"].double().chunk(RUNS)])
     assert apart(out, exact) < 1e-3  # x itself has seven digits, four of which are left
 
@@ -98,7 +98,7 @@ def test_what_is_not_a_number_stays_in_its_run() -> None:
     told = made((4, 21, 8, 8), torch.float32)
     told["x"][5, 3, 2, 2] = float("nan")
     told["x"].requires_grad_()
-    out = normalised(told["x"], told["weight"], told["bias"], None, RUNS, training=True, **TOLD)
+    out = fused_batch_norm(told["x"], told["weight"], told["bias"], None, RUNS, training=True, **TOLD)
     (g,) = torch.autograd.grad(out.square().sum(), told["x"])
     for found in (out, g):
         assert found.isfinite().reshape(RUNS, -1).all(1).tolist() == [True, False, True]

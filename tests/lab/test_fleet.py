@@ -18,7 +18,7 @@ from lab.small import class_stream, domain_stream
 from mooring.diagnose.diagnosis import Diagnosis
 from mooring.errors import MooringError, NonFiniteError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.shape import shape
+from mooring.lab.fleet.grouping import fleet_shape
 from mooring.lab.methods import METHODS, find_method
 from mooring.lab.model.order import joint_order, seeded_generator, task_order
 from mooring.lab.model.results import Result
@@ -61,13 +61,15 @@ class Log:
     def on_step(self, fleet: Fleet) -> None:
         end = fleet.position.step * fleet.common.batch
         for row, spec in enumerate(fleet.specs):
-            self.seen.setdefault(spec.key, []).append(fleet.feed.fresh[row, end - fleet.common.batch : end].tolist())
+            self.seen.setdefault(spec.key, []).append(
+                fleet.epoch_indices.indices[row, end - fleet.common.batch : end].tolist()
+            )
             if self.keep_steps:
-                self.steps.setdefault(spec.key, []).append(fleet.stack.alone(row).state_dict())
+                self.steps.setdefault(spec.key, []).append(fleet.stack.network_of(row).state_dict())
 
     def on_task_end(self, fleet: Fleet) -> None:
         for row, spec in enumerate(fleet.specs):
-            self.weights.setdefault(spec.key, []).append(fleet.stack.alone(row).state_dict())
+            self.weights.setdefault(spec.key, []).append(fleet.stack.network_of(row).state_dict())
 
 
 def sailed(specs: list[RunSpec], stream: Stream, **rest) -> tuple[dict[str, Result], Log]:
@@ -407,8 +409,8 @@ def test_penalties_that_would_extrapolate_are_rejected_after_the_first_task_and_
     strengths = {n: 1e9 if hasattr(m.pull(1.0), "strength") else m.dial[-1] for n, m in strong.items()}
     specs = [spec_for(name, stream, 0, strength=strength, epochs=1) for name, strength in strengths.items()]
     specs += [spec_for(name, stream, 0, epochs=1) for name in METHODS if name.startswith(("explicit", "plain"))]
-    for kind in {shape(spec) for spec in specs}:
-        fleet = [spec for spec in specs if shape(spec) == kind]
+    for kind in {fleet_shape(spec) for spec in specs}:
+        fleet = [spec for spec in specs if fleet_shape(spec) == kind]
         results, _ = sailed(fleet, stream, reject=True)
         for spec in fleet:
             result, safe = results[spec.key], not METHODS[spec.method].can_extrapolate
@@ -667,7 +669,7 @@ def flat(shape: tuple[int, int, int]) -> nn.Module:
 def test_a_network_that_cannot_be_stacked_sails_run_by_run_and_equals_the_loop_by_hand(network, method):
     stream = STREAMS["classes"]
     specs = [spec_for(method, stream, seed, network=f"{HERE}:{network}", lr=0.05 * (seed + 1)) for seed in (0, 1, 2)]
-    assert Fleet(specs, stream).stack.way == "in turn"
+    assert Fleet(specs, stream).stack.mode == "sequential"
     results, log = sailed(specs, stream)
     for spec in specs:
         hand = by_hand(spec, stream)
@@ -695,21 +697,21 @@ def centring(shape: tuple[int, int, int]) -> nn.Module:
 @pytest.mark.parametrize(
     ("network", "way"),
     [
-        ("mlp", "wide"),
-        (f"{HERE}:normalised", "wide"),
-        (f"{HERE}:convolving", "wide"),
-        ("resnet18-third", "wide"),
+        ("mlp", "batched"),
+        (f"{HERE}:normalised", "batched"),
+        (f"{HERE}:convolving", "batched"),
+        ("resnet18-third", "batched"),
         (f"{HERE}:scaling", "vmap"),
         (f"{HERE}:borrowing", "vmap"),
         (f"{HERE}:centring", "vmap"),
-        (f"{HERE}:branching", "in turn"),
-        (f"{HERE}:dropping", "in turn"),
+        (f"{HERE}:branching", "sequential"),
+        (f"{HERE}:dropping", "sequential"),
     ],
 )
 def test_each_network_is_stacked_the_fastest_way_that_is_right(network, way):
     stream = STREAMS["classes"]
     specs = [spec_for("plain", stream, seed, network=network) for seed in (0, 1)]
-    assert Fleet(specs, stream).stack.way == way
+    assert Fleet(specs, stream).stack.mode == way
 
 
 def test_a_network_that_looks_across_its_batch_does_not_see_other_runs():
@@ -724,7 +726,7 @@ def test_trying_whether_a_network_can_be_stacked_leaves_its_statistics_alone():
     stream = STREAMS["classes"]
     spec = spec_for("plain", stream, 3, network=f"{HERE}:normalised")
     assert equal(
-        Fleet([spec], stream).stack.alone(0).state_dict(),
+        Fleet([spec], stream).stack.network_of(0).state_dict(),
         initial_network(spec.network, stream, 3, dtype=torch.float64).state_dict(),
     )
 

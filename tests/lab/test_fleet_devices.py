@@ -34,7 +34,7 @@ def on_both(specs: list[RunSpec], stream: Stream) -> list[Fleet]:
     fleets[0].run()
     seen = Recorded()
     fleets[1].run(seen)
-    assert min(seen.kinds.values()) > 0 or fleets[1].stack.way == "in turn"
+    assert min(seen.kinds.values()) > 0 or fleets[1].stack.mode == "sequential"
     return fleets
 
 

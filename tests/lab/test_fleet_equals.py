@@ -6,7 +6,7 @@ import torch
 from lab.small import class_stream, domain_stream, spec_for, trained_by_hand
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.shape import shape
+from mooring.lab.fleet.grouping import fleet_shape
 from mooring.lab.methods import METHODS
 
 BY_HAND = [name for name, method in METHODS.items() if method.memory is None]
@@ -18,7 +18,7 @@ def final(fleet: Fleet) -> dict[str, dict[str, torch.Tensor]]:
     """The final weights of each run, by its key."""
     specs = list(fleet.specs)
     fleet.run()
-    return {spec.key: fleet.stack.alone(row).state_dict() for row, spec in enumerate(specs)}
+    return {spec.key: fleet.stack.network_of(row).state_dict() for row, spec in enumerate(specs)}
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -43,7 +43,7 @@ def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network
     ]
     fleets: dict[tuple[object, ...], list] = {}
     for spec in specs:
-        fleets.setdefault(shape(spec), []).append(spec)
+        fleets.setdefault(fleet_shape(spec), []).append(spec)
     layers = network != "lab.test_fleet_equals:dropping"
     assert len(fleets) == 7 + layers  # plain, frozen, frozen after first, joint, outputs, er, a-gem; and layers
     for fleet in fleets.values():
@@ -84,7 +84,7 @@ def test_runs_with_fresh_heads_sail_with_others(kind: str) -> None:
 def test_factors_of_layers_that_cannot_be_seen_are_refused_in_one_line() -> None:
     stream = STREAMS["classes"]
     spec = spec_for("budget-kronecker", stream, 0, network="lab.test_fleet_equals:dropping")
-    with pytest.raises(MooringError, match="needs layers that know about runs") as told:
+    with pytest.raises(MooringError, match="needs layers that can be batched over runs") as told:
         Fleet([spec], stream)
     assert "\n" not in str(told.value)
 

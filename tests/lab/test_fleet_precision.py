@@ -7,7 +7,7 @@ from torch.nn.functional import conv2d, max_pool2d
 from lab.small import class_stream, gpu, spec_for
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.gpu.fused_convolutions import Link, run_chain
+from mooring.lab.fleet.gpu.fused_convolutions import ConvolutionSpec, fused_convolutions
 from mooring.lab.model.precision import tf32_mode
 
 
@@ -31,44 +31,49 @@ CASES = [
 ]
 
 
-def by_torch(x, weights, biases, links, runs):
+def by_torch(x, weights, biases, specs, runs):
     """What torch's own layers give, run by run, in float64."""
     outs = []
     for run, images in enumerate(x.chunk(runs)):
-        for link, weight, bias in zip(links, weights, biases, strict=True):
-            images = conv2d(images, weight[run], bias[run], stride=link.stride, padding=link.padding)
-            images = images.relu() if link.relu else images
-            images = max_pool2d(images, 2) if link.pool else images
+        for spec, weight, bias in zip(specs, weights, biases, strict=True):
+            images = conv2d(images, weight[run], bias[run], stride=spec.stride, padding=spec.padding)
+            images = images.relu() if spec.relu else images
+            images = max_pool2d(images, 2) if spec.pool else images
         outs.append(images)
     return torch.cat(outs)
 
 
 def made(
-    channels: int, size: int, links: list[tuple[int, int, Link]], dtype: torch.dtype, runs: int, batch: int
-) -> tuple[torch.Tensor, tuple[Link, ...], list[torch.Tensor], list[torch.Tensor]]:
-    """Images, links, weights and biases of a chain."""
+    channels: int, size: int, specs: list[tuple[int, int, ConvolutionSpec]], dtype: torch.dtype, runs: int, batch: int
+) -> tuple[torch.Tensor, tuple[ConvolutionSpec, ...], list[torch.Tensor], list[torch.Tensor]]:
+    """Images, specs, weights and biases of a chain."""
     torch.manual_seed(0)
     x = torch.randn(runs * batch, channels, size, size, device="cuda").to(dtype).requires_grad_()
     weights, biases = [], []
-    for outputs, kernel, _ in links:
+    for outputs, kernel, _ in specs:
         scale = 1.5 / (channels * kernel * kernel) ** 0.5
         weights.append((scale * torch.randn(runs, outputs, channels, kernel, kernel, device="cuda")).requires_grad_())
         biases.append(torch.randn(runs, outputs, device="cuda").requires_grad_())
         channels = outputs
-    return x, tuple(link for *_, link in links), weights, biases
+    return x, tuple(spec for *_, spec in specs), weights, biases
 
 
 def compared(
-    channels: int, size: int, links: list[tuple[int, int, Link]], dtype: torch.dtype, runs: int = 3, batch: int = 4
+    channels: int,
+    size: int,
+    specs: list[tuple[int, int, ConvolutionSpec]],
+    dtype: torch.dtype,
+    runs: int = 3,
+    batch: int = 4,
 ) -> list[float]:
     """How far a chain and its gradients are from torch's, each relative to its norm."""
-    x, plan, weights, biases = made(channels, size, links, dtype, runs, batch)
+    x, plan, weights, biases = made(channels, size, specs, dtype, runs, batch)
     with tf32_mode("tf32"):
-        out = run_chain(x, plan, weights, biases)
+        out = fused_convolutions(x, plan, weights, biases)
         told = torch.randn_like(out) / 100
         mine = [out, *torch.autograd.grad(out, (x, *weights, *biases), told)]
     exact = [t.detach().double().requires_grad_() for t in (x, *weights, *biases)]
-    ref = by_torch(exact[0], exact[1 : 1 + len(links)], exact[1 + len(links) :], plan, runs)
+    ref = by_torch(exact[0], exact[1 : 1 + len(specs)], exact[1 + len(specs) :], plan, runs)
     theirs = [ref, *torch.autograd.grad(ref, exact, told.double())]
     return [float((a.double() - b).detach().norm() / b.detach().norm()) for a, b in zip(mine, theirs, strict=True)]
 
@@ -78,49 +83,57 @@ def compared(
 @pytest.mark.parametrize("case", CASES)
 def test_stacked_convolutions_and_their_gradients_equal_torchs(case, dtype) -> None:
     channels, outputs, size, kernel, stride, padding = case
-    apart = compared(channels, size, [(outputs, kernel, Link(stride, padding))], dtype)
+    apart = compared(channels, size, [(outputs, kernel, ConvolutionSpec(stride, padding))], dtype)
     assert max(apart) < (2e-3 if dtype == torch.float32 else 2e-2)  # mantissas of ten and of seven bits
 
 
 CHAINS = {
-    "a ReLU": [(64, 3, Link(1, 1, relu=True))],
-    "a pool alone": [(64, 3, Link(1, 1, pool=True))],
-    "one after the other": [(64, 3, Link(1, 1, relu=True)), (64, 3, Link(1, 1)), (128, 3, Link(1, 1, relu=True))],
-    "pools between": [
-        (64, 3, Link(1, 1, relu=True)),
-        (64, 3, Link(1, 1, relu=True, pool=True)),
-        (128, 3, Link(1, 1, relu=True)),
-        (128, 3, Link(1, 1, relu=True, pool=True)),
-        (256, 3, Link(1, 1, relu=True)),
-        (256, 3, Link(1, 1, relu=True, pool=True)),
+    "a ReLU": [(64, 3, ConvolutionSpec(1, 1, relu=True))],
+    "a pool alone": [(64, 3, ConvolutionSpec(1, 1, pool=True))],
+    "one after the other": [
+        (64, 3, ConvolutionSpec(1, 1, relu=True)),
+        (64, 3, ConvolutionSpec(1, 1)),
+        (128, 3, ConvolutionSpec(1, 1, relu=True)),
     ],
-    "odd widths and strides": [(21, 3, Link(2, 1, relu=True)), (42, 1, Link(1, 0, relu=True)), (30, 5, Link(1, 2))],
+    "pools between": [
+        (64, 3, ConvolutionSpec(1, 1, relu=True)),
+        (64, 3, ConvolutionSpec(1, 1, relu=True, pool=True)),
+        (128, 3, ConvolutionSpec(1, 1, relu=True)),
+        (128, 3, ConvolutionSpec(1, 1, relu=True, pool=True)),
+        (256, 3, ConvolutionSpec(1, 1, relu=True)),
+        (256, 3, ConvolutionSpec(1, 1, relu=True, pool=True)),
+    ],
+    "odd widths and strides": [
+        (21, 3, ConvolutionSpec(2, 1, relu=True)),
+        (42, 1, ConvolutionSpec(1, 0, relu=True)),
+        (30, 5, ConvolutionSpec(1, 2)),
+    ],
 }
 
-WIDE = [(outputs, 3, Link(1, 1, relu=True)) for outputs in (21, 42, 85, 170)]
+WIDE = [(outputs, 3, ConvolutionSpec(1, 1, relu=True)) for outputs in (21, 42, 85, 170)]
 
 
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("runs", "batch"), [(3, 4), (8, 64)], ids=["small tiles", "large tiles"])
-@pytest.mark.parametrize("links", CHAINS.values(), ids=CHAINS)
-def test_a_chain_of_convolutions_and_pools_equals_torchs(links, runs, batch, dtype) -> None:
+@pytest.mark.parametrize("specs", CHAINS.values(), ids=CHAINS)
+def test_a_chain_of_convolutions_and_pools_equals_torchs(specs, runs, batch, dtype) -> None:
     """A value that rounds to the other side of 0, or past its neighbour in a pool, sends its gradient elsewhere."""
-    apart = compared(3, 32, links, dtype, runs, batch)
+    apart = compared(3, 32, specs, dtype, runs, batch)
     each = 1e-3 if dtype == torch.float32 else 8e-3  # two factors, cut off after ten and after seven bits
-    assert apart[0] < each * len(links)
+    assert apart[0] < each * len(specs)
     assert max(apart) < (0.1 if dtype == torch.float32 else 0.3)  # the root of the share that went elsewhere
 
 
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("links", [CHAINS["pools between"], WIDE], ids=["pools between", "odd widths"])
-def test_the_same_chain_gives_the_same_bits_however_often_and_however_busy(links, dtype) -> None:
+@pytest.mark.parametrize("specs", [CHAINS["pools between"], WIDE], ids=["pools between", "odd widths"])
+def test_the_same_chain_gives_the_same_bits_however_often_and_however_busy(specs, dtype) -> None:
     """A product that still reads registers into which the next images are loaded is wrong now and then, a little."""
-    x, plan, weights, biases = made(3, 32, links, dtype, runs=8, batch=256)
+    x, plan, weights, biases = made(3, 32, specs, dtype, runs=8, batch=256)
 
     def once() -> list[torch.Tensor]:
-        out = run_chain(x, plan, weights, biases)
+        out = fused_convolutions(x, plan, weights, biases)
         return [out, *torch.autograd.grad(out, (*weights, *biases), torch.ones_like(out))]
 
     with tf32_mode("tf32"):
@@ -132,14 +145,14 @@ def test_the_same_chain_gives_the_same_bits_however_often_and_however_busy(links
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_not_a_number_goes_through_a_chain_and_stays_in_its_run(dtype) -> None:
-    links = (Link(1, 1, relu=True, pool=True), Link(1, 1, relu=True))
+    specs = (ConvolutionSpec(1, 1, relu=True, pool=True), ConvolutionSpec(1, 1, relu=True))
     x = torch.randn(3 * 3, 64, 8, 8, device="cuda").to(dtype)
-    weights = [torch.randn(3, 64, 64, 3, 3, device="cuda").requires_grad_() for _ in links]
-    biases = [torch.zeros(3, 64, device="cuda").requires_grad_() for _ in links]
+    weights = [torch.randn(3, 64, 64, 3, 3, device="cuda").requires_grad_() for _ in specs]
+    biases = [torch.zeros(3, 64, device="cuda").requires_grad_() for _ in specs]
     with torch.no_grad():
         weights[0][1, 5] = float("nan")
     with tf32_mode("tf32"):
-        out = run_chain(x, links, weights, biases)
+        out = fused_convolutions(x, specs, weights, biases)
         found = torch.autograd.grad(out.sum(), [*weights, *biases])
     assert out.isfinite().flatten(1).all(1).tolist() == [True] * 3 + [False] * 3 + [True] * 3
     for gradient in found:
@@ -153,8 +166,12 @@ def test_what_a_convolution_gives_may_be_changed_in_place() -> None:
     x = torch.randn(3 * 2, 64, 8, 8, device="cuda")
     weight = torch.randn(3, 64, 64, 3, 3, device="cuda").requires_grad_()
     with tf32_mode("tf32"):
-        apart = torch.autograd.grad(torch.relu(run_chain(x, (Link(1, 1),), [weight], [None]) + 1).sum(), weight)
-        inside = torch.autograd.grad(run_chain(x, (Link(1, 1),), [weight], [None]).add_(1).relu_().sum(), weight)
+        apart = torch.autograd.grad(
+            torch.relu(fused_convolutions(x, (ConvolutionSpec(1, 1),), [weight], [None]) + 1).sum(), weight
+        )
+        inside = torch.autograd.grad(
+            fused_convolutions(x, (ConvolutionSpec(1, 1),), [weight], [None]).add_(1).relu_().sum(), weight
+        )
     torch.testing.assert_close(inside, apart)
 
 

@@ -216,7 +216,7 @@ def test_fleet_starts_from_the_weights_that_its_spec_names(tmp_path):
     fleet = Fleet([spec], stream, weights={weights.fingerprint: weights})
     fleet.run()
     for name, tensor in weights.tensors.items():
-        assert torch.equal(fleet.stack.alone(0).backbone.state_dict()[name], tensor.double())
+        assert torch.equal(fleet.stack.network_of(0).backbone.state_dict()[name], tensor.double())
 
 
 def test_weights_of_another_network_are_refused_in_one_line(tmp_path):

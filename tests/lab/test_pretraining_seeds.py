@@ -13,9 +13,9 @@ from lab.test_pretraining import SMALL, STREAM, StoppedError, content
 from mooring.errors import MooringError
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.augment import Augmentation
-from mooring.lab.fleet.data import Batch, Batches
+from mooring.lab.fleet.data import Batch, TrainingData
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.gpu.cuda_graphs import EAGER, Recorder
+from mooring.lab.fleet.gpu.cuda_graphs import WARMUP_STEPS, GraphRecorder
 from mooring.lab.model.order import seeded_generator
 from mooring.lab.networks.initialization import read_weights
 from mooring.lab.streams import Stream
@@ -72,8 +72,8 @@ def test_augmented_runs_of_several_tasks_resume_bit_for_bit(tmp_path):
     """Replay keeps the images as they were seen, and each task draws its own flips and shifts."""
     stream = class_stream()
     spec = spec_for("er", stream, schedule="cosine", flips=True, shifts=1)
-    batches = Batches(stream, flips=True, shifts=1)
-    first, second = (batches.augmentation.decode(batches.order([spec], "task", task, 0)[0])[1:] for task in (0, 1))
+    data = TrainingData(stream, flips=True, shifts=1)
+    first, second = (data.augmentation.decode(data.epoch_order([spec], "task", task, 0)[0])[1:] for task in (0, 1))
     assert not all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     whole_fleet, resumed = Fleet([spec], stream), Fleet([spec], stream)
     [expected] = whole_fleet.run(Once(tmp_path / "checkpoint"))
@@ -186,24 +186,30 @@ def fleet_of(settings: Pretraining, stream: Stream, device: str = "cpu") -> Flee
 def test_steps_can_be_recorded_with_a_schedule_and_augmentation(network, monkeypatch):
     """A recorded step reads and writes the same memory in every epoch, and takes its batch without waiting."""
     settings = replace(SEEDS, network=network, epochs=2, batch=6, schedule="cosine")
-    fleet, addresses, rates, take = fleet_of(settings, limit_images(STREAM, 12)), [], [], Batches.take
+    fleet, addresses, rates, take = fleet_of(settings, limit_images(STREAM, 12)), [], [], TrainingData.batch
 
     def take_without_waiting(*args: object) -> Batch:
         with NoWait():
             return take(*args)
 
-    def run(self: Recorder, kind: object, left: int, step) -> None:
+    def run(self: GraphRecorder, kind: object, left: int, step) -> None:
         step()
         state = (*fleet.stack.parameters.values(), *fleet.stack.buffers.values(), *fleet.sgd.velocity.values())
-        inputs = (fleet.bad, fleet.sgd.lr, fleet.feed.fresh, fleet.feed.begin, fleet.batches.images)
+        inputs = (
+            fleet.bad,
+            fleet.sgd.lr,
+            fleet.epoch_indices.indices,
+            fleet.epoch_indices.offset,
+            fleet.training_data.images,
+        )
         addresses.append([tensor.data_ptr() for tensor in (*state, *inputs)])
         rates.append(fleet.sgd.lr.tolist())
 
-    monkeypatch.setattr(Batches, "take", take_without_waiting)
-    monkeypatch.setattr(Recorder, "run", run)
+    monkeypatch.setattr(TrainingData, "batch", take_without_waiting)
+    monkeypatch.setattr(GraphRecorder, "run", run)
     fleet.run()
     assert len(addresses) == 8
-    assert all(row == addresses[EAGER - 1] for row in addresses[EAGER - 1 :])
+    assert all(row == addresses[WARMUP_STEPS - 1] for row in addresses[WARMUP_STEPS - 1 :])
     torch.testing.assert_close(torch.tensor(rates), torch.tensor([[0.05] * 3] * 4 + [[0.025] * 3] * 4))
 
 
@@ -230,12 +236,12 @@ def test_recorded_steps_on_a_gpu_equal_steps_that_are_not_recorded(network, dtyp
     settings = Pretraining(**options, schedule="cosine", dtype=dtype)
     recorded, eager = (fleet_of(settings, STREAM, "cuda") for _ in range(2))
     initial = {name: p.detach().clone() for name, p in recorded.stack.parameters.items()}
-    eager.recorder.on = False
+    eager.recorder.enabled = False
     # two runs without recording also differ in the last bits unless sums are taken in one order
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         for fleet in (recorded, eager):
             fleet.run()
-    assert recorded.recorder.failed == ""
+    assert recorded.recorder.failure == ""
     assert 64 in {kind[0] for kind in recorded.recorder.graphs}
     assert not eager.recorder.graphs
     one, other = ({name: p.detach() for name, p in fleet.stack.parameters.items()} for fleet in (recorded, eager))

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from lab.small import class_stream, domain_stream, spec_for
 from mooring.lab.fleet.fleet import Fleet, Position
-from mooring.lab.fleet.reservoir import Reservoir, project
+from mooring.lab.fleet.reservoir import Reservoir, project_agem
 from mooring.lab.model.order import seeded_generator, task_order
 from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
@@ -125,7 +125,7 @@ def drawn(seed: int, runs: int = 40) -> dict[str, torch.Tensor]:
 
 def test_the_projection_is_the_papers_over_all_parameters_of_a_run_at_once():
     g, r = drawn(0), drawn(1)
-    found, turned = project(g, r), 0
+    found, turned = project_agem(g, r), 0
     for run in range(40):
         mine, theirs = vectors(g, run), vectors(r, run)
         torch.testing.assert_close(vectors(found, run), projected_by_hand(mine, theirs), rtol=1e-12, atol=1e-12)
@@ -141,10 +141,10 @@ def test_a_gradient_is_left_alone_where_weights_and_biases_agree_only_together()
     """The trap: products taken parameter by parameter would turn the weight here, and not the bias below."""
     g = {"weight": torch.tensor([[[1.0, 0.0]]]), "bias": torch.tensor([[2.0]])}
     against = {"weight": torch.tensor([[[-1.0, 0.0]]]), "bias": torch.tensor([[1.0]])}
-    found = project(g, against)
+    found = project_agem(g, against)
     assert all(torch.equal(found[name], g[name]) for name in g)
     more = {"weight": torch.tensor([[[-3.0, 0.0]]]), "bias": torch.tensor([[1.0]])}  # g'r = -1, r'r = 10
-    found = project(g, more)
+    found = project_agem(g, more)
     torch.testing.assert_close(found["weight"], torch.tensor([[[0.7, 0.0]]]))
     torch.testing.assert_close(found["bias"], torch.tensor([[2.1]]))
 
@@ -153,7 +153,7 @@ def test_a_parameter_that_one_of_the_gradients_lacks_counts_as_zero_there():
     g, r = drawn(2), drawn(3)
     only_g = {name: t for name, t in g.items() if name != "two.bias"}
     only_r = {name: t for name, t in r.items() if name != "one.weight"}
-    found = project(only_g, only_r)
+    found = project_agem(only_g, only_r)
     full_g = {**g, "two.bias": torch.zeros_like(g["two.bias"])}
     full_r = {**r, "one.weight": torch.zeros_like(r["one.weight"])}
     for run in range(40):
@@ -163,7 +163,7 @@ def test_a_parameter_that_one_of_the_gradients_lacks_counts_as_zero_there():
 
 def test_a_projection_does_not_change_what_it_was_given():
     g, r = drawn(4), drawn(5)
-    project(g, r)
+    project_agem(g, r)
     assert all(torch.equal(g[name], drawn(4)[name]) and torch.equal(r[name], drawn(5)[name]) for name in SHAPES)
 
 
@@ -266,7 +266,7 @@ def test_a_replay_fleet_equals_a_loop_written_by_hand(method, kind, memory):
     fleet.run()
     for row, spec in enumerate(order):
         loop = Loop(spec, stream).train()
-        torch.testing.assert_close(fleet.stack.alone(row).state_dict(), loop.model.state_dict(), **EXACT)
+        torch.testing.assert_close(fleet.stack.network_of(row).state_dict(), loop.model.state_dict(), **EXACT)
         assert sorted(fleet.memory.kept[row, : len(fleet.memory)].tolist()) == sorted(loop.memory.kept)
         if method == "a-gem":
             assert min(loop.turned, loop.straight) > 0  # both cases were met
@@ -279,7 +279,7 @@ def test_a_replay_fleet_equals_the_loop_with_weight_decay_too(method):
     fleet = Fleet([spec], stream)
     fleet.run()
     torch.testing.assert_close(
-        fleet.stack.alone(0).state_dict(), Loop(spec, stream).train().model.state_dict(), **EXACT
+        fleet.stack.network_of(0).state_dict(), Loop(spec, stream).train().model.state_dict(), **EXACT
     )
 
 

@@ -12,7 +12,7 @@ from mooring.lab.engines import sizing as sizes
 from mooring.lab.engines.reporting import Silent
 from mooring.lab.engines.size_probe import Tried
 from mooring.lab.engines.sizing import AT_ONCE, FIRST, Sizes
-from mooring.lab.fleet.grouping import evenly, fleets
+from mooring.lab.fleet.grouping import group_into_fleets, split_evenly
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams import Stream
 from mooring.lab.study.study import Study
@@ -62,7 +62,7 @@ class Machine:
 
 
 def parts(machine: Machine, runs: list[RunSpec], device: str = "cpu") -> list[int]:
-    return [len(fleet) for fleet in fleets(runs, machine.sizes(device))]
+    return [len(fleet) for fleet in group_into_fleets(runs, machine.sizes(device))]
 
 
 # How fast
@@ -106,7 +106,7 @@ def test_fleets_are_of_one_size_and_a_few_more_sail_along():
 @pytest.mark.parametrize("most", [1, 3, 64, 5000])
 def test_parts_are_even_in_order_and_no_larger_than_they_may_be(number, most):
     runs = runs_of(number)
-    made = evenly(runs, most)
+    made = split_evenly(runs, most)
     assert [run for part in made for run in part] == runs
     lengths = [len(part) for part in made]
     assert max(lengths) <= most
@@ -141,7 +141,7 @@ def test_memory_is_a_fleets_and_each_runs_and_a_fifth_of_it_stays_free():
 
 def test_test_images_that_stay_on_the_device_leave_less_room(monkeypatch):
     machine = Machine(full=10_000, memory=(2 * GIB, GIB), room=100 * GIB)
-    monkeypatch.setattr(sizes, "kept_bytes", lambda test: 10 * GIB)
+    monkeypatch.setattr(sizes, "resident_bytes", lambda test: 10 * GIB)
     assert machine.sizes("cuda")(runs_of(500)) == 67
 
 

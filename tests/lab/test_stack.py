@@ -1,4 +1,4 @@
-"""A stack of networks: the fastest way that is right, for each kind of network."""
+"""A stack of networks: the fastest_mode mode that is right, for each kind of network."""
 
 import copy
 from collections.abc import Callable
@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from lab.small import class_stream, spec_for, trained_by_hand
-from lab.test_layers import different
+from lab.test_batched_layers import different
 from mooring.lab.engines.local import Local
 from mooring.lab.engines.reporting import Silent
 from mooring.lab.engines.runner import Aboard
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.stack import stack as stack_module
 from mooring.lab.fleet.stack.batched_layers import LAYERS
-from mooring.lab.fleet.stack.stack import Stack, fastest
+from mooring.lab.fleet.stack.stack import Stack, fastest_mode
 from mooring.lab.networks.multi_head import MultiHeadNetwork, is_standard_layer
 
 HERE = "lab.test_stack"
@@ -95,18 +95,18 @@ def remembering(shape: tuple[int, int, int]) -> nn.Module:
 def final(fleet: Fleet) -> dict[str, dict[str, torch.Tensor]]:
     specs = list(fleet.specs)
     fleet.run()
-    return {spec.key: fleet.stack.alone(row).state_dict() for row, spec in enumerate(specs)}
+    return {spec.key: fleet.stack.network_of(row).state_dict() for row, spec in enumerate(specs)}
 
 
 @pytest.mark.parametrize(
-    ("network", "way"), [("patches", "wide"), ("encoder", "wide"), ("placed", "vmap"), ("remembering", "vmap")]
+    ("network", "mode"), [("patches", "batched"), ("encoder", "batched"), ("placed", "vmap"), ("remembering", "vmap")]
 )
-def test_a_run_of_a_transformer_in_a_fleet_equals_the_run_alone_and_the_loop_by_hand(network, way):
+def test_a_run_of_a_transformer_in_a_fleet_equals_the_run_alone_and_the_loop_by_hand(network, mode):
     stream = class_stream(tasks=2, images=30)
     told = {"network": f"{HERE}:{network}", "epochs": 1, "lr": 0.05}
     specs = [spec_for(method, stream, seed, **told) for method in ("plain", "explicit-ewc") for seed in (0, 1)]
     fleet = Fleet(specs, stream)
-    assert fleet.stack.way == way
+    assert fleet.stack.mode == mode
     together = final(fleet)
     for spec in specs[1:3]:
         alone = final(Fleet([spec], stream))[spec.key]
@@ -123,16 +123,16 @@ def test_a_transformer_with_dropout_trains_run_by_run_and_a_line_says_so(tmp_pat
     lines: list[str] = []
     stream = class_stream(tasks=1, images=20)
     specs = [spec_for("plain", stream, seed, network=f"{HERE}:dropping", epochs=1) for seed in (0, 1)]
-    assert Fleet(specs, stream).stack.way == "in turn"
+    assert Fleet(specs, stream).stack.mode == "sequential"
     aboard = Aboard({stream.fingerprint: stream}, {}, reporter=Listening())
     Local(aboard, tmp_path).run([specs], lambda results: None)
     assert lines == [f"{specs[0].network} cannot be stacked: its runs train one after the other"]
 
 
-# Which way
+# Which mode
 
 
-def twins(backbone: nn.Module, runs: int = 2, heads: int = 2) -> list[MultiHeadNetwork]:
+def identical_networks(backbone: nn.Module, runs: int = 2, heads: int = 2) -> list[MultiHeadNetwork]:
     """Networks that start from the same weights."""
     network = MultiHeadNetwork(backbone, 3, heads, SHAPE)
     return [copy.deepcopy(network) for _ in range(runs)]
@@ -166,11 +166,11 @@ def flat(*rest: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *rest)
 
 
-WAYS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
-    "encoder": ("wide", lambda: Encoder(norm_first=True)),
+MODES: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "encoder": ("batched", lambda: Encoder(norm_first=True)),
     "encoder, length first": ("vmap", lambda: Encoder(batch_first=False)),
     "instance norm": (
-        "wide",
+        "batched",
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten()),
     ),
     "instance norm with statistics": (
@@ -178,41 +178,41 @@ WAYS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten()),
     ),
     "one dimension": (
-        "wide",
+        "batched",
         lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(1, 4, 3), nn.PReLU(), nn.GroupNorm(2, 4), nn.Flatten()),
     ),
     "one dimension in a row": (
-        "wide",
+        "batched",
         lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Conv1d(4, 4, 3), nn.Flatten()),
     ),
     "padding by name": (
-        "wide",
+        "batched",
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
     ),
     "nothing of its own": (
-        "wide",
+        "batched",
         lambda: nn.Sequential(nn.BatchNorm2d(1, affine=False, track_running_stats=False), nn.Flatten()),
     ),
-    "cumulative batch norm": ("in turn", lambda: flat(nn.Linear(64, 8), nn.BatchNorm1d(8, momentum=None))),
-    "dropout": ("in turn", lambda: flat(nn.Linear(64, 8), nn.Dropout(0.1))),
-    "one layer twice": ("wide", Twice),
+    "cumulative batch norm": ("sequential", lambda: flat(nn.Linear(64, 8), nn.BatchNorm1d(8, momentum=None))),
+    "dropout": ("sequential", lambda: flat(nn.Linear(64, 8), nn.Dropout(0.1))),
+    "one layer twice": ("batched", Twice),
     "one weight twice": ("vmap", Tied),
     "weight norm": ("vmap", lambda: flat(nn.utils.parametrizations.weight_norm(nn.Linear(64, 8)))),
 }
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3])
-@pytest.mark.parametrize("case", WAYS)
+@pytest.mark.parametrize("case", MODES)
 def test_each_network_goes_the_fastest_way_that_is_right(case, runs):
-    way, made = WAYS[case]
-    assert Stack(twins(made(), runs)).way == way
+    mode, made = MODES[case]
+    assert Stack(identical_networks(made(), runs)).mode == mode
 
 
 def wrong(name: str) -> Callable[..., torch.Tensor]:
     """A rule that takes the tensor of that name from the run before."""
 
-    def mixing(layer: nn.Module, x: torch.Tensor, own: dict[str, torch.Tensor], runs: int) -> torch.Tensor:
-        moved = {n: t.roll(1, 0) if n == name else t for n, t in own.items()}
+    def mixing(layer: nn.Module, x: torch.Tensor, tensors: dict[str, torch.Tensor], runs: int) -> torch.Tensor:
+        moved = {n: t.roll(1, 0) if n == name else t for n, t in tensors.items()}
         return rules[type(layer)](layer, x, moved, runs)
 
     rules = dict(LAYERS)
@@ -234,9 +234,9 @@ def wrong(name: str) -> Callable[..., torch.Tensor]:
 )
 def test_a_layer_that_mixes_runs_up_is_refused_even_where_all_start_from_the_same_weights(kind, name, monkeypatch):
     backbone = flat(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.LayerNorm(32), nn.ReLU())
-    assert fastest(twins(backbone)) == "wide"
+    assert fastest_mode(identical_networks(backbone)) == "batched"
     monkeypatch.setitem(LAYERS, kind, wrong(name))
-    assert fastest(twins(backbone)) == "vmap"
+    assert fastest_mode(identical_networks(backbone)) == "vmap"
 
 
 def test_trying_leaves_the_networks_and_the_world_as_they_were():
@@ -247,22 +247,22 @@ def test_trying_leaves_the_networks_and_the_world_as_they_were():
     random, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
     modes = [network.training for network in networks]
     stack = Stack(networks)
-    assert stack.way == "in turn"
+    assert stack.mode == "sequential"
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.backends.mha.get_fastpath_enabled() is fast is True
     assert [network.training for network in networks] == modes
     for run, (network, told) in enumerate(zip(networks, before, strict=True)):
         torch.testing.assert_close(network.state_dict(), told, rtol=0, atol=0)
-        torch.testing.assert_close(stack.alone(run).state_dict(), told, rtol=0, atol=0)
+        torch.testing.assert_close(stack.network_of(run).state_dict(), told, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("way", ["wide", "vmap", "in turn"])
-def test_a_way_that_is_known_is_taken_and_all_give_the_same(way):
+@pytest.mark.parametrize("mode", ["batched", "vmap", "sequential"])
+def test_a_way_that_is_known_is_taken_and_all_give_the_same(mode):
     networks = [different(MultiHeadNetwork(Encoder(), 3, 2, SHAPE), seed) for seed in range(3)]
-    stack = Stack(networks, way=way)
+    stack = Stack(networks, mode=mode)
     x = torch.rand(3, 4, *SHAPE, dtype=torch.float64)
     heads = torch.arange(12).view(3, 4) % 2
-    assert stack.way == way
+    assert stack.mode == mode
     for train in (True, False):
         alone = torch.stack([net.train(train)(x[run], heads[run]) for run, net in enumerate(networks)])
         torch.testing.assert_close(stack(x, heads, train=train), alone, rtol=1e-10, atol=1e-10)
@@ -270,16 +270,16 @@ def test_a_way_that_is_known_is_taken_and_all_give_the_same(way):
 
 def test_the_way_is_tried_once_for_each_architecture(monkeypatch):
     tried = []
-    monkeypatch.setattr(stack_module, "fastest", lambda networks: tried.append(networks) or fastest(networks))
-    monkeypatch.setattr(stack_module, "_WAYS", {})
+    monkeypatch.setattr(stack_module, "fastest_mode", lambda networks: tried.append(networks) or fastest_mode(networks))
+    monkeypatch.setattr(stack_module, "_MODES", {})
 
     def stacked(*layers):
-        return Stack(twins(flat(*layers))).way
+        return Stack(identical_networks(flat(*layers))).mode
 
-    assert stacked(nn.Linear(64, 8), nn.ReLU()) == stacked(nn.Linear(64, 8), nn.ReLU()) == "wide"
+    assert stacked(nn.Linear(64, 8), nn.ReLU()) == stacked(nn.Linear(64, 8), nn.ReLU()) == "batched"
     assert len(tried) == 1
-    assert stacked(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5)) == "in turn"
-    assert stacked(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.0)) != "in turn"  # the same layers, set otherwise
+    assert stacked(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5)) == "sequential"
+    assert stacked(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.0)) != "sequential"  # the same layers, set otherwise
     assert len(tried) == 3
     monkeypatch.setitem(LAYERS, nn.Linear, wrong("weight"))
     assert stacked(nn.Linear(64, 8), nn.ReLU()) == "vmap"
@@ -294,9 +294,9 @@ def test_the_way_of_layers_that_nobody_knows_is_tried_each_time(monkeypatch):
         def forward(self, x):
             return x + self.noise * torch.rand_like(x) if self.noise else x
 
-    monkeypatch.setattr(stack_module, "_WAYS", {})
-    assert Stack(twins(flat(nn.Linear(64, 8), Hiding(0.0)))).way != "in turn"
-    assert Stack(twins(flat(nn.Linear(64, 8), Hiding(1.0)))).way == "in turn"
+    monkeypatch.setattr(stack_module, "_MODES", {})
+    assert Stack(identical_networks(flat(nn.Linear(64, 8), Hiding(0.0)))).mode != "sequential"
+    assert Stack(identical_networks(flat(nn.Linear(64, 8), Hiding(1.0)))).mode == "sequential"
 
 
 def test_a_layer_that_somebody_changed_is_not_known():

@@ -10,7 +10,7 @@ from mooring.lab.engines import worker as crew
 from mooring.lab.engines.checkpoint_index import Unfinished
 from mooring.lab.engines.reporting import Reporter
 from mooring.lab.engines.signals import Stop
-from mooring.lab.fleet.grouping import evenly
+from mooring.lab.fleet.grouping import split_evenly
 from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
@@ -219,7 +219,7 @@ class Dispatch:
         leg.lost = (leg.lost if behind == leg.steps else 0) + counts
         runs = pluralize(len(leg.specs), "run")
         if len(leg.specs) > 1 and not self.unfinished.deterministic and (memory or (counts and leg.lost % HALVED == 0)):
-            parts = evenly(leg.specs, (len(leg.specs) + 1) // 2)
+            parts = split_evenly(leg.specs, (len(leg.specs) + 1) // 2)
             self.unfinished.split(parts)
             self.reporter.note(f"{why}: its {runs} go on in halves, from step {behind}")
             for part in parts:

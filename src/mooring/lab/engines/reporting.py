@@ -37,7 +37,7 @@ class Seen:
     @classmethod
     def of(cls, fleet: Fleet) -> "Seen":
         """What is seen of this one now."""
-        rows = [book.matrix[-1][: len(book.matrix)] for book in fleet.books if book.matrix]
+        rows = [record.matrix[-1][: len(record.matrix)] for record in fleet.records if record.matrix]
         accuracy = sum(sum(row) / len(row) for row in rows) / len(rows) if rows else None
         return cls(len(fleet.specs), fleet.position, fleet.steps, len(fleet.stream.tasks), accuracy)
 

@@ -12,8 +12,7 @@ from mooring.lab.engines.reporting import Reporter, Seen, Silent
 from mooring.lab.engines.signals import Stop
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.grouping import evenly
-from mooring.lab.fleet.shape import shape
+from mooring.lab.fleet.grouping import fleet_shape, split_evenly
 from mooring.lab.model.determinism import deterministic
 from mooring.lab.model.order import batch_sizes
 from mooring.lab.model.results import Result
@@ -102,7 +101,7 @@ class Voyage:
 
     def __post_init__(self) -> None:
         """What all parts have in common."""
-        self.common, self.shape = self.specs[0], shape(self.specs[0])
+        self.common, self.shape = self.specs[0], fleet_shape(self.specs[0])
         self.stream = self.aboard.streams[self.common.data]
         self.steps = steps_of(self.common, self.stream)
         self.noted = False
@@ -133,7 +132,7 @@ class Voyage:
 
     def _split(self, part: _Part) -> list[_Part]:
         """Parts that fit, each with a checkpoint of its own where there was one."""
-        parts = evenly(part.specs, self.aboard.most[self.shape])
+        parts = split_evenly(part.specs, self.aboard.most[self.shape])
         steps = self.unfinished.split(parts)
         return [_Part(specs, steps) for specs in parts]
 
@@ -170,7 +169,7 @@ class Voyage:
     def _sail(self, part: _Part, before: int) -> list[Result]:
         fleet = self._restored(part.specs)
         reporter, runs = self.aboard.reporter, len(part.specs)
-        if fleet.stack.way == "in turn" and not self.noted:
+        if fleet.stack.mode == "sequential" and not self.noted:
             self.noted = True
             reporter.note(f"{self.common.network} cannot be stacked: its runs train one after the other")
 
@@ -180,9 +179,9 @@ class Voyage:
         if not fleet.specs:  # all of them were lost on the way here
             return fleet.results
         results = fleet.run(_Watch(self._own(part), self.aboard.every, self.stop, tell))
-        if fleet.recorder.failed:
+        if fleet.recorder.failure:
             reporter.note(
-                f"steps of {self.common.network} could not be recorded, and took longer: {fleet.recorder.failed}"
+                f"steps of {self.common.network} could not be recorded, and took longer: {fleet.recorder.failure}"
             )
         return results
 

@@ -8,9 +8,8 @@ import torch
 from mooring.lab.engines.device_memory import free
 from mooring.lab.engines.runner import steps_of
 from mooring.lab.engines.size_probe import Tried, tried
-from mooring.lab.fleet.evaluation import kept_bytes
-from mooring.lab.fleet.grouping import evenly
-from mooring.lab.fleet.shape import shape
+from mooring.lab.fleet.evaluation import resident_bytes
+from mooring.lab.fleet.grouping import fleet_shape, split_evenly
 from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.initialization import BackboneWeights, initial_network
@@ -107,11 +106,11 @@ class Sizes:
 
     def __call__(self, runs: Sequence[RunSpec]) -> int:
         """The most of these runs, which are of one shape, to sail together."""
-        key = shape(runs[0])
+        key = fleet_shape(runs[0])
         if key not in self.known:
             self.known[key] = self._size(runs)
             if self.known[key].why:
-                parts = evenly(runs, self.known[key].of(len(runs)))
+                parts = split_evenly(runs, self.known[key].of(len(runs)))
                 how = f"{len(parts[0])} at a time" if len(parts) > 1 else "all at once"
                 self.note(f"{len(runs)} runs of {runs[0].network}, {how}: {self.known[key].why}")
         return self.known[key].of(len(runs))
@@ -144,7 +143,7 @@ class Sizes:
             counted: what a rough count says.
             work: how many run-steps lie ahead.
         """
-        room = ROOM * self.free(self.device) - stream.train.images.nbytes - kept_bytes(stream.test)
+        room = ROOM * self.free(self.device) - stream.train.images.nbytes - resident_bytes(stream.test)
         tries: list[Tried] = []
         size = FIRST
         while True:

@@ -1,4 +1,4 @@
-"""A fleet on disk: everything to continue it from, in one safetensors file."""
+"""Checkpoints of a fleet: everything needed to continue it, in one safetensors file."""
 
 import hashlib
 import json
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from mooring.errors import MooringError
 from mooring.importance.kronecker_factors import FACTORS, Factor
-from mooring.lab.fleet.fleet import Fleet, Position
+from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.method_state import Held, Moorings
-from mooring.lab.fleet.record import Logbook
-from mooring.lab.fleet.stack.stack import laid_out
+from mooring.lab.fleet.position import Position
+from mooring.lab.fleet.record import RunRecord
+from mooring.lab.fleet.stack.stack import to_stack_layout
 from mooring.lab.methods import find_method
 from mooring.lab.model.atomic_files import write_atomically
 from mooring.lab.model.results import Result
@@ -35,7 +36,7 @@ Tensors = dict[str, Tensor]
 
 
 class CheckpointError(MooringError):
-    """A checkpoint that nothing can be continued from."""
+    """A checkpoint that cannot be continued."""
 
 
 class CheckpointVersionError(MooringError):
@@ -43,35 +44,35 @@ class CheckpointVersionError(MooringError):
 
 
 def size(fleet: Fleet) -> int:
-    """How many bytes saving a fleet would write, about."""
-    return sum(tensor.nbytes for tensor in _kept(fleet).values())
+    """Return about how many bytes a checkpoint of the fleet takes."""
+    return sum(tensor.nbytes for tensor in _tensors_of(fleet).values())
 
 
 def save(fleet: Fleet, path: Path) -> None:
-    """Write everything that the fleet's future depends on; the file is replaced whole or not at all."""
-    tensors = _kept(fleet)
-    whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    """Write a checkpoint of the fleet. An existing file is replaced as a whole or not at all."""
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in _tensors_of(fleet).items()}
     header = {
         "version": VERSION,
         "runs": [spec.key for spec in fleet.specs],
-        "twins": {key: [spec.to_json() for spec in some] for key, some in fleet.twins.items()},
-        "books": [book.to_json() for book in fleet.books],
+        "twins": {key: [spec.to_json() for spec in group] for key, group in fleet.strength_groups.items()},
+        "books": [record.to_json() for record in fleet.records],
         "results": [result.to_json() for result in fleet.results],
         "position": asdict(fleet.position),
         "steps": fleet.steps,
         "seconds": fleet.seconds,
         "calls": fleet.stack.calls,
         "memory": None if fleet.memory is None else [fleet.memory.offered, fleet.memory.drawn],
-        "groups": [_told(moorings) for _, moorings in fleet.groups.moored],
+        "groups": [_method_header(moorings) for _, moorings in fleet.groups.moored],
     }
-    _write(path, header, whole)
+    _write(path, header, tensors)
 
 
-def _kept(fleet: Fleet) -> Tensors:
-    """Every tensor that the fleet's future depends on, by what it is."""
-    tensors: Tensors = {"curve": fleet.curve.sums, "bad": fleet.bad}  # a run may be lost and not yet taken out
-    for kind, told in _kinds(fleet).items():
-        tensors |= {f"{kind}/{name}": tensor for name, tensor in told.items()}
+def _tensors_of(fleet: Fleet) -> Tensors:
+    """Return every tensor of a checkpoint, by its name in the file."""
+    # "bad" is saved because a run may have failed without being removed yet
+    tensors: Tensors = {"curve": fleet.loss_history.sums, "bad": fleet.bad}
+    for kind, own in _tensors_by_kind(fleet).items():
+        tensors |= {f"{kind}/{name}": tensor for name, tensor in own.items()}
     for number, (_, moorings) in enumerate(fleet.groups.moored):
         tensors[f"held/{number}/mu"] = moorings.mu
         for name, held in moorings.held.items():
@@ -80,50 +81,50 @@ def _kept(fleet: Fleet) -> Tensors:
 
 
 def restore(fleet: Fleet, path: Path) -> None:
-    """Bring a fresh fleet to where its runs were saved, together or with others.
+    """Bring a new fleet to the saved state of its runs; the checkpoint may contain further runs.
 
     Raises:
-        CheckpointError: where the file is damaged, or of other runs.
-        CheckpointVersionError: where it is of another version.
+        CheckpointError: if the file is damaged or does not contain the runs.
+        CheckpointVersionError: if another version wrote the file.
     """
-    with _opened(path) as (header, opened):
-        runs = {spec.key for some in fleet.twins.values() for spec in some}
-        _bring(fleet, *_part(header, _tensors(header, opened, path), runs, path))
+    with _open(path) as (header, file):
+        runs = {spec.key for group in fleet.strength_groups.values() for spec in group}
+        _restore_fleet(fleet, *_select_runs(header, _read_tensors(header, file, path), runs, path))
 
 
 def split(path: Path, parts: Mapping[Path, Collection[str]]) -> int:
-    """Write a checkpoint for each part of another's runs, none of them brought onto a device.
+    """Split a checkpoint into one file for each part of its runs, without moving tensors to a device.
 
     Args:
-        path: the checkpoint of all; it stays.
-        parts: the keys of the runs that go into each new one.
+        path: the checkpoint of all runs; it is kept.
+        parts: the keys of the runs in each new file.
 
     Returns:
-        How many steps each run has behind it.
+        The number of steps that each run has taken.
 
     Raises:
-        CheckpointError: where the file is damaged, or of other runs.
-        CheckpointVersionError: where it is of another version.
+        CheckpointError: if the file is damaged or does not contain the runs.
+        CheckpointVersionError: if another version wrote the file.
     """
-    with _opened(path) as (header, opened):
-        tensors = _tensors(header, opened, path)
-        made = {target: _part(header, tensors, set(runs), path) for target, runs in parts.items()}
-    for target, (told, own) in made.items():
-        _write(target, told, own)
+    with _open(path) as (header, file):
+        tensors = _read_tensors(header, file, path)
+        selected = {target: _select_runs(header, tensors, set(runs), path) for target, runs in parts.items()}
+    for target, (own_header, own_tensors) in selected.items():
+        _write(target, own_header, own_tensors)
     return int(header["steps"])
 
 
-def _bring(fleet: Fleet, header: Header, tensors: Tensors) -> None:
+def _restore_fleet(fleet: Fleet, header: Header, tensors: Tensors) -> None:
     if not header["twins"]:
         fleet.board()
-    places = {spec.key: row for row, spec in enumerate(fleet.specs)}
-    fleet.twins = {key: some for key, some in fleet.twins.items() if key in header["runs"]}
-    fleet.keep(torch.tensor([places[key] for key in header["runs"]], dtype=torch.int64, device=fleet.device))
+    rows = {spec.key: row for row, spec in enumerate(fleet.specs)}
+    fleet.strength_groups = {key: group for key, group in fleet.strength_groups.items() if key in header["runs"]}
+    fleet.keep(torch.tensor([rows[key] for key in header["runs"]], dtype=torch.int64, device=fleet.device))
     _restore_tensors(fleet, tensors)
-    for number, ((_, moorings), told) in enumerate(zip(fleet.groups.moored, header["groups"], strict=True)):
-        _restore_moorings(moorings, told, _under(tensors, f"held/{number}/"), fleet.device)
-    fleet.books = [Logbook.from_json(told) for told in header["books"]]
-    fleet.results = [Result.from_json(told) for told in header["results"]]
+    for number, ((_, moorings), own) in enumerate(zip(fleet.groups.moored, header["groups"], strict=True)):
+        _restore_moorings(moorings, own, _with_prefix(tensors, f"held/{number}/"), fleet.device)
+    fleet.records = [RunRecord.from_json(record) for record in header["books"]]
+    fleet.results = [Result.from_json(result) for result in header["results"]]
     fleet.position = Position(**header["position"])
     fleet.steps, fleet.seconds, fleet.stack.calls = header["steps"], header["seconds"], header["calls"]
     if fleet.memory is not None:
@@ -131,75 +132,73 @@ def _bring(fleet: Fleet, header: Header, tensors: Tensors) -> None:
 
 
 def runs_in(path: Path) -> set[str]:
-    """The keys of the runs that a checkpoint continues, those among them that were lost on the way included."""
-    with _opened(path) as (header, _):
-        return _runs(header)
+    """Return the keys of the runs in a checkpoint, including failed runs."""
+    with _open(path) as (header, _):
+        return _run_keys(header)
 
 
 def steps_in(path: Path) -> int:
-    """How many steps the runs of a checkpoint have behind them."""
-    with _opened(path) as (header, _):
+    """Return how many steps the runs of a checkpoint have taken."""
+    with _open(path) as (header, _):
         return int(header["steps"])
 
 
-def _runs(header: Header) -> set[str]:
-    aboard = (spec["key"] for some in _rows(header) for spec in some)
-    return {*aboard, *map(_lost, header["results"])}
+def _run_keys(header: Header) -> set[str]:
+    active = (run["key"] for runs in _runs_by_row(header) for run in runs)
+    return {*active, *map(_result_key, header["results"])}
 
 
-def _rows(header: Header) -> list[list[dict[str, Any]]]:
-    """For each row the runs that it stands for, by their key and spec: one, or twins in their first task."""
-    twins = header["twins"]
-    every = [twins.get(key, [book["spec"]]) for key, book in zip(header["runs"], header["books"], strict=True)]
-    return [[{"key": RunSpec.from_json(spec).key, "spec": spec} for spec in some] for some in every]
+def _runs_by_row(header: Header) -> list[list[dict[str, Any]]]:
+    """Return key and spec of the runs of each row: one run, or a strength group in its first task."""
+    groups = header["twins"]
+    specs = [groups.get(key, [record["spec"]]) for key, record in zip(header["runs"], header["books"], strict=True)]
+    return [[{"key": RunSpec.from_json(spec).key, "spec": spec} for spec in row] for row in specs]
 
 
-def _lost(told: dict[str, Any]) -> str:
-    """The key of a run that has its result already."""
-    return Result.from_json(told).spec.key
+def _result_key(result: dict[str, Any]) -> str:
+    return Result.from_json(result).spec.key
 
 
-def _tensors(header: Header, opened: Any, path: Path) -> Tensors:
-    """Every tensor of a checkpoint, as it was written."""
-    # copied, because a file's bytes begin anywhere, and sums over memory that is not aligned differ in the last bit
-    tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+def _read_tensors(header: Header, file: Any, path: Path) -> Tensors:
+    # cloned, because the tensors of a file may be unaligned, and sums over unaligned memory differ in the last bit
+    tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     if _digest(tensors) != header["digest"]:
         raise CheckpointError(f"the checkpoint {path} is damaged: delete it to start its runs again")
     return tensors
 
 
-def _part(header: Header, tensors: Tensors, runs: set[str], path: Path) -> tuple[Header, Tensors]:
-    """The same for some of the runs: their rows, those of a method that moors out of its own tensors."""
-    if not runs <= _runs(header):
+def _select_runs(header: Header, tensors: Tensors, runs: set[str], path: Path) -> tuple[Header, Tensors]:
+    """Reduce a checkpoint to some of its runs; the tensors of a method's state have rows of their own."""
+    if not runs <= _run_keys(header):
         raise CheckpointError(f"the checkpoint {path} is of other runs: delete it to start again")
-    if runs == _runs(header):
+    if runs == _run_keys(header):
         return header, tensors
-    every = [[run for run in some if run["key"] in runs] for some in _rows(header)]
-    rows = [row for row, some in enumerate(every) if some]
-    taken = {name: tensor[rows] for name, tensor in tensors.items() if not name.startswith("held/")}
+    selected = [[run for run in row if run["key"] in runs] for row in _runs_by_row(header)]
+    rows = [row for row, members in enumerate(selected) if members]
+    kept_tensors = {name: tensor[rows] for name, tensor in tensors.items() if not name.startswith("held/")}
     groups: list[dict[str, Any]] = []
-    for number, (told, span) in enumerate(zip(header["groups"], _spans(header), strict=True)):
-        if mine := [row - span.start for row in rows if row in span]:
-            held = _under(tensors, f"held/{number}/")
-            taken |= {f"held/{len(groups)}/{name}": tensor[mine] for name, tensor in held.items()}
-            groups.append(told)
-    first = {row: every[row][0] for row in rows}  # a row whose first run is not wanted goes on as its twin
+    for number, (group, span) in enumerate(zip(header["groups"], _method_rows(header), strict=True)):
+        if own_rows := [row - span.start for row in rows if row in span]:
+            held = _with_prefix(tensors, f"held/{number}/")
+            kept_tensors |= {f"held/{len(groups)}/{name}": tensor[own_rows] for name, tensor in held.items()}
+            groups.append(group)
+    first = {row: selected[row][0] for row in rows}  # the first selected run of a strength group represents it
     kept: Header = {
         "runs": [run["key"] for run in first.values()],
         "books": [header["books"][row] | {"spec": run["spec"]} for row, run in first.items()],
-        "results": [told for told in header["results"] if _lost(told) in runs],
+        "results": [result for result in header["results"] if _result_key(result) in runs],
         "groups": groups,
     }
     if header["twins"]:
-        kept["twins"] = {run["key"]: [twin["spec"] for twin in every[row]] for row, run in first.items()}
-    return header | kept, taken
+        kept["twins"] = {run["key"]: [member["spec"] for member in selected[row]] for row, run in first.items()}
+    return header | kept, kept_tensors
 
 
-def _spans(header: Header) -> list[range]:
-    """The rows of each method that moors, in the order of the header's groups."""
+def _method_rows(header: Header) -> list[range]:
+    """Return the rows of each method that has an importance, in the order of the header's groups."""
     spans, begin = [], 0
-    for name, books in groupby(header["books"], key=lambda book: find_method(book["spec"]["method"]).name):
-        span = range(begin, begin + len(list(books)))
+    for name, records in groupby(header["books"], key=lambda record: find_method(record["spec"]["method"]).name):
+        span = range(begin, begin + len(list(records)))
         begin = span.stop
         if find_method(name).importance is not None:
             spans.append(span)
@@ -207,12 +206,12 @@ def _spans(header: Header) -> list[range]:
 
 
 def _write(path: Path, header: Header, tensors: Tensors) -> None:
-    told = json.dumps(header | {"digest": _digest(tensors)})
-    write_atomically(path, to_bytes(tensors, metadata={"mooring": told}))
+    metadata = {"mooring": json.dumps(header | {"digest": _digest(tensors)})}
+    write_atomically(path, to_bytes(tensors, metadata=metadata))
 
 
 def _digest(tensors: Tensors) -> str:
-    """Of names and bytes: a bit that flipped on the disk is noticed."""
+    """Return a digest of names and bytes, which detects bits that flipped on the disk."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())
@@ -221,79 +220,81 @@ def _digest(tensors: Tensors) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Header, Any]]:
-    """The header of a checkpoint, and what its tensors are read from."""
+def _open(path: Path) -> Iterator[tuple[Header, Any]]:
+    """Open a checkpoint: its header, and the file to read tensors from."""
     try:
-        with safe_open(path, framework="pt") as opened:
-            header = json.loads((opened.metadata() or {})["mooring"])
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["mooring"])
             if (version := int(header["version"])) != VERSION:
                 raise CheckpointVersionError(
                     f"the checkpoint {path} has version {version}, this Mooring reads {VERSION}: "
                     "continue it with the Mooring that wrote it, or delete it"
                 )
-            yield header, opened
+            yield header, file
     except (CheckpointError, CheckpointVersionError):
         raise
     except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: delete it to start its runs again") from error
 
 
-def _kinds(fleet: Fleet) -> dict[str, Tensors]:
-    """The tensors of a fleet's parts, by what they are."""
-    memory = {} if fleet.memory is None else {"kept": fleet.memory.kept}
-    stack = fleet.stack
+def _tensors_by_kind(fleet: Fleet) -> dict[str, Tensors]:
+    """Return the named tensors of a fleet, by their prefix in the file."""
     return {
-        "parameter": stack.parameters,
-        "buffer": stack.buffers,
+        "parameter": fleet.stack.parameters,
+        "buffer": fleet.stack.buffers,
         "velocity": fleet.sgd.velocity,
         "first": fleet.first,
-        "memory": memory,
+        "memory": {} if fleet.memory is None else {"kept": fleet.memory.kept},
     }
 
 
 def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
-    found = {kind: {n: t.to(fleet.device) for n, t in _under(tensors, f"{kind}/").items()} for kind in _kinds(fleet)}
-    for kind, told in (("parameter", fleet.stack.parameters), ("buffer", fleet.stack.buffers)):
-        if {n: t.shape for n, t in found[kind].items()} != {n: t.shape for n, t in told.items()}:
+    saved = {
+        kind: {name: tensor.to(fleet.device) for name, tensor in _with_prefix(tensors, f"{kind}/").items()}
+        for kind in _tensors_by_kind(fleet)
+    }
+    for kind, expected in (("parameter", fleet.stack.parameters), ("buffer", fleet.stack.buffers)):
+        if {n: t.shape for n, t in saved[kind].items()} != {n: t.shape for n, t in expected.items()}:
             raise KeyError(kind)
     # in the network's order, not the file's: sums over parameters depend on it in the last bit
-    every = [*fleet.stack.parameters, *fleet.stack.buffers]
-    fleet.stack.parameters = {name: laid_out(found["parameter"][name]) for name in fleet.stack.parameters}
-    fleet.stack.buffers = {name: found["buffer"][name] for name in fleet.stack.buffers}
+    names = [*fleet.stack.parameters, *fleet.stack.buffers]
+    fleet.stack.parameters = {name: to_stack_layout(saved["parameter"][name]) for name in fleet.stack.parameters}
+    fleet.stack.buffers = {name: saved["buffer"][name] for name in fleet.stack.buffers}
     fleet.sgd.velocity, fleet.first = (
-        {name: laid_out(found[kind][name]) for name in every if name in found[kind]} for kind in ("velocity", "first")
+        {name: to_stack_layout(saved[kind][name]) for name in names if name in saved[kind]}
+        for kind in ("velocity", "first")
     )
-    fleet.curve.sums = tensors["curve"].to(fleet.device)
+    fleet.loss_history.sums = tensors["curve"].to(fleet.device)
     fleet.bad = tensors["bad"].to(fleet.device)
     if fleet.memory is not None:
-        fleet.memory.kept = found["memory"]["kept"].cpu()
+        fleet.memory.kept = saved["memory"]["kept"].cpu()
 
 
-def _told(moorings: Moorings) -> dict[str, Any]:
+def _method_header(moorings: Moorings) -> dict[str, Any]:
     counts = {name: held.count for name, held in moorings.held.items()}
     factors = {name: [held.factor.looks, held.factor.tasks] for name, held in moorings.held.items() if held.factor}
     return {"tasks": moorings.tasks, "steps": moorings.steps, "counts": counts, "factors": factors}
 
 
-def _restore_moorings(moorings: Moorings, told: dict[str, Any], tensors: Tensors, device: torch.device) -> None:
-    moorings.tasks, moorings.steps = told["tasks"], told["steps"]
+def _restore_moorings(moorings: Moorings, header: dict[str, Any], tensors: Tensors, device: torch.device) -> None:
+    moorings.tasks, moorings.steps = header["tasks"], header["steps"]
     moorings.mu = tensors["mu"].to(device)
-    for name, count in told["counts"].items():
-        slots = {slot: laid_out(tensor.to(device)) for slot, tensor in _under(tensors, f"{name}/").items()}
+    for name, count in header["counts"].items():
+        slots = {slot: to_stack_layout(tensor.to(device)) for slot, tensor in _with_prefix(tensors, f"{name}/").items()}
         anchor, previous = slots.pop("anchor"), slots.pop("previous", None)
-        moorings.held[name] = Held(anchor, slots, previous, count, _factor(slots, told["factors"].get(name)))
+        moorings.held[name] = Held(anchor, slots, previous, count, _take_factor(slots, header["factors"].get(name)))
 
 
-def _factor(slots: Tensors, told: list[int] | None) -> Factor | None:
-    """The Kronecker factors among the tensors of a parameter, taken out of them."""
-    if told is None:
+def _take_factor(slots: Tensors, counts: list[int] | None) -> Factor | None:
+    """Remove the Kronecker factors from the tensors of a parameter and return them."""
+    if counts is None:
         return None
     inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in FACTORS)
-    looks, tasks = told
-    factor = Factor(inputs, outputs, past_inputs, past_outputs, looks, tasks)
+    count, tasks = counts
+    factor = Factor(inputs, outputs, past_inputs, past_outputs, count, tasks)
     factor.turn()
     return factor
 
 
-def _under(tensors: Tensors, prefix: str) -> Tensors:
+def _with_prefix(tensors: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

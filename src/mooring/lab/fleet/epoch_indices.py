@@ -1,78 +1,81 @@
-"""What every run of a fleet sees in one epoch, laid out on the device before the first step."""
+"""The training images of one epoch, as indices that a fleet's steps read on the device."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["Feed"]
+__all__ = ["EpochIndices"]
 
 
-class Feed:
-    """Places of images for every step of an epoch, and a hand that moves from step to step without the host.
+class EpochIndices:
+    """Image indices of every step of an epoch, and a position that advances on the device.
 
-    The memory is written anew for each epoch of one shape, so that a recorded step stays good.
+    Epochs of one shape reuse the same memory, so that captured CUDA graphs stay valid.
 
     Args:
-        device: where it lies.
+        device: where the indices are stored.
 
     Attributes:
-        fresh: the epoch's images in their order, int64 of shape (runs, images).
-        sizes: how many of them each step takes.
-        drawn: how many remembered images each step has beside them.
+        indices: the epoch's images in training order, int64 of shape (runs, images).
+        sizes: the number of these images in each step.
+        replay_indices: the replayed images of each step, int64 of shape (runs, steps, largest replay size).
+        replay_sizes: the number of replayed images in each step.
+        step: the current step, int64 of shape (1,).
+        offset: the first column of `indices` that the current step reads, int64 of shape (1,).
 
     Example:
-        >>> feed = Feed()
-        >>> feed.load(torch.arange(6).view(2, 3), [2, 1])
-        >>> feed.next(2)
+        >>> epoch = EpochIndices()
+        >>> epoch.load(torch.arange(6).view(2, 3), [2, 1])
+        >>> epoch.next_batch(2)
         tensor([[0, 1],
                 [3, 4]])
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        self.fresh = torch.zeros(0, 0, dtype=torch.int64, device=device)
-        self.remembered = torch.zeros(0, 0, 0, dtype=torch.int64, device=device)
+        self.indices = torch.zeros(0, 0, dtype=torch.int64, device=device)
+        self.replay_indices = torch.zeros(0, 0, 0, dtype=torch.int64, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.begin = torch.zeros(1, dtype=torch.int64, device=device)
+        self.offset = torch.zeros(1, dtype=torch.int64, device=device)
         self.sizes: list[int] = []
-        self.drawn: list[int] = []
+        self.replay_sizes: list[int] = []
 
-    def load(self, fresh: Tensor, sizes: Sequence[int], remembered: Sequence[Tensor] = (), step: int = 0) -> None:
-        """Lay out an epoch.
+    def load(self, indices: Tensor, sizes: Sequence[int], replayed: Sequence[Tensor] = (), step: int = 0) -> None:
+        """Copy an epoch to the device.
 
         Args:
-            fresh: of shape (runs, images).
-            sizes: of the steps; they sum to the images.
-            remembered: what each step draws from memory, each of shape (runs, any).
-            step: where to begin.
+            indices: of shape (runs, images).
+            sizes: of the steps; they sum to the number of images.
+            replayed: the replayed images of each step, each of shape (runs, any).
+            step: the step to start from.
         """
-        self.sizes, self.drawn = list(sizes), [each.shape[1] for each in remembered] or [0] * len(sizes)
-        widest = max(self.drawn, default=0)
-        laid = torch.zeros(len(fresh), len(self.sizes) if widest else 0, widest, dtype=torch.int64)
-        for number, each in enumerate(remembered if widest else ()):
-            laid[:, number, : each.shape[1]] = each
-        self.fresh, self.remembered = self._put(self.fresh, fresh), self._put(self.remembered, laid)
+        self.sizes, self.replay_sizes = list(sizes), [drawn.shape[1] for drawn in replayed] or [0] * len(sizes)
+        largest = max(self.replay_sizes, default=0)
+        padded = torch.zeros(len(indices), len(self.sizes) if largest else 0, largest, dtype=torch.int64)
+        for number, drawn in enumerate(replayed if largest else ()):
+            padded[:, number, : drawn.shape[1]] = drawn
+        self.indices, self.replay_indices = self._put(self.indices, indices), self._put(self.replay_indices, padded)
         self.step.fill_(step)
-        self.begin.fill_(sum(self.sizes[:step]))
+        self.offset.fill_(sum(self.sizes[:step]))
 
     def _put(self, old: Tensor, new: Tensor) -> Tensor:
         return old.copy_(new) if old.shape == new.shape else new.to(self.device)
 
-    def next(self, size: int) -> Tensor:
-        """The places of so many images for each run, from where the hand points."""
-        return self.fresh.index_select(1, self.begin + torch.arange(size, device=self.device))
+    def next_batch(self, size: int) -> Tensor:
+        """Return the indices of the current step, of shape (runs, size)."""
+        return self.indices.index_select(1, self.offset + torch.arange(size, device=self.device))
 
-    def recall(self, count: int) -> Tensor:
-        """The remembered places of this step."""
-        return self.remembered.index_select(1, self.step).squeeze(1)[:, :count]
+    def replay_batch(self, size: int) -> Tensor:
+        """Return the replayed indices of the current step, of shape (runs, size)."""
+        return self.replay_indices.index_select(1, self.step).squeeze(1)[:, :size]
 
-    def move(self, size: int) -> None:
-        """On to the next step."""
+    def advance(self, size: int) -> None:
+        """Move to the next step, after a step of this size."""
         self.step += 1
-        self.begin += size
+        self.offset += size
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these runs only."""
+        """Keep only the runs in these rows."""
         if self.sizes:
-            self.fresh, self.remembered = self.fresh[rows], self.remembered[rows]
+            self.indices, self.replay_indices = self.indices[rows], self.replay_indices[rows]

@@ -1,4 +1,4 @@
-"""What a fleet is scored on: the test images of a stream, on the device where they fit easily."""
+"""Test accuracy of a stack of runs on the tasks of a stream."""
 
 from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary
@@ -11,75 +11,77 @@ from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.streams.stream import Split, Stream
 
-__all__ = ["Exam", "kept_bytes"]
+__all__ = ["Evaluation", "resident_bytes"]
 
-PIXELS = {"cpu": 1 << 22, "cuda": 1 << 26}
-"""How many pixels to score at a time."""
+PIXELS_PER_BATCH = {"cpu": 1 << 22, "cuda": 1 << 26}
+"""Number of pixels that are evaluated at a time, over all runs."""
 
-EASILY = 1 << 30
-"""Bytes of test images below which they stay on the device; more are copied piece by piece, each time."""
+MAX_RESIDENT_BYTES = 1 << 30
+"""Test images stay on the device if they take fewer bytes than this; larger sets are copied batch by batch."""
 
 
-def kept_bytes(test: Split) -> int:
-    """How many bytes of test images stay on a GPU: all of them or none.
+def resident_bytes(test: Split) -> int:
+    """Return how many bytes of test images stay on a GPU: all of them or none.
 
     Example:
         >>> from mooring.lab.streams import digits
-        >>> kept_bytes(digits().test) == digits().test.images.nbytes
+        >>> resident_bytes(digits().test) == digits().test.images.nbytes
         True
     """
-    return test.images.nbytes if test.images.nbytes < EASILY else 0
+    return test.images.nbytes if test.images.nbytes < MAX_RESIDENT_BYTES else 0
 
 
-_SCORED: WeakKeyDictionary[MultiHeadNetwork, dict[Hashable, list[float]]] = WeakKeyDictionary()
-"""What networks scored before they were trained, by where and how exactly: many fleets start from one."""
+_UNTRAINED_SCORES: WeakKeyDictionary[MultiHeadNetwork, dict[Hashable, list[float]]] = WeakKeyDictionary()
+"""Accuracies of initial networks, by data, heads, precision and device: many fleets start from the same network."""
 
 
-class Exam:
-    """A stream's test images, and how a stack of runs does on them.
+class Evaluation:
+    """The test images of a stream, and the accuracy of a stack of runs on them.
 
     Args:
-        stream: whose tasks.
-        device: where the images stay, if they fit easily.
+        stream: the tasks.
+        device: where the images stay if they are small enough.
 
     Example:
         >>> from mooring.lab.networks.initialization import initial_network
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=2)
         >>> stack = Stack([initial_network("mlp", stream, seed) for seed in (0, 1, 2)], "cpu", [0, 1, 2])
-        >>> Exam(stream).score(stack, heads=[0, 1], dtype=torch.float32).shape  # the first two of five tasks
+        >>> Evaluation(stream).score(stack, heads=[0, 1], dtype=torch.float32).shape  # the first two of five tasks
         torch.Size([3, 2])
     """
 
     def __init__(self, stream: Stream, device: torch.device | str = "cpu") -> None:
         self.tasks, test = stream.tasks, stream.test
-        where = device if kept_bytes(test) else test.images.device
-        self.images, self.labels = test.images.to(where), test.labels.to(where)
-        self.places = [task.test.to(where) for task in stream.tasks]
+        storage = device if resident_bytes(test) else test.images.device
+        self.images, self.labels = test.images.to(storage), test.labels.to(storage)
+        self.indices = [task.test.to(storage) for task in stream.tasks]
 
     @torch.no_grad()
     def score(self, stack: Stack, heads: Sequence[int | Tensor], dtype: torch.dtype) -> Tensor:
-        """Test accuracy of every run on the first tasks, in percent: float64 of shape (runs, heads).
+        """Return the test accuracy of every run on the first tasks, in percent: float64 of shape (runs, tasks).
 
         Args:
             stack: the runs.
-            heads: the head that is asked on each of these tasks, from the first on; or of each run, of shape (runs,).
-            dtype: of the arithmetic.
+            heads: the head for each of the first tasks; one for all runs, or int64 of shape (runs,).
+            dtype: of the inputs.
         """
-        runs, found = len(stack), []
-        at_once = max(1, PIXELS[stack.device.type] // (runs * self.images[0].numel()))
+        runs, accuracies = len(stack), []
+        batch = max(1, PIXELS_PER_BATCH[stack.device.type] // (runs * self.images[0].numel()))
         for number, head in enumerate(heads):
-            right = torch.zeros(runs, dtype=torch.float64, device=stack.device)
-            for places in torch.split(self.places[number], at_once):
-                x = normalize_pixels(self.images[places].to(stack.device), dtype)
-                whose = head if isinstance(head, int) else head.to(stack.device)[:, None].expand(runs, len(x))
-                logits = stack(x.expand(runs, *x.shape), whose)
-                told = logits[..., : len(self.tasks[number].classes)].argmax(-1)
-                right += (told == self.labels[places].to(stack.device)).sum(1)
-            found.append(100 * right / len(self.places[number]))
-        return torch.stack(found, 1)
+            correct = torch.zeros(runs, dtype=torch.float64, device=stack.device)
+            for indices in torch.split(self.indices[number], batch):
+                x = normalize_pixels(self.images[indices].to(stack.device), dtype)
+                heads_of_samples = (
+                    head if isinstance(head, int) else head.to(stack.device)[:, None].expand(runs, len(x))
+                )
+                logits = stack(x.expand(runs, *x.shape), heads_of_samples)
+                predictions = logits[..., : len(self.tasks[number].classes)].argmax(-1)
+                correct += (predictions == self.labels[indices].to(stack.device)).sum(1)
+            accuracies.append(100 * correct / len(self.indices[number]))
+        return torch.stack(accuracies, 1)
 
-    def score_starts(
+    def score_untrained(
         self,
         stack: Stack,
         starts: Sequence[MultiHeadNetwork],
@@ -87,23 +89,28 @@ class Exam:
         dtype: torch.dtype,
         data: str = "",
     ) -> list[list[float]]:
-        """What `score` finds for runs that were not trained yet; what many start from is scored once, for all fleets.
+        """Return what `score` gives before training; each initial network is evaluated once, for all fleets.
 
         Args:
             stack: the runs.
-            starts: the network that each of them starts from.
+            starts: the initial network of each run.
             heads: as for `score`.
             dtype: as for `score`.
             data: the fingerprint of the images.
         """
-        told = torch.stack([torch.as_tensor(head).expand(len(starts)) for head in heads], 1).tolist()
-        how = (data, *map(len, self.places), dtype, stack.products, stack.device, torch.backends.cudnn.allow_tf32)
-        alike = [(network, (*how, *mine)) for network, mine in zip(starts, told, strict=True)]
-        new = [each for each in dict.fromkeys(alike) if each[1] not in _SCORED.get(each[0], {})]
+        heads_of_runs = torch.stack([torch.as_tensor(head).expand(len(starts)) for head in heads], 1).tolist()
+        settings = (
+            *(data, *map(len, self.indices), dtype),
+            *(stack.compute_dtype, stack.device, torch.backends.cudnn.allow_tf32),
+        )
+        keys = [(network, (*settings, *row)) for network, row in zip(starts, heads_of_runs, strict=True)]
+        new = [(network, key) for network, key in dict.fromkeys(keys) if key not in _UNTRAINED_SCORES.get(network, {})]
         if new:
-            first = [alike.index(each) for each in new]
-            few = Stack([starts[row] for row in first], stack.device, products=stack.products, way=stack.way)
-            theirs = [head if isinstance(head, int) else head[first] for head in heads]
-            for (network, key), row in zip(new, self.score(few, theirs, dtype).tolist(), strict=True):
-                _SCORED.setdefault(network, {})[key] = row
-        return [_SCORED[network][key] for network, key in alike]
+            first = [keys.index(key) for key in new]
+            distinct = Stack(
+                [starts[row] for row in first], stack.device, compute_dtype=stack.compute_dtype, mode=stack.mode
+            )
+            their_heads = [head if isinstance(head, int) else head[first] for head in heads]
+            for (network, key), scores in zip(new, self.score(distinct, their_heads, dtype).tolist(), strict=True):
+                _UNTRAINED_SCORES.setdefault(network, {})[key] = scores
+        return [_UNTRAINED_SCORES[network][key] for network, key in keys]

@@ -10,26 +10,25 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mooring.errors import MooringError
-from mooring.lab.fleet.data import Batches
-from mooring.lab.fleet.epoch_indices import Feed
-from mooring.lab.fleet.evaluation import Exam
+from mooring.lab.fleet.data import TrainingData
+from mooring.lab.fleet.epoch_indices import EpochIndices
+from mooring.lab.fleet.evaluation import Evaluation
 from mooring.lab.fleet.fused_step import advance_all, fused_for
-from mooring.lab.fleet.gpu.cuda_graphs import Recorder
+from mooring.lab.fleet.gpu.cuda_graphs import GraphRecorder
 from mooring.lab.fleet.gpu.run_kernel import NEVER
-from mooring.lab.fleet.gradient_sharing import Alike
-from mooring.lab.fleet.heads import heads_for, inherit
-from mooring.lab.fleet.loss_history import Curve
-from mooring.lab.fleet.measurements import drift_of, finite_runs, likeness_of
+from mooring.lab.fleet.gradient_sharing import GradientSharing
+from mooring.lab.fleet.grouping import fleet_shape, strength_groups
+from mooring.lab.fleet.heads import evaluation_heads, inherit_heads
+from mooring.lab.fleet.loss_history import LossHistory
+from mooring.lab.fleet.measurements import cka_of, drift_of, finite_runs
 from mooring.lab.fleet.method_groups import Groups
 from mooring.lab.fleet.method_state import Tensors
 from mooring.lab.fleet.position import Position
-from mooring.lab.fleet.record import Logbook, versions
-from mooring.lab.fleet.reservoir import Reservoir, project
+from mooring.lab.fleet.record import RunRecord, versions
+from mooring.lab.fleet.reservoir import Reservoir, project_agem
 from mooring.lab.fleet.sgd import SGD
-from mooring.lab.fleet.shape import shape
 from mooring.lab.fleet.stack.stack import Stack
-from mooring.lab.fleet.stack.stack_observer import StackWatch
-from mooring.lab.fleet.strength_groups import twins
+from mooring.lab.fleet.stack.stack_observer import StackObserver
 from mooring.lab.methods import find_method
 from mooring.lab.methods.registry import method_rank
 from mooring.lab.model.order import batch_sizes
@@ -89,15 +88,17 @@ class Fleet:
         weights: Mapping[str, BackboneWeights] | None = None,
         reject: bool = False,
     ) -> None:
-        if not specs or len({shape(spec) for spec in specs}) > 1:
+        if not specs or len({fleet_shape(spec) for spec in specs}) > 1:
             raise MooringError("a fleet takes runs of one shape, and at least one: they differ in more than seeds")
         if find_method(specs[0].method).memory and specs[0].memory is None:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
         if any(spec.schedule != "constant" and find_method(spec.method).importance is not None for spec in specs):
             raise MooringError("a schedule is for methods that pull nothing, such as plain: give schedule='constant'")
         # runs of a method are neighbours, and the order given does not matter
-        self.twins = twins(sorted(specs, key=lambda spec: (method_rank(spec.method), spec.seed, spec.key)))
-        self.specs = [some[0] for some in self.twins.values()]
+        self.strength_groups = strength_groups(
+            sorted(specs, key=lambda spec: (method_rank(spec.method), spec.seed, spec.key))
+        )
+        self.specs = [some[0] for some in self.strength_groups.values()]
         self.common, self.method = self.specs[0], find_method(self.specs[0].method)
         self.stream, self.reject, self.device = stream, reject, torch.device(device)
         check_precision(self.common.dtype, str(self.device))
@@ -108,20 +109,22 @@ class Fleet:
             self.stack = Stack(self.starts, self.device, seeds, product_dtype(self.common.dtype))
         self.sgd = SGD.of(self.specs, torch.empty(0, dtype=self.dtype, device=self.device))
         channels_last, augmented = self.common.dtype in ("tf32", "bf16"), (self.common.flips, self.common.shifts)
-        self.batches = Batches(stream, self.device, self.dtype, channels_last, *augmented)
-        self.exam = Exam(stream, self.device)
+        self.training_data = TrainingData(stream, self.device, self.dtype, channels_last, *augmented)
+        self.evaluation = Evaluation(stream, self.device)
         self.memory = self.ahead = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
         names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
-        self.watch = StackWatch(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
-        self.groups = Groups(self.specs, names, self.sgd.lr, self.watch.parameters if self.watch else ())
+        self.observer = (
+            StackObserver(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
+        )
+        self.groups = Groups(self.specs, names, self.sgd.lr, self.observer.parameters if self.observer else ())
         self.fused = fused_for(self.groups, self.sgd)
         drawing = any(moorings.importance.draws for _, moorings in self.groups.moored) and self.method.observes_outputs
-        self.recorder = Recorder(on=bool(self.fused) and self.stack.way != "in turn" and not drawing)
-        self.books = [Logbook(spec) for spec in self.specs]
+        self.recorder = GraphRecorder(enabled=bool(self.fused) and self.stack.mode != "sequential" and not drawing)
+        self.records = [RunRecord(spec) for spec in self.specs]
         self.results: list[Result] = []
         self.first: Tensors = {}
         self.position, self.steps, self.seconds = Position(), 0, 0.0
-        self.curve, self.feed = Curve(len(self.specs), self.device), Feed(self.device)
+        self.loss_history, self.epoch_indices = LossHistory(len(self.specs), self.device), EpochIndices(self.device)
         self.bad = torch.full((len(self.specs),), NEVER, device=self.device)
         self.now = torch.zeros(1, dtype=torch.int64, device=self.device)
 
@@ -140,7 +143,7 @@ class Fleet:
             self._train_what(task)
             for epoch in range(self.position.epoch, self.common.epochs):
                 self._lay_out(task, epoch)
-                for step in range(self.position.step, len(self.feed.sizes)):
+                for step in range(self.position.step, len(self.epoch_indices.sizes)):
                     self._iterate(task, epoch, step)
                     if self.fused and self.steps % LOOK == 0:
                         self._lose_bad(MANY)
@@ -166,27 +169,27 @@ class Fleet:
     def _tick(self) -> None:
         """Give each run its share of the time that has passed, a twin that waits included."""
         before, self.mark = self.mark, time.perf_counter()
-        self.seconds += (self.mark - before) / (sum(map(len, self.twins.values())) or len(self.specs))
+        self.seconds += (self.mark - before) / (sum(map(len, self.strength_groups.values())) or len(self.specs))
 
     def _begin(self, task: int) -> None:
         """A task starts: its head from the one before, no velocity, an empty curve."""
         if task == 0:
             self.groups.set_out(self.stack.parameters)
-            heads = heads_for(self.specs, self.stream, 0, len(self.stream.tasks))
-            scores = self.exam.score_starts(self.stack, self.starts, heads, self.dtype, self.common.data)
-            for book, accuracy in zip(self.books, scores, strict=True):
-                book.untrained = accuracy
+            heads = evaluation_heads(self.specs, self.stream, 0, len(self.stream.tasks))
+            scores = self.evaluation.score_untrained(self.stack, self.starts, heads, self.dtype, self.common.data)
+            for record, accuracy in zip(self.records, scores, strict=True):
+                record.untrained = accuracy
         else:
-            inherit(self.stack, self.specs, self.stream, task)
+            inherit_heads(self.stack, self.specs, self.stream, task)
         self.sgd.reset()
-        self.curve.reset()
+        self.loss_history.reset()
 
     def _train_what(self, task: int) -> None:
         """Ask for gradients where this task has any to give."""
         self.still = self.method.frozen == "always" or (self.method.frozen == "after first" and task > 0)
         for name, p in self.stack.parameters.items():
             p.requires_grad_(not (self.still and name.startswith("backbone.")))
-        self.alike = Alike.of(self.specs if task == 0 else (), self.device)
+        self.gradient_sharing = GradientSharing.of(self.specs if task == 0 else (), self.device)
         self.recorder.clear()
         self.rehearsed = False
         for fused in self.fused:
@@ -194,23 +197,27 @@ class Fleet:
 
     def _lay_out(self, task: int, epoch: int) -> None:
         """Put what every run sees in this epoch on the device, what it draws from memory included."""
-        order = self.batches.order(self.specs, self.method.data, task, epoch)
+        order = self.training_data.epoch_order(self.specs, self.method.data, task, epoch)
         sizes = batch_sizes(order.shape[1], self.common.batch)
         remembered: list[Tensor] = []
         if self.memory is not None:
             self.ahead = self.memory.copy()
             offers, recalls = self.method.data == "er" and epoch == 0, self.method.recalls
             remembered = self.ahead.plan(order, sizes, offer=offers, count=recalls)
-        self.feed.load(order, sizes, remembered, self.position.step)
+        self.epoch_indices.load(order, sizes, remembered, self.position.step)
         self.sgd.set_epoch(self.specs, epoch)
         self.now.fill_(self.steps)
         self.began = self.steps - epoch * len(sizes) - self.position.step
 
     def _iterate(self, task: int, epoch: int, step: int) -> None:
         """Take a step, as told or as recorded."""
-        sizes, size, drawn = self.feed.sizes, self.feed.sizes[step], self.feed.drawn[step]
+        sizes, size, drawn = (
+            self.epoch_indices.sizes,
+            self.epoch_indices.sizes[step],
+            self.epoch_indices.replay_sizes[step],
+        )
         left = sizes[step:].count(size) + (self.common.epochs - epoch - 1) * sizes.count(size)
-        looks = self.watch is not None and self.watch.begin(epoch * len(sizes) + step)
+        looks = self.observer is not None and self.observer.start_step(epoch * len(sizes) + step)
         kind = (size, drawn, looks, *(fused.pulling for fused in self.fused))
         self.recorder.run(kind, left, lambda: self._step(task, size, drawn))
         if looks:
@@ -220,19 +227,19 @@ class Fleet:
 
     def _step(self, task: int, size: int, drawn: int) -> None:
         """One iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
-        indices = self.feed.next(size)
-        remembered = self.feed.recall(drawn) if drawn else None
+        indices = self.epoch_indices.next_batch(size)
+        remembered = self.epoch_indices.replay_batch(drawn) if drawn else None
         if remembered is not None and self.method.data == "er":
             indices = torch.cat([indices, remembered], 1)
         loss, gradients, probes = self._learn(indices, None if self.method.data in ("joint", "er") else task)
         if remembered is not None and self.method.data == "a-gem":
-            gradients = project(gradients, self._gradients(self._forward(remembered, None)[1].sum()))
+            gradients = project_agem(gradients, self._gradients(self._forward(remembered, None)[1].sum()))
         fine = self._move(gradients, probes, indices.shape[1])
-        if self.watch is not None and self.watch.on:
-            self.groups.look(self.watch.take(), fine)
+        if self.observer is not None and self.observer.enabled:
+            self.groups.look(self.observer.take(), fine)
         loss = loss if fine is None else loss[fine]
-        self.curve.add(self.now - self.began, len(self.feed.sizes) * self.common.epochs, loss)
-        self.feed.move(size)
+        self.loss_history.add(self.now - self.began, len(self.epoch_indices.sizes) * self.common.epochs, loss)
+        self.epoch_indices.advance(size)
         self.now += 1
 
     def _move(self, gradients: Tensors, probes: Tensors, samples: int) -> Tensor | None:
@@ -271,48 +278,48 @@ class Fleet:
         if not self.specs:
             return
         if self.memory is not None and self.method.data == "a-gem":
-            self.memory.offer(self.batches.order(self.specs, "task", task, 0))
+            self.memory.offer(self.training_data.epoch_order(self.specs, "task", task, 0))
         if task == 0:
             now = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in now.items()}
         steps = len(batch_sizes(len(self.stream.tasks[task].train), self.common.batch)) * self.common.epochs
-        heads = heads_for(self.specs, self.stream, task, min(task + 2, len(self.stream.tasks)))
-        rows = self.exam.score(self.stack, heads, self.dtype).tolist()
-        for book, row, losses in zip(self.books, rows, self.curve.means(steps), strict=True):
-            book.matrix.append(row)
-            book.losses.append(losses)
+        heads = evaluation_heads(self.specs, self.stream, task, min(task + 2, len(self.stream.tasks)))
+        rows = self.evaluation.score(self.stack, heads, self.dtype).tolist()
+        for record, row, losses in zip(self.records, rows, self.loss_history.means(steps), strict=True):
+            record.matrix.append(row)
+            record.losses.append(losses)
 
     def _judge(self, task: int) -> None:
         """Write down what each penalty will do, and reject those that do not interpolate."""
-        too_strong = self.groups.judge(self.books)
+        too_strong = self.groups.judge(self.records)
         if self.reject and task == 0 and bool(too_strong.any()):
-            self._lose(too_strong, "rejected", [book.warning for book in self.books])
+            self._lose(too_strong, "rejected", [record.warning for record in self.records])
 
     def _finish(self) -> None:
         """The stream is over: measure what is left of the first task's model, run by run."""
         inputs = normalize_pixels(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
-        drifts, likenesses = drift_of(self.stack, self.first), likeness_of(self.stack, self.first, inputs)
-        for book, *told in zip(self.books, self.groups.importance_by_layer(), drifts, likenesses, strict=True):
+        drifts, likenesses = drift_of(self.stack, self.first), cka_of(self.stack, self.first, inputs)
+        for record, *told in zip(self.records, self.groups.importance_by_layer(), drifts, likenesses, strict=True):
             rest = dict(zip(("importance", "drift", "cka"), told, strict=True))
-            self.results.append(self._result(book, "finished", "", **rest))
-        self.specs, self.books = [], []
+            self.results.append(self._result(record, "finished", "", **rest))
+        self.specs, self.records = [], []
 
     # Pieces of a step
 
     def _learn(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensors, Tensors]:
         """Losses, gradients, and gradients of what importances ask of the outputs; once for runs that are alike."""
-        with self.alike.alone(self.stack):
-            logits, loss = self._forward(self.alike.leading(indices), task)
+        with self.gradient_sharing.representatives_only(self.stack):
+            logits, loss = self._forward(self.gradient_sharing.select(indices), task)
             probes: Tensors = {}
             if self.method.observes_outputs:
                 probes = self._gradients(self.groups.asked(logits, self.stack.seeds, self.steps), keep=True)
             gradients = self._gradients(loss.sum())
-        every = self.alike.everyones
+        every = self.gradient_sharing.expand
         return every(loss.detach()), {name: every(g) for name, g in gradients.items()}, probes
 
     def _forward(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensor]:
         """Logits (runs, batch, outputs) and the mean loss of each run; of one task's head, or of each sample's own."""
-        batch = self.batches.take(indices, task)
+        batch = self.training_data.batch(indices, task)
         logits = self.stack(batch.x, batch.head, train=not self.still)
         losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
         return logits, losses.view_as(indices).mean(1)
@@ -328,21 +335,23 @@ class Fleet:
     def _lose(self, lost: Tensor, status: Status, reasons: list[str], steps: list[int] | None = None) -> None:
         """Take runs out, with a result that says why, and after how many steps where that was earlier than now."""
         for row in lost.nonzero().flatten().tolist():
-            result = self._result(self.books[row], status, reasons[row])
+            result = self._result(self.records[row], status, reasons[row])
             result = result if steps is None else replace(result, steps=steps[row])
-            self.results += [replace(result, spec=spec) for spec in self.twins.pop(result.spec.key, [result.spec])]
+            self.results += [
+                replace(result, spec=spec) for spec in self.strength_groups.pop(result.spec.key, [result.spec])
+            ]
         self.keep((~lost).nonzero().flatten())
         self._train_what(self.position.task)
 
     def board(self) -> None:
         """Twins go on from where one of them has come for all."""
-        every = [self.twins.pop(spec.key, [spec]) for spec in self.specs]
+        every = [self.strength_groups.pop(spec.key, [spec]) for spec in self.specs]
         if all(len(some) == 1 for some in every):
             return
         rows = [row for row, some in enumerate(every) for _ in some]
         self.keep(torch.tensor(rows, device=self.device))
         self.specs = [spec for some in every for spec in some]
-        self.books = [book.of(spec) for book, spec in zip(self.books, self.specs, strict=True)]
+        self.records = [record.for_run(spec) for record, spec in zip(self.records, self.specs, strict=True)]
         self.groups.strengthen(self.specs)
 
     def keep(self, rows: Tensor) -> None:
@@ -353,13 +362,13 @@ class Fleet:
         self.sgd.keep(rows)
         for memory in {id(each): each for each in (self.memory, self.ahead) if each is not None}.values():
             memory.keep(rows)
-        self.feed.keep(rows)
+        self.epoch_indices.keep(rows)
         self.first = {name: p[rows] for name, p in self.first.items()}
-        self.curve.keep(rows)
+        self.loss_history.keep(rows)
         self.bad = self.bad[rows]
         self.specs = [self.specs[row] for row in rows.tolist()]
-        self.books = [self.books[row] for row in rows.tolist()]
+        self.records = [self.records[row] for row in rows.tolist()]
 
-    def _result(self, book: Logbook, status: Status, reason: str, **rest: dict[str, float]) -> Result:
+    def _result(self, record: RunRecord, status: Status, reason: str, **rest: dict[str, float]) -> Result:
         where = versions(str(self.device))
-        return book.result(status, reason, steps=self.steps, seconds=self.seconds, versions=where, **rest)
+        return record.result(status, reason, steps=self.steps, seconds=self.seconds, versions=where, **rest)

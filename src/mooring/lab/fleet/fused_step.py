@@ -16,7 +16,7 @@ from mooring.lab.fleet.gpu.run_kernel import Elementwise
 from mooring.lab.fleet.method_groups import Groups, rows_of
 from mooring.lab.fleet.method_state import Held, Moorings, Tensors
 from mooring.lab.fleet.sgd import SGD
-from mooring.lab.fleet.stack.stack import flat, laid_out
+from mooring.lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.pulls.pull import acts
 from mooring.pulls.run_axis import per_run
@@ -71,8 +71,8 @@ class Fused:
             torch._foreach_add_(list(self.counts.values()), 1)
         moorings = self.moorings
         for name, g in gradients.items():
-            whole = {"theta": parameters[name].detach(), "g": laid_out(g), "velocity": self.sgd.velocity[name]}
-            tensors = {what: flat(tensor)[rows] for what, tensor in whole.items()} | self.sgd.of_each(rows)
+            whole = {"theta": parameters[name].detach(), "g": to_stack_layout(g), "velocity": self.sgd.velocity[name]}
+            tensors = {what: flatten_per_run(tensor)[rows] for what, tensor in whole.items()} | self.sgd.of_each(rows)
             held = None if moorings is None else moorings.held.get(name)
             if moorings is not None and held is not None:
                 tensors |= self._moored(moorings, name, held, probes, rows)
@@ -134,15 +134,15 @@ class Fused:
 
     def _moored(self, moorings: Moorings, name: str, held: Held, probes: Tensors, rows: slice) -> Tensors:
         """The tensors that a mooring brings in."""
-        found = {"anchor": flat(held.anchor)}
+        found = {"anchor": flatten_per_run(held.anchor)}
         if held.previous is not None:
-            found["previous"] = flat(held.previous)
+            found["previous"] = flatten_per_run(held.previous)
         found |= dials(moorings.pull)
         if name in self.counts:
             found["count"] = self.counts[name]
         if name in probes:
-            found["probe"] = flat(laid_out(probes[name]))[rows]
-        return found | {f"state_{slot}": flat(tensor) for slot, tensor in held.state.items()}
+            found["probe"] = flatten_per_run(to_stack_layout(probes[name]))[rows]
+        return found | {f"state_{slot}": flatten_per_run(tensor) for slot, tensor in held.state.items()}
 
     def _rule(self, tensors: Tensors) -> Elementwise:
         kind = (*((what, tensor.shape[1:2] == (1,)) for what, tensor in tensors.items()), self.pulling)

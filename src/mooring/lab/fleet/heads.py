@@ -1,4 +1,4 @@
-"""Which head is asked, and which one starts from the head before it: by run, where runs of a fleet differ in that."""
+"""The head that each run is evaluated with, and the heads that start from the previous one."""
 
 from collections.abc import Sequence
 
@@ -10,41 +10,41 @@ from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["heads_for", "inherit"]
+__all__ = ["evaluation_heads", "inherit_heads"]
 
 
-def heads_for(specs: Sequence[RunSpec], stream: Stream, trained: int, tasks: int) -> list[int | Tensor]:
-    """The head that is asked on each of the first tasks; on one to come, the head that it would start from.
+def evaluation_heads(specs: Sequence[RunSpec], stream: Stream, trained: int, tasks: int) -> list[int | Tensor]:
+    """Return the head to evaluate each of the first tasks with; for a future task, the head that it would start from.
 
     Args:
         specs: the runs.
-        stream: what they go through.
-        trained: the last task that was trained.
-        tasks: how many are asked about.
+        stream: the tasks.
+        trained: the last trained task.
+        tasks: the number of tasks to evaluate.
 
     Returns:
-        A head for each task, or heads of shape (runs,).
+        For each task one head for all runs, or heads of shape (runs,).
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=5)
         >>> specs = [RunSpec("digits", stream.fingerprint, "plain", 0, heads=heads) for heads in ("inherit", "fresh")]
-        >>> heads_for(specs[:1], stream, 0, 2), heads_for(specs, stream, 0, 2)
+        >>> evaluation_heads(specs[:1], stream, 0, 2), evaluation_heads(specs, stream, 0, 2)
         ([0, 0], [0, tensor([0, 1])])
     """
     inherits = [_inherits(spec) for spec in specs]
-    found: list[int | Tensor] = []
+    heads: list[int | Tensor] = []
     for task in range(tasks):
-        own, old = stream.head(task), stream.head(min(task, trained))
-        same = own == old or len({*inherits}) == 1
-        found.append(
-            (old if inherits[0] else own) if same else torch.tensor([old if each else own for each in inherits])
-        )
-    return found
+        own, trained_head = stream.head(task), stream.head(min(task, trained))
+        if own == trained_head or len({*inherits}) == 1:
+            heads.append(trained_head if inherits[0] else own)
+        else:
+            heads.append(torch.tensor([trained_head if inherit else own for inherit in inherits]))
+    return heads
 
 
-def inherit(stack: Stack, specs: Sequence[RunSpec], stream: Stream, task: int) -> None:
-    """A task begins: where runs say so, its head starts from the one before."""
+def inherit_heads(stack: Stack, specs: Sequence[RunSpec], stream: Stream, task: int) -> None:
+    """Start the head of a new task from the previous head, in the runs whose spec asks for it."""
     if stream.heads == "per task":
         rows = [row for row, spec in enumerate(specs) if _inherits(spec)]
         stack.inherit(task, task - 1, None if len(rows) == len(specs) else torch.tensor(rows, dtype=torch.int64))

@@ -1,53 +1,56 @@
-"""The loss of every run over a task, in a few points."""
+"""The training loss of every run over a task, averaged over a fixed number of intervals."""
 
 import torch
 from torch import Tensor
 
-__all__ = ["Curve"]
+__all__ = ["LossHistory"]
 
-POINTS = 20
-"""Into how many stretches a task is cut."""
+INTERVALS = 20
+"""Number of intervals into which the steps of a task are divided."""
 
 
-class Curve:
-    """Sums of losses over each stretch of a task, on the device.
+class LossHistory:
+    """Sums of the losses in each interval of a task, on the device.
 
     Args:
-        runs: how many.
-        device: where it lies.
+        runs: the number of runs.
+        device: where the sums are stored.
+
+    Attributes:
+        sums: float64 of shape (runs, INTERVALS).
 
     Example:
-        >>> curve = Curve(1)
+        >>> history = LossHistory(1)
         >>> for step in range(3):
-        ...     curve.add(torch.tensor([step]), 3, torch.tensor([float(step)]))
-        >>> curve.means(3)
+        ...     history.add(torch.tensor([step]), 3, torch.tensor([float(step)]))
+        >>> history.means(3)
         [[0.0, 1.0, 2.0]]
     """
 
     def __init__(self, runs: int, device: torch.device | str = "cpu") -> None:
-        self.sums = torch.zeros(runs, POINTS, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(runs, INTERVALS, dtype=torch.float64, device=device)
 
     def add(self, step: Tensor, steps: int, losses: Tensor) -> None:
-        """Add a step.
+        """Add the losses of one step.
 
         Args:
-            step: which of the task's, int64 of shape (1,).
-            steps: how many the task has.
+            step: the number of the step within the task, int64 of shape (1,).
+            steps: the number of steps in the task.
             losses: of shape (runs,).
         """
-        self.sums.index_add_(1, step * POINTS // steps, losses.double().unsqueeze(1))
+        self.sums.index_add_(1, step * INTERVALS // steps, losses.double().unsqueeze(1))
 
     def means(self, steps: int) -> list[list[float]]:
-        """The mean loss in each stretch that has steps, of each run."""
-        counts = torch.bincount(torch.arange(steps) * POINTS // steps, minlength=POINTS)
-        some = counts.nonzero().flatten()
-        means: list[list[float]] = (self.sums.cpu()[:, some] / counts[some]).tolist()
+        """Return the mean loss of each run in each interval that contains steps."""
+        counts = torch.bincount(torch.arange(steps) * INTERVALS // steps, minlength=INTERVALS)
+        filled = counts.nonzero().flatten()
+        means: list[list[float]] = (self.sums.cpu()[:, filled] / counts[filled]).tolist()
         return means
 
     def reset(self) -> None:
-        """A new task begins."""
+        """Clear the sums for a new task."""
         self.sums.zero_()
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these runs."""
+        """Keep only the runs in these rows."""
         self.sums = self.sums[rows]

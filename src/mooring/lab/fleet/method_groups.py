@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mooring.importance.kronecker_factors import Factors
 from mooring.lab.fleet.method_state import Moorings, Tensors
-from mooring.lab.fleet.record import Logbook
+from mooring.lab.fleet.record import RunRecord
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.methods import find_method
 from mooring.lab.model.order import seeded_generator
@@ -164,21 +164,21 @@ class Groups:
 
     # What the results tell
 
-    def judge(self, books: Sequence[Logbook]) -> Tensor:
+    def judge(self, records: Sequence[RunRecord]) -> Tensor:
         """Write down what each penalty will do from here on.
 
         Args:
-            books: of the runs.
+            records: of the runs.
 
         Returns:
             For each run whether its penalty extrapolates somewhere; bool of shape (runs,).
         """
-        too_strong = torch.zeros(len(books), dtype=torch.bool)
+        too_strong = torch.zeros(len(records), dtype=torch.bool)
         for rows, moorings in self.moored:
-            found = moorings.stability([book.spec.momentum for book in books[rows]])
-            for run, (book, verdict) in enumerate(zip(books[rows], found, strict=True), rows.start):
+            found = moorings.stability([record.spec.momentum for record in records[rows]])
+            for run, (record, verdict) in enumerate(zip(records[rows], found, strict=True), rows.start):
                 if verdict:
-                    book.stability.append(verdict)
+                    record.stability.append(verdict)
                     too_strong[run] = bool(verdict.warning) and moorings.method.can_extrapolate
         return too_strong
 

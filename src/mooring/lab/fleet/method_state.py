@@ -10,7 +10,7 @@ from mooring.diagnose.stability import Verdicts, divergence_limit, interpolation
 from mooring.importance import Iteration, State
 from mooring.importance.kronecker_factors import Factor, Factors
 from mooring.lab.fleet.budget_terms import KroneckerTerm, Line, pull_back, spent
-from mooring.lab.fleet.stack.stack import flat, laid_out
+from mooring.lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 from mooring.lab.methods import Method
 from mooring.lab.model.results import Stability
 from mooring.pulls import Budget, GradientPull, ParameterPull
@@ -178,7 +178,7 @@ class Moorings:
         if held.factor is not None:
             return KroneckerTerm(theta, held.anchor, held.factor)
         assert held.previous is not None
-        return Line(flat(theta), flat(held.anchor), flat(held.previous))
+        return Line(flatten_per_run(theta), flatten_per_run(held.anchor), flatten_per_run(held.previous))
 
     @torch.no_grad()
     def look(self, seen: Mapping[str, Factors]) -> None:
@@ -234,7 +234,9 @@ class Moorings:
         each = [made[kind] for kind in self.kinds]
         state = {slot: torch.stack([told[slot] for told in each]) for slot in each[0]}
         ones = (1,) * (theta.ndim - 1)  # a score that is one number for a whole parameter goes on doing so
-        return Held(anchor, {slot: t.reshape(-1, *ones) if t.ndim == 1 else laid_out(t) for slot, t in state.items()})
+        return Held(
+            anchor, {slot: t.reshape(-1, *ones) if t.ndim == 1 else to_stack_layout(t) for slot, t in state.items()}
+        )
 
     def _factors(self) -> Tensors:
         """A factor for the scores of each layer and run, where the importance is balanced."""
@@ -256,9 +258,9 @@ class Moorings:
         self.lr, self.mu = self.lr[rows], self.mu[rows]
         self.strengthen(self.strength[rows])
         for held in self.held.values():
-            held.anchor = laid_out(held.anchor[rows])
-            held.state = {slot: laid_out(tensor[rows]) for slot, tensor in held.state.items()}
-            held.previous = None if held.previous is None else laid_out(held.previous[rows])
+            held.anchor = to_stack_layout(held.anchor[rows])
+            held.state = {slot: to_stack_layout(tensor[rows]) for slot, tensor in held.state.items()}
+            held.previous = None if held.previous is None else to_stack_layout(held.previous[rows])
             if held.factor:
                 held.factor.keep(rows)
 

@@ -1,4 +1,4 @@
-"""What is written down about a run while it sails, and the result made of it."""
+"""The measurements of a run while it trains, and the result built from them."""
 
 import platform
 from dataclasses import asdict, dataclass, field
@@ -11,12 +11,12 @@ import mooring
 from mooring.lab.model.results import Result, Stability, Status
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["Logbook", "versions"]
+__all__ = ["RunRecord", "versions"]
 
 
 @dataclass
-class Logbook:
-    """The measurements of one run so far; see `Result` for what each is."""
+class RunRecord:
+    """The measurements of one run so far; `Result` describes each of them."""
 
     spec: RunSpec
     untrained: list[float] = field(default_factory=list)
@@ -24,8 +24,8 @@ class Logbook:
     losses: list[list[float]] = field(default_factory=list)
     stability: list[Stability] = field(default_factory=list)
 
-    def result(self, status: Status = "finished", reason: str = "", **rest: Any) -> Result:
-        """The run's result, from what is written here and what is known at the end."""
+    def result(self, status: Status = "finished", reason: str = "", **final: Any) -> Result:
+        """Build the run's result from this record and the values that are known only at the end."""
         return Result(
             self.spec,
             status,
@@ -34,45 +34,44 @@ class Logbook:
             matrix=self.matrix,
             losses=self.losses,
             stability=self.stability,
-            **rest,
+            **final,
         )
 
     @property
     def warning(self) -> str:
-        """What the last verdict has against the run's penalty; nothing where there was none."""
+        """Return the problem that the last stability verdict found with the penalty, or an empty string."""
         return self.stability[-1].warning if self.stability else ""
 
-    def of(self, spec: RunSpec) -> "Logbook":
-        """The same measurements so far, as another run's."""
-        kept = (self.untrained, self.matrix, self.losses, self.stability)
-        return Logbook(spec, *(list(each) for each in kept))  # type: ignore[arg-type]
+    def for_run(self, spec: RunSpec) -> "RunRecord":
+        """Copy the measurements so far into the record of another run."""
+        return RunRecord(spec, list(self.untrained), list(self.matrix), list(self.losses), list(self.stability))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> "Logbook":
-        """From plain values.
+    def from_json(cls, values: dict[str, Any]) -> "RunRecord":
+        """Build a record from plain values.
 
         Example:
-            >>> book = Logbook(RunSpec("digits", "0", "plain", 0), matrix=[[90.0]])
-            >>> Logbook.from_json(book.to_json()) == book
+            >>> record = RunRecord(RunSpec("digits", "0", "plain", 0), matrix=[[90.0]])
+            >>> RunRecord.from_json(record.to_json()) == record
             True
         """
-        stability = [Stability(**entry) for entry in told["stability"]]
-        return cls(**{**told, "spec": RunSpec.from_json(told["spec"]), "stability": stability})
+        stability = [Stability(**entry) for entry in values["stability"]]
+        return cls(**{**values, "spec": RunSpec.from_json(values["spec"]), "stability": stability})
 
 
 def versions(device: str) -> dict[str, str]:
-    """What makes a result, by name; also that it is the same each time, where that was asked for.
+    """Return the software and hardware that a result was made with, and whether deterministic algorithms were on.
 
     Example:
         >>> sorted(versions("cpu"))
         ['device', 'mooring', 'python', 'threads', 'torch']
     """
-    same = {"deterministic": "yes"} if torch.are_deterministic_algorithms_enabled() else {}
-    return {**_versions(device), **same}
+    deterministic = {"deterministic": "yes"} if torch.are_deterministic_algorithms_enabled() else {}
+    return {**_versions(device), **deterministic}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Memory of old samples: a reservoir of indices for each run, and what A-GEM does with gradients from it."""
+"""Replay memory: a reservoir of sample indices for each run, and the gradient projection of A-GEM."""
 
 from collections.abc import Sequence
 
@@ -7,22 +7,23 @@ from torch import Tensor
 
 from mooring.lab.model.order import seeded_generator
 
-__all__ = ["Reservoir", "project"]
+__all__ = ["Reservoir", "project_agem"]
 
 
 class Reservoir:
-    """A uniform sample without replacement of every index offered so far, for each run (Vitter's algorithm R).
+    """A uniform sample without replacement of all indices offered so far, for each run (Vitter's algorithm R).
 
-    The n-th index offered takes a random place among n; it is kept where that place is within the capacity. Random
-    numbers are fixed by (seed, how many were offered), so that nothing but the content has to be saved.
+    The n-th offered index draws a random slot among n, and is kept if that slot is within the capacity. The random
+    numbers depend only on the seed and on how many indices were offered, so a checkpoint needs no generator state.
 
     Args:
-        seeds: of each run.
-        capacity: how many indices are kept.
+        seeds: the seed of each run.
+        capacity: the number of indices to keep.
 
     Attributes:
-        kept: int64 of shape (runs, capacity); the first min(offered, capacity) columns count.
-        offered: how many indices each run was offered.
+        kept: int64 of shape (runs, capacity); the first min(offered, capacity) columns are filled.
+        offered: the number of indices offered to each run.
+        drawn: the number of samples drawn so far.
 
     Example:
         >>> memory = Reservoir(seeds=[0, 1], capacity=3)
@@ -38,47 +39,49 @@ class Reservoir:
         self.drawn = 0
 
     def __len__(self) -> int:
-        """How many indices each run keeps."""
+        """Return how many indices each run has kept."""
         return min(self.offered, self.kept.shape[1])
 
     def offer(self, indices: Tensor) -> None:
-        """Offer each run new indices, of shape (runs, n)."""
+        """Offer new indices to each run, of shape (runs, n)."""
         count, capacity = indices.shape[1], self.kept.shape[1]
         order = torch.arange(self.offered, self.offered + count)
         kept, offered = self.kept.numpy(), indices.numpy()
         for seed, runs in self._by_seed().items():
-            drawn = torch.rand(count, generator=seeded_generator(seed, "reservoir", self.offered), dtype=torch.float64)
-            places = torch.where(order < capacity, order, (drawn * (order + 1)).long()).numpy()
-            inside = places < capacity
+            uniform = torch.rand(
+                count, generator=seeded_generator(seed, "reservoir", self.offered), dtype=torch.float64
+            )
+            slots = torch.where(order < capacity, order, (uniform * (order + 1)).long()).numpy()
+            inside = slots < capacity
             for run in runs:
-                kept[run, places[inside]] = offered[run, inside]  # of those for one place, the last
+                kept[run, slots[inside]] = offered[run, inside]  # of several indices for one slot the last stays
         self.offered += count
 
     def sample(self, count: int) -> Tensor:
-        """Draw from each run's memory without replacement: int64 of shape (runs, min(count, kept))."""
+        """Draw from each run's memory without replacement: int64 of shape (runs, min(count, len(self)))."""
         self.drawn += 1
         size = len(self)
         chosen = torch.empty(len(self.seeds), min(count, size), dtype=torch.int64)
         for seed, runs in self._by_seed().items():
-            places = torch.randperm(size, generator=seeded_generator(seed, "replay", self.drawn))[:count]
-            chosen[runs] = self.kept[runs][:, places]
+            slots = torch.randperm(size, generator=seeded_generator(seed, "replay", self.drawn))[:count]
+            chosen[runs] = self.kept[runs][:, slots]
         return chosen
 
     def _by_seed(self) -> dict[int, list[int]]:
-        """The runs of each seed: what they draw is the same."""
-        found: dict[int, list[int]] = {}
+        """Group the runs by seed: runs of one seed draw the same."""
+        groups: dict[int, list[int]] = {}
         for run, seed in enumerate(self.seeds):
-            found.setdefault(seed, []).append(run)
-        return found
+            groups.setdefault(seed, []).append(run)
+        return groups
 
     def plan(self, order: Tensor, sizes: Sequence[int], *, offer: bool, count: int | None = None) -> list[Tensor]:
-        """What each step of an epoch draws, as if the steps were taken; draws do not depend on what training does.
+        """Draw the replayed indices of every step of an epoch in advance; draws do not depend on training.
 
         Args:
             order: the epoch's indices, of shape (runs, images).
-            sizes: how many of them each step takes; it draws as many.
-            offer: whether each step then offers what it took.
-            count: how many each step draws instead.
+            sizes: the number of images in each step; a step draws as many from memory.
+            offer: whether each step then offers its images to the memory.
+            count: the number of indices that each step draws instead.
         """
         drawn = []
         for taken in torch.split(order, list(sizes), 1):
@@ -88,27 +91,29 @@ class Reservoir:
         return drawn
 
     def copy(self) -> "Reservoir":
-        """Another one of the same content, that goes on the same way."""
+        """Return a copy that keeps and draws the same from here on."""
         other = Reservoir(self.seeds, self.kept.shape[1])
         other.kept, other.offered, other.drawn = self.kept.clone(), self.offered, self.drawn
         return other
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these runs only."""
+        """Keep only the runs in these rows."""
         self.seeds = [self.seeds[row] for row in rows.tolist()]
         self.kept = self.kept[rows.cpu()]
 
 
-def project(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A-GEM: g <- g - (g . r / r . r) * r where g . r < 0, the products taken over all parameters of a run.
+def project_agem(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Project gradients as A-GEM does: g <- g - (g . r / r . r) * r where g . r < 0.
+
+    The products are taken over all parameters of a run.
 
     Args:
-        gradients: of the task's loss, by parameter name, each of shape (runs, ...).
-        reference: r, of the loss on old samples; parameters that one of the two lacks count as 0 there.
+        gradients: g, of the task's loss, by parameter name, each of shape (runs, ...).
+        reference: r, of the loss on replayed samples. A parameter that is missing in one of the two counts as 0 there.
 
     Example:
         >>> g, r = torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[0.0, 2.0], [0.0, 2.0]])
-        >>> project({"theta": g}, {"theta": r})["theta"]
+        >>> project_agem({"theta": g}, {"theta": r})["theta"]
         tensor([[1., 0.],
                 [1., 1.]])
     """
@@ -121,7 +126,7 @@ def project(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[
 
 
 def _row(tensors: dict[str, Tensor], shapes: dict[str, torch.Size]) -> Tensor:
-    """All tensors of a run in one row, 0 for those that are not there; of shape (runs, numbers)."""
+    """Concatenate the tensors of each run, with 0 for missing ones; of shape (runs, elements)."""
     like = next(iter(tensors.values()))
-    every = (tensors[name] if name in tensors else like.new_zeros(shape) for name, shape in shapes.items())
-    return torch.cat([tensor.reshape(len(like), -1) for tensor in every], 1)
+    complete = (tensors[name] if name in tensors else like.new_zeros(shape) for name, shape in shapes.items())
+    return torch.cat([tensor.reshape(len(like), -1) for tensor in complete], 1)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mooring.lab.fleet.stack.stack import laid_out
+from mooring.lab.fleet.stack.stack import to_stack_layout
 from mooring.lab.model.spec import RunSpec
 from mooring.pulls.run_axis import per_run
 
@@ -112,4 +112,4 @@ class SGD:
         self.momentum, self.weight_decay = (
             value[rows] if isinstance(value, Tensor) else value for value in (self.momentum, self.weight_decay)
         )
-        self.velocity = {name: laid_out(velocity[rows]) for name, velocity in self.velocity.items()}
+        self.velocity = {name: to_stack_layout(velocity[rows]) for name, velocity in self.velocity.items()}

@@ -173,14 +173,14 @@ def _pretrain(
         epochs.report_progress(fleet)
     results = fleet.run(epochs)
     epochs.check_finite(fleet)
-    if note and fleet.recorder.failed:
-        note(f"steps of {settings.network} could not be recorded, and took longer: {fleet.recorder.failed}")
+    if note and fleet.recorder.failure:
+        note(f"steps of {settings.network} could not be recorded, and took longer: {fleet.recorder.failure}")
     backbones = []
     for run, (result, (seed, file)) in enumerate(zip(results, files.items(), strict=True)):
         accuracy = result.matrix[0][0]
         metadata = asdict(replace(settings, seed=seed, seeds=1))  # as if alone
         metadata |= {"stream": stream.name, "accuracy": round(accuracy, 2), **result.versions}
-        tensors = fleet.stack.alone(run).backbone.state_dict()
+        tensors = fleet.stack.network_of(run).backbone.state_dict()
         tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         write_atomically(file, to_bytes(tensors, metadata={"mooring": json.dumps(metadata)}))
         backbones.append(PretrainedBackbone(file, seed, accuracy))

@@ -16,7 +16,7 @@ from mooring.lab.engines.reporting import Reporter, Silent
 from mooring.lab.engines.runner import CHECKPOINT_SECONDS, Aboard, steps_of
 from mooring.lab.engines.sizing import AT_ONCE
 from mooring.lab.fleet import checkpoint
-from mooring.lab.fleet.grouping import fleets
+from mooring.lab.fleet.grouping import group_into_fleets
 from mooring.lab.methods import find_method
 from mooring.lab.methods.registry import ALIASES
 from mooring.lab.model.atomic_files import check_writable
@@ -202,7 +202,7 @@ class Study:
     def _fleets(self, specs: list[RunSpec], runner: Engine) -> list[list[RunSpec]]:
         """Runs put together, as many as was asked for or as is best."""
         most = self.fleet
-        return fleets(specs, runner.sizes(specs) if most is None else lambda runs: most) if specs else []
+        return group_into_fleets(specs, runner.sizes(specs) if most is None else lambda runs: most) if specs else []
 
     def _tidy(self) -> None:
         """Delete what a kill left: files half written, and checkpoints of runs that have their results."""

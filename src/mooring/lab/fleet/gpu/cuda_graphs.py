@@ -1,54 +1,54 @@
-"""Steps of a fleet recorded once and played back: the host tells the device one thing for a whole step."""
+"""Training steps captured as CUDA graphs and replayed: the host launches one graph for a whole step."""
 
 from collections.abc import Callable, Hashable
 
 import torch
 
-__all__ = ["Recorder"]
+__all__ = ["GraphRecorder"]
 
-EAGER = 1
-"""Steps of a kind before it is recorded: compilers and libraries set themselves up in them."""
+WARMUP_STEPS = 1
+"""Number of steps of a kind that run before it is captured: compilers and libraries initialize in them."""
 
-PAYS = 6
-"""Steps of a kind that must be left for a recording to pay."""
+MIN_STEPS_LEFT = 6
+"""Smallest number of remaining steps of a kind for which a capture pays."""
 
 
-class Recorder:
-    """CUDA graphs of the steps of one task, by their kind.
+class GraphRecorder:
+    """CUDA graphs of the steps of one task, by the kind of step.
 
-    What is recorded reads and writes memory where it lies, so nothing it touches may be replaced; when something must
-    be, `clear` forgets all. Where a step cannot be recorded, since it waits for the device, it goes on being told.
+    A graph reads and writes fixed memory, so the tensors that it uses must not be replaced; `clear` removes all graphs
+    if they must. A step that waits for the device cannot be captured; from then on all steps run without a graph.
 
     Args:
-        on: whether to record at all.
+        enabled: whether to capture steps at all.
 
     Attributes:
-        failed: why a step could not be recorded; empty where none failed.
+        failure: why a step could not be captured; empty if none failed.
     """
 
-    def __init__(self, on: bool) -> None:
-        self.on, self.failed = on, ""
+    def __init__(self, enabled: bool) -> None:
+        self.enabled, self.failure = enabled, ""
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self.seen: dict[Hashable, int] = {}
+        self.counts: dict[Hashable, int] = {}
 
     def run(self, kind: Hashable, left: int, step: Callable[[], None]) -> None:
-        """Take a step.
+        """Run a step, or replay its graph.
 
         Args:
-            kind: steps of one kind do the same to memory in the same places.
-            left: how many more of this kind there will be.
-            step: does it.
+            kind: steps of one kind do the same with the same memory.
+            left: the number of steps of this kind from here on.
+            step: runs the step.
         """
         if kind in self.graphs:
             self.graphs[kind].replay()
             return
-        self.seen[kind] = self.seen.get(kind, 0) + 1
-        if not self.on or self.seen[kind] <= EAGER or left < PAYS:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if not self.enabled or self.counts[kind] <= WARMUP_STEPS or left < MIN_STEPS_LEFT:
             step()
         else:
-            self._record(kind, step)
+            self._capture(kind, step)
 
-    def _record(self, kind: Hashable, step: Callable[[], None]) -> None:
+    def _capture(self, kind: Hashable, step: Callable[[], None]) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
@@ -56,7 +56,7 @@ class Recorder:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self.on, self.failed = False, str(error).splitlines()[0]
+            self.enabled, self.failure = False, str(error).splitlines()[0]
             torch.cuda.synchronize()
             step()
             return
@@ -64,7 +64,7 @@ class Recorder:
         graph.replay()
 
     def clear(self) -> None:
-        """Forget what was recorded, and give its memory back."""
-        self.graphs, self.seen = {}, {}
-        if self.on:
+        """Remove all graphs and release their memory."""
+        self.graphs, self.counts = {}, {}
+        if self.enabled:
             torch.cuda.empty_cache()

@@ -1,12 +1,13 @@
-"""Layers that know about runs: the parts of a network with parameters, for all runs of a stack at once.
+"""Layers batched over runs: the parts of a network with parameters, for all runs of a stack at once.
 
-A network's own forward pass works sample by sample everywhere else, so it can run as it is on the samples of all runs
-as one batch, run after run; only the layers here look at which run a sample belongs to.
+Everywhere else a network's forward pass works sample by sample. It can therefore run unchanged on the samples of all
+runs as one batch, run after run; only the layers in this file need to know which run a sample belongs to.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,66 +15,79 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import conv1d, conv2d, pad
 
-from mooring.lab.fleet.gpu.convolution import takes
-from mooring.lab.fleet.gpu.fused_convolutions import Link, run_chain
+from mooring.lab.fleet.gpu.convolution import supports_convolution
+from mooring.lab.fleet.gpu.fused_convolutions import ConvolutionSpec, fused_convolutions
 from mooring.lab.fleet.stack.attention import attention
 from mooring.lab.fleet.stack.linear import linear
-from mooring.lab.fleet.stack.norms import batch_norm, by_channel, by_run, group_norm, instance_norm, layer_norm
+from mooring.lab.fleet.stack.norms import (
+    batch_norm,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    runs_to_batch,
+    runs_to_channels,
+)
 from mooring.lab.networks.multi_head import MultiHeadNetwork
 
-__all__ = ["LAYERS", "Watcher", "Wide", "widened"]
+__all__ = ["LAYERS", "BatchedLayer", "ForwardCallback", "batched_network"]
 
 Tensors = Mapping[str, Tensor]
-Watcher = Callable[[nn.Module, Tensor, Tensor, int], None]
-"""Told a layer, what went in, what came out, and how many runs that is."""
+ForwardCallback = Callable[[str, nn.Module, Tensor, Any, int], None]
+"""Takes a layer's name, the layer of one network, its input, its output and the number of runs."""
 
 
-def convolution(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
-    """All runs of a convolution: by kernels of our own on a GPU, else some runs at a time as groups of one."""
+def convolution(layer: nn.Module, x: Tensor, tensors: Tensors, runs: int) -> Tensor:
+    """Apply the convolution of every run: by our own kernels on a GPU, otherwise as groups of one convolution."""
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
-    weight, bias = own["weight"], own.get("bias")
-    if isinstance(layer, nn.Conv2d) and takes(layer, x):
-        return run_chain(x, (_link(layer),), [weight], [bias])
+    weight, bias = tensors["weight"], tensors.get("bias")
+    if isinstance(layer, nn.Conv2d) and supports_convolution(layer, x):
+        return fused_convolutions(x, (_convolution_spec(layer),), [weight], [bias])
     padding: Any = layer.padding
     if layer.padding_mode != "zeros":
         x, padding = pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), 0
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    some = _at_once(layer, x, runs)
-    if some >= runs:
-        return _grouped(layer, x, weight, bias, padding)
+    size = _runs_per_convolution(layer, x, runs)
+    if size >= runs:
+        return _grouped_convolution(layer, x, weight, bias, padding)
     parts = zip(
-        torch.split(x, len(x) // runs * some),
-        torch.split(weight, some),
-        [None] * runs if bias is None else torch.split(bias, some),
+        torch.split(x, len(x) // runs * size),
+        torch.split(weight, size),
+        [None] * runs if bias is None else torch.split(bias, size),
         strict=False,
     )
-    return torch.cat([_grouped(layer, *part, padding) for part in parts])
+    return torch.cat([_grouped_convolution(layer, *part, padding) for part in parts])
 
 
-def _link(layer: nn.Conv2d, *, relu: bool = False, pool: bool = False) -> Link:
+def _convolution_spec(layer: nn.Conv2d, *, relu: bool = False, pool: bool = False) -> ConvolutionSpec:
     assert isinstance(layer.padding[0], int)
-    return Link(layer.stride[0], layer.padding[0], relu, pool)
+    return ConvolutionSpec(layer.stride[0], layer.padding[0], relu, pool)
 
 
-def _grouped(
+def _grouped_convolution(
     layer: nn.Conv1d | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int | tuple[int, ...] | str
 ) -> Tensor:
-    """Some runs as groups of one convolution."""
+    """Convolve some runs as groups of one convolution."""
     runs = len(weight)
     odd = layer.out_channels % 16 and x.ndim == 4 and x.shape[2] * x.shape[3] >= 64
     if runs == 1 and odd and (x.device.type, x.dtype) == ("cpu", torch.float32):
-        x = x.contiguous(memory_format=torch.channels_last)  # a CPU is faster at such widths this way
-    convolve: Callable[..., Tensor] = conv1d if isinstance(layer, nn.Conv1d) else conv2d
-    told = weight.flatten(0, 1), None if bias is None else bias.flatten()
-    rest = layer.stride, padding, layer.dilation, runs * layer.groups
-    return convolve(x, *told, *rest) if runs == 1 else by_run(convolve(by_channel(x, runs), *told, *rest), runs)
+        x = x.contiguous(memory_format=torch.channels_last)  # faster on a CPU for such widths
+    convolve: Callable[..., Tensor] = partial(
+        conv1d if isinstance(layer, nn.Conv1d) else conv2d,
+        weight=weight.flatten(0, 1),
+        bias=None if bias is None else bias.flatten(),
+        stride=layer.stride,
+        padding=padding,
+        dilation=layer.dilation,
+        groups=runs * layer.groups,
+    )
+    return convolve(x) if runs == 1 else runs_to_batch(convolve(runs_to_channels(x, runs)), runs)
 
 
-def _at_once(layer: nn.Conv1d | nn.Conv2d, x: Tensor, runs: int) -> int:
-    """How many runs to do as groups of one convolution: on a CPU one, unless there is little to do in it.
+def _runs_per_convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, runs: int) -> int:
+    """Return how many runs to compute as groups of one convolution: all on a GPU, one on a CPU unless it is small.
 
-    The limits were found by measuring. Groups whose channels fill whole vectors may be larger; weights may not, because
-    they are put in another order first.
+    The limits were measured. Groups whose channels fill whole vectors may have more products. The weights may not be
+    larger, because the convolution reorders them first.
     """
     if x.device.type != "cpu":
         return runs
@@ -83,27 +97,27 @@ def _at_once(layer: nn.Conv1d | nn.Conv2d, x: Tensor, runs: int) -> int:
     return 16 if weights < 1 << 17 and products < 1 << (24 if even else 20) else 1
 
 
-def embedding(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
-    """All runs of an embedding; x of shape (runs * batch, ...), a row of the run's own table for each."""
+def embedding(layer: nn.Module, x: Tensor, tensors: Tensors, runs: int) -> Tensor:
+    """Look up each run's own embeddings; x of shape (runs * batch, ...)."""
     assert isinstance(layer, nn.Embedding)
     if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
-        raise NotImplementedError("an embedding that is more than a table is no layer of a stack")
+        raise NotImplementedError("an embedding with max_norm, scale_grad_by_freq or sparse cannot be batched")
     size = layer.num_embeddings
-    begin = torch.arange(0, runs * size, size, device=x.device).repeat_interleave(len(x) // runs)
-    begin = begin.view(-1, *[1] * (x.ndim - 1))
-    place = torch.where((x >= 0) & (x < size), x + begin, -1)  # what is not in the table is in no other run's either
-    out = functional.embedding(place, own["weight"].flatten(0, 1))
+    offset = torch.arange(0, runs * size, size, device=x.device).repeat_interleave(len(x) // runs)
+    offset = offset.view(-1, *[1] * (x.ndim - 1))
+    index = torch.where((x >= 0) & (x < size), x + offset, -1)  # an invalid index must not reach another run's table
+    out = functional.embedding(index, tensors["weight"].flatten(0, 1))
     if layer.padding_idx is None:
         return out
     return torch.where((x == layer.padding_idx).unsqueeze(-1), out.detach(), out)
 
 
-def prelu(layer: nn.Module, x: Tensor, own: Tensors, runs: int) -> Tensor:
-    """All runs of a PReLU, with a slope below 0 for each channel or one for all."""
-    slope = own["weight"].to(x.dtype)
+def prelu(layer: nn.Module, x: Tensor, tensors: Tensors, runs: int) -> Tensor:
+    """Apply the PReLU of every run, with one negative slope for each channel or for all."""
+    slope = tensors["weight"].to(x.dtype)
     rows = x.reshape(runs, -1, *x.shape[1:])
-    below = rows * slope.view(runs, 1, -1, *[1] * (rows.ndim - 3))
-    return torch.where(rows > 0, rows, below).view(x.shape)
+    negative = rows * slope.view(runs, 1, -1, *[1] * (rows.ndim - 3))
+    return torch.where(rows > 0, rows, negative).view(x.shape)
 
 
 LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
@@ -119,88 +133,92 @@ LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.InstanceNorm2d: instance_norm,
     nn.LayerNorm: layer_norm,
 }
-"""How each kind of layer runs for all runs at once."""
+"""The function that computes each type of layer for all runs at once."""
 
 
-class Wide(nn.Module):
+class BatchedLayer(nn.Module):
     """A layer of the network that takes its tensors from the stack.
 
     Args:
-        layer: the layer as it is in one network.
-        own: gives the layer's parameters and buffers as they are now, each with a leading run axis.
-        name: what it is called in the network.
+        layer: the layer of one network.
+        tensors: returns the layer's current parameters and buffers, each with a leading run axis, and the number of
+            runs.
+        name: the layer's name in the network.
+
+    Attributes:
+        on_forward: called after each forward pass, if it is not None.
     """
 
-    def __init__(self, layer: nn.Module, own: Callable[[], tuple[Tensors, int]], name: str = "") -> None:
+    def __init__(self, layer: nn.Module, tensors: Callable[[], tuple[Tensors, int]], name: str = "") -> None:
         super().__init__()
         self.name = name
         self.__dict__["layer"] = layer  # not a submodule: its own parameters are never used
-        self.own = own
-        self.rule = LAYERS[type(layer)]
-        self.watcher: Watcher | None = None
+        self.tensors = tensors
+        self.function = LAYERS[type(layer)]
+        self.on_forward: ForwardCallback | None = None
 
-    def train(self, mode: bool = True) -> "Wide":
-        """As any module, and the layer with it."""
+    def train(self, mode: bool = True) -> "BatchedLayer":
+        """Set the training mode of this module and of the layer."""
         self.__dict__["layer"].train(mode)
         return super().train(mode)
 
     def __getattr__(self, name: str) -> Any:
-        """What the layer was made with, such as its width; its tensors and methods are those of one network."""
+        """Return a setting of the layer, such as its width; its tensors and methods belong to one network only."""
         value = getattr(self.__dict__.get("layer"), name)
         if isinstance(value, Tensor | nn.Module) or callable(value):
-            raise AttributeError(f"a layer of a stack has no {name} of its own")
+            raise AttributeError(f"a layer that is batched over runs has no {name}")
         return value
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the layer is called with; tensors of shape (runs * batch, ...)."""
-        own, runs = self.own()
-        out = self.rule(self.__dict__["layer"], *args, own=own, runs=runs, **kwargs)
-        if self.watcher is not None:
-            self.watcher(self.__dict__["layer"], args[0], out, runs)
+        """Apply the layer of every run to tensors of shape (runs * batch, ...)."""
+        tensors, runs = self.tensors()
+        out = self.function(self.__dict__["layer"], *args, tensors=tensors, runs=runs, **kwargs)
+        if self.on_forward is not None:
+            self.on_forward(self.name, self.__dict__["layer"], args[0], out, runs)
         return out
 
 
-def widened(network: nn.Module, own: Callable[[str], tuple[Tensors, int]]) -> nn.Module | None:
-    """A copy of the network whose layers with parameters know about runs; None where it has others than `LAYERS`.
+def batched_network(network: nn.Module, tensors: Callable[[str], tuple[Tensors, int]]) -> nn.Module | None:
+    """Copy a network with its layers batched over runs; None if a parameter is outside `LAYERS`, or shared by layers.
 
     Args:
         network: one network.
-        own: gives the parameters and buffers of the layer of that name, and how many runs there are.
+        tensors: returns the parameters and buffers of the layer of that name, and the number of runs.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
         >>> two = {"weight": torch.ones(2, 3, 2), "bias": torch.zeros(2, 3)}
-        >>> widened(network, lambda name: (two, 2))(torch.ones(2 * 5, 2)).shape
+        >>> batched_network(network, lambda name: (two, 2))(torch.ones(2 * 5, 2)).shape
         torch.Size([10, 3])
     """
-    wide = deepcopy(network)
-    made: dict[nn.Module, Wide] = {}
-    for name, module in list(wide.named_modules(remove_duplicate=False)):
+    batched = deepcopy(network)
+    layers: dict[nn.Module, BatchedLayer] = {}
+    for name, module in list(batched.named_modules(remove_duplicate=False)):
         if type(module) in LAYERS and name:
-            made.setdefault(module, Wide(module, _asking(own, name), name))
+            layers.setdefault(module, BatchedLayer(module, partial(tensors, name), name))
             parent, _, child = name.rpartition(".")
-            setattr(wide.get_submodule(parent), child, made[module])
-    left = (*wide.parameters(), *wide.buffers())
-    tensors = [tensor for layer in made for tensor in layer.parameters()]
-    if left or len(tensors) > len(set(tensors)):  # or layers that share a parameter
+            setattr(batched.get_submodule(parent), child, layers[module])
+    uncovered = (*batched.parameters(), *batched.buffers())
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    if uncovered or len(parameters) > len(set(parameters)):
         return None
-    for module in list(wide.modules()):
+    for module in list(batched.modules()):
         if type(module) is nn.Sequential:
-            _join(module)
-    if isinstance(wide, MultiHeadNetwork) and all(isinstance(head, Wide) for head in wide.heads):
-        wide.__dict__["every"] = lambda features: _every_head(list(wide.heads), features)
-    return wide
+            _fuse_convolutions(module)
+    if isinstance(batched, MultiHeadNetwork) and all(isinstance(head, BatchedLayer) for head in batched.heads):
+        batched.__dict__["every"] = lambda features: _every_head(list(batched.heads), features)
+    return batched
 
 
 def _every_head(heads: list[Any], features: Tensor) -> Tensor:
-    """Logits of every head of every run in one product, of shape (runs * batch, heads, outputs)."""
-    each, runs = [head.own()[0] for head in heads], heads[0].own()[1]
-    own = {name: torch.cat([told[name] for told in each], 1) for name in each[0]}
-    return linear(heads[0].__dict__["layer"], features, own, runs).reshape(len(features), len(heads), -1)
+    """Compute the logits of every head of every run in one product, of shape (runs * batch, heads, outputs)."""
+    by_head, runs = [head.tensors()[0] for head in heads], heads[0].tensors()[1]
+    joined = {name: torch.cat([tensors[name] for tensors in by_head], 1) for name in by_head[0]}
+    return linear(heads[0].__dict__["layer"], features, joined, runs).reshape(len(features), len(heads), -1)
 
 
-class WideChain(nn.Module):
-    """Convolutions that follow each other, with their ReLUs and pools: one function where the kernels take them.
+class BatchedConvolutions(nn.Module):
+    """Consecutive convolutions with their ReLUs and pools: one function if the GPU kernels support all of them.
 
     Args:
         parts: the modules, as the network has them.
@@ -209,50 +227,56 @@ class WideChain(nn.Module):
     def __init__(self, parts: list[nn.Module]) -> None:
         super().__init__()
         self.parts = nn.Sequential(*parts)
-        self.convolutions = [part for part in parts if isinstance(part, Wide)]
-        starts = [number for number, part in enumerate(parts) if isinstance(part, Wide)]
-        follow = [parts[one + 1 : other] for one, other in zip(starts, [*starts[1:], len(parts)], strict=True)]
-        self.links = tuple(
-            _link(
+        self.convolutions = [part for part in parts if isinstance(part, BatchedLayer)]
+        starts = [number for number, part in enumerate(parts) if isinstance(part, BatchedLayer)]
+        followers = [parts[start + 1 : end] for start, end in zip(starts, [*starts[1:], len(parts)], strict=True)]
+        self.specs = tuple(
+            _convolution_spec(
                 convolution.__dict__["layer"],
-                relu=any(isinstance(part, nn.ReLU) for part in after),
-                pool=any(isinstance(part, nn.MaxPool2d) for part in after),
+                relu=any(isinstance(part, nn.ReLU) for part in following),
+                pool=any(isinstance(part, nn.MaxPool2d) for part in following),
             )
-            for convolution, after in zip(self.convolutions, follow, strict=True)
+            for convolution, following in zip(self.convolutions, followers, strict=True)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x of shape (runs * batch, channels, height, width)."""
-        watched = any(each.watcher for each in self.convolutions)
-        if watched or not all(takes(each.__dict__["layer"], x) for each in self.convolutions) or not self._even(x):
+        """Apply the modules to x of shape (runs * batch, channels, height, width)."""
+        observed = any(layer.on_forward for layer in self.convolutions)
+        supported = all(supports_convolution(layer.__dict__["layer"], x) for layer in self.convolutions)
+        if observed or not supported or not self._pools_even_sides(x):
             out: Tensor = self.parts(x)
             return out
-        own = [each.own()[0] for each in self.convolutions]
-        return run_chain(x, self.links, [each["weight"] for each in own], [each.get("bias") for each in own])
+        tensors = [layer.tensors()[0] for layer in self.convolutions]
+        weights, biases = [own["weight"] for own in tensors], [own.get("bias") for own in tensors]
+        return fused_convolutions(x, self.specs, weights, biases)
 
-    def _even(self, x: Tensor) -> bool:
-        """Whether every pool finds images with even sides."""
+    def _pools_even_sides(self, x: Tensor) -> bool:
+        """Return whether the input of every pool has even sides."""
         sides = [x.shape[2], x.shape[3]]
-        for each, link in zip(self.convolutions, self.links, strict=True):
-            kernel = each.__dict__["layer"].kernel_size
-            sides = [(s + 2 * link.padding - k) // link.stride + 1 for s, k in zip(sides, kernel, strict=True)]
-            if link.pool and any(side % 2 for side in sides):
+        for layer, spec in zip(self.convolutions, self.specs, strict=True):
+            kernel = layer.__dict__["layer"].kernel_size
+            sides = [(s + 2 * spec.padding - k) // spec.stride + 1 for s, k in zip(sides, kernel, strict=True)]
+            if spec.pool and any(side % 2 for side in sides):
                 return False
-            sides = [side // 2 for side in sides] if link.pool else sides
+            sides = [side // 2 for side in sides] if spec.pool else sides
         return True
 
 
-def _join(layers: nn.Sequential) -> None:
-    """Put convolutions that follow each other, with a ReLU and a pool after each, into one chain."""
+def _fuse_convolutions(layers: nn.Sequential) -> None:
+    """Replace consecutive convolutions, each with an optional ReLU and pool, by one `BatchedConvolutions`."""
     parts: list[nn.Module] = []
     begin = 0
     for number, layer in enumerate([*layers, nn.Identity()]):
-        ready = not parts or not isinstance(parts[-1], nn.MaxPool2d)
-        if _links(layer):
+        after_pool = parts and isinstance(parts[-1], nn.MaxPool2d)
+        if _is_fusable_convolution(layer):
             begin = begin if parts else number
-        elif not (parts and ready and (_halves(layer) or (type(layer) is nn.ReLU and isinstance(parts[-1], Wide)))):
+        elif not (
+            parts
+            and not after_pool
+            and (_is_two_by_two_pool(layer) or (type(layer) is nn.ReLU and isinstance(parts[-1], BatchedLayer)))
+        ):
             if parts:
-                layers[begin] = WideChain(parts)
+                layers[begin] = BatchedConvolutions(parts)
                 for other in range(begin + 1, begin + len(parts)):
                     layers[other] = nn.Identity()
             parts = []
@@ -260,20 +284,11 @@ def _join(layers: nn.Sequential) -> None:
         parts.append(layer)
 
 
-def _links(layer: nn.Module) -> bool:
-    """Whether it is a convolution that the kernels may take."""
-    inner = layer.__dict__["layer"] if isinstance(layer, Wide) else None
+def _is_fusable_convolution(layer: nn.Module) -> bool:
+    inner = layer.__dict__["layer"] if isinstance(layer, BatchedLayer) else None
     return isinstance(inner, nn.Conv2d) and not isinstance(inner.padding, str)
 
 
-def _halves(layer: nn.Module) -> bool:
-    """Whether it takes the largest of each two by two positions."""
-    told = (2, 2, 0, 1, False, False)
-    return isinstance(layer, nn.MaxPool2d) and told == (
-        *(layer.kernel_size, layer.stride, layer.padding, layer.dilation),
-        *(layer.ceil_mode, layer.return_indices),
-    )
-
-
-def _asking(own: Callable[[str], tuple[Tensors, int]], name: str) -> Callable[[], tuple[Tensors, int]]:
-    return lambda: own(name)
+def _is_two_by_two_pool(layer: nn.Module) -> bool:
+    settings = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    return isinstance(layer, nn.MaxPool2d) and [getattr(layer, name) for name in settings] == [2, 2, 0, 1, False, False]

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["linear", "project"]
+__all__ = ["batched_linear", "linear"]
 
 
-class Linear(torch.autograd.Function):
-    """x W' + b for each run, with gradients that lie in memory as the weights do."""
+class BatchedLinear(torch.autograd.Function):
+    """x W' + b for each run, with gradients in the memory layout of the weights."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x of shape (runs, batch, inputs), weight (runs, outputs, inputs), bias (runs, outputs)."""
+        """Compute x W' + b: x of shape (runs, batch, inputs), weight (runs, outputs, inputs), bias (runs, outputs)."""
         ctx.save_for_backward(x, weight)
         if bias is None:
             return torch.bmm(x, weight.mT)
@@ -22,23 +22,23 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """g W, g' x, and g summed over the batch."""
+        """Compute g W, g' x, and g summed over the batch."""
         x, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
+        needed = ctx.needs_input_grad
         return (
-            torch.bmm(g, weight) if wanted[0] else None,
-            torch.bmm(g.mT, x) if wanted[1] else None,
-            g.sum(1) if wanted[2] else None,
+            torch.bmm(g, weight) if needed[0] else None,
+            torch.bmm(g.mT, x) if needed[1] else None,
+            g.sum(1) if needed[2] else None,
         )
 
 
-def linear(layer: nn.Module, x: Tensor, own: Mapping[str, Tensor], runs: int) -> Tensor:
-    """All runs of a linear layer; x of shape (runs * batch, ..., inputs)."""
-    return project(x, own["weight"], own.get("bias"))
+def linear(layer: nn.Module, x: Tensor, tensors: Mapping[str, Tensor], runs: int) -> Tensor:
+    """Apply the linear layer of every run; x of shape (runs * batch, ..., inputs)."""
+    return batched_linear(x, tensors["weight"], tensors.get("bias"))
 
 
-def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W' + b for each run, in x's dtype.
+def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x W' + b for each run, in x's dtype.
 
     Args:
         x: of shape (runs * batch, ..., inputs).
@@ -46,9 +46,10 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias: of shape (runs, outputs).
 
     Example:
-        >>> project(torch.ones(2 * 5, 4, 3), torch.ones(2, 7, 3), None).shape
+        >>> batched_linear(torch.ones(2 * 5, 4, 3), torch.ones(2, 7, 3), None).shape
         torch.Size([10, 4, 7])
     """
     rows = x.reshape(weight.shape[0], -1, x.shape[-1])
-    out: Tensor = Linear.apply(rows, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))  # type: ignore[no-untyped-call]
+    bias = None if bias is None else bias.to(x.dtype)
+    out: Tensor = BatchedLinear.apply(rows, weight.to(x.dtype), bias)  # type: ignore[no-untyped-call]
     return out.reshape(*x.shape[:-1], out.shape[-1])

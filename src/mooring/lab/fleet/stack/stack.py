@@ -1,4 +1,4 @@
-"""One network, many sets of weights: the forward pass of every run of a fleet at once."""
+"""A stack of networks of one architecture: the forward pass of every run of a fleet at once."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,41 +12,45 @@ from torch.backends import mha
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mooring.lab.fleet.stack.batched_layers import LAYERS, Watcher, Wide, widened
+from mooring.lab.fleet.stack.batched_layers import LAYERS, BatchedLayer, ForwardCallback, batched_network
 from mooring.lab.model.order import seeded_generator
 from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.networks.multi_head import MultiHeadNetwork, is_standard_layer
 
-__all__ = ["Stack", "fastest", "flat", "laid_out"]
+__all__ = ["Stack", "fastest_mode", "flatten_per_run", "to_stack_layout"]
 
 Tensors = dict[str, Tensor]
 
-NEAR = 0.001
-"""How far from what a network gives alone a way may be, relative to it: sums are taken in another order."""
+MODE_TOLERANCE = 0.001
+"""Largest relative difference between a mode's outputs and those of each network alone: sums have another order."""
 
-_WAYS: dict[tuple[object, ...], str] = {}
-"""What `fastest` found, by architecture."""
+_MODES: dict[tuple[object, ...], str] = {}
+"""The result of `fastest_mode`, by architecture."""
 
 
 class Stack:
-    """The weights of several networks of one shape, each parameter and buffer with a leading run axis.
+    """The weights of several networks of one architecture, each parameter and buffer with a leading run axis.
 
-    There are three ways to run them, and the first that gives what the networks give alone is taken. "wide": the
-    network's own forward pass on all samples as one batch, with layers that know about runs. "vmap": `torch.func.vmap`,
-    for networks with other layers. "in turn": one network after the other, each with random numbers of its own, for
-    forward passes that branch on values or draw random numbers.
+    A stack runs in one of three execution modes. It takes the first one that gives the outputs of the single networks:
+
+    - "batched": the network's own forward pass on the samples of all runs as one batch, with batched layers.
+    - "vmap": `torch.func.vmap`, for networks with other layers.
+    - "sequential": one network after the other, each with its own random numbers, for forward passes that branch on
+      values or draw random numbers.
 
     Args:
         networks: one for each run.
         device: where to compute.
-        seeds: what each network's own random numbers begin from, where its forward pass draws any.
-        products: the dtype of products in the forward pass, where it is not the parameters' own.
-        way: one of the three, where it is known; found by trying if not.
+        seeds: the seed of each run's random numbers, for forward passes that draw any.
+        compute_dtype: the dtype of matrix products in the forward pass; None for the dtype of the parameters.
+        mode: the execution mode, if it is known; otherwise `fastest_mode` chooses it.
 
     Attributes:
         parameters: by name, each of shape (runs, ...).
         buffers: by name, each of shape (runs, ...).
-        way: "wide", "vmap" or "in turn".
+        mode: "batched", "vmap" or "sequential".
+        network: one network of the architecture.
+        batched: the network with batched layers; None if it has layers that cannot be batched.
 
     Example:
         >>> from torch import nn
@@ -60,146 +64,148 @@ class Stack:
         networks: Sequence[MultiHeadNetwork],
         device: torch.device | str = "cpu",
         seeds: Sequence[int] = (),
-        products: torch.dtype | None = None,
-        way: str = "",
+        compute_dtype: torch.dtype | None = None,
+        mode: str = "",
     ) -> None:
-        self.products = products
+        self.compute_dtype = compute_dtype
         self.device = torch.device(device)
         self.network = deepcopy(networks[0]).to(self.device)
-        different = {id(network): network for network in networks}  # many runs may start from one
-        places = torch.tensor([list(different).index(id(network)) for network in networks], device=self.device)
-        self.parameters = self._stacked([dict(network.named_parameters()) for network in different.values()], places)
-        self.buffers = self._stacked([dict(network.named_buffers()) for network in different.values()], places)
+        distinct = {id(network): network for network in networks}  # many runs may start from one network
+        rows = torch.tensor([list(distinct).index(id(network)) for network in networks], device=self.device)
+        self.parameters = self._stack([dict(network.named_parameters()) for network in distinct.values()], rows)
+        self.buffers = self._stack([dict(network.named_buffers()) for network in distinct.values()], rows)
         self.seeds = list(seeds) or [0] * len(networks)
         self.calls = 0
-        self.members = self._members()
-        self.wide = widened(self.network, self._layer)
-        self.ways: dict[str, Callable[[Tensor, int | Tensor], Tensor]] = {
-            "wide": self._wide,
-            "vmap": self._vmapped,
-            "in turn": self._in_turn,
+        self.tensor_names = self._tensor_names()
+        self.batched = batched_network(self.network, self._layer_tensors)
+        self.forwards: dict[str, Callable[[Tensor, int | Tensor], Tensor]] = {
+            "batched": self._forward_batched,
+            "vmap": self._forward_vmap,
+            "sequential": self._forward_sequential,
         }
-        self.way = way or _way_of(networks)
+        self.mode = mode or _mode_of(networks)
 
     def __len__(self) -> int:
         return len(next(iter(self.parameters.values())))
 
     def __call__(self, x: Tensor, head: int | Tensor, *, train: bool = False) -> Tensor:
-        """Logits of shape (runs, batch, outputs).
+        """Return the logits, of shape (runs, batch, outputs).
 
         Args:
             x: images of shape (runs, batch, channels, height, width).
             head: one head, or a head for each sample, int64 of shape (runs, batch).
-            train: whether layers that behave differently in training do.
+            train: whether the networks are in training mode.
         """
-        self._mode(train)
-        with _plain_attention():
-            if self.products is None:
-                return self.ways[self.way](x, head)
-            with torch.autocast(self.device.type, self.products, enabled=self.way != "wide"):
-                return self.ways[self.way](x, head).to(x.dtype)
+        self._set_training(train)
+        with _attention_fastpath_disabled():
+            if self.compute_dtype is None:
+                return self.forwards[self.mode](x, head)
+            with torch.autocast(self.device.type, self.compute_dtype, enabled=self.mode != "batched"):
+                return self.forwards[self.mode](x, head).to(x.dtype)
 
-    def _mode(self, train: bool) -> None:
-        """Tell the networks, where they are not in that mode already: it takes a walk over all modules."""
-        for network in (self.network, self.wide):
+    def _set_training(self, train: bool) -> None:
+        """Set the training mode of the networks, only if it changes: that visits every module."""
+        for network in (self.network, self.batched):
             if network is not None and network.training != train:
                 network.train(train)
 
-    def _wide(self, x: Tensor, head: int | Tensor) -> Tensor:
-        assert self.wide is not None
-        x = x.flatten(0, 1) if self.products is None else x.flatten(0, 1).to(self.products)
-        logits: Tensor = self.wide(x, head if isinstance(head, int) else head.flatten())
+    def _forward_batched(self, x: Tensor, head: int | Tensor) -> Tensor:
+        assert self.batched is not None
+        x = x.flatten(0, 1) if self.compute_dtype is None else x.flatten(0, 1).to(self.compute_dtype)
+        logits: Tensor = self.batched(x, head if isinstance(head, int) else head.flatten())
         return logits.view(len(self), -1, *logits.shape[1:])
 
-    def _layer(self, name: str) -> tuple[Tensors, int]:
-        """The parameters and buffers of one layer, as they are now."""
-        parameters, buffers = self.members.get(name, ([], []))
+    def _layer_tensors(self, name: str) -> tuple[Tensors, int]:
+        """Return the current parameters and buffers of one layer, and the number of runs."""
+        parameters, buffers = self.tensor_names.get(name, ([], []))
         own = {short: self.parameters[full] for short, full in parameters}
         return own | {short: self.buffers[full] for short, full in buffers}, len(self)
 
-    def _members(self) -> dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]]:
-        """For each layer, the short and the full names of its parameters and of its buffers, and of its parts'."""
-        found: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {}
-        for place, tensors in enumerate((self.parameters, self.buffers)):
+    def _tensor_names(self) -> dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]]:
+        """Return short and full names of the parameters and buffers of each layer, submodules included."""
+        names: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {}
+        for kind, tensors in enumerate((self.parameters, self.buffers)):
             for full in tensors:
                 parts = full.split(".")
                 for cut in range(1, len(parts)):
-                    owner, short = ".".join(parts[:cut]), ".".join(parts[cut:])
-                    found.setdefault(owner, ([], []))[place].append((short, full))
-        return found
+                    layer, short = ".".join(parts[:cut]), ".".join(parts[cut:])
+                    names.setdefault(layer, ([], []))[kind].append((short, full))
+        return names
 
-    def _vmapped(self, x: Tensor, head: int | Tensor) -> Tensor:
+    def _forward_vmap(self, x: Tensor, head: int | Tensor) -> Tensor:
         dims = (0, 0, 0, None if isinstance(head, int) else 0)
-        with sdpa_kernel(SDPBackend.MATH) if x.device.type == "cpu" else nullcontext():  # others go one by one
-            logits: Tensor = vmap(self._one, in_dims=dims)(self.parameters, self.buffers, x, head)
+        # on a CPU, vmap would run other attention kernels one by one
+        with sdpa_kernel(SDPBackend.MATH) if x.device.type == "cpu" else nullcontext():
+            logits: Tensor = vmap(self._forward_one, in_dims=dims)(self.parameters, self.buffers, x, head)
         return logits
 
-    def _one(self, parameters: Tensors, buffers: Tensors, x: Tensor, head: int | Tensor) -> Tensor:
-        told = parameters | buffers
-        logits: Tensor = functional_call(self.network, told, (x, head))
+    def _forward_one(self, parameters: Tensors, buffers: Tensors, x: Tensor, head: int | Tensor) -> Tensor:
+        tensors = parameters | buffers
+        logits: Tensor = functional_call(self.network, tensors, (x, head))
         for name, buffer in buffers.items():
-            if told[name] is not buffer:  # the network put another in its place
-                buffer.copy_(told[name].detach())
+            if tensors[name] is not buffer:  # the network replaced the buffer
+                buffer.copy_(tensors[name].detach())
         return logits
 
-    def _in_turn(self, x: Tensor, head: int | Tensor) -> Tensor:
+    def _forward_sequential(self, x: Tensor, head: int | Tensor) -> Tensor:
         self.calls += self.network.training
         parameters = {name: p.unbind() for name, p in self.parameters.items()}  # one gradient for the whole stack
         logits = []
         for run, seed in enumerate(self.seeds):
-            mine = {name: each[run] for name, each in parameters.items()}
-            with self._own_random():
+            own_parameters = {name: rows[run] for name, rows in parameters.items()}
+            with self._rng_preserved():
                 torch.manual_seed(seeded_generator(seed, "forward", self.calls).initial_seed())
-                own = head if isinstance(head, int) else head[run]
-                logits.append(self._one(mine, self._of(self.buffers, run), x[run], own))
+                own_head = head if isinstance(head, int) else head[run]
+                logits.append(self._forward_one(own_parameters, _row(self.buffers, run), x[run], own_head))
         return torch.stack(logits)
 
-    def alone(self, run: int, others: Tensors | None = None) -> MultiHeadNetwork:
-        """A network of its own with the weights of one run.
+    def network_of(self, run: int, replaced: Tensors | None = None) -> MultiHeadNetwork:
+        """Return a separate network with the weights of one run.
 
         Args:
-            run: its place in the stack.
-            others: other parameters and buffers than the present ones, stacked the same way.
+            run: the run's row in the stack.
+            replaced: parameters and buffers to use instead of the current ones, stacked the same way.
         """
         network = deepcopy(self.network)
-        self.fill(network, run, others)
+        self.load_into(network, run, replaced)
         return network
 
-    def fill(self, network: MultiHeadNetwork, run: int, others: Tensors | None = None) -> None:
-        """Give a network the weights of one run; arguments as for `alone`."""
-        told = self._of(self.parameters | self.buffers | (others or {}), run)
-        network.load_state_dict({name: tensor.detach() for name, tensor in told.items()}, strict=False)
+    def load_into(self, network: MultiHeadNetwork, run: int, replaced: Tensors | None = None) -> None:
+        """Load the weights of one run into a network; arguments as for `network_of`."""
+        tensors = _row(self.parameters | self.buffers | (replaced or {}), run)
+        network.load_state_dict({name: tensor.detach() for name, tensor in tensors.items()}, strict=False)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these runs only."""
-        self.parameters = {name: laid_out(p.detach()[rows]) for name, p in self.parameters.items()}
+        """Keep only the runs in these rows."""
+        self.parameters = {name: to_stack_layout(p.detach()[rows]) for name, p in self.parameters.items()}
         self.buffers = {name: b[rows].contiguous() for name, b in self.buffers.items()}
         self.seeds = [self.seeds[row] for row in rows.tolist()]
 
     @contextmanager
-    def showing(self, weights: Tensors, look: Callable[[str, Any, int], None]) -> Iterator[None]:
-        """While this lasts, these are the weights, and of every layer is told what it gives; for the way "wide".
+    def observed_with(self, weights: Tensors, on_forward: ForwardCallback) -> Iterator[None]:
+        """Use other weights inside this context, and call back after each layer; for the mode "batched".
 
         Args:
-            weights: parameters and buffers by name, each of shape (runs, ...); other runs, or as many as fit.
-            look: told a layer's name, what it gave, and the number of runs.
+            weights: parameters and buffers by name, each of shape (runs, ...); the number of runs may differ.
+            on_forward: called after the forward pass of each layer.
         """
-        layers = [layer for layer in self.wide.modules() if isinstance(layer, Wide)] if self.wide is not None else []
-        before = self.parameters, self.buffers, [layer.watcher for layer in layers]
+        modules = () if self.batched is None else self.batched.modules()
+        layers = [layer for layer in modules if isinstance(layer, BatchedLayer)]
+        before = self.parameters, self.buffers, [layer.on_forward for layer in layers]
         self.parameters = {name: weights[name] for name in self.parameters}
         self.buffers = {name: weights[name] for name in self.buffers}
         for layer in layers:
-            layer.watcher = _telling(look, layer.name)
+            layer.on_forward = on_forward
         try:
             yield
         finally:
-            self.parameters, self.buffers, watchers = before
-            for layer, watcher in zip(layers, watchers, strict=True):
-                layer.watcher = watcher
+            self.parameters, self.buffers, callbacks = before
+            for layer, callback in zip(layers, callbacks, strict=True):
+                layer.on_forward = callback
 
     @torch.no_grad()
     def inherit(self, head: int, ancestor: int, rows: Tensor | None = None) -> None:
-        """Start a head of every run, or of the runs in these rows, from another of its heads."""
+        """Copy the head `ancestor` to another head, in every run or in the runs of these rows."""
         for name, p in self.parameters.items():
             if name.startswith(f"heads.{head}."):
                 other = self.parameters[name.replace(f"heads.{head}.", f"heads.{ancestor}.", 1)]
@@ -208,116 +214,114 @@ class Stack:
                 else:
                     p[rows] = other[rows]
 
-    def _stacked(self, each: Sequence[dict[str, Any]], places: Tensor) -> Tensors:
-        stacked = {name: torch.stack([told[name].detach() for told in each]).to(self.device) for name in each[0]}
-        shared = len(each) < len(places)
-        return {name: laid_out(tensor[places] if shared else tensor) for name, tensor in stacked.items()}
+    def _stack(self, networks: Sequence[dict[str, Any]], rows: Tensor) -> Tensors:
+        stacked = {name: torch.stack([own[name].detach() for own in networks]).to(self.device) for name in networks[0]}
+        shared = len(networks) < len(rows)
+        return {name: to_stack_layout(tensor[rows] if shared else tensor) for name, tensor in stacked.items()}
 
-    def _of(self, tensors: Tensors, run: int) -> Tensors:
-        return {name: tensor[run] for name, tensor in tensors.items()}
+    def _rng_preserved(self) -> Any:
+        """Restore the global random number generators at the end of this context."""
+        return torch.random.fork_rng(range(torch.cuda.device_count()))  # torch.manual_seed seeds every device
 
-    def _own_random(self) -> Any:
-        """Global random numbers are as they were after this."""
-        return torch.random.fork_rng(range(torch.cuda.device_count()))  # a seed goes to every device
+    def matches_single_networks(self, mode: str) -> bool:
+        """Set the mode, and return whether it gives the outputs and buffers of each network alone.
 
-    def agrees(self, way: str) -> bool:
-        """Whether a way gives what each network gives alone on samples of its own, in training and in use."""
-        self.way = way
+        The comparison uses different random samples for each run, in training and in evaluation mode.
+        """
+        self.mode = mode
         kept = {name: buffer.clone() for name, buffer in self.buffers.items()}
         shape = (len(self), 8, *self.network.shape)
-        x = normalize_pixels(torch.randint(256, shape, generator=seeded_generator("a try")), self._dtype()).to(
-            self.device
-        )
+        dtype = next(iter(self.parameters.values())).dtype
+        x = normalize_pixels(torch.randint(256, shape, generator=seeded_generator("a try")), dtype).to(self.device)
         heads = torch.arange(len(self) * 8, device=self.device).view(len(self), 8) % len(self.network.heads)
-        tries: tuple[tuple[bool, int | Tensor], ...] = ((True, heads), (False, 0))
+        cases: tuple[tuple[bool, int | Tensor], ...] = ((True, heads), (False, 0))
         try:
-            return all(self._agrees(x, head, train, kept) for train, head in tries)
+            return all(self._matches(x, head, train, kept) for train, head in cases)
         except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return False
         finally:
             self.buffers = kept
 
-    def _agrees(self, x: Tensor, head: int | Tensor, train: bool, kept: Tensors) -> bool:
-        """Whether the present way gives the same logits and leaves the same buffers, from the ones that were kept."""
+    def _matches(self, x: Tensor, head: int | Tensor, train: bool, kept: Tensors) -> bool:
+        """Return whether the current mode gives the same logits and buffers, starting from the kept buffers."""
         self.buffers = {name: buffer.clone() for name, buffer in kept.items()}
         logits = self(x, head, train=train)
-        apart = []
+        differences = []
         for run in range(len(self)):
             buffers = {name: buffer[run].clone() for name, buffer in kept.items()}
-            own = head if isinstance(head, int) else head[run]
-            with _plain_attention():
-                alone = self._one(self._of(self.parameters, run), buffers, x[run], own)
-            apart.append(_apart(logits[run], alone))
-            apart += [_apart(self.buffers[name][run], buffer) for name, buffer in buffers.items()]
-        return max(apart) < NEAR
-
-    def _dtype(self) -> torch.dtype:
-        return next(iter(self.parameters.values())).dtype
+            own_head = head if isinstance(head, int) else head[run]
+            with _attention_fastpath_disabled():
+                expected = self._forward_one(_row(self.parameters, run), buffers, x[run], own_head)
+            differences.append(_relative_difference(logits[run], expected))
+            differences += [_relative_difference(self.buffers[name][run], buffer) for name, buffer in buffers.items()]
+        return max(differences) < MODE_TOLERANCE
 
 
-def _telling(look: Callable[[str, Any, int], None], name: str) -> Watcher:
-    return lambda layer, inputs, out, runs: look(name, out, runs)
+def _row(tensors: Tensors, run: int) -> Tensors:
+    return {name: tensor[run] for name, tensor in tensors.items()}
 
 
-def _way_of(networks: Sequence[MultiHeadNetwork]) -> str:
-    """What `fastest` finds, tried once for each architecture that its layers tell: those of others may hide more."""
+def _mode_of(networks: Sequence[MultiHeadNetwork]) -> str:
+    """Return `fastest_mode`, cached by architecture if all modules are known: other modules may hide settings."""
     if not all(is_standard_layer(module) for module in networks[0].modules()):
-        return fastest(networks)
+        return fastest_mode(networks)
     layers = tuple((name, type(layer), layer.extra_repr()) for name, layer in networks[0].named_modules())
     sizes = tuple((name, t.shape, t.dtype) for name, t in networks[0].state_dict().items())
     key = (len(networks) > 1, networks[0].shape, layers, sizes, frozenset(LAYERS.items()))
-    if key not in _WAYS:
-        _WAYS[key] = fastest(networks)
-    return _WAYS[key]
+    if key not in _MODES:
+        _MODES[key] = fastest_mode(networks)
+    return _MODES[key]
 
 
-def fastest(networks: Sequence[MultiHeadNetwork]) -> str:
-    """The first way that gives what networks give alone: tried on the first and the last, with noise on both.
+def fastest_mode(networks: Sequence[MultiHeadNetwork]) -> str:
+    """Return the fastest execution mode that gives the outputs of the single networks.
 
-    It is tried on the CPU, in full precision: what is right does not depend on where or how exactly it is computed.
-    Networks that start from the same weights would agree whichever of them a layer took for which. Whatever vmap
-    refuses, such as a branch on values, would be wrong in one wide batch too.
+    The modes are compared on the first and the last network, on the CPU and in full precision: correctness does not
+    depend on device or precision. Noise is added to both, because networks that start from the same weights would
+    agree even if a layer mixed up their runs. What vmap refuses, such as a branch on values, would be wrong in one
+    batch of all runs too.
 
     Example:
         >>> from torch import nn
         >>> backbone = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Dropout())
-        >>> fastest([MultiHeadNetwork(backbone, outputs=2, heads=1, shape=(1, 2, 2))])
-        'in turn'
+        >>> fastest_mode([MultiHeadNetwork(backbone, outputs=2, heads=1, shape=(1, 2, 2))])
+        'sequential'
     """
     ends = (networks[0], networks[-1])[: len(networks)]
-    few = Stack([_noisy(each, number) for number, each in enumerate(ends)], way="in turn")
-    with torch.no_grad(), few._own_random(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of vmap, about what it does one by one
-        if not few.agrees("vmap"):
-            return "in turn"
-        return "wide" if few.wide is not None and few.agrees("wide") else "vmap"
+    stack = Stack([_with_noise(network, number) for number, network in enumerate(ends)], mode="sequential")
+    with torch.no_grad(), stack._rng_preserved(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vmap warns about operations that it runs one by one
+        if not stack.matches_single_networks("vmap"):
+            return "sequential"
+        return "batched" if stack.batched is not None and stack.matches_single_networks("batched") else "vmap"
 
 
 @torch.no_grad()
-def _noisy(network: MultiHeadNetwork, number: int) -> MultiHeadNetwork:
-    """A copy that is like no other, and no wilder; buffers, such as a variance, do not go below 0."""
+def _with_noise(network: MultiHeadNetwork, number: int) -> MultiHeadNetwork:
+    """Return a copy with noise of the size of its weights; buffers, such as a variance, do not become negative."""
     noisy, random = deepcopy(network).cpu(), seeded_generator("a try", number)
     for p in filter(torch.is_floating_point, noisy.parameters()):
-        usual = float(p.square().mean().sqrt()) if p.ndim > 1 else 0.0
-        much, more = 2 * torch.rand((2, *p.shape), generator=random, dtype=p.dtype) - 1
-        p.mul_(1 + 0.3 * much).add_((0.5 * usual or 0.1) * more)
+        rms = float(p.square().mean().sqrt()) if p.ndim > 1 else 0.0
+        factor, offset = 2 * torch.rand((2, *p.shape), generator=random, dtype=p.dtype) - 1
+        p.mul_(1 + 0.3 * factor).add_((0.5 * rms or 0.1) * offset)
     for buffer in filter(torch.is_floating_point, noisy.buffers()):
-        much, more = torch.rand((2, *buffer.shape), generator=random, dtype=buffer.dtype)
-        buffer.mul_(1 + 0.3 * much).add_(0.1 * more)
+        factor, offset = torch.rand((2, *buffer.shape), generator=random, dtype=buffer.dtype)
+        buffer.mul_(1 + 0.3 * factor).add_(0.1 * offset)
     return noisy
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
-    """How far one is from the other, relative to the other; what is not a number is far away."""
-    if torch.equal(one, other):
+def _relative_difference(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest difference relative to the largest expected value; infinite if a value is not finite."""
+    if torch.equal(actual, expected):
         return 0.0
-    apart = float((one.double() - other.double()).abs().max() / other.double().abs().max().clamp(min=1e-30))
-    return apart if apart < float("inf") else float("inf")
+    exact = expected.double()
+    difference = float((actual.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30))
+    return difference if difference < float("inf") else float("inf")
 
 
 @contextmanager
-def _plain_attention() -> Iterator[None]:
-    """While this lasts, attention is written out: torch's short cut for inference reads weights of one network."""
+def _attention_fastpath_disabled() -> Iterator[None]:
+    """Disable torch's attention fast path for inference: it reads the weights of one network."""
     before = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     try:
@@ -326,11 +330,11 @@ def _plain_attention() -> Iterator[None]:
         mha.set_fastpath_enabled(before)
 
 
-def laid_out(tensor: Tensor) -> Tensor:
-    """A stacked tensor as it should lie in memory: kernels of convolutions on a GPU with their channels last.
+def to_stack_layout(tensor: Tensor) -> Tensor:
+    """Return a stacked tensor in its memory layout: contiguous, but convolution weights on a GPU with channels last.
 
     Example:
-        >>> laid_out(torch.zeros(2, 3).t()).is_contiguous()
+        >>> to_stack_layout(torch.zeros(2, 3).t()).is_contiguous()
         True
     """
     if tensor.ndim == 5 and tensor.is_cuda:
@@ -338,11 +342,11 @@ def laid_out(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def flat(tensor: Tensor) -> Tensor:
-    """(runs, ...) as (runs, elements) in the order of memory, where kernels have their channels last; never a copy.
+def flatten_per_run(tensor: Tensor) -> Tensor:
+    """View (runs, ...) as (runs, elements), in the memory order of `to_stack_layout`; never a copy.
 
     Example:
-        >>> flat(torch.zeros(2, 3, 4)).shape
+        >>> flatten_per_run(torch.zeros(2, 3, 4)).shape
         torch.Size([2, 12])
     """
     if tensor.ndim == 5 and tensor.is_cuda:

@@ -1,72 +1,67 @@
-"""Sees what goes through the layers of a stack, for the Kronecker factors of every run's curvature."""
+"""An observer of the layers of a stack, for the Kronecker factors of every run's curvature."""
 
 import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
 from mooring.importance.kronecker_factors import Factors, kronecker_factors, layers_with_factors, over_uses
-from mooring.lab.fleet.stack.batched_layers import Wide
+from mooring.lab.fleet.stack.batched_layers import BatchedLayer
 from mooring.lab.fleet.stack.stack import Stack
 
-__all__ = ["StackWatch"]
+__all__ = ["StackObserver"]
 
 
-class StackWatch:
-    """Watches the layers of a stack that runs wide.
+class StackObserver:
+    """An observer of the layers of a stack that runs in "batched" mode.
 
     Args:
-        stack: whose.
-        every: look in each `every`-th step of a task only.
-        largest: layers with more inputs or outputs are not watched.
+        stack: the stack.
+        interval: observe every `interval`-th step of a task.
+        max_size: layers with more inputs or outputs are not observed.
 
     Attributes:
-        on: whether to look at the forward passes that come.
-        seen: what came back since it was last taken.
-        parameters: the names of those whose layers are watched.
+        enabled: whether the next forward pass is observed.
+        observations: the factors observed since the last `take`, by layer, one entry for each use of the layer.
+        parameters: the names of the parameters whose layers are observed.
 
     Raises:
-        MooringError: where the stack does not run wide.
+        MooringError: if the stack runs in another mode.
     """
 
-    def __init__(self, stack: Stack, every: int, largest: int) -> None:
-        self.every, self.on = every, False
-        self.seen: dict[str, list[Factors]] = {}
+    def __init__(self, stack: Stack, interval: int, max_size: int) -> None:
+        self.interval, self.enabled = interval, False
+        self.observations: dict[str, list[Factors]] = {}
         self.parameters: list[str] = []
-        if stack.wide is None or stack.way != "wide":
+        if stack.batched is None or stack.mode != "batched":
             raise MooringError(
-                "a method with Kronecker factors needs layers that know about runs, and this network has others: "
-                "compare it without, or train it alone with mooring.attach"
+                "a method with Kronecker factors needs layers that can be batched over runs, and this network has "
+                "others: compare it without this method, or train it alone with mooring.attach"
             )
-        with_factors = layers_with_factors(stack.network, largest)
+        with_factors = layers_with_factors(stack.network, max_size)
         covered = {name: layer for name, layer in stack.network.named_modules() if layer in with_factors}
-        for name, module in _wide_layers(stack.wide):
-            if name in covered:
-                self.parameters += [f"{name}.{short}" for short in with_factors[covered[name]]]
-                module.watcher = lambda layer, a, out, runs, name=name: self._look(name, layer, a, out, runs)
+        for module in stack.batched.modules():
+            if isinstance(module, BatchedLayer) and module.name in covered:
+                self.parameters += [f"{module.name}.{short}" for short in with_factors[covered[module.name]]]
+                module.on_forward = self._observe
 
-    def _look(self, name: str, layer: nn.Module, a: Tensor, out: Tensor, runs: int) -> None:
-        """Wait for the gradient of what came out."""
-        if not self.on or not out.requires_grad:
+    def _observe(self, name: str, layer: nn.Module, x: Tensor, out: Tensor, runs: int) -> None:
+        """Compute the layer's factors once the gradient of its output is known."""
+        if not self.enabled or not out.requires_grad:
             return
-        a = a.detach()
+        x = x.detach()
 
-        def arrived(b: Tensor) -> None:
+        def on_gradient(g: Tensor) -> None:
             with torch.no_grad():
-                self.seen.setdefault(name, []).append(kronecker_factors(layer, a, b, runs))
+                self.observations.setdefault(name, []).append(kronecker_factors(layer, x, g, runs))
 
-        out.register_hook(arrived)  # type: ignore[no-untyped-call]
+        out.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
-    def begin(self, step: int) -> bool:
-        """Whether that step of a task is looked at; from here on it is, or not."""
-        self.on = step % self.every == 0
-        return self.on
+    def start_step(self, step: int) -> bool:
+        """Enable or disable the observer for a step of the task, and return whether it is enabled."""
+        self.enabled = step % self.interval == 0
+        return self.enabled
 
     def take(self) -> dict[str, Factors]:
-        """What was seen, by layer, each factor behind a run axis; from here on anew."""
-        seen, self.seen = self.seen, {}
-        return {name: over_uses(uses) for name, uses in seen.items()}
-
-
-def _wide_layers(network: nn.Module) -> list[tuple[str, Wide]]:
-    """The layers that know about runs, by the names they have in one network."""
-    return [(module.name, module) for module in network.modules() if isinstance(module, Wide)]
+        """Return the factors observed so far, by layer, each with a leading run axis, and forget them."""
+        observations, self.observations = self.observations, {}
+        return {name: over_uses(uses) for name, uses in observations.items()}

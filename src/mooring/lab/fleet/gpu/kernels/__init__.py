@@ -1,29 +1,42 @@
-"""Convolutions, pools and batch norms of a whole stack of networks, in Triton: one program does a tile of one run.
+"""Triton kernels for the convolutions, pools and batch norms of a whole stack; one program computes a tile of one run.
 
-Images lie in memory as (runs, batch, height, width, channels), weights as (runs, outputs, taps, channels). A tile is
-some rows, that is positions of images, by some channels.
+In memory, images are (runs, batch, height, width, channels) and weights (runs, outputs, taps, channels). The rows of a
+tile are positions of images, its columns are channels.
 """
 
-from mooring.lab.fleet.gpu.kernels.convolution_kernels import convolve, convolve_tiles, transpose
-from mooring.lab.fleet.gpu.kernels.image_kernels import gather, halve, mask, pool, unpool, widen
-from mooring.lab.fleet.gpu.kernels.norm_kernels import moments, norm_gradient, norm_sums, normalise, settle
-from mooring.lab.fleet.gpu.kernels.weight_kernels import weigh, weigh_tiles
+from mooring.lab.fleet.gpu.kernels.convolution_kernels import convolve, convolve_tiles, transpose_weights
+from mooring.lab.fleet.gpu.kernels.image_kernels import (
+    gather_images,
+    mask_gradient,
+    max_pool,
+    max_pool_gradient,
+    pad_channels,
+    to_float16,
+)
+from mooring.lab.fleet.gpu.kernels.norm_kernels import (
+    batch_statistics,
+    norm_gradient,
+    norm_gradient_sums,
+    normalize,
+    shifted_moments,
+)
+from mooring.lab.fleet.gpu.kernels.weight_kernels import convolution_weight_gradient, convolution_weight_gradient_tiles
 
 __all__ = [
+    "batch_statistics",
+    "convolution_weight_gradient",
+    "convolution_weight_gradient_tiles",
     "convolve",
     "convolve_tiles",
-    "gather",
-    "halve",
-    "mask",
-    "moments",
+    "gather_images",
+    "mask_gradient",
+    "max_pool",
+    "max_pool_gradient",
     "norm_gradient",
-    "norm_sums",
-    "normalise",
-    "pool",
-    "settle",
-    "transpose",
-    "unpool",
-    "weigh",
-    "weigh_tiles",
-    "widen",
+    "norm_gradient_sums",
+    "normalize",
+    "pad_channels",
+    "shifted_moments",
+    "to_float16",
+    "transpose_weights",
 ]

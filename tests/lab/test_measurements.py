@@ -7,8 +7,8 @@ from mooring.stability import divergence_limit, interpolation_weight, largest_sa
 
 from lab.small import class_stream
 from mooring.importance import EWC
-from mooring.lab.fleet import measurements as measure
-from mooring.lab.fleet.measurements import drift_of, likeness_of
+from mooring.lab.fleet import measurements
+from mooring.lab.fleet.measurements import cka_of, drift_of
 from mooring.lab.fleet.method_state import Moorings
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.methods import find_method
@@ -34,10 +34,10 @@ def moved(request):
 def test_drift_and_cka_are_those_of_each_network_alone(moved, monkeypatch) -> None:
     stack, first = moved
     inputs = normalize_pixels(STREAM.test.images[:40], torch.float64)
-    monkeypatch.setitem(measure.AT_ONCE, "cpu", 2 * inputs.numel())  # two runs, and one that is left
-    drifts, likenesses = drift_of(stack, first), likeness_of(stack, first, inputs)
+    monkeypatch.setitem(measurements.INPUT_VALUES_PER_PASS, "cpu", 2 * inputs.numel())  # two runs, and one that is left
+    drifts, likenesses = drift_of(stack, first), cka_of(stack, first, inputs)
     for run in range(len(SEEDS)):
-        then, now = stack.alone(run, first), stack.alone(run)
+        then, now = stack.network_of(run, first), stack.network_of(run)
         names = [name for name in stack.parameters if name.startswith("backbone.")]
         parts = ((name, stack.parameters[name][run], first[name][run]) for name in names)
         assert drifts[run] == pytest.approx(parameter_drift(parts))
@@ -51,14 +51,14 @@ def test_what_is_measured_leaves_the_stack_as_it_was(moved) -> None:
     inputs = normalize_pixels(STREAM.test.images[:20], torch.float64)
     x = inputs.expand(len(stack), *inputs.shape)
     before = stack(x, 0), {name: id(t) for name, t in (stack.parameters | stack.buffers).items()}
-    likeness_of(stack, first, inputs)
+    cka_of(stack, first, inputs)
     assert torch.equal(stack(x, 0), before[0])
     assert {name: id(t) for name, t in (stack.parameters | stack.buffers).items()} == before[1]
 
 
 def test_fewer_than_four_inputs_are_not_compared(moved) -> None:
     stack, first = moved
-    assert likeness_of(stack, first, normalize_pixels(STREAM.test.images[:3], torch.float64)) == [{}] * len(stack)
+    assert cka_of(stack, first, normalize_pixels(STREAM.test.images[:3], torch.float64)) == [{}] * len(stack)
 
 
 def test_the_verdicts_and_importances_of_all_runs_are_those_of_each() -> None:

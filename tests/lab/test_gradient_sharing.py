@@ -7,7 +7,7 @@ import pytest
 from lab.small import class_stream, gpu, spec_for
 from lab.test_checkpoint import continued, near, never_stopped, stopped_at, told
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.gradient_sharing import Alike
+from mooring.lab.fleet.gradient_sharing import GradientSharing
 from mooring.lab.methods import METHODS, find_method
 from mooring.lab.model.spec import RunSpec
 
@@ -58,7 +58,7 @@ def test_other_numbers_go_another_way(monkeypatch):
 
 @pytest.mark.parametrize("method", ["mas", "er", "a-gem", "budget-kronecker"])
 def test_who_looks_at_more_than_a_gradient_is_computed_alone(method):
-    assert Alike.of(every([method, method])).rows == ()
+    assert GradientSharing.of(every([method, method])).rows == ()
 
 
 def test_every_method_is_either_plain_in_its_first_task_or_not_taken_for_it():
@@ -70,7 +70,7 @@ def test_every_method_is_either_plain_in_its_first_task_or_not_taken_for_it():
         specs = [spec_for("plain", stream), spec_for(name, stream)]
         method = find_method(name)
         same = (method.data, method.frozen, method.memory) == ("task", "never", None)
-        if same and Alike.of(specs).rows == (0,):
+        if same and GradientSharing.of(specs).rows == (0,):
             assert Fleet(specs[1:], stream).run()[0].matrix == expected, name
 
 
@@ -98,6 +98,6 @@ def test_the_same_on_a_gpu(network, dtype, monkeypatch):
     """In a recorded step too; tiles, and with them the last bits, hang on how many runs there are."""
     specs = every(["plain", "ewc", "explicit-si", "explicit-rwalk"], network=network, dtype=dtype, lr=0.001, epochs=5)
     shared = {result.spec: result for result in Fleet(specs, STREAM, device="cuda").run()}
-    monkeypatch.setattr(Alike, "of", lambda *told: Alike())
+    monkeypatch.setattr(GradientSharing, "of", lambda *told: GradientSharing())
     for apart in Fleet(specs, STREAM, device="cuda").run():
         assert shared[apart.spec].losses[0] == pytest.approx(apart.losses[0], rel=0.02)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from lab.small import class_stream, domain_stream, spec_for
-from mooring.lab.fleet import evaluation as exam
-from mooring.lab.fleet.evaluation import Exam, kept_bytes
+from mooring.lab.fleet import evaluation
+from mooring.lab.fleet.evaluation import Evaluation, resident_bytes
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.heads import heads_for
+from mooring.lab.fleet.heads import evaluation_heads
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.networks.initialization import initial_network
 
@@ -27,8 +27,8 @@ class Square:
         pass
 
     def on_task_end(self, fleet: Fleet) -> None:
-        heads = heads_for(fleet.specs, fleet.stream, fleet.position.task - 1, 4)
-        self.rows.append(fleet.exam.score(fleet.stack, heads, fleet.dtype).tolist())
+        heads = evaluation_heads(fleet.specs, fleet.stream, fleet.position.task - 1, 4)
+        self.rows.append(fleet.evaluation.score(fleet.stack, heads, fleet.dtype).tolist())
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -54,18 +54,18 @@ def test_rows_go_to_the_next_task_and_metrics_are_those_of_the_whole_matrix(meth
 
 def test_images_stay_on_the_device_where_they_fit_easily(monkeypatch):
     stream = STREAMS["classes"]
-    assert kept_bytes(stream.test) == stream.test.images.nbytes
-    kept = Exam(stream, "meta")
-    assert {t.device.type for t in (kept.images, kept.labels, *kept.places)} == {"meta"}
-    monkeypatch.setattr(exam, "EASILY", stream.test.images.nbytes)
-    assert kept_bytes(stream.test) == 0
-    left = Exam(stream, "meta")
-    assert {t.device.type for t in (left.images, left.labels, *left.places)} == {"cpu"}
+    assert resident_bytes(stream.test) == stream.test.images.nbytes
+    kept = Evaluation(stream, "meta")
+    assert {t.device.type for t in (kept.images, kept.labels, *kept.indices)} == {"meta"}
+    monkeypatch.setattr(evaluation, "MAX_RESIDENT_BYTES", stream.test.images.nbytes)
+    assert resident_bytes(stream.test) == 0
+    left = Evaluation(stream, "meta")
+    assert {t.device.type for t in (left.images, left.labels, *left.indices)} == {"cpu"}
 
 
 def test_on_a_cpu_nothing_is_copied():
     stream = STREAMS["classes"]
-    held = Exam(stream)
+    held = Evaluation(stream)
     assert held.images.data_ptr() == stream.test.images.data_ptr()
     assert held.labels.data_ptr() == stream.test.labels.data_ptr()
 
@@ -75,29 +75,29 @@ def test_scores_do_not_depend_on_how_many_images_are_scored_at_a_time(monkeypatc
     stack = Stack(
         [initial_network("mlp", stream, seed, dtype=torch.float64) for seed in (0, 1)], torch.device("cpu"), [0, 1]
     )
-    whole = Exam(stream).score(stack, [0, 1, 1], torch.float64)
-    monkeypatch.setitem(exam.PIXELS, "cpu", 2 * 64 * 7)  # seven images of each of two runs
-    assert torch.equal(Exam(stream).score(stack, [0, 1, 1], torch.float64), whole)
+    whole = Evaluation(stream).score(stack, [0, 1, 1], torch.float64)
+    monkeypatch.setitem(evaluation.PIXELS_PER_BATCH, "cpu", 2 * 64 * 7)  # seven images of each of two runs
+    assert torch.equal(Evaluation(stream).score(stack, [0, 1, 1], torch.float64), whole)
     assert whole.shape == (2, 3)
 
 
 def test_runs_that_start_from_the_same_are_scored_once_before_they_are_trained(monkeypatch):
-    monkeypatch.setattr(exam, "_SCORED", WeakKeyDictionary())
+    monkeypatch.setattr(evaluation, "_UNTRAINED_SCORES", WeakKeyDictionary())
     stream = STREAMS["classes"]
     specs = [spec_for(method, stream, seed, epochs=1) for method in ("plain", "ewc") for seed in (0, 1)]
     scored = []
 
-    class Counting(Exam):
+    class Counting(Evaluation):
         def score(self, stack, *told):
             scored.append(len(stack))
             return super().score(stack, *told)
 
     fleet = Fleet(specs, stream)
-    fleet.exam = Counting(stream)
+    fleet.evaluation = Counting(stream)
     results = {(result.spec.method, result.spec.seed): result for result in fleet.run()}
     assert scored == [2, 4, 4, 4, 4]
     again = Fleet([replace(spec, lr=0.01) for spec in specs], stream)
-    again.exam = Counting(stream)
+    again.evaluation = Counting(stream)
     assert [each.untrained for each in again.run()] == [each.untrained for each in results.values()]
     assert scored[5:] == [4, 4, 4, 4]  # the first of these after a task
     for (method, seed), result in results.items():

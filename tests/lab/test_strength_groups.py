@@ -10,7 +10,7 @@ from lab.small import class_stream, spec_for
 from lab.test_checkpoint import continued, near, never_stopped, stopped_at, told
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.grouping import fleets
+from mooring.lab.fleet.grouping import group_into_fleets
 from mooring.lab.model.spec import RunSpec
 
 STREAM = class_stream(tasks=3, images=8)
@@ -107,4 +107,4 @@ def test_a_split_checkpoint_gives_every_part_its_own_twins(tmp_path):
 
 def test_twins_are_planned_into_one_fleet():
     specs = siblings("ewc", (1.0, 2.0, 3.0), seeds=(0, 1))
-    assert [{spec.seed for spec in fleet} for fleet in fleets(specs, lambda runs: 3)] == [{0}, {1}]
+    assert [{spec.seed for spec in fleet} for fleet in group_into_fleets(specs, lambda runs: 3)] == [{0}, {1}]

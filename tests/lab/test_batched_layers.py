@@ -9,7 +9,7 @@ from torch import nn
 
 from mooring.lab.fleet.stack import batched_layers as layers
 from mooring.lab.fleet.stack import norms
-from mooring.lab.fleet.stack.batched_layers import LAYERS, widened
+from mooring.lab.fleet.stack.batched_layers import LAYERS, batched_network
 
 RUNS, BATCH = 3, 4
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -86,7 +86,11 @@ LAYER_CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[
     "layer norm": (lambda: nn.LayerNorm(8), WORDS, plainly),
     "layer norm of images": (lambda: nn.LayerNorm(IMAGE), IMAGE, plainly),
     "layer norm without bias": (lambda: nn.LayerNorm((5, 8), bias=False), WORDS, plainly),
-    "layer norm with nothing of its own": (lambda: nn.LayerNorm(8, elementwise_affine=False), WORDS, plainly),
+    "layer norm with nothing of its own": (
+        lambda: nn.LayerNorm(8, elementwise_affine=False),
+        WORDS,
+        plainly,
+    ),
     "group norm": (lambda: nn.GroupNorm(3, 6), IMAGE, plainly),
     "group norm of features": (lambda: nn.GroupNorm(2, 8), (8,), plainly),
     "group norm with nothing of its own": (lambda: nn.GroupNorm(2, 6, affine=False), WIDE, plainly),
@@ -166,8 +170,8 @@ def test_a_layer_of_all_runs_gives_each_what_it_gives_alone(case, train):
 @pytest.mark.parametrize("case", [case for case in LAYER_CASES if case.startswith(("conv", "batch norm"))])
 def test_so_it_does_however_many_runs_are_done_at_once(case, monkeypatch):
     for some in (1, 2, RUNS):
-        monkeypatch.setattr(layers, "_at_once", lambda layer, x, runs, some=some: some)
-        monkeypatch.setattr(norms, "LARGE", 1 if some == 1 else 1 << 30)
+        monkeypatch.setattr(layers, "_runs_per_convolution", lambda layer, x, runs, some=some: some)
+        monkeypatch.setattr(norms, "MIN_VALUES_FOR_RUN_LOOP", 1 if some == 1 else 1 << 30)
         equals_alone(case, train=True)
 
 
@@ -179,12 +183,12 @@ def equals_alone(case: str, train: bool) -> None:
     parameters = {name: torch.stack(each).detach().requires_grad_() for name, each in named.items()}
     buffers = {name: torch.stack([dict(net.named_buffers())[name] for net in alone]) for name in
                dict(alone[0].named_buffers())}  # fmt: skip
-    own = {name.removeprefix("layer."): tensor for name, tensor in {**parameters, **buffers}.items()}
-    wide = widened(alone[0], lambda name: (own, RUNS)).train(train)
-    assert isinstance(wide.layer, layers.Wide)
+    tensors_of_layer = {name.removeprefix("layer."): tensor for name, tensor in {**parameters, **buffers}.items()}
+    batched = batched_network(alone[0], lambda name: (tensors_of_layer, RUNS)).train(train)
+    assert isinstance(batched.layer, layers.BatchedLayer)
     inputs = torch.randn(RUNS * BATCH, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
     x, parts = inputs.clone().requires_grad_(), [part.clone().requires_grad_() for part in inputs.chunk(RUNS)]
-    found = tensors(wide(x))
+    found = tensors(batched(x))
     theirs = [tensors(network(part)) for network, part in zip(alone, parts, strict=True)]
     expected = [torch.cat(each) for each in zip(*theirs, strict=True)]
     torch.testing.assert_close(found, expected, **EXACT)
@@ -206,15 +210,15 @@ def test_every_layer_that_knows_about_runs_is_among_the_cases():
 
 
 def test_what_is_not_in_a_run_s_table_is_not_taken_from_another_s():
-    own = {"weight": torch.randn(2, 5, 3)}
-    wide = widened(nn.Sequential(nn.Embedding(5, 3)), lambda name: (own, 2))
+    tensors_of_layer = {"weight": torch.randn(2, 5, 3)}
+    batched = batched_network(nn.Sequential(nn.Embedding(5, 3)), lambda name: (tensors_of_layer, 2))
     for outside in (5, -1):
         with pytest.raises(IndexError):
-            wide(torch.tensor([0, outside, 1, 2]))
+            batched(torch.tensor([0, outside, 1, 2]))
 
 
 def test_a_layer_tells_what_it_was_made_with_and_no_tensor_of_one_network():
-    wide = widened(nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)), lambda name: ({}, 2))[0]
-    assert (wide.embed_dim, wide.batch_first, wide.bias_k) == (8, True, None)
+    batched = batched_network(nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)), lambda name: ({}, 2))[0]
+    assert (batched.embed_dim, batched.batch_first, batched.bias_k) == (8, True, None)
     for name in ("in_proj_weight", "out_proj", "merge_masks", "nothing"):
-        assert not hasattr(wide, name)
+        assert not hasattr(batched, name)
