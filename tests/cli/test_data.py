@@ -15,7 +15,7 @@ from hub_server import serving
 from mooring.cli.data_command import app
 from mooring.cli.progress_bar import progress_bar
 from mooring.errors import MooringError
-from mooring.lab.streams.named import NAMED_DATASETS
+from mooring.lab.streams.named_datasets import NAMED_DATASETS
 from mooring.lab.streams.options import StreamOptions, open_stream
 
 

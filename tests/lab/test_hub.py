@@ -17,7 +17,7 @@ from hub_server import COMMIT, serving
 from mooring.errors import MooringError
 from mooring.lab.streams import hub as hub_module
 from mooring.lab.streams.hub import MANIFEST, FetchPlan, RemoteFile, Retry, fetch, plan_fetch
-from mooring.lab.streams.named import NAMED_DATASETS, default_folder, fetched_folder
+from mooring.lab.streams.named_datasets import NAMED_DATASETS, default_folder, fetched_folder
 
 QUICK = Retry(attempts=3, wait=0.01, timeout=5)
 TRAIN, TEST = "cifar100/train-00000-of-00001.parquet", "cifar100/test-00000-of-00001.parquet"
@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_written_is_refused(hub, tmp_path):
 
 
 def test_two_fetches_at_once_do_not_mix(hub, tmp_path):
-    with hub_module._held(tmp_path / "set.partial"):
+    with hub_module._locked(tmp_path / "set.partial"):
         refused(hub, tmp_path / "set", "is being fetched by another process")
     get(hub, tmp_path / "set")
 
@@ -235,7 +235,7 @@ def test_two_fetches_at_once_do_not_mix(hub, tmp_path):
 CODE = """
 import sys
 from mooring.lab.streams.hub import Retry, fetch
-from mooring.lab.streams.named import NAMED_DATASETS
+from mooring.lab.streams.named_datasets import NAMED_DATASETS
 fetch(NAMED_DATASETS["cifar100"], sys.argv[1], endpoint=sys.argv[2], retry=Retry(attempts=3, wait=0.01))
 """
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mooring.errors import MooringError
 from mooring.lab.streams import Split, Stream, Task, by_class, digits, permuted, rotated
-from mooring.lab.streams.named import NAMED_DATASETS
+from mooring.lab.streams.named_datasets import NAMED_DATASETS
 from mooring.lab.streams.options import StreamOptions, open_stream, stream_descriptions
 from mooring.lab.streams.progress_callback import throttled
 from mooring.lab.streams.slices import limit_images, limit_source, select_tasks

@@ -12,7 +12,13 @@ from mooring.cli.progress_bar import progress_bar
 from mooring.cli.terminal_tables import print_table
 from mooring.errors import MooringError
 from mooring.lab.streams.inspection import Inspection, inspect_folder
-from mooring.lab.streams.named import NAMED_DATASETS, NamedDataset, default_folder, fetched_folder, find_dataset
+from mooring.lab.streams.named_datasets import (
+    NAMED_DATASETS,
+    NamedDataset,
+    default_folder,
+    fetched_folder,
+    find_dataset,
+)
 
 __all__ = ["app"]
 

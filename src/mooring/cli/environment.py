@@ -152,7 +152,7 @@ def _extra(name: str, wanted: list[tuple[str, str, str]]) -> Extra:
 def _data() -> tuple[dict[str, str | None], dict[str, str]]:
     """Where each named set is, and how to get it."""
     try:
-        from mooring.lab.streams.named import NAMED_DATASETS, fetched_folder
+        from mooring.lab.streams.named_datasets import NAMED_DATASETS, fetched_folder
     except ModuleNotFoundError:
         return {}, {}
     folders = {name: fetched_folder(named) for name, named in NAMED_DATASETS.items()}

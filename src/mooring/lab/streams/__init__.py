@@ -1,4 +1,4 @@
-"""Streams: a source of images, and a way to cut it into tasks."""
+"""Streams: image data sets cut into tasks."""
 
 from mooring.lab.streams.cuts import by_class, permuted, rotated
 from mooring.lab.streams.digits import digits

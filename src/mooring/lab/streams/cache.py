@@ -1,4 +1,4 @@
-"""Decoded pixels next to the data: built once, keyed by content, memory-mapped ever after."""
+"""A cache of decoded images beside the data: built once, keyed by content, and memory-mapped."""
 
 import hashlib
 import json
@@ -22,11 +22,11 @@ VERSION = 1
 
 
 def content_key(files: Iterable[Path], *options: object) -> str:
-    """A name for what these files hold and how they are to be decoded: another byte, another name.
+    """Return the hash of the files' names and contents and of the options.
 
     Args:
-        files: the files, in an order that matters.
-        options: whatever else decides the result.
+        files: the files; their order matters.
+        options: everything else that the result depends on.
     """
     digest = hashlib.blake2b(repr((VERSION, options)).encode(), digest_size=16)
     for path in files:
@@ -38,53 +38,53 @@ def content_key(files: Iterable[Path], *options: object) -> str:
 
 
 def load_or_build(data: Path, key: str, build: Callable[[], Arrays]) -> Arrays:
-    """The arrays kept under `key`, memory-mapped; built first where they are missing or damaged.
+    """Return the arrays stored under `key`, memory-mapped; build them first if they are missing or damaged.
 
-    They lie in `.mooring` inside the data folder, or in the user's cache where that cannot be written. Several
-    processes may build the same at once: each works in a folder of its own, the first to finish wins, the others take
-    what it made.
+    The cache is the folder `.mooring` inside the data folder, or the user's cache if that is not writable. Several
+    processes may build the same arrays at once. Each writes to its own folder, and all use that of the first to finish.
     """
-    home = _writable(data)
+    home = _cache_folder(data)
     final = home / key
-    found = _open(final)
-    if found is not None:
-        return found
+    arrays = _open(final)
+    if arrays is not None:
+        return arrays
     scratch = home / f"{key}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+    damaged = scratch.with_suffix(".damaged")
     try:
         _write(scratch, build())
-        if final.exists():  # damaged, or made by another process just now
-            found = _open(final)
-            if found is not None:
-                return found
-            os.replace(final, scratch.with_suffix(".damaged"))
-        os.rename(scratch, final)
+        arrays = _open(final)  # another process may have been faster
+        if arrays is None:
+            if final.exists():
+                os.replace(final, damaged)
+            os.rename(scratch, final)
     except OSError as error:
-        found = _open(final)
-        if found is None:
+        arrays = _open(final)
+        if arrays is None:
             raise MooringError(
                 f"cannot keep decoded images in {home} ({error.strerror}): make room or set XDG_CACHE_HOME"
             ) from error
-        return found
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(scratch.with_suffix(".damaged"), ignore_errors=True)
-    found = _open(final)
-    if found is None:
+        shutil.rmtree(damaged, ignore_errors=True)
+    arrays = arrays or _open(final)
+    if arrays is None:
         raise MooringError(f"{final} was damaged while it was written: check the disk")
-    return found
+    return arrays
 
 
-def _writable(data: Path) -> Path:
-    """Where to keep it: beside the data, or in the user's cache."""
-    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mooring"
-    for home in (data / FOLDER, users):
+def _cache_folder(data: Path) -> Path:
+    """Return the first writable folder: the one beside the data, or the user's cache."""
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mooring"
+    for home in (data / FOLDER, user_cache):
         try:
             home.mkdir(parents=True, exist_ok=True)
             if os.access(home, os.W_OK):
                 return home
         except OSError:
             continue
-    raise MooringError(f"neither {data / FOLDER} nor {users} can be written: set XDG_CACHE_HOME to a folder that can")
+    raise MooringError(
+        f"neither {data / FOLDER} nor {user_cache} can be written: set XDG_CACHE_HOME to a folder that can"
+    )
 
 
 def _write(folder: Path, arrays: Arrays) -> None:
@@ -101,16 +101,16 @@ def _write(folder: Path, arrays: Arrays) -> None:
 
 
 def _open(folder: Path) -> Arrays | None:
-    """The arrays of a finished folder, or None where anything is missing or not as it was written."""
+    """Return the arrays of a folder; None if any file is missing or damaged."""
     try:
         index = json.loads((folder / INDEX).read_text())
         if index["version"] != VERSION:
             return None
-        for name, kept in index["arrays"].items():
+        for name, entry in index["arrays"].items():
             path = folder / f"{name}.npy"
-            if path.stat().st_size != kept["bytes"] or content_key([path]) != kept["digest"]:
+            if path.stat().st_size != entry["bytes"] or content_key([path]) != entry["digest"]:
                 return None
-        # copy on write: a reader can neither spoil the file nor be told off for trying
+        # copy on write: a reader may modify its arrays without an error and without changing the file
         return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in index["arrays"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None

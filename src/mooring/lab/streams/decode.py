@@ -1,4 +1,4 @@
-"""From the bytes of an image file to uint8 pixels of one size and mode."""
+"""Encoded images, and their decoding to uint8 pixels of one size and mode."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -19,12 +19,12 @@ MODES = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An image as it lies in a data set.
+    """An image of a data set before decoding.
 
     Attributes:
-        data: the bytes of an image file.
-        where: the file and row it came from, for messages.
-        label: its class.
+        data: the bytes of the image file.
+        where: the file and row that it came from, for messages.
+        label: its label.
     """
 
     data: bytes
@@ -33,27 +33,27 @@ class EncodedImage:
 
 
 class EncodedSplit(Protocol):
-    """One split of a data set on disk."""
+    """One split of a data set on disk, before decoding."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Every file that decides what is in it."""
+        """All files of the split."""
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """The labels, where they come from the place of the files and not from their bytes."""
+        """The labels if they come from the folders of the files; empty if they are in the files."""
 
     @property
     def count(self) -> int:
-        """How many images there are, known without reading them."""
+        """The number of images, known without reading them."""
 
     def images(self) -> Iterator[EncodedImage]:
-        """Each image in a fixed order, read when asked for."""
+        """Yield the images in a fixed order, read one at a time."""
 
 
 @dataclass(frozen=True)
 class FolderContents:
-    """What was found in a folder, before any image is decoded."""
+    """The classes and encoded images of a folder."""
 
     classes: tuple[str, ...]
     train: EncodedSplit
@@ -61,11 +61,11 @@ class FolderContents:
 
 
 def decode(image: EncodedImage, size: tuple[int, int], channels: int = 3) -> Pixels:
-    """The pixels, of shape (channels, height, width): converted to the mode, resized bilinearly with antialiasing.
+    """Return uint8 pixels of shape (channels, height, width), resized bilinearly with antialiasing.
 
     Args:
-        image: what to decode; any format and mode that Pillow reads. Transparency is put on black.
-        size: height and width.
+        image: the image, in any format and mode that Pillow reads. Transparent pixels become black.
+        size: the height and width of the result.
         channels: 3 for RGB, 1 for grey.
     """
     try:
@@ -89,7 +89,7 @@ def decode(image: EncodedImage, size: tuple[int, int], channels: int = 3) -> Pix
 def decode_all(
     images: Iterable[EncodedImage], size: tuple[int, int], channels: int = 3, *, skip_broken: bool = False
 ) -> Iterator[tuple[Pixels, int] | None]:
-    """Pixels and label of each image in turn; None for a broken one where those are skipped, else the error.
+    """Yield the pixels and the label of each image; with `skip_broken`, None for an image that cannot be decoded.
 
     Example:
         >>> broken = EncodedImage(b"no image", where="photo.jpg", label=0)

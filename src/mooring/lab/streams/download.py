@@ -1,6 +1,6 @@
-"""One file over HTTP: resumed where it stopped, tried again a bounded number of times, checked at the end.
+"""Download of one file over HTTP: resumed after an interruption, retried, and verified.
 
-huggingface_hub can download too, but it throws away what an interrupted download had, so the bytes are fetched here.
+huggingface_hub can download too, but it discards the bytes of an interrupted download.
 """
 
 import hashlib
@@ -18,19 +18,19 @@ from mooring.errors import MooringError, check_number
 
 __all__ = ["Retry", "download"]
 
-BLOCK = 1 << 18
-ENOUGH = 1 << 20
-"""So many new bytes show that the connection works, if not for long: attempts are counted anew."""
+BLOCK_BYTES = 1 << 18
+PROGRESS_BYTES = 1 << 20
+"""An attempt that brings this many new bytes resets the count of failures."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """How often to try again, and how long to wait.
+    """How often to retry, and how long to wait.
 
     Attributes:
-        attempts: how often in a row, the first included.
-        wait: seconds before the second attempt; twice as long before each further one, up to 30.
-        timeout: seconds without an answer after which an attempt has failed.
+        attempts: the largest number of attempts in a row, including the first.
+        wait: the seconds before the second attempt; they double before each further one, up to 30.
+        timeout: the seconds without an answer after which an attempt fails.
 
     Example:
         >>> Retry(attempts=3).is_retryable(503), Retry().is_retryable(404)
@@ -42,17 +42,17 @@ class Retry:
     timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        """Refuse to wait for ever."""
+        """Check that every value is allowed."""
         check_number("attempts", self.attempts, 1)
         check_number("wait", self.wait, 0)
         check_number("timeout", self.timeout, 0, above=True)
 
     def is_retryable(self, status: int | None) -> bool:
-        """Whether trying again may help: after no answer at all, too many requests, or the server's own fault."""
+        """Return whether a retry may help: after no answer, a timeout, too many requests, or a server error."""
         return status is None or status in (408, 429) or status >= 500
 
     def pause(self, failures: int) -> None:
-        """Wait, longer after each failure."""
+        """Wait, twice as long after each further failure."""
         time.sleep(min(self.wait * 2.0 ** (failures - 1), 30.0))
 
 
@@ -65,18 +65,18 @@ def download(
     retry: Retry,
     report: Callable[[int], Any] = lambda done: None,
 ) -> None:
-    """Get a file that is known by its size and SHA-256; what is there of it already is kept if it fits.
+    """Download a file and check its size and SHA-256; continue a partial file.
 
     Args:
-        url: where it is; redirects are followed.
-        path: where it goes.
-        size: in bytes.
-        sha256: in hexadecimal.
-        retry: how often to try again.
-        report: told the bytes that are there.
+        url: the address; redirects are followed.
+        path: the file to write.
+        size: the expected size in bytes.
+        sha256: the expected hash in hexadecimal.
+        retry: how often to retry.
+        report: called with the number of bytes that have arrived.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for _ in range(2):  # bytes can be damaged by bad luck once
+    for _ in range(2):  # retry once, in case the damage was accidental
         _get(url, path, size, retry, report)
         if path.stat().st_size == size and _sha256(path) == sha256:
             return
@@ -99,7 +99,7 @@ def _get(url: str, path: Path, size: int, retry: Retry, report: Callable[[int], 
         arrived = path.stat().st_size - start
         if arrived == size - start:
             break
-        failures = 1 if arrived >= ENOUGH else failures + 1
+        failures = 1 if arrived >= PROGRESS_BYTES else failures + 1
         if failures >= retry.attempts or not retry.is_retryable(status):
             raise MooringError(f"cannot fetch {url} ({problem}): run it again later, it goes on where it stopped")
         retry.pause(failures)
@@ -107,7 +107,7 @@ def _get(url: str, path: Path, size: int, retry: Retry, report: Callable[[int], 
 
 
 def _append(url: str, path: Path, start: int, size: int, timeout: float, report: Callable[[int], Any]) -> None:
-    """Ask for the rest and write it behind what is there; once more from the start where the server sends all."""
+    """Request the missing bytes and append them; start over if the server ignores the range."""
     headers = {"User-Agent": "mooring", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -116,7 +116,7 @@ def _append(url: str, path: Path, start: int, size: int, timeout: float, report:
         with path.open("r+b") as opened:
             opened.seek(done)
             opened.truncate()
-            while done <= size and (block := response.read(BLOCK)):
+            while done <= size and (block := response.read(BLOCK_BYTES)):
                 _write(opened, block, path)
                 done += len(block)
                 report(min(done, size))
@@ -125,7 +125,7 @@ def _append(url: str, path: Path, start: int, size: int, timeout: float, report:
 def _write(opened: Any, block: bytes, path: Path) -> None:
     try:
         opened.write(block)
-        opened.flush()  # so that a kill loses no more than this block
+        opened.flush()  # so that a killed process loses at most this block
     except OSError as error:
         free = shutil.disk_usage(path.parent).free / 1e6
         raise MooringError(f"cannot write {path} ({error.strerror}, {free:,.0f} MB free): make room") from error

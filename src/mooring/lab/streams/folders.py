@@ -1,4 +1,4 @@
-"""A folder of class folders, and Caltech-256's public layout in particular."""
+"""Images in one folder per class, such as Caltech-256's public layout."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,83 +9,77 @@ from mooring.lab.streams.decode import EncodedImage, FolderContents
 
 __all__ = ["FolderSplit", "read_folder"]
 
-IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
 
 
 @dataclass(frozen=True)
 class FolderSplit:
-    """Where the images of one split are: (file, label) in a fixed order."""
+    """One split of a data set in class folders: pairs (file, label) in a fixed order."""
 
     files: tuple[tuple[Path, int], ...]
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files."""
+        """The image files."""
         return tuple(path for path, _ in self.files)
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """The label of each file: the number of the folder it is in."""
+        """The label of each file, which is the number of its class folder."""
         return tuple(label for _, label in self.files)
 
     @property
     def count(self) -> int:
-        """How many images there are."""
+        """The number of images."""
         return len(self.files)
 
     def images(self) -> Iterator[EncodedImage]:
-        """Each image's bytes, read when asked for."""
+        """Yield the images, read one at a time."""
         for path, label in self.files:
             yield EncodedImage(path.read_bytes(), str(path), label)
 
 
 def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: float = 0.2) -> FolderContents:
-    """The images of a folder: train/CLASS/... and test/CLASS/..., or CLASS/... cut by file order.
+    """List the images of a folder with train/CLASS/... and test/CLASS/..., or with CLASS/... alone.
 
-    Without train and test folders, the last `test_share` of each class's files, in the order of their names, is for
-    testing (at least one, if the class has two).
+    Without train and test folders, the last `test_share` of each class's files, in the order of their names, are test
+    images. A class with two or more images has at least one test image.
 
     Args:
         folder: the folder.
-        leave_out: class folders to ignore, such as Caltech-256's "257.clutter".
-        test_share: the share of each class that is for testing, where the folder does not say.
+        leave_out: names of class folders to ignore, such as "257.clutter".
+        test_share: the share of test images in each class, for a folder without train and test folders.
     """
     if not folder.is_dir():
-        wrong = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
-        raise MooringError(f"{wrong}: give a folder with one for each class, such as photos/cat/1.jpg")
-    inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
-    named = {SPLITS[path.name]: path for path in inside if path.name in SPLITS}
-    if named.keys() >= {"train", "test"}:
-        classes = tuple(sorted({c.name for split in named.values() for c in _class_folders(split, leave_out)}))
-        number = {name: label for label, name in enumerate(classes)}
-        listings = {
-            kind: FolderSplit(
-                tuple((p, number[c.name]) for c in _class_folders(path, leave_out) for p in _image_files(c))
-            )
-            for kind, path in named.items()
-        }
+        problem = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise MooringError(f"{problem}: give a folder with one for each class, such as photos/cat/1.jpg")
+    split_folders = {SPLITS[path.name]: path for path in _class_folders(folder) if path.name in SPLITS}
+    files: dict[str, list[tuple[Path, int]]] = {"train": [], "test": []}
+    if split_folders.keys() >= {"train", "test"}:
+        folders = {kind: _class_folders(path, leave_out) for kind, path in split_folders.items()}
+        classes = sorted({path.name for paths in folders.values() for path in paths})
+        labels = {name: label for label, name in enumerate(classes)}
+        for kind, paths in folders.items():
+            files[kind] = [(file, labels[path.name]) for path in paths for file in _image_files(path)]
     else:
-        folders = _class_folders(folder, leave_out)
-        classes = tuple(c.name for c in folders)
-        train: list[tuple[Path, int]] = []
-        test: list[tuple[Path, int]] = []
-        for label, path in enumerate(folders):
-            files = _image_files(path)
-            held_out = min(max(1, round(test_share * len(files))), len(files) - 1) if len(files) > 1 else 0
-            cut = len(files) - held_out
-            train += [(file, label) for file in files[:cut]]
-            test += [(file, label) for file in files[cut:]]
-        listings = {"train": FolderSplit(tuple(train)), "test": FolderSplit(tuple(test))}
-    if not listings["train"].files:
+        paths = _class_folders(folder, leave_out)
+        classes = [path.name for path in paths]
+        for label, path in enumerate(paths):
+            images = _image_files(path)
+            test_count = min(max(1, round(test_share * len(images))), len(images) - 1) if len(images) > 1 else 0
+            cut = len(images) - test_count
+            files["train"] += [(file, label) for file in images[:cut]]
+            files["test"] += [(file, label) for file in images[cut:]]
+    if not files["train"]:
         raise MooringError(f"{folder} holds no images: put them in a folder for each class, such as {folder}/cat/1.jpg")
-    return FolderContents(classes, listings["train"], listings["test"])
+    return FolderContents(tuple(classes), FolderSplit(tuple(files["train"])), FolderSplit(tuple(files["test"])))
 
 
-def _class_folders(folder: Path, leave_out: tuple[str, ...]) -> list[Path]:
+def _class_folders(folder: Path, leave_out: tuple[str, ...] = ()) -> list[Path]:
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     return [path for path in inside if path.name not in leave_out]
 
 
 def _image_files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in IMAGES and path.is_file()]
+    return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES and path.is_file()]

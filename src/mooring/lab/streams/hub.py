@@ -1,4 +1,4 @@
-"""Fetching a named set from the Hub: its size said first, resumed, checked, and there whole or not at all."""
+"""Fetching of a named data set from the Hub: resumed after an interruption, verified, and complete or absent."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from huggingface_hub import HfApi, hf_hub_url
 
 from mooring.errors import MooringError
 from mooring.lab.streams.download import Retry, download
-from mooring.lab.streams.named import NamedDataset, default_folder
+from mooring.lab.streams.named_datasets import NamedDataset, default_folder
 from mooring.lab.streams.progress_callback import ProgressCallback, throttled
 
 try:
     import fcntl
-except ImportError:  # Windows: two fetches at once are the user's to avoid
+except ImportError:  # Windows: nothing prevents two fetches at once
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["MANIFEST", "FetchPlan", "RemoteFile", "Retry", "fetch", "is_fetched", "plan_fetch"]
@@ -33,10 +33,10 @@ class RemoteFile:
     """A file to fetch.
 
     Attributes:
-        path: in the repository.
-        local: in the folder that it is fetched to.
-        size: in bytes.
-        sha256: of its content.
+        path: its path in the repository.
+        local: its path in the data set's folder.
+        size: its size in bytes.
+        sha256: the hash of its content.
     """
 
     path: str
@@ -47,26 +47,26 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class FetchPlan:
-    """What fetching a set takes.
+    """The files to fetch for a data set.
 
     Attributes:
-        named: the set.
+        dataset: the data set.
         endpoint: the Hub's address.
-        commit: the revision that is fetched.
-        files: each file, in order.
+        commit: the revision to fetch.
+        files: the files, in order.
     """
 
-    named: NamedDataset
+    dataset: NamedDataset
     endpoint: str
     commit: str
     files: tuple[RemoteFile, ...]
 
     @property
     def bytes(self) -> int:
-        """How much that is.
+        """The size of all files in bytes.
 
         Example:
-            >>> from mooring.lab.streams.named import NAMED_DATASETS
+            >>> from mooring.lab.streams.named_datasets import NAMED_DATASETS
             >>> file = RemoteFile("data/train.parquet", "data/train-00000-of-00001.parquet", 100, "0" * 64)
             >>> FetchPlan(NAMED_DATASETS["cifar10"], "https://huggingface.co", "main", (file, file)).bytes
             200
@@ -74,59 +74,59 @@ class FetchPlan:
         return sum(file.size for file in self.files)
 
 
-def plan_fetch(named: NamedDataset, *, endpoint: str | None = None, retry: Retry | None = None) -> FetchPlan:
-    """Ask the Hub which files the set has, how large they are and what they hash to. Nothing is fetched.
+def plan_fetch(dataset: NamedDataset, *, endpoint: str | None = None, retry: Retry | None = None) -> FetchPlan:
+    """Ask the Hub for the files of a data set, their sizes and their hashes, without fetching them.
 
     Args:
-        named: the set.
+        dataset: the data set.
         endpoint: the Hub's address; by default $HF_ENDPOINT, or huggingface.co.
-        retry: how often to ask again.
+        retry: how often to retry.
     """
-    if not named.repository:
-        raise MooringError(f"{named.name} is not fetched from the Hub: {named.manual_steps}")
+    if not dataset.repository:
+        raise MooringError(f"{dataset.name} is not fetched from the Hub: {dataset.manual_steps}")
     endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     retry = retry or Retry()
     failures = 0
     while True:
         try:
-            # public sets need no token, and none is sent
+            # public data sets need no token
             info = HfApi(endpoint=endpoint, token=False).dataset_info(
-                named.repository, revision=named.revision, files_metadata=True, timeout=retry.timeout, token=False
+                dataset.repository, revision=dataset.revision, files_metadata=True, timeout=retry.timeout, token=False
             )
             break
-        except Exception as error:  # huggingface_hub has changed its HTTP library, and so what it raises, twice
+        except Exception as error:  # huggingface_hub has changed its HTTP library, and its exceptions, twice
             failures += 1
             status = getattr(getattr(error, "response", None), "status_code", None)
             if failures >= retry.attempts or not retry.is_retryable(status):
-                raise _no_answer(named, endpoint, status, error) from error
+                raise _request_error(dataset, endpoint, status, error) from error
             retry.pause(failures)
-    held = sorted((s.rfilename, s.size, s.lfs.sha256 if s.lfs else None) for s in info.siblings or ())
-    return FetchPlan(named, endpoint, info.sha or named.revision, _chosen(named, held))
+    files = sorted((file.rfilename, file.size, file.lfs.sha256 if file.lfs else None) for file in info.siblings or ())
+    return FetchPlan(dataset, endpoint, info.sha or dataset.revision, _choose_files(dataset, files))
 
 
-def is_fetched(named: NamedDataset, folder: Path) -> bool:
-    """Whether the folder holds the set already; anything else in the way is an error.
+def is_fetched(dataset: NamedDataset, folder: Path) -> bool:
+    """Return whether a folder has the data set; raise an error if it has anything else.
 
     Example:
-        >>> from mooring.lab.streams.named import NAMED_DATASETS
+        >>> from mooring.lab.streams.named_datasets import NAMED_DATASETS
         >>> is_fetched(NAMED_DATASETS["cifar10"], Path("nowhere"))
         False
     """
     if not folder.exists():
         return False
     try:
-        held = json.loads((folder / MANIFEST).read_text())["name"]
+        name = json.loads((folder / MANIFEST).read_text())["name"]
     except (OSError, ValueError, KeyError, TypeError):
-        held = None
-    if held != named.name:
+        name = None
+    if name != dataset.name:
         raise MooringError(
-            f"{folder} is there and was not made by fetching {named.name}: give another folder with --to"
+            f"{folder} exists and was not made by fetching {dataset.name}: give another folder with --to"
         )
     return True
 
 
 def fetch(
-    named: NamedDataset,
+    dataset: NamedDataset,
     folder: Path | str | None = None,
     *,
     endpoint: str | None = None,
@@ -134,36 +134,37 @@ def fetch(
     planned: FetchPlan | None = None,
     retry: Retry | None = None,
 ) -> Path:
-    """Fetch a set. It is put together in FOLDER.partial, where an interrupted fetch goes on, and renamed when whole.
+    """Fetch a data set.
 
-    The size and SHA-256 of every file are compared with what the Hub says; a damaged file is fetched once more.
+    Files are collected in FOLDER.partial, where an interrupted fetch continues. The folder is renamed when it is
+    complete. The size and SHA-256 of every file are checked against the Hub's; a damaged file is fetched once more.
 
     Args:
-        named: the set.
-        folder: where to; by default where streams look for it.
+        dataset: the data set.
+        folder: the folder to create; by default the one where streams expect the data set.
         endpoint: the Hub's address; by default $HF_ENDPOINT, or huggingface.co.
-        progress: told about every so often, with the bytes that are there and those there will be.
-        planned: what `plan_fetch` said, to spare asking again.
-        retry: how often to try again, and how long to wait.
+        progress: called with the number of bytes that have arrived and their total number.
+        planned: the result of `plan_fetch`, to avoid another request.
+        retry: how often to retry, and how long to wait.
 
     Returns:
         The folder.
     """
-    folder = Path(folder).expanduser() if folder else default_folder(named.name)
-    if is_fetched(named, folder):
+    folder = Path(folder).expanduser() if folder else default_folder(dataset.name)
+    if is_fetched(dataset, folder):
         return folder
-    planned = planned or plan_fetch(named, endpoint=endpoint, retry=retry)
+    planned = planned or plan_fetch(dataset, endpoint=endpoint, retry=retry)
     partial = folder.with_name(f"{folder.name}.partial")
     report = throttled(progress)
-    with _held(partial) as manifest:
-        if is_fetched(named, folder):  # another process was quicker
+    with _locked(partial) as manifest:
+        if is_fetched(dataset, folder):  # another process was faster
             shutil.rmtree(partial)
             return folder
-        _check_room(partial, planned)
-        before = 0
+        _check_free_space(partial, planned)
+        offset = 0
         for file in planned.files:
             url = hf_hub_url(
-                named.repository, file.path, repo_type="dataset", revision=planned.commit, endpoint=planned.endpoint
+                dataset.repository, file.path, repo_type="dataset", revision=planned.commit, endpoint=planned.endpoint
             )
             download(
                 url,
@@ -171,10 +172,10 @@ def fetch(
                 size=file.size,
                 sha256=file.sha256,
                 retry=retry or Retry(),
-                report=_behind(report, f"fetching {named.name}", before, planned.bytes),
+                report=_offset_report(report, f"fetching {dataset.name}", offset, planned.bytes),
             )
-            before += file.size
-        json.dump(_told(planned), manifest, indent=1)
+            offset += file.size
+        json.dump(_manifest(planned), manifest, indent=1)
         manifest.flush()
         os.fsync(manifest.fileno())
         try:
@@ -184,33 +185,34 @@ def fetch(
     return folder
 
 
-def _behind(report: ProgressCallback, what: str, before: int, total: int) -> Callable[[int], None]:
-    """A file's progress as part of the whole set's."""
-    return lambda done: report(what, before + done, total)
+def _offset_report(report: ProgressCallback, description: str, offset: int, total: int) -> Callable[[int], None]:
+    """Return a callback that reports one file's bytes as a part of the data set's bytes."""
+    return lambda done: report(description, offset + done, total)
 
 
-def _chosen(named: NamedDataset, held: list[tuple[str, int | None, str | None]]) -> tuple[RemoteFile, ...]:
-    """The repository's files that the set wants, named and numbered as streams read them."""
-    wanted: dict[str, list[tuple[str, int | None, str | None]]] = {}
-    for pattern, kind in named.files:
-        matching = [file for file in held if fnmatchcase(file[0], pattern)]
+def _choose_files(dataset: NamedDataset, files: list[tuple[str, int | None, str | None]]) -> tuple[RemoteFile, ...]:
+    """Return the files that the data set needs, with the local names that streams read."""
+    by_split: dict[str, list[tuple[str, int | None, str | None]]] = {}
+    for pattern, split in dataset.files:
+        matching = [file for file in files if fnmatchcase(file[0], pattern)]
         if not matching:
-            raise MooringError(f"{named.repository} on the Hub has no {pattern}: it has changed, please report it")
-        wanted.setdefault(kind, []).extend(matching)
-    files = []
-    for kind, found in wanted.items():
-        for number, (path, size, sha256) in enumerate(found):
+            raise MooringError(f"{dataset.repository} on the Hub has no {pattern}: it has changed, please report it")
+        by_split.setdefault(split, []).extend(matching)
+    chosen = []
+    for split, matching in by_split.items():
+        for number, (path, size, sha256) in enumerate(matching):
             if size is None or sha256 is None:
-                raise MooringError(f"the Hub tells no checksum for {path} of {named.repository}: it cannot be checked")
-            files.append(RemoteFile(path, f"data/{kind}-{number:05d}-of-{len(found):05d}.parquet", size, sha256))
-    return tuple(files)
+                raise MooringError(f"the Hub has no checksum for {path} of {dataset.repository}: it cannot be checked")
+            local = f"data/{split}-{number:05d}-of-{len(matching):05d}.parquet"
+            chosen.append(RemoteFile(path, local, size, sha256))
+    return tuple(chosen)
 
 
-def _no_answer(named: NamedDataset, endpoint: str, status: int | None, error: Exception) -> MooringError:
+def _request_error(dataset: NamedDataset, endpoint: str, status: int | None, error: Exception) -> MooringError:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-        return MooringError(f"cannot fetch {named.name}: HF_HUB_OFFLINE is set")
+        return MooringError(f"cannot fetch {dataset.name}: HF_HUB_OFFLINE is set")
     if status in (401, 403, 404):
-        revision = f"{named.repository} at {named.revision[:7]}"
+        revision = f"{dataset.repository} at {dataset.revision[:7]}"
         return MooringError(f"{endpoint} does not have {revision} (HTTP {status}): it has moved, please report it")
     if status is not None:
         return MooringError(f"{endpoint} answers with HTTP {status}: try again later")
@@ -218,8 +220,8 @@ def _no_answer(named: NamedDataset, endpoint: str, status: int | None, error: Ex
 
 
 @contextmanager
-def _held(partial: Path) -> Iterator[TextIO]:
-    """The folder to work in, ours alone: its manifest, empty until the end, is the lock."""
+def _locked(partial: Path) -> Iterator[TextIO]:
+    """Create the folder and lock it for this process; the lock is its manifest, which is empty until the end."""
     try:
         partial.mkdir(parents=True, exist_ok=True)
         opened = (partial / MANIFEST).open("a")
@@ -228,27 +230,27 @@ def _held(partial: Path) -> Iterator[TextIO]:
     with opened:
         if fcntl is not None:
             try:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back by the system, whatever happens to us
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends
             except OSError as error:
                 raise MooringError(f"{partial} is being fetched by another process: wait for it") from error
         opened.truncate(0)
         yield opened
 
 
-def _check_room(partial: Path, planned: FetchPlan) -> None:
-    there = sum(path.stat().st_size for path in partial.rglob("*.parquet"))
+def _check_free_space(partial: Path, planned: FetchPlan) -> None:
+    present = sum(path.stat().st_size for path in partial.rglob("*.parquet"))
     free = shutil.disk_usage(partial).free
-    if planned.bytes - there > free:
-        wanted = f"{(planned.bytes - there) / 1e6:,.0f} MB"
+    if planned.bytes - present > free:
+        missing = f"{(planned.bytes - present) / 1e6:,.0f} MB"
         raise MooringError(
-            f"{planned.named.name} takes {wanted} more and {partial} has {free / 1e6:,.0f} MB: make room"
+            f"{planned.dataset.name} takes {missing} more and {partial} has {free / 1e6:,.0f} MB: make room"
         )
 
 
-def _told(planned: FetchPlan) -> dict[str, object]:
+def _manifest(planned: FetchPlan) -> dict[str, object]:
     return {
-        "name": planned.named.name,
-        "repository": planned.named.repository,
+        "name": planned.dataset.name,
+        "repository": planned.dataset.repository,
         "commit": planned.commit,
         "files": {file.local: {"path": file.path, "bytes": file.size, "sha256": file.sha256} for file in planned.files},
     }

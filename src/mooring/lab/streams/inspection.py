@@ -1,7 +1,8 @@
-"""A look at every image of a folder, before anything is made of it."""
+"""Inspection of an image folder: classes, counts, sizes and broken images."""
 
 import io
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,16 @@ __all__ = ["Inspection", "inspect_folder"]
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found.
+    """The contents of an image folder.
 
     Attributes:
-        folder: where.
+        folder: the folder.
         layout: "parquet" or "folders".
-        classes: the name of each.
-        train: how many training images of each class can be read.
-        test: how many test images.
-        sizes: every (height, width) there is, the smallest area first.
-        broken: file and row of each image that cannot be read, or whose label is not one of the classes.
+        classes: the names of the classes.
+        train: the number of readable training images of each class.
+        test: the number of readable test images of each class.
+        sizes: every (height, width) that occurs, smallest area first.
+        broken: the file and row of each image that cannot be read, or whose label has no class.
     """
 
     folder: str
@@ -40,17 +41,17 @@ class Inspection:
 
     @property
     def smallest(self) -> tuple[str, int]:
-        """The class with the fewest training images, and how many."""
-        return min(zip(self.classes, self.train, strict=True), key=lambda found: found[1])
+        """The class with the fewest training images, and their number."""
+        return min(zip(self.classes, self.train, strict=True), key=itemgetter(1))
 
     @property
     def largest(self) -> tuple[str, int]:
-        """The class with the most training images, and how many."""
-        return max(zip(self.classes, self.train, strict=True), key=lambda found: found[1])
+        """The class with the most training images, and their number."""
+        return max(zip(self.classes, self.train, strict=True), key=itemgetter(1))
 
     @property
     def empty(self) -> tuple[str, ...]:
-        """Classes that there is nothing to learn or nothing to score of.
+        """The classes without training images or without test images.
 
         Example:
             >>> Inspection("folder", "folders", ("cat", "dog"), (3, 2), (1, 0), ((8, 8),), ()).empty
@@ -60,7 +61,7 @@ class Inspection:
 
     @property
     def per_task(self) -> tuple[int, ...]:
-        """How many classes a task may have: what divides their number.
+        """The possible numbers of classes of a task: the divisors of the number of classes.
 
         Example:
             >>> Inspection("folder", "folders", ("a", "b", "c", "d"), (1,) * 4, (1,) * 4, ((8, 8),), ()).per_task
@@ -69,7 +70,7 @@ class Inspection:
         return tuple(k for k in range(1, len(self.classes) + 1) if len(self.classes) % k == 0)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return JSON-serializable values."""
         counts = zip(self.classes, self.train, self.test, strict=True)
         return {
             "folder": self.folder,
@@ -94,23 +95,23 @@ def inspect_folder(
     size: tuple[int, int] = (32, 32),
     progress: ProgressCallback | None = None,
 ) -> Inspection:
-    """Read and decode every image of a folder, and note what is broken instead of stopping at it.
+    """Read and decode every image of a folder, and list the broken ones instead of stopping at the first.
 
     Args:
-        folder: the folder: Parquet files in the Hub's layout, or class folders.
+        folder: a folder of Parquet files in the Hub's layout, or of class folders.
         label: the label column of Parquet files.
-        leave_out: class folders to ignore.
-        size: height and width to decode to.
-        progress: told about every so often, with how many images are done and how many there are.
+        leave_out: names of class folders to ignore.
+        size: the height and width to decode to.
+        progress: called with the number of decoded images and their total number.
     """
     folder = Path(folder).expanduser()
-    found = scan_folder(folder, label=label, leave_out=leave_out)
+    contents = scan_folder(folder, label=label, leave_out=leave_out)
     report = throttled(progress)
     counts: dict[str, list[int]] = {}
     sizes: set[tuple[int, int]] = set()
     broken = []
-    for kind, split in (("train", found.train), ("test", found.test)):
-        counts[kind] = [0] * len(found.classes)
+    for kind, split in (("train", contents.train), ("test", contents.test)):
+        counts[kind] = [0] * len(contents.classes)
         total = split.count
         for done, image in enumerate(split.images(), start=1):
             try:
@@ -120,15 +121,15 @@ def inspect_folder(
             except MooringError:
                 broken.append(image.where)
             else:
-                if 0 <= image.label < len(found.classes):
+                if 0 <= image.label < len(contents.classes):
                     counts[kind][image.label] += 1
                 else:
-                    broken.append(f"{image.where} (label {image.label} of {len(found.classes)} classes)")
+                    broken.append(f"{image.where} (label {image.label} of {len(contents.classes)} classes)")
             report(f"reading {kind} images", done, total)
     return Inspection(
         folder=str(folder),
-        layout="parquet" if isinstance(found.train, ParquetSplit) else "folders",
-        classes=found.classes,
+        layout="parquet" if isinstance(contents.train, ParquetSplit) else "folders",
+        classes=contents.classes,
         train=tuple(counts["train"]),
         test=tuple(counts["test"]),
         sizes=tuple(sorted(sizes, key=lambda size: (size[0] * size[1], size))),

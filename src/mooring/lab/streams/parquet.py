@@ -1,4 +1,4 @@
-"""A folder of Parquet files in the layout that the Hugging Face Hub uses for image sets."""
+"""Images in Parquet files, in the layout of the Hugging Face Hub."""
 
 import json
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ __all__ = ["ParquetSplit", "read_parquet"]
 
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("fine_label", "label", "labels")
-MOST_CLASSES = 1_000_000
-"""A label beyond is damage; a name for each class would fill the memory."""
+MAX_CLASSES = 1_000_000
+"""A larger label means a damaged file; a name for each class would fill the memory."""
 
 
 @dataclass(frozen=True)
 class ParquetSplit:
-    """The files of one split, and which of their columns hold images and labels."""
+    """One split of a data set in Parquet files, and its image and label columns."""
 
     paths: tuple[Path, ...]
     image: str
@@ -31,20 +31,20 @@ class ParquetSplit:
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """None: they are in the files."""
+        """Empty, because the labels are in the files."""
         return ()
 
     @property
     def count(self) -> int:
-        """How many images there are, from the files' own tables of contents."""
+        """The number of images, from the metadata of the files."""
         total = 0
         for path in self.paths:
-            with _refused(path), pq.ParquetFile(path) as opened:
+            with _name_damaged_file(path), pq.ParquetFile(path) as opened:
                 total += opened.metadata.num_rows
         return total
 
     def images(self) -> Iterator[EncodedImage]:
-        """Each image's bytes in file and row order, a row group at a time."""
+        """Yield the images in file and row order, read one batch of rows at a time."""
         for path in self.paths:
             row = 0
             for images, labels in self._batches(path):
@@ -56,7 +56,7 @@ class ParquetSplit:
                     row += 1
 
     def _batches(self, path: Path) -> Iterator[tuple[list[Any], list[Any]]]:
-        with _refused(path), pq.ParquetFile(path) as opened:
+        with _name_damaged_file(path), pq.ParquetFile(path) as opened:
             for name in (self.image, self.label):
                 _column(opened.schema_arrow, (name,), path, "image" if name == self.image else "label")
             for batch in opened.iter_batches(batch_size=1024, columns=[self.image, self.label]):
@@ -64,40 +64,40 @@ class ParquetSplit:
 
 
 def read_parquet(folder: Path, *, label: str | None = None) -> FolderContents:
-    """Files called train-*.parquet and test-*.parquet, in the folder or in its `data`.
+    """List the images of files train-*.parquet and test-*.parquet, in the folder or in its subfolder `data`.
 
-    Images are a column of bytes, or of structs with `bytes`; labels are whole numbers. Class names are taken from the
-    schema's metadata where it has them.
+    The image column has bytes, or structs with a field `bytes`; the label column has integers. Class names come from
+    the metadata of the schema if it has any.
 
     Args:
         folder: the folder.
         label: the label column; by default fine_label or label.
     """
-    splits = {}
+    files = {}
     for kind in ("train", "test"):
-        found = sorted(folder.glob(f"{kind}-*.parquet")) or sorted((folder / "data").glob(f"{kind}-*.parquet"))
-        if not found:
+        files[kind] = sorted(folder.glob(f"{kind}-*.parquet")) or sorted((folder / "data").glob(f"{kind}-*.parquet"))
+        if not files[kind]:
             raise MooringError(f"{folder} has no {kind}-*.parquet, nor has its folder data")
-        splits[kind] = found
-    schema = _schema(splits["train"][0])
-    image = _column(schema, IMAGE_COLUMNS, splits["train"][0], "image")
-    label = _column(schema, (label,) if label else LABEL_COLUMNS, splits["train"][0], "label")
-    held = schema.field(label).type
-    if not pa.types.is_integer(held):
-        raise MooringError(f"{splits['train'][0]} has a label column {label} of {held}: labels must be whole numbers")
-    classes = _class_names(schema, label) or _count_classes(splits["train"] + splits["test"], label)
-    made = {kind: ParquetSplit(tuple(files), image, label) for kind, files in splits.items()}
-    return FolderContents(classes, made["train"], made["test"])
+    first = files["train"][0]
+    schema = _schema(first)
+    image = _column(schema, IMAGE_COLUMNS, first, "image")
+    label = _column(schema, (label,) if label else LABEL_COLUMNS, first, "label")
+    label_type = schema.field(label).type
+    if not pa.types.is_integer(label_type):
+        raise MooringError(f"{first} has a label column {label} of {label_type}: labels must be whole numbers")
+    classes = _class_names(schema, label) or _count_classes(files["train"] + files["test"], label)
+    train, test = (ParquetSplit(tuple(files[kind]), image, label) for kind in ("train", "test"))
+    return FolderContents(classes, train, test)
 
 
 def _schema(path: Path) -> pa.Schema:
-    with _refused(path):
+    with _name_damaged_file(path):
         return pq.read_schema(path)
 
 
 @contextmanager
-def _refused(path: Path) -> Iterator[None]:
-    """A damaged file is named, wherever the damage shows."""
+def _name_damaged_file(path: Path) -> Iterator[None]:
+    """Turn a read error into an error that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -112,7 +112,7 @@ def _column(schema: pa.Schema, candidates: tuple[str, ...], path: Path, what: st
 
 
 def _class_names(schema: pa.Schema, label: str) -> tuple[str, ...]:
-    """The names the Hub keeps under `huggingface`, or nothing."""
+    """Return the class names that the Hub stores in the metadata under `huggingface`, if any."""
     try:
         info: Any = json.loads((schema.metadata or {})[b"huggingface"])
         return tuple(str(name) for name in info["info"]["features"][label]["names"])
@@ -124,11 +124,11 @@ def _count_classes(files: list[Path], label: str) -> tuple[str, ...]:
     largest = -1
     for path in files:
         _column(_schema(path), (label,), path, "label")
-        with _refused(path):
+        with _name_damaged_file(path):
             values = pq.read_table(path, columns=[label]).column(0).to_pylist()
-        # what is not a whole number is named with its row when it is read
+        # `images` reports a label that is not an integer, with its row
         largest = max([largest, *(value for value in values if isinstance(value, int))])
-    if largest >= MOST_CLASSES:
+    if largest >= MAX_CLASSES:
         raise MooringError(f"{files[0].parent} has the label {largest}: labels count the classes, from 0")
     if largest < 0:
         raise MooringError(f"{files[0].parent} holds no images: its Parquet files have no rows with a label")

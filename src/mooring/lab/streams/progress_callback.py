@@ -1,4 +1,4 @@
-"""How long work tells what it has done: one call, at a bounded rate."""
+"""Progress callbacks, called at a bounded rate."""
 
 import time
 from collections.abc import Callable
@@ -6,15 +6,15 @@ from collections.abc import Callable
 __all__ = ["ProgressCallback", "throttled"]
 
 ProgressCallback = Callable[[str, int, int | None], None]
-"""Told what is being done, how much of it is done, and how much there is where that is known."""
+"""Called with a description of the work, the amount done, and the total amount (None if it is unknown)."""
 
 
 def throttled(progress: ProgressCallback | None, interval: float = 0.1) -> ProgressCallback:
-    """The same, called no more often than every `interval` seconds; the first and last of each thing always come.
+    """Return a callback that forwards at most one call per `interval` seconds, and always the first and the last.
 
     Args:
-        progress: what to call; None for nothing.
-        interval: in seconds.
+        progress: the callback to forward to; None for none.
+        interval: the smallest time between two calls, in seconds.
 
     Example:
         >>> report = throttled(lambda what, done, total: print(what, done, "of", total), interval=60)

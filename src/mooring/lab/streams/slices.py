@@ -1,19 +1,18 @@
-"""Part of a stream: some of its tasks, or some of the images of each, and no more memory than that takes."""
+"""Parts of a stream: some of its tasks or of its images, without the memory of the others."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from mooring.errors import MooringError
-from mooring.lab.streams.stream import Source, Split, Stream, Task
+from mooring.lab.streams.stream import Source, Split, Stream, Task, rank_in_class
 
 __all__ = ["check_task_range", "limit_images", "limit_source", "merge_tasks", "select_tasks"]
 
 
 def select_tasks(stream: Stream, skip: int = 0, tasks: int | None = None) -> Stream:
-    """The stream without its first `skip` tasks, and no more than `tasks` of the rest.
+    """Return the stream without its first `skip` tasks and with at most `tasks` of the following ones.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -25,12 +24,12 @@ def select_tasks(stream: Stream, skip: int = 0, tasks: int | None = None) -> Str
     chosen = stream.tasks[skip : None if tasks is None else skip + tasks]
     if len(chosen) == count:
         return stream
-    called = f"{stream.name}, tasks {skip + 1} to {skip + len(chosen)}"
-    return _only(replace(stream, name=called, tasks=chosen))
+    name = f"{stream.name}, tasks {skip + 1} to {skip + len(chosen)}"
+    return _drop_unused_images(replace(stream, name=name, tasks=chosen))
 
 
 def check_task_range(name: str, count: int, skip: int = 0, tasks: int | None = None) -> None:
-    """Refuse to leave out all of `count` tasks, or to take more than are left.
+    """Raise an error if `skip` leaves none of `count` tasks, or if fewer than `tasks` are left.
 
     Example:
         >>> check_task_range("digits", 5, skip=5)
@@ -46,7 +45,7 @@ def check_task_range(name: str, count: int, skip: int = 0, tasks: int | None = N
 
 
 def merge_tasks(stream: Stream) -> Stream:
-    """All tasks as one: every class of a cut by class, or all classes in every guise.
+    """Return a stream with one task that has the images and classes of all tasks.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -60,14 +59,13 @@ def merge_tasks(stream: Stream) -> Stream:
         for number, task in enumerate(stream.tasks):
             labels[getattr(task, kind)] += stream.head(number) * stream.outputs
         splits.append(Split(split.images, labels))
-    heads = max(stream.head(number) for number in range(len(stream.tasks))) + 1
     train, test = (torch.cat([getattr(task, kind) for task in stream.tasks]) for kind in ("train", "test"))
-    task = Task("all", train, test, tuple(range(heads * stream.outputs)))
+    task = Task("all", train, test, tuple(range(stream.head_count * stream.outputs)))
     return Stream(f"{stream.name}, all at once", splits[0], splits[1], (task,), heads="one")
 
 
 def limit_images(stream: Stream, limit: int) -> Stream:
-    """At most `limit` training and test images in each task: the first of each class in turn, in their order.
+    """Keep at most `limit` training images and `limit` test images per task, evenly over the classes, first ones first.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -78,52 +76,48 @@ def limit_images(stream: Stream, limit: int) -> Stream:
     tasks = []
     for task in stream.tasks:
         train, test = (
-            indices[_first_of_each(split.labels[indices], limit)]
+            indices[_first_of_each_class(split.labels[indices], limit)]
             for split, indices in ((stream.train, task.train), (stream.test, task.test))
         )
         tasks.append(Task(task.name, train, test, task.classes))
-    return _only(replace(stream, name=f"{stream.name}, at most {limit} images a task", tasks=tuple(tasks)))
+    name = f"{stream.name}, at most {limit} images a task"
+    return _drop_unused_images(replace(stream, name=name, tasks=tuple(tasks)))
 
 
 def limit_source(source: Source, limit: int) -> Source:
-    """The same for a source whose every task has all its images: before they are multiplied.
+    """Keep at most `limit` images per split of a data set, for cuts in which every task has all images.
 
     Example:
         >>> from mooring.lab.streams import digits
         >>> len(limit_source(digits(), 100).train)
         100
     """
-    chosen = [_first_of_each(split.labels, limit) for split in (source.train, source.test)]
-    splits = [_taken(split, where) for split, where in zip((source.train, source.test), chosen, strict=True)]
-    return Source(f"{source.name}, at most {limit} images a task", splits[0], splits[1], source.classes)
+    train, test = (_subset(split, _first_of_each_class(split.labels, limit)) for split in (source.train, source.test))
+    return Source(f"{source.name}, at most {limit} images a task", train, test, source.classes)
 
 
-def _first_of_each(labels: Tensor, limit: int) -> Tensor:
-    """Where the first of each label, then the second of each, and so on are, up to `limit`; in ascending order."""
-    turn = torch.zeros_like(labels)
-    for label in range(int(labels.max()) + 1 if len(labels) else 0):
-        mine = labels == label
-        turn[mine] = torch.arange(int(mine.sum()))
-    order = torch.argsort(turn * (int(labels.max()) + 1) + labels if len(labels) else turn)
-    return order[:limit].sort().values
+def _first_of_each_class(labels: Tensor, limit: int) -> Tensor:
+    """Return `limit` indices in ascending order: the first of each class, then the second of each class, and so on."""
+    classes = int(labels.max()) + 1 if len(labels) else 0
+    return torch.argsort(rank_in_class(labels) * classes + labels)[:limit].sort().values
 
 
-def _taken(split: Split, where: Tensor) -> Split:
-    return Split(split.images[where], split.labels[where])
+def _subset(split: Split, indices: Tensor) -> Split:
+    return Split(split.images[indices], split.labels[indices])
 
 
-def _only(stream: Stream) -> Stream:
-    """The same tasks over a memory that holds nothing else: what is not used is neither moved nor fingerprinted."""
-    splits, moves = [], []
+def _drop_unused_images(stream: Stream) -> Stream:
+    """Return the same tasks without the images that no task uses; they need no memory and no fingerprint."""
+    splits: dict[str, Split] = {}
+    indices: dict[str, list[Tensor]] = {}
     for kind, split in (("train", stream.train), ("test", stream.test)):
-        wanted = torch.zeros(len(split), dtype=torch.bool)
-        wanted[torch.cat([getattr(task, kind) for task in stream.tasks])] = True
-        used = wanted.nonzero().flatten()
-        splits.append(split if len(used) == len(split) else _taken(split, used))
-        moves.append(_move(used))
-    tasks = tuple(Task(task.name, moves[0](task.train), moves[1](task.test), task.classes) for task in stream.tasks)
-    return replace(stream, train=splits[0], test=splits[1], tasks=tasks)
-
-
-def _move(used: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda indices: torch.searchsorted(used, indices)
+        is_used = torch.zeros(len(split), dtype=torch.bool)
+        is_used[torch.cat([getattr(task, kind) for task in stream.tasks])] = True
+        used = is_used.nonzero().flatten()
+        splits[kind] = split if len(used) == len(split) else _subset(split, used)
+        indices[kind] = [torch.searchsorted(used, getattr(task, kind)) for task in stream.tasks]
+    tasks = tuple(
+        replace(task, train=train, test=test)
+        for task, train, test in zip(stream.tasks, indices["train"], indices["test"], strict=True)
+    )
+    return replace(stream, train=splits["train"], test=splits["test"], tasks=tasks)

@@ -1,4 +1,4 @@
-"""Sources of images: folders on disk, decoded once, and map-style data sets from Python."""
+"""Data sets from image folders, decoded once, and from map-style data sets."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ __all__ = ["from_dataset", "from_folder", "scan_folder"]
 
 
 class MapDataset(Protocol):
-    """A data set as torch.utils.data has them: a length, and (image, label) by index."""
+    """A map-style data set as in torch.utils.data: a length, and (image, label) by index."""
 
     def __len__(self) -> int: ...
 
@@ -28,19 +28,19 @@ class MapDataset(Protocol):
 
 
 def scan_folder(folder: Path, *, label: str | None = None, leave_out: tuple[str, ...] = ()) -> FolderContents:
-    """What is in a folder of Parquet files in the Hub's layout, or of class folders, before any image is decoded.
+    """List the classes and images of a folder without decoding any image.
 
     Args:
-        folder: the folder.
+        folder: a folder of Parquet files in the Hub's layout, or of class folders.
         label: the label column of Parquet files; by default fine_label or label.
-        leave_out: class folders to ignore.
+        leave_out: names of class folders to ignore.
     """
     if any(folder.glob("*.parquet")) or any((folder / "data").glob("*.parquet")):
         return read_parquet(folder, label=label)
-    found = read_folder(folder, leave_out=leave_out)
+    contents = read_folder(folder, leave_out=leave_out)
     if label is not None:
         raise MooringError(f"{folder} holds class folders, which have no label column {label!r}: leave the label out")
-    return found
+    return contents
 
 
 def from_folder(
@@ -54,47 +54,52 @@ def from_folder(
     skip_broken: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Source:
-    """Images from a folder of Parquet files in the Hub's layout, or of class folders.
+    """Return the images of a folder as a data set.
 
-    They are decoded once, to uint8 of one size, and kept beside the data.
+    The images are decoded once, to uint8 of one size, and cached beside the data.
 
     Args:
-        folder: the folder.
-        name: what to call it; by default as the folder is called.
-        size: height and width that the network wants.
+        folder: a folder of Parquet files in the Hub's layout, or of class folders.
+        name: the data set's name; by default the folder's name.
+        size: the height and width of the decoded images.
         channels: 3 for RGB, 1 for grey.
         label: the label column of Parquet files; by default fine_label or label.
-        leave_out: class folders to ignore.
-        skip_broken: leave out images that cannot be read, and count them in the name, instead of stopping.
-        progress: told about every so often while images are decoded, with how many are done and how many there are.
+        leave_out: names of class folders to ignore.
+        skip_broken: leave out images that cannot be read, and give their number in the name, instead of stopping.
+        progress: called during decoding with the number of decoded images and their total number.
     """
     folder = Path(folder)
-    found = scan_folder(folder, label=label, leave_out=leave_out)
-    files = [*found.train.paths, *found.test.paths]
-    labels = (found.train.labels, found.test.labels)  # a file moved to another class has the same bytes
+    contents = scan_folder(folder, label=label, leave_out=leave_out)
+    files = [*contents.train.paths, *contents.test.paths]
+    labels = (contents.train.labels, contents.test.labels)  # a file moved to another class has the same bytes
     key = content_key(files, size, channels, label, leave_out, skip_broken, labels)
 
     def build() -> Arrays:
         arrays: Arrays = {}
-        for kind, split in (("train", found.train), ("test", found.test)):
-            arrays |= _decoded(kind, split, size, channels, skip_broken, throttled(progress))
+        for kind, split in (("train", contents.train), ("test", contents.test)):
+            arrays |= _decode_split(kind, split, size, channels, skip_broken, throttled(progress))
         return arrays
 
     arrays = load_or_build(folder, key, build)
-    splits = [_split(arrays[f"{kind}_images"], arrays[f"{kind}_labels"]) for kind in ("train", "test")]
+    train, test = (
+        Split(torch.from_numpy(arrays[f"{kind}_images"]), torch.from_numpy(arrays[f"{kind}_labels"]))
+        for kind in ("train", "test")
+    )
     skipped = int(arrays["train_skipped"][0] + arrays["test_skipped"][0])
-    called = (name or folder.resolve().name) + (f" ({skipped} broken images skipped)" if skipped else "")
-    return Source(called, splits[0], splits[1], found.classes)
+    name = (name or folder.resolve().name) + (f" ({skipped} broken images skipped)" if skipped else "")
+    return Source(name, train, test, contents.classes)
 
 
 def from_dataset(name: str, train: MapDataset, test: MapDataset, classes: Sequence[str] | None = None) -> Source:
-    """Images from map-style data sets of (image, label): uint8 tensors or arrays, or Pillow images, of one size.
+    """Return a data set from map-style data sets of (image, label).
+
+    Images are uint8 tensors of shape (channels, height, width), uint8 arrays, or Pillow images, all of one size.
 
     Args:
-        name: what to call it.
-        train: what is learned from.
-        test: what is scored on.
-        classes: the name of each label; by default its number.
+        name: the data set's name.
+        train: the training images.
+        test: the test images.
+        classes: the name of each class, by label; by default the label itself.
 
     Example:
         >>> pixels = torch.zeros(3, 4, 4, dtype=torch.uint8)
@@ -102,16 +107,16 @@ def from_dataset(name: str, train: MapDataset, test: MapDataset, classes: Sequen
         >>> len(source.train), source.classes
         (2, ('0', '1'))
     """
-    splits = [Split(*_collected(name, part)) for part in (train, test)]
-    largest = max((int(split.labels.max()) for split in splits if len(split)), default=-1)
+    splits = [_read_all(name, part) for part in (train, test)]
+    largest = max(int(split.labels.max()) for split in splits)
     return Source(name, splits[0], splits[1], tuple(classes or (str(label) for label in range(largest + 1))))
 
 
-def _collected(name: str, part: MapDataset) -> tuple[Tensor, Tensor]:
+def _read_all(name: str, dataset: MapDataset) -> Split:
     images: list[Tensor] = []
     labels: list[int] = []
-    for index in range(len(part)):
-        image, label = part[index]
+    for index in range(len(dataset)):
+        image, label = dataset[index]
         pixels = torch.as_tensor(np.array(image)) if not isinstance(image, Tensor) else image
         if not isinstance(image, Tensor):  # arrays and Pillow images have their channels last
             pixels = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
@@ -124,28 +129,24 @@ def _collected(name: str, part: MapDataset) -> tuple[Tensor, Tensor]:
         labels.append(int(label))
     if not images:
         raise MooringError(f"{name} has no images")
-    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+    return Split(torch.stack(images), torch.tensor(labels, dtype=torch.int64))
 
 
-def _decoded(
+def _decode_split(
     kind: str, split: EncodedSplit, size: tuple[int, int], channels: int, skip_broken: bool, report: ProgressCallback
 ) -> Arrays:
-    kept: list[tuple[Pixels, int]] = []
+    decoded: list[tuple[Pixels, int]] = []
     skipped = 0
-    what, total = f"decoding {kind} images", split.count
+    description, total = f"decoding {kind} images", split.count
     for done, result in enumerate(decode_all(split.images(), size, channels, skip_broken=skip_broken), start=1):
         if result is None:
             skipped += 1
         else:
-            kept.append(result)
-        report(what, done, total)
-    blank = np.zeros((0, channels, *size), dtype=np.uint8)
+            decoded.append(result)
+        report(description, done, total)
+    empty = np.zeros((0, channels, *size), dtype=np.uint8)
     return {
-        f"{kind}_images": np.stack([pixels for pixels, _ in kept]) if kept else blank,
-        f"{kind}_labels": np.array([label for _, label in kept], dtype=np.int64),
+        f"{kind}_images": np.stack([pixels for pixels, _ in decoded]) if decoded else empty,
+        f"{kind}_labels": np.array([label for _, label in decoded], dtype=np.int64),
         f"{kind}_skipped": np.array([skipped], dtype=np.int64),
     }
-
-
-def _split(images: Any, labels: Any) -> Split:
-    return Split(torch.from_numpy(images), torch.from_numpy(labels))

@@ -1,4 +1,4 @@
-"""A stream: tasks that come one after the other, as index lists into one memory of images."""
+"""A stream: a sequence of tasks, which are lists of indices into shared images."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from mooring.errors import MooringError
 
-__all__ = ["Source", "Split", "Stream", "Task"]
+__all__ = ["Source", "Split", "Stream", "Task", "rank_in_class"]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images and their labels, in a fixed order.
+    """Images and labels in a fixed order.
 
     Attributes:
         images: uint8 of shape (n, channels, height, width).
@@ -25,7 +25,7 @@ class Split:
     labels: Tensor
 
     def __post_init__(self) -> None:
-        """Refuse what is not images with a label each."""
+        """Check dtypes and shapes."""
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
             shape = tuple(self.images.shape)
             raise MooringError(
@@ -40,13 +40,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set before it is cut into tasks.
+    """A data set that is not yet cut into tasks.
 
     Attributes:
-        name: what it is called.
-        train: what is learned from.
-        test: what is scored on.
-        classes: the name of each label.
+        name: the data set's name.
+        train: the training images.
+        test: the test images.
+        classes: the name of each class, by label.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Source:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Refuse labels that have no class."""
+        """Check that every label has a class."""
         for split in (self.train, self.test):
             if len(split) and not 0 <= int(split.labels.min()) <= int(split.labels.max()) < len(self.classes):
                 raise MooringError(f"{self.name} has labels outside its {len(self.classes)} classes")
@@ -63,13 +63,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Task:
-    """One task: where its images are in the stream's memory, and what they are to be told apart as.
+    """One task of a stream.
 
     Attributes:
-        name: for people.
-        train: indices into the training memory.
-        test: indices into the test memory.
-        classes: the source's labels in this task; the first is learned as 0, and so on.
+        name: the task's name; it is only shown.
+        train: the indices of its training images in the stream.
+        test: the indices of its test images in the stream.
+        classes: the source's labels of its classes; the first is learned as 0, the second as 1, and so on.
     """
 
     name: str
@@ -80,14 +80,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Stream:
-    """Tasks over one memory of training images and one of test images.
+    """A sequence of tasks that share their training images and their test images.
 
     Attributes:
-        name: what it is called.
-        train: the training memory; labels are those to be learned, 0 .. classes of its task - 1.
-        test: the test memory.
+        name: the stream's name.
+        train: the training images of all tasks; labels count from 0 within each task.
+        test: the test images of all tasks.
         tasks: the tasks, in order.
-        heads: "per task", or "one" for all.
+        heads: "per task" for one head per task, "one" for one head for all tasks.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Stream:
     heads: str
 
     def __post_init__(self) -> None:
-        """Refuse a task that there is nothing to learn or score in."""
+        """Check that every task has training and test images."""
         for task in self.tasks:
             for kind, indices in (("training", task.train), ("test", task.test)):
                 if not len(indices):
@@ -105,12 +105,12 @@ class Stream:
 
     @property
     def outputs(self) -> int:
-        """How many classes a head tells apart: those of the largest task."""
+        """The number of outputs of a head: the number of classes of the largest task."""
         return max(len(task.classes) for task in self.tasks)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
+        """The channels, height and width of an image."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
@@ -125,7 +125,7 @@ class Stream:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A name for what is learned and scored: images, labels, tasks and heads, and not what they are called.
+        """The hash of images, labels, tasks and heads; names are not part of it.
 
         Example:
             >>> from mooring.lab.streams import by_class, digits
@@ -140,6 +140,20 @@ class Stream:
         tensors += [indices for task in self.tasks for indices in (task.train, task.test)]
         for tensor in tensors:
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-            # the buffer itself: memory-mapped images are read through, not copied
+            # hash the buffer itself, so that memory-mapped images are not copied
             digest.update(tensor.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()
+
+
+def rank_in_class(labels: Tensor) -> Tensor:
+    """Return the number of earlier samples with the same label, for each sample.
+
+    Example:
+        >>> rank_in_class(torch.tensor([5, 3, 5, 5])).tolist()
+        [0, 0, 1, 2]
+    """
+    rank = torch.zeros_like(labels)
+    for label in set(labels.tolist()):
+        in_class = labels == label
+        rank[in_class] = torch.arange(int(in_class.sum()))
+    return rank

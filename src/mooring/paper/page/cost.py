@@ -59,7 +59,7 @@ def _size(options: StreamOptions) -> tuple[int, int]:
         >>> _size(StreamOptions("cifar100")), _size(StreamOptions("digits", limit=60))
         ((5000, 10), (60, 5))
     """
-    named = options.named
+    named = options.dataset
     images, classes = (named.train, named.classes) if named else (len(digits().train), 10)
     tasks = classes // options.classes_per_task
     return min(options.limit or images, images // tasks), tasks

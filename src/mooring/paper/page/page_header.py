@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from mooring.lab.model.results import Result
 from mooring.lab.networks.initialization import BackboneWeights
-from mooring.lab.streams.named import NAMED_DATASETS
+from mooring.lab.streams.named_datasets import NAMED_DATASETS
 from mooring.paper.context.context import Laboratory
 from mooring.paper.context.result import Table
 

@@ -1,4 +1,4 @@
-"""The image sets that a word can name: what they hold, how the paper cuts them, and where they come from."""
+"""Named image data sets: their contents, the paper's tasks, and where to get them."""
 
 import os
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ __all__ = ["NAMED_DATASETS", "NamedDataset", "default_folder", "fetched_folder",
 
 @dataclass(frozen=True)
 class NamedDataset:
-    """An image set with a name.
+    """A named image data set.
 
     Attributes:
-        name: the word for it.
-        description: one line.
-        classes: how many it has.
-        per_task: how many of them the paper puts in a task.
-        train: how many images are learned from.
-        test: how many are scored on.
-        bytes: what fetching it takes, about.
-        layout: "parquet" files in the Hub's layout, or class "folders".
-        homepage: where its authors describe it.
-        repository: the data set on the Hub that it is fetched from; empty where it is not fetched from there.
+        name: the data set's name.
+        description: a description in one line.
+        classes: the number of classes.
+        per_task: the number of classes of a task in the paper.
+        train: the number of training images.
+        test: the number of test images.
+        bytes: the approximate size of the download.
+        layout: "parquet" for files in the Hub's layout, "folders" for one folder per class.
+        homepage: the page of its authors.
+        repository: the repository on the Hub to fetch from; empty if the data set is not fetched from the Hub.
         revision: the commit, so that everybody gets the same bytes.
-        files: (pattern in the repository, the split its files are for here), in order.
-        manual_steps: how to get it where it is not on the Hub.
-        subfolder: the folder that a clone of the repository, or the unpacked archive, keeps the images in.
+        files: pairs (pattern in the repository, split that the files are used for), in order.
+        manual_steps: how to get a data set that is not on the Hub.
+        subfolder: the folder with the images inside a clone of the repository or the unpacked archive.
         label: the label column of Parquet files.
-        leave_out: class folders that are not classes.
-        size: height and width that the paper's networks want.
-        licence: what the authors say about using it.
-        note: what a user should know before comparing figures.
+        leave_out: names of class folders to ignore.
+        size: the height and width of images in the paper.
+        licence: the licence that the authors state.
+        note: remarks for a user who compares numbers.
     """
 
     name: str
@@ -57,7 +57,7 @@ class NamedDataset:
 
     @property
     def tasks(self) -> int:
-        """How many tasks the paper makes of it.
+        """The number of tasks in the paper.
 
         Example:
             >>> NAMED_DATASETS["flowers102"].tasks
@@ -67,7 +67,7 @@ class NamedDataset:
 
     @property
     def how_to_get(self) -> str:
-        """One line for somebody who has not got it: what to do.
+        """One line that says how to get the data set.
 
         Example:
             >>> NAMED_DATASETS["cifar10"].how_to_get
@@ -82,7 +82,7 @@ class NamedDataset:
 NAMED_DATASETS: dict[str, NamedDataset] = {
     "cifar100": NamedDataset(
         name="cifar100",
-        description="CIFAR-100: small photographs of 100 things, 32 by 32 pixels",
+        description="CIFAR-100: small photographs in 100 classes, 32 by 32 pixels",
         classes=100,
         per_task=10,
         train=50_000,
@@ -99,7 +99,7 @@ NAMED_DATASETS: dict[str, NamedDataset] = {
     ),
     "cifar10": NamedDataset(
         name="cifar10",
-        description="CIFAR-10: small photographs of 10 things, 32 by 32 pixels",
+        description="CIFAR-10: small photographs in 10 classes, 32 by 32 pixels",
         classes=10,
         per_task=2,
         train=50_000,
@@ -112,7 +112,7 @@ NAMED_DATASETS: dict[str, NamedDataset] = {
         files=(("plain_text/train-*.parquet", "train"), ("plain_text/test-*.parquet", "test")),
         subfolder="plain_text",
         label="label",
-        note="the official splits and order; five tasks of two classes are usual, the paper does not cut it",
+        note="the official splits and order; five tasks of two classes are common; it is no stream of the paper",
     ),
     "flowers102": NamedDataset(
         name="flowers102",
@@ -126,7 +126,7 @@ NAMED_DATASETS: dict[str, NamedDataset] = {
         homepage="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
         repository="Donghyun99/Oxford-Flower-102",
         revision="7e43fe37eeb9278138ab0bd2d0abb10d0f703d09",
-        # the paper learns from about 72 images a class, which are the official test and validation images
+        # the paper trains on about 72 images per class, which are the official test and validation images
         files=(
             ("data/test-*.parquet", "train"),
             ("data/validation-*.parquet", "train"),
@@ -134,9 +134,9 @@ NAMED_DATASETS: dict[str, NamedDataset] = {
         ),
         label="label",
         note=(
-            "splits are swapped as in the paper: the official test and validation images are learned from "
-            "(about 72 a class), the official training images (10 a class) are scored on; "
-            "a folder given with --data is taken as it lies"
+            "splits are swapped as in the paper: training uses the official test and validation images "
+            "(about 72 per class), evaluation uses the official training images (10 per class); "
+            "the splits of a folder given with --data are not swapped"
         ),
     ),
     "caltech256": NamedDataset(
@@ -156,13 +156,13 @@ NAMED_DATASETS: dict[str, NamedDataset] = {
         subfolder="256_ObjectCategories",
         leave_out=("257.clutter",),
         licence="see https://data.caltech.edu/records/nyy15-4j048",
-        note="257.clutter is left out; the last fifth of each class's files, in the order of their names, is scored on",
+        note="257.clutter is left out; the last fifth of each class's files, ordered by name, are test images",
     ),
 }
 
 
 def find_dataset(name: str) -> NamedDataset:
-    """The set of that name.
+    """Return the data set of that name.
 
     Example:
         >>> find_dataset("cifar10").per_task
@@ -179,7 +179,7 @@ flowers102, caltech256
 
 
 def default_folder(name: str) -> Path:
-    """Where a set is put by default: $MOORING_DATA/NAME, or mooring/data/NAME in the user's cache."""
+    """Return the default folder of a data set: $MOORING_DATA/NAME, or mooring/data/NAME in the user's cache."""
     home = os.environ.get("MOORING_DATA")
     if home:
         return Path(home).expanduser() / name
@@ -187,7 +187,7 @@ def default_folder(name: str) -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "mooring" / "data" / name
 
 
-def fetched_folder(named: NamedDataset) -> Path | None:
-    """The folder the set was fetched to by default, or None. Fetching puts it there whole or not at all."""
-    folder = default_folder(named.name)
+def fetched_folder(dataset: NamedDataset) -> Path | None:
+    """Return the default folder if the data set was fetched, else None; a folder that exists is complete."""
+    folder = default_folder(dataset.name)
     return folder if folder.is_dir() else None

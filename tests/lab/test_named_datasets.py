@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mooring.errors import MooringError
-from mooring.lab.streams.named import NAMED_DATASETS, default_folder, fetched_folder, find_dataset
+from mooring.lab.streams.named_datasets import NAMED_DATASETS, default_folder, fetched_folder, find_dataset
 from mooring.lab.streams.options import StreamOptions, open_stream
 
 
