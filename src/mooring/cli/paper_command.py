@@ -1,4 +1,4 @@
-"""`mooring paper`: the paper's tables, figures and claims, ours beside theirs."""
+"""`mooring paper`: reproduce the paper's tables, figures and claims."""
 
 import shlex
 import sys
@@ -14,39 +14,40 @@ from mooring.cli.terminal_tables import as_json
 from mooring.errors import MooringError, unknown
 from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.plurals import pluralize
-from mooring.paper.ablations.explained import explained
-from mooring.paper.context.context import Laboratory
+from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import MINIATURE, PAPER, Scale
-from mooring.paper.page.cost import cost
-from mooring.paper.page.reproduction_page import write_findings
-from mooring.paper.schedule import findings_of
-from mooring.paper.targets import TARGETS, Target, chosen
+from mooring.paper.page.cost import training_cost
+from mooring.paper.page.reproduction_page import write_page
+from mooring.paper.page.table_notes import add_table_notes
+from mooring.paper.schedule import run_targets
+from mooring.paper.targets import TARGETS, Target, select_targets
 
 __all__ = ["paper"]
 
-TRAINED_ON = ("cpu", "cuda")
+TRAINING_DEVICES = ("cpu", "cuda")
 
 
-def _listed() -> str:
-    return "; ".join(f"{target.name}: {target.line}" for target in TARGETS.values())
+def _target_list() -> str:
+    return "; ".join(f"{target.name}: {target.summary}" for target in TARGETS.values())
 
 
 @spread
 def paper(
     kept: StudyFlags,
-    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"all, or some of {_listed()}.")],
+    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"all, or some of {_target_list()}.")],
     data: Annotated[
         Path | None, typer.Option("--data", help="A folder with cifar100/, flowers102/, ... in it.", metavar="DIR")
     ] = None,
-    sets: Annotated[str, typer.Option("--sets", help="Some of the data sets only, with commas.")] = "",
+    sets: Annotated[str, typer.Option("--sets", help="Only these data sets, separated by commas.")] = "",
     regimes: Annotated[
-        str, typer.Option("--regimes", help="The main table in some of 1-epoch, 30-epochs only, with commas.")
+        str,
+        typer.Option(
+            "--regimes", help="Only these regimes in the main table: 1-epoch, 30-epochs, or both with a comma."
+        ),
     ] = "",
     init: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--init", help="A backbone to start from; several are taken in turn by the seeds.", metavar="FILE"
-        ),
+        typer.Option("--init", help="A backbone to start from; seeds take several in turn.", metavar="FILE"),
     ] = None,
     other_init: Annotated[
         list[Path] | None, typer.Option("--other-init", help="The same for the second network.", metavar="FILE")
@@ -55,39 +56,41 @@ def paper(
         Path | None,
         typer.Option("--instead", help="Another backbone, whose effect `reasons` measures.", metavar="FILE"),
     ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="How many; 5 in the paper.", min=1)] = None,
-    miniature: Annotated[bool, typer.Option("--miniature", help="Everything small, on the embedded digits.")] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="How many seeds; the paper has 5.", min=1)] = None,
+    miniature: Annotated[
+        bool, typer.Option("--miniature", help="Run a small version of everything on the embedded digits.")
+    ] = False,
     trained_on: Annotated[
-        str | None, typer.Option("--trained-on", help="Read results that were trained on that device: cpu or cuda.")
+        str | None, typer.Option("--trained-on", help="Read results that were trained on this device: cpu or cuda.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Where the page goes.", metavar="DIR")] = Path("reproduction"),
+    out: Annotated[Path, typer.Option("--out", help="The folder of the page.", metavar="DIR")] = Path("reproduction"),
     json: AsJson = False,
 ) -> None:
-    """Reproduce the paper: train what has no result yet, and write ours beside theirs."""
-    if trained_on not in (None, *TRAINED_ON):
-        raise unknown("device for --trained-on", trained_on, TRAINED_ON)
-    wanted = chosen(targets)
-    asked = (MINIATURE if miniature else PAPER).on(data, _names(sets)).through(_names(regimes))
-    scale = asked if seeds is None else replace(asked, seeds=seeds)
+    """Reproduce the paper: train what has no result yet, and write a page that compares our numbers with its own."""
+    if trained_on not in (None, *TRAINING_DEVICES):
+        raise unknown("device for --trained-on", trained_on, TRAINING_DEVICES)
+    selected = select_targets(targets)
+    scale = (MINIATURE if miniature else PAPER).with_data(data, _names(sets)).with_regimes(_names(regimes))
+    if seeds is not None:
+        scale = replace(scale, seeds=seeds)
     check_writable(out, create=False)
-    if other_init and scale.other == scale.network:
-        raise MooringError("--other-init is for the second network, and there is one only: give --init")
+    if other_init and scale.second_network == scale.network:
+        raise MooringError("--other-init is for a second network, and this scale has only one: give --init")
     study = opened(kept)
-    backbones = {scale.other: other_init or [], scale.network: init or []}
-    lab = Laboratory(
-        study, scale, {network: paths for network, paths in backbones.items() if paths}, trained_on, instead
-    )
+    backbones = {scale.second_network: other_init or [], scale.network: init or []}
+    backbones = {network: paths for network, paths in backbones.items() if paths}
+    context = PaperContext(study, scale, backbones, trained_on, instead)
     if not kept.quiet:
-        print(_cost(wanted, scale), file=sys.stderr)
-    findings = explained(findings_of(wanted, lab))
+        print(_cost_line(selected, scale), file=sys.stderr)
+    results = add_table_notes(run_targets(selected, context))
     study.store.log(command_line())
-    told = _elsewhere(data, [*(init or []), *(other_init or []), *filter(None, [instead]), kept.study])
-    page = write_findings(findings, out, lab, command=told)
+    files = [*(init or []), *(other_init or []), *filter(None, [instead]), kept.study]
+    page = write_page(results, out, context, command=_portable_command(data, files))
     if json:
-        typer.echo(as_json({"page": str(page), "findings": [finding.to_json() for finding in findings]}))
+        typer.echo(as_json({"page": str(page), "findings": [result.to_json() for result in results]}))
         return
-    for finding in findings:
-        typer.echo("\n".join([f"{finding.name}:", *(f"  {line}" for line in finding.text)]))
+    for result in results:
+        typer.echo("\n".join([f"{result.name}:", *(f"  {line}" for line in result.text)]))
     typer.echo(f"results: {study.store.path}\npage:    {page}")
 
 
@@ -95,21 +98,25 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _elsewhere(data: Path | None, files: list[Path]) -> str:
-    """The command as others type it: they keep their data and their backbones elsewhere, and have no results yet."""
+def _portable_command(data: Path | None, files: list[Path]) -> str:
+    """Return the command for another machine: without local folders, and training instead of reading results."""
     names = {str(path): path.name for path in files} | ({str(data): "DIR"} if data else {})
     words = sys.argv[1:]
     for path, name in names.items():
         words = [name if word == path else word.replace(f"={path}", f"={name}") for word in words]
-    words = [word.replace("--trained-on", "--device") for word in words]  # they train
+    words = [word.replace("--trained-on", "--device") for word in words]
     return shlex.join(["mooring", *words])
 
 
-def _cost(targets: list[Target], scale: Scale) -> str:
-    """What there is to train at most, before the first model."""
-    costs = {name: each for name, each in cost(targets, scale).items() if each.models}
-    each = ", ".join(f"{name} {found.models}" for name, found in costs.items())
-    total = pluralize(sum(found.models for found in costs.values()), "model")
-    steps = sum(found.steps for found in costs.values())
-    where = f"{', '.join(scale.streams)}, about {steps:.2g} iterations of one"
-    return f"at most {total} on {where} ({each}); none is trained twice" if steps else f"{total} to train"
+def _cost_line(targets: list[Target], scale: Scale) -> str:
+    """Return a line with an upper bound on what will be trained."""
+    costs = {name: cost for name, cost in training_cost(targets, scale).items() if cost.models}
+    by_target = ", ".join(f"{name} {cost.models}" for name, cost in costs.items())
+    total = pluralize(sum(cost.models for cost in costs.values()), "model")
+    steps = sum(cost.steps for cost in costs.values())
+    if not steps:
+        return f"{total} to train"
+    data = ", ".join(scale.streams)
+    return (
+        f"at most {total} on {data}, about {steps:.2g} iterations in total ({by_target}); existing results are reused"
+    )

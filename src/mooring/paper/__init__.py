@@ -1,1 +1,1 @@
-"""The paper, reproduced: each of its tables, figures and claims is a target, and `mooring paper` runs them."""
+"""The reproduction of the paper: every table, figure and claim is a target of `mooring paper`."""

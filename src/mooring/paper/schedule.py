@@ -1,52 +1,47 @@
-"""Targets trained together: what all of them need is asked for first, and sails in the same fleets."""
+"""The schedule of several targets: what they all need is trained first, in shared fleets."""
 
 from collections.abc import Sequence
 
-from mooring.paper.context.context import Awaited, Laboratory
-from mooring.paper.context.result import Finding
+from mooring.paper.context.paper_context import MissingRuns, PaperContext
+from mooring.paper.context.target_result import TargetResult
 from mooring.paper.targets import Target
 
-__all__ = ["findings_of"]
+__all__ = ["run_targets"]
 
 
-def findings_of(targets: Sequence[Target], lab: Laboratory) -> list[Finding]:
-    """What came out of each target, in their order.
+def run_targets(targets: Sequence[Target], context: PaperContext) -> list[TargetResult]:
+    """Return the results of targets, in order.
 
-    Every target says which runs it needs next; then all of these are trained at once, and so on until none needs more.
-    Fleets are as large as they can be, and twins of different targets are one run until a pull acts. Runs that decide
-    about others, such as a search, go ahead of the rest, so that the rest is one lot.
+    Every target requests the runs that it needs next. All requested runs are trained together, and this repeats until
+    no target needs more. Fleets are therefore as large as possible, and targets share first-task work. Runs that decide
+    which other runs are needed, such as those of a search, are trained before the others, so that the others form one
+    batch.
 
     Args:
-        targets: of `mooring.paper.targets`.
-        lab: makes the runs.
+        targets: targets of `mooring.paper.targets`.
+        context: specifies and trains their runs.
 
     Example:
         >>> import tempfile
         >>> from mooring.lab.study.study import Study
         >>> from mooring.paper.context.scale import MINIATURE
-        >>> from mooring.paper.targets import chosen
+        >>> from mooring.paper.targets import select_targets
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     lab = Laboratory(Study(f"{folder}/paper.sqlite"), MINIATURE.on(None))
-        ...     [finding.name for finding in findings_of(chosen(["effective-lr"]), lab)]
+        ...     context = PaperContext(Study(f"{folder}/paper.sqlite"), MINIATURE.with_data(None))
+        ...     [result.name for result in run_targets(select_targets(["effective-lr"]), context)]
         ['effective-lr']
     """
-    lab.gathers = True
+    context.defers_training = True
+    results: dict[str, TargetResult] = {}
     try:
-        return _gathered(targets, lab)
-    finally:
-        lab.gathers = False
-
-
-def _gathered(targets: Sequence[Target], lab: Laboratory) -> list[Finding]:
-    findings: dict[str, Finding] = {}
-    while True:
-        awaited: list[Awaited] = []
-        for target in targets:
-            if target.name not in findings:
+        while pending := [target for target in targets if target.name not in results]:
+            requests: list[MissingRuns] = []
+            for target in pending:
                 try:
-                    findings[target.name] = target.run(lab)
-                except Awaited as asked:
-                    awaited.append(asked)
-        if not awaited:
-            return [findings[target.name] for target in targets]
-        lab.train([asked for asked in awaited if asked.decides] or awaited)
+                    results[target.name] = target.run(context)
+                except MissingRuns as request:
+                    requests.append(request)
+            context.train([request for request in requests if request.decides] or requests)
+    finally:
+        context.defers_training = False
+    return [results[target.name] for target in targets]

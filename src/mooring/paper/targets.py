@@ -1,99 +1,106 @@
-"""What there is to reproduce, by name."""
+"""The targets of `mooring paper`, by name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mooring.errors import unknown
-from mooring.paper.ablations import reasons
-from mooring.paper.claims import claims_table as claims
-from mooring.paper.context.context import Laboratory
-from mooring.paper.context.result import Finding
-from mooring.paper.context.scale import Case, Scale
-from mooring.paper.context.seed_rows import first_cases
-from mooring.paper.figures import cka, effective_lr, roots, violations
-from mooring.paper.figures import importance_by_layer as importance
-from mooring.paper.figures import negative_importance as negative
-from mooring.paper.tables import accuracy_tables as tables
-from mooring.paper.tables import grid_search as grids
+from mooring.paper import ablations
+from mooring.paper.claims import claims_table
+from mooring.paper.context.paper_context import PaperContext
+from mooring.paper.context.scale import Condition, Scale
+from mooring.paper.context.target_result import TargetResult
+from mooring.paper.figures import cka, effective_lr, importance_by_layer, negative_importance, roots, violations
+from mooring.paper.tables import accuracy_tables, grid_search
 
-__all__ = ["TARGETS", "Target", "chosen"]
+__all__ = ["TARGETS", "Target", "select_targets"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A table, a figure or a claim.
+    """A table, a figure or the list of claims.
 
     Attributes:
-        name: what it is called.
-        line: what it shows, in one line.
-        count: how many models it trains at a scale; those of the grid search count there.
-        run: trains them and says what came out.
+        name: its name on the command line.
+        summary: what it shows, in one line.
+        count: how many models it trains at a scale; those of the grid search count as the search's.
+        run: trains them and returns the result.
         needs: the targets whose runs it reads.
-        cases: what it trains on, as many models on each.
-        search: whether on the searched tasks or on the others.
+        conditions: what it trains on, with the same number of models for each.
+        search: whether it trains on the searched tasks instead of the others.
     """
 
     name: str
-    line: str
+    summary: str
     count: Callable[[Scale], int]
-    run: Callable[[Laboratory], Finding]
+    run: Callable[[PaperContext], TargetResult]
     needs: tuple[str, ...] = ()
-    cases: Callable[[Scale], list[Case]] = first_cases
+    conditions: Callable[[Scale], list[Condition]] = Scale.first_conditions
     search: bool = False
 
 
-READ = ("grids", "table1", "resnet", "fig-negative", "fig-violations", "fig-importance", "fig-cka", "roots")
-"""What the claims are decided by."""
+_CLAIM_SOURCES = ("grids", "table1", "resnet", "fig-negative", "fig-violations", "fig-importance", "fig-cka", "roots")
 
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target(
             "grids",
-            "the hyper-parameters found, beside the paper's",
-            grids.count,
-            grids.run,
-            cases=grids.cases,
+            "the hyper-parameters of our grid search and the paper's",
+            grid_search.count,
+            grid_search.run,
+            conditions=grid_search.search_conditions,
             search=True,
         ),
         Target(
             "table1",
             "accuracy and forgetting of every method",
-            tables.count_table1,
-            tables.table1,
+            accuracy_tables.count_table1,
+            accuracy_tables.table1,
             ("grids",),
-            Scale.cases,
+            Scale.conditions,
         ),
         Target(
             "resnet",
-            "the same with the second network",
-            tables.count_resnet,
-            tables.resnet,
+            "the same table with the second network",
+            accuracy_tables.count_resnet,
+            accuracy_tables.resnet,
             ("grids",),
-            Scale.other_cases,
+            Scale.second_conditions,
         ),
-        Target("fig-negative", "SI with scores below 0: stable or not", negative.count, negative.run),
-        Target("fig-violations", "who extrapolates, and when training breaks", violations.count, violations.run),
-        Target("fig-importance", "mean importance by layer", importance.count, importance.run),
-        Target("fig-cka", "how alike layers stay, balanced or not", cka.count, cka.run, ("grids",)),
+        Target(
+            "fig-negative",
+            "stability of SI with negative importance",
+            negative_importance.count,
+            negative_importance.run,
+        ),
+        Target(
+            "fig-violations",
+            "violations of the stability bound, instability and clamping",
+            violations.count,
+            violations.run,
+        ),
+        Target("fig-importance", "mean importance by layer", importance_by_layer.count, importance_by_layer.run),
+        Target("fig-cka", "CKA by layer, with and without balanced importance", cka.count, cka.run, ("grids",)),
         Target("roots", "square root, cube root and plain ratio in the explicit step", roots.count, roots.run),
         Target("effective-lr", "the unrolled form against the iterates", effective_lr.count, effective_lr.run),
-        Target("reasons", "what moves a cell: one thing changed at a time", reasons.count, reasons.run),
-        Target("claims", "each claim of the paper, and what our runs say of it", claims.count, claims.run, READ),
+        Target("reasons", "why cells differ from the paper: one change at a time", ablations.count, ablations.run),
+        Target(
+            "claims", "the paper's claims, tested by our runs", claims_table.count, claims_table.run, _CLAIM_SOURCES
+        ),
     )
 }
 
 
-def chosen(names: Sequence[str]) -> list[Target]:
-    """The targets of these names; "all" stands for every one.
+def select_targets(names: Sequence[str]) -> list[Target]:
+    """Return the targets with these names, without duplicates; "all" stands for every target.
 
     Example:
-        >>> [target.name for target in chosen(["table1", "all"])][:3]
+        >>> [target.name for target in select_targets(["table1", "all"])][:3]
         ['table1', 'grids', 'resnet']
     """
-    found: dict[str, Target] = {}
+    selected: dict[str, Target] = {}
     for name in names:
         if name != "all" and name not in TARGETS:
             raise unknown("target", name, [*TARGETS, "all"])
-        found |= TARGETS if name == "all" else {name: TARGETS[name]}
-    return list(found.values())
+        selected |= TARGETS if name == "all" else {name: TARGETS[name]}
+    return list(selected.values())

@@ -1,1 +1,1 @@
-"""The paper's claims, decided by our runs."""
+"""The paper's claims, tested by our runs."""

@@ -1,160 +1,163 @@
-"""The claims about layers and the explicit step itself: depth, balance, the root, and the unrolled form."""
+"""The claims about layers and the explicit step: the unrolled form, depth, balanced importance and the root."""
 
 import math
 
-from mooring.lab.model.results import Result
-from mooring.paper.claims.claim import Claim, by_seed, decided, every, told, within
-from mooring.paper.context.context import Laboratory
+from mooring.paper.claims.claim import Claim, all_verdict, describe, range_verdict, sign_verdict
+from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import EXPLICIT, REGULARIZERS
-from mooring.paper.figures import cka, effective_lr, roots
-from mooring.paper.figures import importance_by_layer as importance
+from mooring.paper.context.seed_statistics import mean_difference, metric_values
+from mooring.paper.figures import effective_lr
+from mooring.paper.figures.cka import deep_cka, shallow_cka, train_balanced
+from mooring.paper.figures.importance_by_layer import depth_correlation, relative_to_mean, train_regularizers
+from mooring.paper.figures.roots import ROOTS, train_roots
 
 __all__ = ["claims"]
 
-EXACT = 1e-10
-"""Up to here a difference in float64 is rounding."""
+FLOAT64_TOLERANCE = 1e-10
+"""Relative differences in float64 below this are rounding."""
 
-CLOSE = 1.0
+FREE_FRACTION = 0.9
+"""The fraction of its learning rate from which on a parameter moves freely."""
+
+ACCURACY_TOLERANCE = 1.0
 """Points of accuracy within which two forms are comparable."""
 
-ALIKE = 0.5
-"""Points of forgetting within which two roots are alike."""
+FORGETTING_TOLERANCE = 0.5
+"""Points of forgetting within which two roots are equivalent."""
 
 
-def claims(lab: Laboratory) -> list[Claim]:
-    """All of them; their runs are those of the figures."""
-    return [*_unrolled(lab), *_depth(lab), *_balance(lab), *_roots(lab)]
+def claims(context: PaperContext) -> list[Claim]:
+    """Return the claims; their runs are those of the figures."""
+    return [*_unrolled(context), *_depth(context), *_balance(context), *_roots(context)]
 
 
-def _unrolled(lab: Laboratory) -> list[Claim]:
-    found = effective_lr.measure(lab)
-    worst = max(value for each in found.pulls.values() for value in each.difference.values())
-    least = min(float(spread[1]) for spread in found.at_safe.values())
+def _unrolled(context: PaperContext) -> list[Claim]:
+    rates = effective_lr.measure(context)
+    largest = max(value for task in rates.tasks.values() for value in task.difference.values())
+    smallest = min(float(quantiles[1]) for quantiles in rates.fraction_at_safe_strength.values())
     return [
         Claim(
-            "A penalty is an interpolation at every iteration: unrolled, an effective learning rate for each gradient.",
-            f"the unrolled form and the iterates differ by less than {EXACT:g} of how far a layer moved, in float64",
-            f"{worst:.1e}",
+            "A penalty interpolates at every iteration: unrolled, it is an effective learning rate for each gradient.",
+            f"the unrolled form and the iterates differ by less than {FLOAT64_TOLERANCE:g} of the movement of a layer, "
+            "in float64",
+            f"{largest:.1e}",
             "equal",
-            "holds" if worst < EXACT else "does not hold",
+            "holds" if largest < FLOAT64_TOLERANCE else "does not hold",
         ),
         Claim(
-            "At a safe strength parameters of little importance move freely, however large it is.",
-            f"at {found.safe:.3g}, the strength at which the first parameter does not move freely at all, the median "
-            "parameter of every layer keeps at least 0.9 of its learning rate in the mean",
-            f"{least:.3f} in the layer where it is least",
+            "At any safe strength, parameters of low importance move freely.",
+            f"at {rates.safe_strength:.3g}, the strength at which the first parameter cannot move at all, the median "
+            f"parameter of every layer keeps at least {FREE_FRACTION:g} of its learning rate on average",
+            f"{smallest:.3f} in the layer where it is smallest",
             "",
-            "holds" if least >= 0.9 else "does not hold",
+            "holds" if smallest >= FREE_FRACTION else "does not hold",
         ),
     ]
 
 
-def _depth(lab: Laboratory) -> list[Claim]:
-    runs = importance.train(lab, {name: name for name in REGULARIZERS})
+def _depth(context: PaperContext) -> list[Claim]:
     orders: dict[str, list[float]] = {}
-    for methods in runs.values():
+    for methods in train_regularizers(context).values():
         for name, results in methods.items():
-            means = [found.mean for found in importance.relative(results).values()]
-            order = importance.rank_correlation(list(range(len(means))), means)
+            order = depth_correlation(relative_to_mean(results))
             orders.setdefault(name, []).extend([] if order is None or math.isnan(order) else [order])
-    falling = [order for name, some in orders.items() if name != "si" for order in some]
-    falls, rises = sum(order < 0 for order in falling), sum(order >= 0 for order in orders["si"])
+    si = orders.pop("si")
+    others = [order for values in orders.values() for order in values]
+    decreasing, not_decreasing = sum(order < 0 for order in others), sum(order >= 0 for order in si)
     return [
         Claim(
             "Deeper layers get less importance.",
-            "mean importance after all tasks falls with depth (rank correlation < 0) for ewc, mas and rwalk on every "
-            "data set",
-            f"{falls} of {len(falling)}",
+            "mean importance after all tasks decreases with depth (rank correlation < 0) for ewc, mas and rwalk on "
+            "every data set",
+            f"{decreasing} of {len(others)}",
             "all",
-            every(falls, len(falling)),
+            all_verdict(decreasing, len(others)),
         ),
         Claim(
-            "SI is the exception: its importance does not fall with depth.",
+            "SI is the exception: its importance does not decrease with depth.",
             "rank correlation of its mean importance after all tasks with depth >= 0 on every data set",
-            f"{rises} of {len(orders['si'])}",
+            f"{not_decreasing} of {len(si)}",
             "all",
-            every(rises, len(orders["si"])),
+            all_verdict(not_decreasing, len(si)),
         ),
     ]
 
 
-def _balance(lab: Laboratory) -> list[Claim]:
-    runs = cka.runs_of(lab)
-    pairs = [(methods[f"balanced-{name}"], methods[name]) for methods in runs.values() for name in REGULARIZERS]
-    unbalanced = [results for _, results in pairs]
-    drift = by_seed([([_shallow(run) for run in some], [cka.deep(run) for run in some]) for some in unbalanced])
-    alike = by_seed([([cka.deep(run) for run in a], [cka.deep(run) for run in b]) for a, b in pairs])
-    forgotten = by_seed([(cka.metric(b, "forgetting"), cka.metric(a, "forgetting")) for a, b in pairs])
-    accurate = by_seed([(cka.metric(a, "accuracy"), cka.metric(b, "accuracy")) for a, b in pairs])
+def _balance(context: PaperContext) -> list[Claim]:
+    runs = train_balanced(context).values()
+    pairs = [(methods[f"balanced-{name}"], methods[name]) for methods in runs for name in REGULARIZERS]
+    drift = mean_difference(
+        *(([shallow_cka(run) for run in plain], [deep_cka(run) for run in plain]) for _, plain in pairs)
+    )
+    cka = mean_difference(*(([deep_cka(run) for run in b], [deep_cka(run) for run in plain]) for b, plain in pairs))
+    forgetting = mean_difference(
+        *((metric_values(plain, "forgetting"), metric_values(balanced, "forgetting")) for balanced, plain in pairs)
+    )
+    accuracy = mean_difference(
+        *((metric_values(balanced, "accuracy"), metric_values(plain, "accuracy")) for balanced, plain in pairs)
+    )
     return [
         Claim(
             "Penalties let deep layers change more than early ones.",
             "mean difference in CKA to the model after the first task, first minus deeper half of the layers > 0",
-            told(drift, "+.4f"),
+            describe(drift, "+.4f"),
             "",
-            decided(drift),
+            sign_verdict(drift),
         ),
         Claim(
-            "Balanced importance keeps the representations of deep layers.",
+            "Balanced importance preserves the representations of deep layers.",
             "mean difference in CKA of the deeper half of the layers, balanced minus plain form > 0",
-            told(alike, "+.4f"),
+            describe(cka, "+.4f"),
             "",
-            decided(alike),
+            sign_verdict(cka),
         ),
         Claim(
             "Balanced importance forgets less.",
             "mean difference in forgetting, plain minus balanced form > 0",
-            told(forgotten),
+            describe(forgetting),
             "",
-            decided(forgotten),
+            sign_verdict(forgetting),
         ),
         Claim(
             "Balanced importance is comparable in accuracy.",
-            f"mean difference in accuracy, balanced minus plain form, is above -{CLOSE:g}",
-            told(accurate),
+            f"mean difference in accuracy, balanced minus plain form, is above -{ACCURACY_TOLERANCE:g}",
+            describe(accuracy),
             "comparable",
-            within(accurate, -CLOSE, math.inf),
+            range_verdict(accuracy, -ACCURACY_TOLERANCE, math.inf),
         ),
     ]
 
 
-def _shallow(result: Result) -> float:
-    """Mean CKA over the layers that `cka.deep` leaves out; not a number where a run did not finish."""
-    values = list(result.cka.values()) if result.status == "finished" else []
-    kept = values[: math.ceil(len(values) / 2)]
-    return math.fsum(kept) / len(kept) if kept else math.nan
-
-
-def _roots(lab: Laboratory) -> list[Claim]:
-    runs = importance.train(lab, roots.LIKE)
+def _roots(context: PaperContext) -> list[Claim]:
+    runs = train_roots(context).values()
     forgetting = {
-        root: [cka.metric(methods[f"{name}{ending}"], "forgetting") for methods in runs.values() for name in EXPLICIT]
-        for root, ending in roots.ROOTS.items()
+        root: [metric_values(methods[f"{name}{suffix}"], "forgetting") for methods in runs for name in EXPLICIT]
+        for root, suffix in ROOTS.items()
     }
     square, cube, ratio = (forgetting[root] for root in ("square root", "cube root", "plain ratio"))
-    better = by_seed(list(zip(ratio, square, strict=True)))
-    also = by_seed(list(zip(ratio, cube, strict=True)))
-    alike = by_seed(list(zip(cube, square, strict=True)))
+    square_gain = mean_difference(*zip(ratio, square, strict=True))
+    cube_gain = mean_difference(*zip(ratio, cube, strict=True))
+    between = mean_difference(*zip(cube, square, strict=True))
     return [
         Claim(
             "The square root in R forgets less than the plain ratio.",
             "mean difference in forgetting over definitions and data sets, plain ratio minus square root > 0",
-            told(better),
+            describe(square_gain),
             "about 1 to 2",
-            decided(better),
+            sign_verdict(square_gain),
         ),
         Claim(
             "The cube root in R forgets less than the plain ratio.",
             "mean difference in forgetting, plain ratio minus cube root > 0",
-            told(also),
+            describe(cube_gain),
             "similar",
-            decided(also),
+            sign_verdict(cube_gain),
         ),
         Claim(
-            "Which root is taken does not matter.",
-            f"mean difference in forgetting, cube root minus square root, is within {ALIKE:g}",
-            told(alike),
+            "The choice of the root does not matter.",
+            f"mean difference in forgetting, cube root minus square root, is within {FORGETTING_TOLERANCE:g}",
+            describe(between),
             "similar",
-            within(alike, -ALIKE, ALIKE),
+            range_verdict(between, -FORGETTING_TOLERANCE, FORGETTING_TOLERANCE),
         ),
     ]

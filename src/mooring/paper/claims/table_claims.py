@@ -1,4 +1,4 @@
-"""The claims that the tables decide: the explicit step against penalties and replay, and what simple penalties do."""
+"""The claims that the tables test: the explicit step against penalties and replay, and simple penalties."""
 
 import math
 from collections.abc import Sequence
@@ -6,247 +6,278 @@ from dataclasses import dataclass
 
 from mooring.lab.model.metrics import Interval, confidence_interval
 from mooring.lab.model.summary import Row
-from mooring.paper.claims.claim import Claim, Score, Verdict, decided, gain, gains, told, whole, within
-from mooring.paper.context.scale import EXPLICIT, REGULARIZERS, REPLAY, Case, Scale
-from mooring.paper.figures.cka import deep
+from mooring.paper.claims.claim import (
+    Claim,
+    MetricOfRun,
+    RowPair,
+    Verdict,
+    describe,
+    finished_pairs,
+    gains_by_seed,
+    mean_gain,
+    range_verdict,
+    sign_verdict,
+)
+from mooring.paper.context.scale import EXPLICIT, REGULARIZERS, REPLAY, Condition, Scale
+from mooring.paper.figures.cka import deep_cka
 from mooring.paper.published.published_numbers import published
 
-__all__ = ["Rows", "claims"]
+__all__ = ["TableRows", "claims"]
 
-Rows = dict[Case, list[Row]]
+TableRows = dict[Condition, list[Row]]
 
-CLOSE = 2.0
+ACCURACY_TOLERANCE = 2.0
 """Points of accuracy within which one form is competitive with another."""
+
+PAPER_LARGEST_GAIN = 23
+"""The paper's "up to 23 %"."""
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two methods on the same data."""
+class MethodPair:
+    """Two methods under the same condition."""
 
-    case: Case
+    condition: Condition
     first: Row
     second: Row
 
     @property
-    def swapped(self) -> "Pair":
-        """The other way round: how much lower the first is."""
-        return Pair(self.case, self.second, self.first)
+    def swapped(self) -> "MethodPair":
+        """The same methods in the other order."""
+        return MethodPair(self.condition, self.second, self.first)
 
     def papers(self, metric: str) -> float | None:
-        """The difference by the paper's tables; None where they have none."""
-        where = (self.case.network, self.case.regime.name, self.case.data)
-        both = [published(*where, row.setting.method) for row in (self.first, self.second)]
-        first, second = (None if each is None else getattr(each, metric) for each in both)
-        return None if first is None or second is None else first - second
+        """Return the difference between the two methods in the paper's tables; None if it has none."""
+        where = (self.condition.network, self.condition.regime.name, self.condition.data)
+        first, second = (published(*where, row.setting.method) for row in (self.first, self.second))
+        if first is None or second is None:
+            return None
+        difference: float = getattr(first, metric) - getattr(second, metric)
+        return difference
 
 
-def claims(scale: Scale, main: Rows, other: Rows) -> list[Claim]:
-    """All of them.
+def claims(scale: Scale, main: TableRows, second: TableRows) -> list[Claim]:
+    """Return the claims.
 
     Args:
-        scale: which data sets and regimes there are.
+        scale: the data sets and regimes.
         main: rows of the main table, at our settings.
-        other: rows of the second network.
+        second: rows of the second network.
     """
     explicit = _pairs(main, EXPLICIT, REGULARIZERS)
-    found = _better(explicit, f"with {scale.network}", accuracy="6.2 in its abstract", forgetting="4.5 in its abstract")
-    found += [_largest(explicit, scale), *_everywhere(explicit)]
-    regimes = list(dict.fromkeys(pair.case.regime for pair in explicit))
+    tested = _explicit_against_penalty(explicit, f"with {scale.network}", "6.2 in its abstract", "4.5 in its abstract")
+    tested += [_largest_gain(explicit, scale), *_every_pair_gains(explicit)]
+    regimes = list(dict.fromkeys(pair.condition.regime for pair in explicit))
     for regime in regimes if len(regimes) > 1 else ():
-        text = "6.2 in its text" if regime == scale.regimes[0] else ""
-        found += _better([pair for pair in explicit if pair.case.regime == regime], f"in {regime.name}", text)
+        in_regime = [pair for pair in explicit if pair.condition.regime == regime]
+        tested += _explicit_against_penalty(
+            in_regime, f"in {regime.name}", "6.2 in its text" if regime == scale.regimes[0] else ""
+        )
     for data in scale.streams if len(scale.streams) > 1 else ():
-        found += _better([pair for pair in explicit if pair.case.data == data], f"on {data}")
-    found += [*_long_streams(explicit), _keeps_deep_layers(explicit), *_against_replay(main), *_simple(main)]
-    found += _better(_pairs(other, EXPLICIT, REGULARIZERS), f"with the second network, {scale.other}")
-    return [*found, _plain_against_ewc(other, scale.other)]
+        tested += _explicit_against_penalty([pair for pair in explicit if pair.condition.data == data], f"on {data}")
+    tested += [*_long_streams(explicit), _preserves_deep_layers(explicit), *_against_replay(main), *_simple(main)]
+    second_pairs = _pairs(second, EXPLICIT, REGULARIZERS)
+    tested += _explicit_against_penalty(second_pairs, f"with the second network, {scale.second_network}")
+    return [*tested, _plain_against_ewc(second, scale.second_network)]
 
 
-def _pairs(rows: Rows, first: Sequence[str], second: Sequence[str]) -> list[Pair]:
-    """Pairs of methods that both have a row, case by case."""
-    found = []
-    for case, some in rows.items():
-        by_name = {row.setting.method: row for row in some}
-        both = [(a, b) for a, b in zip(first, second, strict=True) if a in by_name and b in by_name]
-        found += [Pair(case, by_name[a], by_name[b]) for a, b in both]
-    return found
+def _pairs(rows: TableRows, first: Sequence[str], second: Sequence[str]) -> list[MethodPair]:
+    """Return pairs of a first and a second method that both have a row, by condition."""
+    pairs = []
+    for condition, table in rows.items():
+        by_name = {row.setting.method: row for row in table}
+        for a, b in zip(first, second, strict=True):
+            if a in by_name and b in by_name:
+                pairs.append(MethodPair(condition, by_name[a], by_name[b]))
+    return pairs
 
 
-def _every_pair(rows: Rows, first: Sequence[str], second: Sequence[str]) -> list[Pair]:
-    both = [(a, b) for a in first for b in second]
-    return _pairs(rows, [a for a, _ in both], [b for _, b in both])
+def _all_pairs(rows: TableRows, first: Sequence[str], second: Sequence[str]) -> list[MethodPair]:
+    """Return pairs of every first with every second method."""
+    names = [(a, b) for a in first for b in second]
+    return _pairs(rows, [a for a, _ in names], [b for _, b in names])
 
 
-def _rows(pairs: Sequence[Pair]) -> list[tuple[Row, Row]]:
+def _rows(pairs: Sequence[MethodPair]) -> list[RowPair]:
     return [(pair.first, pair.second) for pair in pairs]
 
 
-def _gain(pairs: Sequence[Pair], metric: Score) -> Interval | None:
-    return gain(whole(_rows(pairs)), metric)
+def _gain(pairs: Sequence[MethodPair], metric: MetricOfRun) -> Interval | None:
+    return mean_gain(finished_pairs(_rows(pairs)), metric)
 
 
-def _told(pairs: Sequence[Pair], metric: Score, form: str = "+.2f") -> str:
-    """The gain, and in how many of the pairs, where a run of some did not finish."""
-    used = len(whole(_rows(pairs)))
+def _describe_gain(pairs: Sequence[MethodPair], metric: MetricOfRun, spec: str = "+.2f") -> str:
+    """Return the gain and, if some runs did not finish, the number of pairs behind it."""
+    gain = describe(_gain(pairs, metric), spec)
+    used = len(finished_pairs(_rows(pairs)))
     if used == len(pairs):
-        return told(_gain(pairs, metric), form)
-    lost = [sum(bool(row.unfinished) for row in side) for side in zip(*_rows(pairs), strict=True)]
+        return gain
+    first, second = (sum(bool(row.unfinished) for row in side) for side in zip(*_rows(pairs), strict=True))
     return (
-        f"{told(_gain(pairs, metric), form)} over the {used} pairs in which every run finished; of all {len(pairs)} "
-        f"the first did not in {lost[0]}, the second in {lost[1]}"
+        f"{gain} over the {used} pairs in which every run finished; of all {len(pairs)} pairs, the first method did "
+        f"not finish in {first}, the second in {second}"
     )
 
 
-def _papers(pairs: Sequence[Pair], metric: str, text: str = "") -> str:
-    """The same mean by the paper's tables, and what its text says."""
-    known = [value for pair in pairs if (value := pair.papers(metric)) is not None]
+def _known_papers(pairs: Sequence[MethodPair], metric: str) -> list[float]:
+    return [value for pair in pairs if (value := pair.papers(metric)) is not None]
+
+
+def _describe_papers(pairs: Sequence[MethodPair], metric: str, text: str = "") -> str:
+    """Return the mean difference in the paper's tables and the number in its text."""
+    known = _known_papers(pairs, metric)
     mean = f"{math.fsum(known) / len(known):+.2f} by its tables" if known else ""
     return ", ".join(part for part in (mean, text) if part)
 
 
-def _higher(statement: str, pairs: Sequence[Pair], metric: str, between: str, text: str = "") -> Claim:
-    found = _gain(pairs, metric)
+def _positive_gain(statement: str, pairs: Sequence[MethodPair], metric: str, between: str, text: str = "") -> Claim:
     definition = f"mean difference in {metric} over {len(pairs)} pairs, {between} > 0"
-    return Claim(statement, definition, _told(pairs, metric), _papers(pairs, metric, text), decided(found))
+    verdict = sign_verdict(_gain(pairs, metric))
+    return Claim(statement, definition, _describe_gain(pairs, metric), _describe_papers(pairs, metric, text), verdict)
 
 
-def _better(pairs: Sequence[Pair], where: str, accuracy: str = "", forgetting: str = "") -> list[Claim]:
-    """The explicit step against the penalty of the same importance."""
-    less = [pair.swapped for pair in pairs]
-    more = f"The explicit step is more accurate than its penalty {where}."
-    kept = f"The explicit step forgets less than its penalty {where}."
+def _explicit_against_penalty(
+    pairs: Sequence[MethodPair], where: str, accuracy: str = "", forgetting: str = ""
+) -> list[Claim]:
+    """Compare the explicit step with the penalty of the same importance, and with the gains in the paper's text."""
+    more_accurate = f"The explicit step is more accurate than its penalty {where}."
+    forgets_less = f"The explicit step forgets less than its penalty {where}."
+    swapped = [pair.swapped for pair in pairs]
     return [
-        _higher(more, pairs, "accuracy", "explicit minus penalty", accuracy),
-        _higher(kept, less, "forgetting", "penalty minus explicit", forgetting),
+        _positive_gain(more_accurate, pairs, "accuracy", "explicit minus penalty", accuracy),
+        _positive_gain(forgets_less, swapped, "forgetting", "penalty minus explicit", forgetting),
     ]
 
 
-def _largest(pairs: Sequence[Pair], scale: Scale) -> Claim:
-    """The paper's "up to 23 %"."""
-    first = [pair for pair in pairs if pair.case.regime == scale.regimes[0]]
-    known = [(found, pair) for pair in first if (found := _gain([pair], "accuracy")) is not None]
-    found, best = max(known, key=lambda each: each[0].mean, default=(None, None))
-    where = "" if best is None else f", {best.first.setting.method} on {best.case.data}"
+def _largest_gain(pairs: Sequence[MethodPair], scale: Scale) -> Claim:
+    first = [pair for pair in pairs if pair.condition.regime == scale.regimes[0]]
+    known = [(gain, pair) for pair in first if (gain := _gain([pair], "accuracy")) is not None]
+    largest, best = max(known, key=lambda gain_and_pair: gain_and_pair[0].mean, default=(None, None))
+    where = "" if best is None else f", {best.first.setting.method} on {best.condition.data}"
     if len(known) < len(first):
         where += f"; {len(first) - len(known)} of {len(first)} pairs have no seed that finished in both"
     return Claim(
-        f"The explicit step gains up to 23 points of accuracy in {scale.regimes[0].name}.",
-        "the largest of the pairs' mean differences is 23 or more",
-        f"{told(found)}{where}",
-        "23",
-        within(found, 23, math.inf),
+        f"The explicit step gains up to {PAPER_LARGEST_GAIN} points of accuracy in {scale.regimes[0].name}.",
+        f"the largest mean difference of a pair is {PAPER_LARGEST_GAIN} or more",
+        f"{describe(largest)}{where}",
+        f"{PAPER_LARGEST_GAIN}",
+        range_verdict(largest, PAPER_LARGEST_GAIN, math.inf),
     )
 
 
-def _everywhere(pairs: Sequence[Pair]) -> list[Claim]:
-    """Whether it is better in each pair, and not only in the mean."""
-    found = []
-    for metric, what, each in (
+def _every_pair_gains(pairs: Sequence[MethodPair]) -> list[Claim]:
+    """Test whether the explicit step is better in every pair, and not only on average."""
+    tested = []
+    for metric, better, compared in (
         ("accuracy", "more accurate", pairs),
         ("forgetting", "less forgetful", [pair.swapped for pair in pairs]),
     ):
-        verdicts = [decided(_gain([pair], metric)) for pair in each]
-        better, worse = verdicts.count("holds"), verdicts.count("does not hold")
-        verdict: Verdict = "does not hold" if worse else "holds" if verdicts and better == len(each) else "not decided"
-        known = [value for pair in each if (value := pair.papers(metric)) is not None]
-        found.append(
+        verdicts = [sign_verdict(_gain([pair], metric)) for pair in compared]
+        holds, fails = verdicts.count("holds"), verdicts.count("does not hold")
+        verdict: Verdict = (
+            "does not hold" if fails else "holds" if verdicts and holds == len(verdicts) else "not decided"
+        )
+        known = _known_papers(compared, metric)
+        tested.append(
             Claim(
-                f"The explicit step is consistently {what} than its penalty.",
-                "it is in every pair, beyond the 95 % interval; it is not where one pair is surely the other way round",
-                f"surely in {better} of {len(each)}, surely not in {worse}",
+                f"The explicit step is consistently {better} than its penalty.",
+                "it is better in every pair, beyond the 95 % interval; it fails if one pair is significantly worse",
+                f"significantly better in {holds} of {len(compared)}, significantly worse in {fails}",
                 f"in {sum(value > 0 for value in known)} of {len(known)} by its tables" if known else "",
                 verdict,
             )
         )
-    return found
+    return tested
 
 
-def _long_streams(pairs: Sequence[Pair]) -> list[Claim]:
-    """What the paper says of balanced classes and long tasks (CIFAR-100), and of the other data sets."""
-    near = [pair for pair in pairs if pair.case.data == "cifar100"]
-    far = [pair for pair in pairs if pair.case.data != "cifar100"]
-    if not near:
+def _long_streams(pairs: Sequence[MethodPair]) -> list[Claim]:
+    """Compare CIFAR-100, with balanced classes and long tasks, with the other data sets."""
+    cifar = [pair for pair in pairs if pair.condition.data == "cifar100"]
+    others = [pair for pair in pairs if pair.condition.data != "cifar100"]
+    if not cifar:
         return []
-    close = _gain(near, "accuracy")
-    found = [
+    tested = [
         Claim(
-            "On cifar100 penalties are competitive with the explicit step.",
-            f"mean difference in accuracy over {len(near)} pairs is below {CLOSE:g} points",
-            _told(near, "accuracy"),
-            _papers(near, "accuracy"),
-            within(close, -math.inf, CLOSE),
+            "On cifar100, penalties are competitive with the explicit step.",
+            f"mean difference in accuracy over {len(cifar)} pairs is below {ACCURACY_TOLERANCE:g} points",
+            _describe_gain(cifar, "accuracy"),
+            _describe_papers(cifar, "accuracy"),
+            range_verdict(_gain(cifar, "accuracy"), -math.inf, ACCURACY_TOLERANCE),
         )
     ]
-    if far:
-        here, there = (gains(whole(_rows(some)), "accuracy") for some in (near, far))
-        apart = [there[seed] - here[seed] for seed in here if seed in there]
-        more = confidence_interval(apart) if apart else None
-        found.append(
+    if others:
+        on_cifar, on_others = (gains_by_seed(finished_pairs(_rows(group)), "accuracy") for group in (cifar, others))
+        differences = [on_others[seed] - on_cifar[seed] for seed in on_cifar if seed in on_others]
+        difference = confidence_interval(differences) if differences else None
+        tested.append(
             Claim(
-                "The explicit step gains most on unbalanced classes and long streams.",
+                "The explicit step gains most with unbalanced classes and long streams.",
                 "its mean gain in accuracy on the other data sets minus that on cifar100 > 0",
-                told(more),
+                describe(difference),
                 "",
-                decided(more),
+                sign_verdict(difference),
             )
         )
-    return found
+    return tested
 
 
-def _keeps_deep_layers(pairs: Sequence[Pair]) -> Claim:
-    found = _gain(pairs, deep)
+def _preserves_deep_layers(pairs: Sequence[MethodPair]) -> Claim:
     return Claim(
-        "The explicit step keeps the representations of deep layers, where its penalty does not.",
+        "The explicit step preserves the representations of deep layers, and its penalty does not.",
         f"mean difference in CKA of the deeper half of the layers over {len(pairs)} pairs, explicit minus penalty > 0",
-        _told(pairs, deep, "+.4f"),
+        _describe_gain(pairs, deep_cka, "+.4f"),
         "",
-        decided(found),
+        sign_verdict(_gain(pairs, deep_cka)),
     )
 
 
-def _against_replay(rows: Rows) -> list[Claim]:
-    """The explicit step against replay, which keeps old data."""
-    pairs = _every_pair(rows, REPLAY, EXPLICIT)
+def _against_replay(rows: TableRows) -> list[Claim]:
+    """Compare the explicit step with replay, which stores old data."""
+    pairs = _all_pairs(rows, REPLAY, EXPLICIT)
     between = "replay minus explicit"
     return [
-        _higher("The explicit step forgets less than replay.", pairs, "forgetting", between),
-        _higher("Replay is more accurate than the explicit step.", pairs, "accuracy", between),
+        _positive_gain("The explicit step forgets less than replay.", pairs, "forgetting", between),
+        _positive_gain("Replay is more accurate than the explicit step.", pairs, "accuracy", between),
     ]
 
 
-def _simple(rows: Rows) -> list[Claim]:
-    """Penalties without an importance worth the name against those with one, and these against none at all."""
-    pairs = _every_pair(rows, REGULARIZERS, ("uniform", "random"))
-    plain = _every_pair(rows, ("plain",), REGULARIZERS)
-    accurate = [pair.swapped for pair in pairs]
+def _simple(rows: TableRows) -> list[Claim]:
+    """Compare penalties with plain fine-tuning, and with uniform or random importance."""
+    pairs = _all_pairs(rows, REGULARIZERS, ("uniform", "random"))
+    plain = _all_pairs(rows, ("plain",), REGULARIZERS)
     return [
-        _higher("Penalties forget less than plain fine-tuning.", plain, "forgetting", "plain minus penalty"),
-        _higher(
-            "The same importance everywhere, or a random one, forgets less than the popular definitions.",
+        _positive_gain("Penalties forget less than plain fine-tuning.", plain, "forgetting", "plain minus penalty"),
+        _positive_gain(
+            "Uniform or random importance forgets less than the popular definitions.",
             pairs,
             "forgetting",
             "importance minus uniform or random",
         ),
-        _higher(
-            "The same importance everywhere, or a random one, is more accurate than the popular definitions.",
-            accurate,
+        _positive_gain(
+            "Uniform or random importance is more accurate than the popular definitions.",
+            [pair.swapped for pair in pairs],
             "accuracy",
             "uniform or random minus importance",
         ),
     ]
 
 
-def _plain_against_ewc(rows: Rows, network: str) -> Claim:
-    """The paper: since the search leads to a small learning rate for plain fine-tuning."""
+def _plain_against_ewc(rows: TableRows, network: str) -> Claim:
+    """Test the paper's remark that the search leads to a small learning rate for plain fine-tuning."""
     pairs = _pairs(rows, ("plain",), ("ewc",))
-    verdicts = [decided(_gain([pair], "accuracy")) for pair in pairs]
-    known = [value for pair in pairs if (value := pair.papers("accuracy")) is not None]
-    held: Verdict = "holds" if "holds" in verdicts else "not decided" if "not decided" in verdicts else "does not hold"
-    each = ", ".join(f"{pair.case.data} {told(_gain([pair], 'accuracy'))}" for pair in pairs)
+    gains = [_gain([pair], "accuracy") for pair in pairs]
+    verdicts = [sign_verdict(gain) for gain in gains]
+    known = _known_papers(pairs, "accuracy")
+    verdict: Verdict = "not decided"
+    if "holds" in verdicts:
+        verdict = "holds"
+    elif verdicts and "not decided" not in verdicts:
+        verdict = "does not hold"
+    by_data = ", ".join(f"{pair.condition.data} {describe(gain)}" for pair, gain in zip(pairs, gains, strict=True))
     return Claim(
-        f"With {network} plain fine-tuning can be more accurate than EWC.",
-        "it is on a data set, beyond the 95 % interval",
-        each or "neither was trained",
+        f"With {network}, plain fine-tuning can be more accurate than EWC.",
+        "it is on at least one data set, beyond the 95 % interval",
+        by_data or "neither was trained",
         f"on {sum(value > 0 for value in known)} of {len(known)}" if known else "",
-        held if pairs else "not decided",
+        verdict,
     )

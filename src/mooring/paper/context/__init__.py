@@ -1,1 +1,1 @@
-"""What every target of the reproduction shares: the study, its scale, its cells and its results."""
+"""What all targets share: scale, study, runs, statistics over seeds, cells and results."""

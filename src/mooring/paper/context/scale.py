@@ -1,4 +1,4 @@
-"""How large the reproduction is: as the paper, or in miniature on the embedded digits."""
+"""The size of the reproduction: that of the paper, or a miniature on the embedded digits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,16 +8,27 @@ from mooring.errors import MooringError, unknown
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.protocol import LRS, STRENGTHS
 
-__all__ = ["CONTROLS", "EXPLICIT", "MINIATURE", "PAPER", "REGULARIZERS", "REPLAY", "ROWS", "Case", "Regime", "Scale"]
+__all__ = [
+    "CONTROLS",
+    "EXPLICIT",
+    "MINIATURE",
+    "PAPER",
+    "REGULARIZERS",
+    "REPLAY",
+    "ROWS",
+    "Condition",
+    "Regime",
+    "Scale",
+]
 
 REGULARIZERS = ("ewc", "mas", "si", "rwalk")
 EXPLICIT = tuple(f"explicit-{name}" for name in REGULARIZERS)
 REPLAY = ("a-gem", "er")
 ROWS = ("plain", *REGULARIZERS, "uniform", "random", *EXPLICIT, *REPLAY)
-"""The rows of the paper's table."""
+"""The methods of the paper's main table."""
 
 CONTROLS = ("frozen", "frozen-after-first", "joint")
-"""What the paper lacks, and every comparison should carry."""
+"""Baselines that the paper does not report."""
 
 
 @dataclass(frozen=True)
@@ -25,26 +36,26 @@ class Regime:
     """How long a task is trained.
 
     Attributes:
-        name: what the paper calls it.
+        name: the paper's name for it.
         epochs: passes over a task.
         batch: samples in a batch.
-        on_gpu: the dtype of products on a GPU; "auto" is tf32. What bf16 changes in the first regime, `reasons` tests.
+        gpu_dtype: the dtype of matrix products on a GPU; "auto" is tf32. The target `reasons` tests the effect of bf16.
     """
 
     name: str
     epochs: int
     batch: int
-    on_gpu: str = "auto"
+    gpu_dtype: str = "auto"
 
 
 @dataclass(frozen=True)
-class Case:
-    """A column of a table.
+class Condition:
+    """A column of the paper's tables.
 
     Attributes:
-        network: a backbone by name.
+        network: the name of a backbone.
         regime: how long a task is trained.
-        data: a data set by name.
+        data: the name of a data set.
     """
 
     network: str
@@ -57,93 +68,99 @@ class Case:
 
 @dataclass(frozen=True)
 class Scale:
-    """Which data sets, networks and grids there are.
+    """The data sets, networks, regimes and grids of a reproduction.
 
     Attributes:
-        network: of the main table.
-        other: of the second table.
-        regimes: of the main table; the second, and every figure, has the first of them.
-        only: the regimes of the main table that are wanted, by name; all of them if empty.
-        streams: options of each data set, by name.
-        seeds: of every cell.
-        search_tasks: the first tasks, on which settings are searched; the rest is trained and scored.
+        network: the network of the main table.
+        second_network: the network of the second table.
+        regimes: the regimes of the main table; the second table and the figures use the first one.
+        streams: options of the data sets, by name.
+        seeds: how many seeds a cell has.
+        search_tasks: how many of the first tasks the grid search uses; the others are trained and scored.
         lrs, strengths: the grids.
-        absent: the data sets of the paper that are not there, or not asked for.
+        missing_data: data sets of the paper that are not available or not selected.
+        selected_regimes: names of the regimes to keep in the main table; all of them if empty.
 
     Example:
-        >>> [str(case) for case in MINIATURE.cases()]
+        >>> [str(condition) for condition in MINIATURE.conditions()]
         ['mlp, 1-epoch, digits', 'mlp, 30-epochs, digits']
     """
 
     network: str
-    other: str
+    second_network: str
     regimes: tuple[Regime, ...]
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
     seeds: int = 5
     search_tasks: int = 3
     lrs: tuple[float, ...] = LRS
     strengths: tuple[float, ...] = STRENGTHS
-    absent: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
+    missing_data: tuple[str, ...] = ()
+    selected_regimes: tuple[str, ...] = ()
 
-    def cases(self) -> list[Case]:
-        """Those of the main table."""
-        wanted = [regime for regime in self.regimes if not self.only or regime.name in self.only]
-        return [Case(self.network, regime, data) for regime in wanted for data in self.streams]
+    def conditions(self) -> list[Condition]:
+        """Return the columns of the main table."""
+        selected = self.selected_regimes or [regime.name for regime in self.regimes]
+        regimes = [regime for regime in self.regimes if regime.name in selected]
+        return [Condition(self.network, regime, data) for regime in regimes for data in self.streams]
 
-    def other_cases(self) -> list[Case]:
-        """Those of the second table."""
-        return [Case(self.other, self.regimes[0], data) for data in self.streams]
+    def first_conditions(self) -> list[Condition]:
+        """Return every data set in the first regime; the figures use these."""
+        return [Condition(self.network, self.regimes[0], data) for data in self.streams]
 
-    def on(self, folder: Path | None, data: tuple[str, ...] = ()) -> "Scale":
-        """With data sets from a folder that has one for each name, and some of them only.
+    def second_conditions(self) -> list[Condition]:
+        """Return the columns of the second network's table."""
+        return [Condition(self.second_network, self.regimes[0], data) for data in self.streams]
+
+    def with_data(self, folder: Path | None, names: tuple[str, ...] = ()) -> "Scale":
+        """Return the scale with its data sets read from a folder.
 
         Args:
-            folder: holds `cifar100/` and its kin; None where nothing is read from disk.
-            data: the names of those that are wanted; all that are there if empty.
+            folder: a folder with one sub-folder for each data set; None if nothing is read from disk.
+            names: the data sets to use; all that the folder has if empty.
         """
-        for name in data:
+        for name in names:
             if name not in self.streams:
                 raise unknown("data set", name, self.streams)
-        chosen = {name: told for name, told in self.streams.items() if not data or name in data}
+        selected = {name: options for name, options in self.streams.items() if not names or name in names}
         if folder is None:
-            if any(told.name != "digits" for told in chosen.values()):
+            if any(options.name != "digits" for options in selected.values()):
                 raise MooringError("the paper's data sets are read from a folder: give --data, or --miniature")
-            return self._with(chosen)
-        there = {name: told for name, told in chosen.items() if (folder / name).is_dir()}
-        if not there or (data and len(there) < len(data)):
-            missing = ", ".join(name for name in chosen if name not in there)
+            return self._with_streams(selected)
+        available = {name: options for name, options in selected.items() if (folder / name).is_dir()}
+        if not available or (names and len(available) < len(names)):
+            missing = ", ".join(name for name in selected if name not in available)
             raise MooringError(f"{folder} has no folder {missing}: put each data set into a folder of its name")
-        return self._with({n: replace(told, data=str(folder / n)) for n, told in there.items()})
+        return self._with_streams({n: replace(options, data=str(folder / n)) for n, options in available.items()})
 
-    def through(self, regimes: tuple[str, ...]) -> "Scale":
-        """With some of the regimes only in the main table, by name; with all of them if there are none.
+    def with_regimes(self, names: tuple[str, ...]) -> "Scale":
+        """Return the scale with only these regimes in the main table; all regimes if there are no names.
 
         Example:
-            >>> [str(case) for case in MINIATURE.through(("30-epochs",)).cases()]
+            >>> [str(condition) for condition in MINIATURE.with_regimes(("30-epochs",)).conditions()]
             ['mlp, 30-epochs, digits']
         """
         known = [regime.name for regime in self.regimes]
-        for name in regimes:
+        for name in names:
             if name not in known:
                 raise unknown("regime", name, known)
-        return replace(self, only=regimes)
+        return replace(self, selected_regimes=names)
 
-    def _with(self, streams: Mapping[str, StreamOptions]) -> "Scale":
-        return replace(self, streams=streams, absent=tuple(name for name in self.streams if name not in streams))
+    def _with_streams(self, streams: Mapping[str, StreamOptions]) -> "Scale":
+        missing = tuple(name for name in self.streams if name not in streams)
+        return replace(self, streams=streams, missing_data=missing)
 
 
 PAPER = Scale(
     network="cnn6",
-    other="resnet18-third",
-    regimes=(Regime("1-epoch", 1, 10, on_gpu="bf16"), Regime("30-epochs", 30, 256, on_gpu="bf16")),
+    second_network="resnet18-third",
+    regimes=(Regime("1-epoch", 1, 10, gpu_dtype="bf16"), Regime("30-epochs", 30, 256, gpu_dtype="bf16")),
     streams={name: StreamOptions(name) for name in ("cifar100", "flowers102", "caltech256")},
 )
-"""As in the paper."""
+"""The scale of the paper."""
 
 MINIATURE = Scale(
     network="mlp",
-    other="mlp",
+    second_network="mlp",
     regimes=(Regime("1-epoch", 1, 10), Regime("30-epochs", 3, 20)),
     streams={"digits": StreamOptions("digits", limit=60)},
     seeds=2,
@@ -151,4 +168,4 @@ MINIATURE = Scale(
     lrs=(0.03, 0.01),
     strengths=(0.01, 1.0, 1e4),
 )
-"""The same on the embedded digits, in seconds: to see that everything works."""
+"""A small scale on the embedded digits that takes seconds: it tests that every target works."""

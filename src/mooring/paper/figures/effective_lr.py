@@ -1,4 +1,4 @@
-"""The effective learning rate: the unrolled form beside the iterates, and what is left of the rate in each layer."""
+"""The effective learning rate: the unrolled form against the iterates, and the fraction of the rate in each layer."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +17,10 @@ from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.streams.stream import Stream
 from mooring.moor import Mooring
-from mooring.paper.context.context import Laboratory
-from mooring.paper.context.result import Finding, Table
-from mooring.paper.context.scale import Case, Scale
-from mooring.paper.context.seed_rows import first_cases
-from mooring.paper.figures.importance_by_layer import setting
+from mooring.paper.context.paper_context import PaperContext
+from mooring.paper.context.paper_runs import paper_setting
+from mooring.paper.context.scale import Condition, Scale
+from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.pulls import Interpolation, Penalty, Pull
 from mooring.pulls.interpolation import relative_importance
 from mooring.state.selection import layer_of
@@ -29,275 +28,279 @@ from mooring.state.selection import layer_of
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["Measured", "Unrolled", "count", "measure", "run", "unroll"]
+__all__ = ["EffectiveRates", "UnrolledTask", "count", "measure", "run", "unroll"]
 
 STEPS = 16
-"""Iterations of each of two tasks: enough for the form to differ from the iterates, if it did."""
+"""Iterations of each of two tasks: enough to see a difference between the unrolled form and the iterates."""
 
 QUANTILES = (0.25, 0.5, 0.75)
 
-After = tuple[dict[str, Any], State]
-"""The states of a network and of its mooring."""
+Checkpoint = tuple[dict[str, Any], State]
+"""The states of a network and of its mooring after the first task."""
 
 
 @dataclass(frozen=True)
-class Unrolled:
-    """One task under a pull, trained and unrolled.
+class UnrolledTask:
+    """A task under a pull, trained and unrolled.
 
     Attributes:
-        difference: |theta - unrolled| / |theta - anchor|, the largest over parameters of each layer over the largest
-            movement there.
-        left: what is left of the learning rate for a gradient, by its age in iterations: quantiles over the
-            parameters of each layer, of shape (steps, quantiles).
-        mean: the same for the mean over all gradients of the task, of shape (quantiles,).
+        difference: for each layer, max |theta - unrolled| / max |theta - anchor| over its parameters.
+        fraction_by_age: the fraction of the learning rate that remains for a gradient, by its age in iterations:
+            quantiles over the parameters of each layer, of shape (steps, quantiles).
+        mean_fraction: the same, averaged over all gradients of the task, of shape (quantiles,).
     """
 
     difference: dict[str, float]
-    left: dict[str, Tensor]
-    mean: dict[str, Tensor]
+    fraction_by_age: dict[str, Tensor]
+    mean_fraction: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Both pulls on the first data set.
+class EffectiveRates:
+    """Effective learning rates under a penalty and under the explicit step, on the first data set.
 
     Attributes:
-        case: network, regime and data set.
+        condition: network, regime and data set.
         lr: the learning rate.
-        asked: the paper's strength.
-        safe: the first at which a parameter would extrapolate.
-        strength: the penalty's.
-        pulls: by name, the penalty first.
-        at_safe: what a penalty at the safe strength leaves of the rate in the mean, as in `Unrolled`.
+        paper_strength: the paper's strength.
+        safe_strength: the first strength at which a parameter would extrapolate.
+        strength: the strength of the penalty.
+        tasks: the unrolled task of each pull, the penalty first.
+        fraction_at_safe_strength: as `UnrolledTask.mean_fraction`, for a penalty at the safe strength.
     """
 
-    case: Case
+    condition: Condition
     lr: float
-    asked: float
-    safe: float
+    paper_strength: float
+    safe_strength: float
     strength: float
-    pulls: dict[str, Unrolled]
-    at_safe: dict[str, Tensor]
+    tasks: dict[str, UnrolledTask]
+    fraction_at_safe_strength: dict[str, Tensor]
 
 
 def count(scale: Scale) -> int:
-    """None is kept: two tasks of a few iterations are trained on the spot."""
+    """Return 0: two tasks of a few iterations are trained in place, and no result is stored."""
     return 0
 
 
-def run(lab: Laboratory) -> Finding:
-    """The paper's equation 4 for the penalty, and the same with R for the explicit step; EWC, in float64."""
-    found = measure(lab)
-    rows = [_row(name, layer, each) for name, each in found.pulls.items() for layer in each.difference]
-    table = Table(f"{found.case}: what is left of the learning rate after {STEPS} iterations", list(rows[0]), rows)
-    text = _said(found.pulls, found.lr)
-    if found.strength != found.asked:
+def run(context: PaperContext) -> TargetResult:
+    """Test the paper's equation 4 for the penalty, and the same with R for the explicit step; EWC, in float64."""
+    rates = measure(context)
+    rows = [_row(name, layer, task) for name, task in rates.tasks.items() for layer in task.difference]
+    title = f"{rates.condition}: fraction of the learning rate that remains after {STEPS} iterations"
+    text = _text(rates)
+    if rates.strength != rates.paper_strength:
         text.append(
-            f"Strength {found.asked:g} would extrapolate after so short a first task: half of the safe one was taken."
+            f"Strength {rates.paper_strength:g} would extrapolate after so short a first task; half of the safe "
+            "strength was used."
         )
-    return Finding("effective-lr", text, [table], draw=partial(_draw, str(found.case), found.pulls))
+    table = ResultTable(title, list(rows[0]), rows)
+    return TargetResult("effective-lr", text, [table], draw=partial(_draw, str(rates.condition), rates.tasks))
 
 
 @lru_cache(maxsize=1)
-def measure(lab: Laboratory) -> Measured:
+def measure(context: PaperContext) -> EffectiveRates:
     """Unroll a task under the penalty, at the paper's strength or half of the safe one, and under the explicit step.
 
-    Kept for the claims, which ask once more.
+    Cached, because the claims read it too.
     """
-    scale = lab.scale
-    case = first_cases(scale)[0]
-    stream = lab.trained(case.data)
-    told = setting(scale, case, "ewc", "ewc")
-    asked = told.strength or 0.0
-    how: dict[str, Any] = {
-        "weights": lab.weights.get(lab.starts.get(case.network, [""])[0]),
-        "device": lab.study.device,
+    scale = context.scale
+    condition = scale.first_conditions()[0]
+    stream = context.main_stream(condition.data)
+    setting = paper_setting(scale, condition, "ewc")
+    paper_strength = setting.strength or 0.0
+    options: dict[str, Any] = {
+        "weights": context.weights.get(context.backbones.get(condition.network, [""])[0]),
+        "device": context.study.device,
     }
-    network, _, moor = _moored(case, stream, Interpolation(), told.lr, **how)
-    safe = moor.diagnose(asked).safe_strength
-    how["after"] = (network.state_dict(), moor.state_dict())  # without a past no pull acts: the first task is the same
-    strength = asked if asked < safe else safe / 2
+    network, _, moor = _after_first_task(condition, stream, Interpolation(), setting.lr, **options)
+    safe_strength = moor.diagnose(paper_strength).safe_strength
+    # No pull acts in the first task, so that it is the same for all pulls.
+    options["checkpoint"] = (network.state_dict(), moor.state_dict())
+    strength = paper_strength if paper_strength < safe_strength else safe_strength / 2
     pulls: dict[str, Pull] = {f"penalty {strength:.4g}": Penalty(strength), "explicit": Interpolation()}
-    found = {name: unroll(case, stream, pull, told.lr, **how) for name, pull in pulls.items()}
-    _, _, moor = _moored(case, stream, Penalty(safe), told.lr, **how)
-    rates = list(_rates_of_penalty(moor))
+    tasks = {name: unroll(condition, stream, pull, setting.lr, **options) for name, pull in pulls.items()}
+    _, _, moor = _after_first_task(condition, stream, Penalty(safe_strength), setting.lr, **options)
+    rates = list(_penalty_rates(moor))
     total = {name: torch.stack([rate[name] for rate in rates]).sum(0) for name in rates[0]}
-    return Measured(case, told.lr, asked, safe, strength, found, _spread(total, told.lr * STEPS))
+    at_safe_strength = _quantiles_by_layer(total, setting.lr * STEPS)
+    return EffectiveRates(condition, setting.lr, paper_strength, safe_strength, strength, tasks, at_safe_strength)
 
 
 def unroll(
-    case: Case,
+    condition: Condition,
     stream: Stream,
     pull: Pull,
     lr: float,
     *,
     weights: BackboneWeights | None = None,
     device: str = "cpu",
-    after: After | None = None,
-) -> Unrolled:
+    checkpoint: Checkpoint | None = None,
+) -> UnrolledTask:
     """Train the first batches of two tasks by gradient descent, and write the second as a sum of its gradients.
 
     theta = anchor - sum_j rate_j g_j over the n iterations of the second task. Under a penalty
-    rate_j = lr (1 - lr strength previous)^(n - 1 - j); under the explicit step, which pulls after it steps,
+    rate_j = lr (1 - lr strength previous)^(n - 1 - j); under the explicit step, which pulls after the optimizer's step,
     rate_j = lr prod_{m >= j} (1 - R_m).
 
     Args:
-        case: network and batch.
-        stream: whose first two tasks are trained.
+        condition: network and batch.
+        stream: the stream whose first two tasks are trained.
         pull: a `Penalty` or an `Interpolation`.
-        lr: of gradient descent; with momentum the form would be another.
-        weights: what the backbone starts from instead of random numbers.
+        lr: the learning rate of gradient descent without momentum; momentum would change the form.
+        weights: the weights of the backbone; random if None.
         device: where to compute.
-        after: the network and its mooring after the first task, where that was trained already.
+        checkpoint: the network and its mooring after the first task; trained if None.
     """
-    network, optimizer, moor = _moored(case, stream, pull, lr, weights, device, after)
+    network, optimizer, moor = _after_first_task(condition, stream, pull, lr, weights, device, checkpoint)
     anchor = {name: value.clone() for name, value in moor.anchor.items()}
-    gradients, kept = [], []
-    for g in _steps(network, optimizer, stream, 1, case.regime.batch):
-        gradients.append({name: g[name] for name in anchor})
+    gradients, retained = [], []
+    for gradient in _train_steps(network, optimizer, stream, 1, condition.regime.batch):
+        gradients.append({name: gradient[name] for name in anchor})
         if isinstance(pull, Interpolation):
             previous, current = moor.previous, moor.current
-            kept.append({name: 1 - relative_importance(previous[name], current[name], pull.root) for name in anchor})
-    rates = _rates_of_explicit(kept, lr) if isinstance(pull, Interpolation) else _rates_of_penalty(moor)
+            retained.append({n: 1 - relative_importance(previous[n], current[n], pull.root) for n in anchor})
+    rates = _explicit_rates(retained, lr) if isinstance(pull, Interpolation) else _penalty_rates(moor)
     unrolled = {name: value.clone() for name, value in anchor.items()}
     total = {name: torch.zeros_like(value) for name, value in anchor.items()}
-    left: dict[str, list[Tensor]] = {}
-    for g, rate in zip(reversed(gradients), rates, strict=True):  # the newest first
+    by_age: dict[str, list[Tensor]] = {}
+    for gradient, rate in zip(reversed(gradients), rates, strict=True):  # the newest first
         for name in anchor:
-            unrolled[name] -= rate[name] * g[name]
+            unrolled[name] -= rate[name] * gradient[name]
             total[name] += rate[name]
-        for layer, spread in _spread(rate, lr).items():
-            left.setdefault(layer, []).append(spread)
+        for layer, quantiles in _quantiles_by_layer(rate, lr).items():
+            by_age.setdefault(layer, []).append(quantiles)
     moor.detach()
     theta = {name: value.detach() for name, value in network.named_parameters() if name in anchor}
-    return Unrolled(
-        _difference(theta, unrolled, anchor),
-        {layer: torch.stack(spreads) for layer, spreads in left.items()},
-        _spread(total, lr * STEPS),
+    return UnrolledTask(
+        _relative_difference(theta, unrolled, anchor),
+        {layer: torch.stack(quantiles) for layer, quantiles in by_age.items()},
+        _quantiles_by_layer(total, lr * STEPS),
     )
 
 
-def _moored(
-    case: Case,
+def _after_first_task(
+    condition: Condition,
     stream: Stream,
     pull: Pull,
     lr: float,
     weights: BackboneWeights | None,
     device: str,
-    after: After | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> tuple[MultiHeadNetwork, torch.optim.Optimizer, Mooring]:
-    """A network after its first task."""
-    network = initial_network(case.network, stream, 0, dtype=torch.float64, weights=weights).to(device)
+    """Return a moored network after its first task."""
+    network = initial_network(condition.network, stream, 0, dtype=torch.float64, weights=weights).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=lr)
     moor = attach(network, optimizer, importance="ewc", pull=pull, exclude=("heads.*",))
-    if after is not None:
-        network.load_state_dict(after[0])
-        with warnings.catch_warnings():  # nothing is pulled in a first task, so any pull may have seen it
+    if checkpoint is not None:
+        network.load_state_dict(checkpoint[0])
+        with warnings.catch_warnings():  # no pull acts in a first task, so its state fits every pull
             warnings.filterwarnings("ignore", "the state was made with")
-            moor.load_state_dict({name: value.clone() for name, value in after[1].items()})
+            moor.load_state_dict({name: value.clone() for name, value in checkpoint[1].items()})
         return network, optimizer, moor
-    for _ in _steps(network, optimizer, stream, 0, case.regime.batch):
+    for _ in _train_steps(network, optimizer, stream, 0, condition.regime.batch):
         pass
     moor.consolidate()
     return network, optimizer, moor
 
 
-def _steps(
+def _train_steps(
     network: MultiHeadNetwork, optimizer: torch.optim.Optimizer, stream: Stream, task: int, batch: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Gradient descent on the first images of a task; the gradients after each step."""
+    """Train on the first images of a task by gradient descent, and yield the gradients after each step."""
     order = task_order(0, task, 0, stream.tasks[task].train)
     device = next(network.parameters()).device
     for step in range(STEPS):
-        chosen = order[torch.arange(step * batch, (step + 1) * batch) % len(order)]
-        images, labels = (part[chosen].to(device) for part in (stream.train.images, stream.train.labels))
+        indices = order[torch.arange(step * batch, (step + 1) * batch) % len(order)]
+        images, labels = (part[indices].to(device) for part in (stream.train.images, stream.train.labels))
         with torch.backends.cudnn.flags(benchmark=False, deterministic=True):
             logits = network(normalize_pixels(images, torch.float64), stream.head(task))
             optimizer.zero_grad()
             torch.autograd.backward(nn.functional.cross_entropy(logits, labels))
-        found = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+        gradients = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
         optimizer.step()
-        yield found
+        yield gradients
 
 
-def _rates_of_penalty(moor: Mooring) -> Iterator[State]:
-    """By age: what the library says of itself."""
+def _penalty_rates(moor: Mooring) -> Iterator[State]:
+    """Yield the effective learning rates by age, as the library reports them."""
     return (moor.effective_learning_rate(age) for age in range(STEPS))
 
 
-def _rates_of_explicit(kept: Sequence[State], lr: float) -> Iterator[State]:
-    """By age: lr times what each later interpolation, and its own, left of it."""
-    product = {name: torch.full_like(value, lr) for name, value in kept[-1].items()}
-    for each in reversed(kept):
-        product = {name: value * each[name] for name, value in product.items()}
+def _explicit_rates(retained: Sequence[State], lr: float) -> Iterator[State]:
+    """Yield by age: lr times the product of 1 - R over this interpolation and all later ones."""
+    product = {name: torch.full_like(value, lr) for name, value in retained[-1].items()}
+    for fractions in reversed(retained):
+        product = {name: value * fractions[name] for name, value in product.items()}
         yield product
 
 
-def _spread(values: Mapping[str, Tensor], unit: float) -> dict[str, Tensor]:
-    """Quantiles over the parameters of each layer; one by one, since `quantile` refuses large samples."""
+def _quantiles_by_layer(values: Mapping[str, Tensor], unit: float) -> dict[str, Tensor]:
+    """Return quantiles over the parameters of each layer; `kthvalue`, because `quantile` refuses large tensors."""
     layers: dict[str, list[Tensor]] = {}
     for name, value in values.items():
         layers.setdefault(layer_of(name), []).append(value.flatten() / unit)
-    found = {}
+    quantiles = {}
     for layer, parts in layers.items():
-        every = torch.cat(parts)
-        found[layer] = torch.stack([every.kthvalue(1 + round(q * (len(every) - 1))).values for q in QUANTILES]).cpu()
-    return found
+        merged = torch.cat(parts)
+        ranks = [1 + round(q * (len(merged) - 1)) for q in QUANTILES]
+        quantiles[layer] = torch.stack([merged.kthvalue(rank).values for rank in ranks]).cpu()
+    return quantiles
 
 
-def _difference(theta: State, unrolled: State, anchor: State) -> dict[str, float]:
-    off: dict[str, float] = {}
-    moved: dict[str, float] = {}
+def _relative_difference(theta: State, unrolled: State, anchor: State) -> dict[str, float]:
+    error: dict[str, float] = {}
+    movement: dict[str, float] = {}
     for name, value in theta.items():
         layer = layer_of(name)
-        off[layer] = max(off.get(layer, 0.0), float((value - unrolled[name]).abs().max()))
-        moved[layer] = max(moved.get(layer, 0.0), float((value - anchor[name]).abs().max()))
-    return {layer: off[layer] / moved[layer] if moved[layer] else off[layer] for layer in off}
+        error[layer] = max(error.get(layer, 0.0), float((value - unrolled[name]).abs().max()))
+        movement[layer] = max(movement.get(layer, 0.0), float((value - anchor[name]).abs().max()))
+    return {layer: error[layer] / movement[layer] if movement[layer] else error[layer] for layer in error}
 
 
-def _row(pull: str, layer: str, found: Unrolled) -> dict[str, Any]:
-    low, median, high = found.mean[layer].tolist()
+def _row(pull: str, layer: str, task: UnrolledTask) -> dict[str, Any]:
+    low, median, high = task.mean_fraction[layer].tolist()
     return {
         "pull": pull,
         "layer": layer,
-        "largest relative difference": f"{found.difference[layer]:.1e}",
-        "left of the newest gradient's, median": float(found.left[layer][0, 1]),
-        "left of the oldest's, median": float(found.left[layer][-1, 1]),
+        "largest relative difference": f"{task.difference[layer]:.1e}",
+        "left of the newest gradient's, median": float(task.fraction_by_age[layer][0, 1]),
+        "left of the oldest's, median": float(task.fraction_by_age[layer][-1, 1]),
         "left in the mean, 25 %": low,
         "left in the mean, median": median,
         "left in the mean, 75 %": high,
     }
 
 
-def _said(found: Mapping[str, Unrolled], lr: float) -> list[str]:
-    worst = {name: max(each.difference.values()) for name, each in found.items()}
-    told = ", ".join(f"{value:.1e} ({name})" for name, value in worst.items())
+def _text(rates: EffectiveRates) -> list[str]:
+    largest = {name: max(task.difference.values()) for name, task in rates.tasks.items()}
+    differences = ", ".join(f"{value:.1e} ({name})" for name, value in largest.items())
     text = [
-        f"The unrolled form and {STEPS} iterates in float64 differ by no more than this share of how far a layer's "
-        f"parameters moved: {told}."
+        f"The largest difference between the unrolled form and {STEPS} iterates in float64, relative to the largest "
+        f"movement of the layer: {differences}."
     ]
-    for name, each in found.items():
-        layers = list(each.mean)
-        first, last = (float(each.mean[layer][1]) for layer in (layers[0], layers[-1]))
+    for name, task in rates.tasks.items():
+        layers = list(task.mean_fraction)
+        first, last = (float(task.mean_fraction[layer][1]) for layer in (layers[0], layers[-1]))
         text.append(
-            f"Under {name} a gradient counts in the mean at {first:.3g} of the learning rate {lr:g} for the median "
-            f"parameter of the first layer, at {last:.3g} in the last."
+            f"Under {name}, the median parameter keeps on average {first:.3g} of the learning rate {rates.lr:g} in the "
+            f"first layer and {last:.3g} in the last."
         )
     return text
 
 
-def _draw(case: str, found: Mapping[str, Unrolled]) -> list["Drawing"]:
+def _draw(condition: str, tasks: Mapping[str, UnrolledTask]) -> list["Drawing"]:
     from matplotlib.figure import Figure  # slow to import
 
     from mooring.report.picture import Drawing
     from mooring.report.style import LINES, WIDTH
 
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
-    panels = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
-    for panel, (name, each) in zip(panels, found.items(), strict=True):
-        for number, (layer, spread) in enumerate(each.left.items()):
-            low, median, high = spread.T.tolist()
-            colour = LINES[number % len(LINES)]
+    panels = figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0]
+    for panel, (name, task) in zip(panels, tasks.items(), strict=True):
+        for index, (layer, quantiles) in enumerate(task.fraction_by_age.items()):
+            low, median, high = quantiles.T.tolist()
+            colour = LINES[index % len(LINES)]
             panel.fill_between(range(STEPS), low, high, color=colour, alpha=0.15, lw=0)
             panel.plot(range(STEPS), median, color=colour, label=layer)
         panel.set_title(name, loc="left")
@@ -309,10 +312,10 @@ def _draw(case: str, found: Mapping[str, Unrolled]) -> list["Drawing"]:
     return [
         Drawing(
             "age",
-            f"The effective learning rate by the age of a gradient: {case}",
-            "What is left of the learning rate for a gradient so many iterations later, under EWC's penalty and under "
-            "the explicit step: the median over a layer's parameters, and the half of them around it.",
-            f"Line charts: effective learning rate by age of the gradient and by layer, for {' and '.join(found)}.",
+            f"The effective learning rate by the age of a gradient: {condition}",
+            "The fraction of the learning rate that remains for a gradient after some iterations, under EWC's penalty "
+            "and under the explicit step: the median over the parameters of a layer, and the quartiles.",
+            f"Line charts: effective learning rate by age of the gradient and by layer, for {' and '.join(tasks)}.",
             figure,
         )
     ]

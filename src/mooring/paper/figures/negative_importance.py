@@ -1,4 +1,4 @@
-"""Case 1: importance below 0. SI with all scores positive, with a few that keep their sign or lose it, and signed."""
+"""Case 1 of instability, negative importance: SI with positive scores, with a few negative ones, and signed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,19 +6,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mooring.lab.model.metrics import Interval
 from mooring.lab.model.summary import Row
-from mooring.paper.context.context import Laboratory
-from mooring.paper.context.result import Finding, Table
-from mooring.paper.context.scale import Case, Scale
-from mooring.paper.context.seed_rows import bounds, first_cases, over_seeds, papers_rate, unstable_in
+from mooring.paper.context.paper_context import PaperContext
+from mooring.paper.context.paper_runs import paper_setting
+from mooring.paper.context.scale import Condition, Scale
+from mooring.paper.context.seed_statistics import summarize_seeds, unstable_count
+from mooring.paper.context.target_result import ResultTable, TargetResult
+from mooring.paper.figures.panels import draw_stability_marks
+from mooring.paper.figures.violations import parameter_count
 from mooring.paper.published.published_numbers import Setting
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from mooring.report.picture import Drawing
 
-__all__ = ["count", "mark", "run"]
+__all__ = ["POSITIVE", "count", "run"]
 
 POSITIVE = "si-absolute"
 VARIANTS = {
@@ -27,30 +29,31 @@ VARIANTS = {
     "si-flipped": "0.1 % negative",
     "si-signed": "signed",
 }
-"""The paper's "All Pos.", its "0.1 % Neg." read in two ways, and "Original".
+"""The paper's "All Pos.", two readings of its "0.1 % Neg.", and "Original".
 
-Under SGD from rest the path integral of a parameter is never below 0: with momentum m it is lr times the sum over steps
-s <= t of m^(t - s) * g_s * g_t, a positive definite form. So few scores are negative unless they are made so.
+Under SGD from rest the path integral of a parameter is never negative: with momentum m it is lr times the sum over
+steps s <= t of m^(t - s) * g_s * g_t, a positive definite form. Few scores are therefore negative, unless a variant
+flips them.
 """
 
 
 @dataclass(frozen=True)
-class Found:
-    """What came of one data set.
+class SignSweep:
+    """The variants of SI on a data set, over strengths.
 
     Attributes:
-        case: network, regime and data set.
-        plain: fine-tuning without a penalty, to compare with.
+        condition: network, regime and data set.
+        plain: fine-tuning without a penalty, for comparison.
         rows: one for each strength, by variant.
     """
 
-    case: Case
+    condition: Condition
     plain: Row
     rows: Mapping[str, Sequence[Row]]
 
 
 def count(scale: Scale) -> int:
-    """How many models it trains: every variant at every strength, and plain fine-tuning.
+    """Return how many models it trains: every variant at every strength, and plain fine-tuning.
 
     Example:
         >>> from mooring.paper.context.scale import MINIATURE, PAPER
@@ -60,35 +63,36 @@ def count(scale: Scale) -> int:
     return (len(VARIANTS) * len(scale.strengths) + 1) * scale.seeds * len(scale.streams)
 
 
-def run(lab: Laboratory) -> Finding:
-    """Which strengths are stable in each variant, how accurate they are, and how many scores were below 0."""
-    strengths = sorted(lab.scale.strengths)
-    wanted = {}
-    for case in first_cases(lab.scale):
-        lr = papers_rate(lab.scale, case, "si")
+def run(context: PaperContext) -> TargetResult:
+    """Measure at which strengths each variant is stable, its accuracy, and how many scores are negative."""
+    strengths, seeds = sorted(context.scale.strengths), range(context.scale.seeds)
+    specs = {}
+    for condition in context.scale.first_conditions():
+        lr = paper_setting(context.scale, condition, "si").lr
         settings = [("plain", Setting(lr, None))]
         settings += [(name, Setting(lr, strength)) for name in VARIANTS for strength in strengths]
-        seeds = range(lab.scale.seeds)
-        wanted[case] = [lab.spec(case, name, seed, setting) for name, setting in settings for seed in seeds]
-    known = lab.run([spec for specs in wanted.values() for spec in specs])
-    found = []
-    for case, specs in wanted.items():
-        rows = over_seeds(known[spec] for spec in specs)
+        specs[condition] = [
+            context.spec(condition, name, seed, setting) for name, setting in settings for seed in seeds
+        ]
+    known = context.run([spec for group in specs.values() for spec in group])
+    sweeps = []
+    for condition, group in specs.items():
+        rows = summarize_seeds(known[spec] for spec in group)
         by_variant = {name: [row for row in rows if row.setting.method == name] for name in VARIANTS}
-        found.append(Found(case, rows[0], by_variant))
-    text = [sentence for each in found for sentence in _said(each)]
-    return Finding("fig-negative", text, [_table(each) for each in found], list(known.values()), partial(_draw, found))
+        sweeps.append(SignSweep(condition, rows[0], by_variant))
+    text = [sentence for sweep in sweeps for sentence in _text(sweep)]
+    tables = [_table(sweep) for sweep in sweeps]
+    return TargetResult("fig-negative", text, tables, list(known.values()), partial(_draw, sweeps))
 
 
-def _negatives(row: Row) -> list[int]:
-    """Scores below 0 after each task, the most of any seed that got there."""
-    reached = max(len(result.stability) for result in row.results)
-    told = [[each.negative for each in result.stability] for result in row.results]
-    return [max(counts[task] for counts in told if len(counts) > task) for task in range(reached)]
+def _negative_counts(row: Row) -> list[int]:
+    """Return the number of negative scores after each task, the maximum over the seeds that finished it."""
+    counts = [[stability.negative for stability in result.stability] for result in row.results]
+    return [max(c[task] for c in counts if len(c) > task) for task in range(max(map(len, counts)))]
 
 
-def _same(row: Row, other: Row) -> bool:
-    """Whether every seed ended alike, with the same accuracies after every task, on every task that both scored."""
+def _same_runs(row: Row, other: Row) -> bool:
+    """Return whether all seeds have the same status and the same accuracies on every task that both evaluated."""
     return all(
         (one.status, len(one.matrix)) == (two.status, len(two.matrix))
         and all(a[: len(b)] == b[: len(a)] for a, b in zip(one.matrix, two.matrix, strict=True))
@@ -96,165 +100,157 @@ def _same(row: Row, other: Row) -> bool:
     )
 
 
-def _first(row: Row) -> list[list[float]]:
-    """What each seed scored after the first task."""
+def _scores_after_first_task(row: Row) -> list[list[float]]:
     return [scores for result in row.results for scores in result.matrix[:1]]
 
 
-def _table(found: Found) -> Table:
+def _table(sweep: SignSweep) -> ResultTable:
     rows: list[dict[str, Any]] = []
-    for name, line in found.rows.items():
-        for row, positive in zip(line, found.rows[POSITIVE], strict=True):
-            negatives, accuracy = _negatives(row), row.metrics.get("accuracy")
+    for name, variant in sweep.rows.items():
+        for row, positive in zip(variant, sweep.rows[POSITIVE], strict=True):
+            negatives, accuracy = _negative_counts(row), row.metrics.get("accuracy")
             rows.append(
                 {
                     "method": name,
                     "scores": VARIANTS[name],
                     "strength": f"{row.setting.strength:g}",
-                    "unstable": f"{unstable_in(row)} of {len(row.results)}",
+                    "unstable": f"{unstable_count(row)} of {len(row.results)}",
                     "accuracy": None if accuracy is None else str(accuracy),
-                    "95 % interval": bounds(accuracy),
+                    "95 % interval": _format_bounds(accuracy),
                     "most below 0": max(negatives, default=0),
                     "below 0 after each task": ", ".join(map(str, negatives)),
-                    f"accuracies as {POSITIVE}": None if name == POSITIVE else _same(row, positive),
+                    f"accuracies as {POSITIVE}": None if name == POSITIVE else _same_runs(row, positive),
                 }
             )
-    return Table(f"{found.case}, lr {found.plain.setting.lr:g}", list(rows[0]), rows)
+    return ResultTable(f"{sweep.condition}, lr {sweep.plain.setting.lr:g}", list(rows[0]), rows)
 
 
-def _said(found: Found) -> list[str]:
-    """What the table shows, variant by variant."""
-    data, positive = found.case.data, found.rows[POSITIVE]
-    text = [_positive(data, positive)]
-    for name, line in found.rows.items():
+def _format_bounds(mean: Interval | None) -> str | None:
+    """Return the 95 % interval of a mean as text; None if there is none.
+
+    Example:
+        >>> _format_bounds(Interval(71.5, 0.25, 71.0, 72.0, 4))
+        '71.00 to 72.00'
+    """
+    return None if mean is None or math.isnan(mean.low) else f"{mean.low:.2f} to {mean.high:.2f}"
+
+
+def _text(sweep: SignSweep) -> list[str]:
+    data, positive = sweep.condition.data, sweep.rows[POSITIVE]
+    text = [_positive_sentence(data, positive)]
+    for name, variant in sweep.rows.items():
         if name == POSITIVE:
             continue
-        pairs = list(zip(line, positive, strict=True))
-        fine = [row for row, other in pairs if not unstable_in(other)]
-        lost = [f"{row.setting.strength:g}" for row in fine if unstable_in(row)]
-        which = f" (strength {', '.join(lost)})" if lost else ""
+        pairs = list(zip(variant, positive, strict=True))
+        comparable = [row for row, other in pairs if not unstable_count(other)]
+        unstable = [f"{row.setting.strength:g}" for row in comparable if unstable_count(row)]
+        which = f" (strength {', '.join(unstable)})" if unstable else ""
         text.append(
-            f"{data}, {name}: unstable at {len(lost)} of the {len(fine)} strengths at which {POSITIVE} is "
-            f"stable{which}; {_where(line)}."
+            f"{data}, {name}: unstable at {len(unstable)} of the {len(comparable)} strengths at which {POSITIVE} is "
+            f"stable{which}; {_negative_sentence(variant)}."
         )
-        without = [(row, other) for row, other in pairs if not any(_negatives(row))]
+        without = [(row, other) for row, other in pairs if not any(_negative_counts(row))]
         if without:
-            apart = [pair for pair in without if not _same(*pair)]
-            early = sum(_first(row) != _first(other) for row, other in apart)
+            different = [pair for pair in without if not _same_runs(*pair)]
+            early = sum(_scores_after_first_task(row) != _scores_after_first_task(other) for row, other in different)
             rounding = (
-                f"; at the other {len(apart)} the two differ without a score that does, at {early} of them in the "
-                "first task already, before a penalty acts: the last bits of a run hang on the fleet that it sails in"
+                f"; at the other {len(different)} the two differ although no score does, at {early} of them already in "
+                "the first task, before a penalty acts: the last bits of a run depend on the fleet that trains it"
             )
             text.append(
-                f"{data}, {name}: at {len(without)} of {len(pairs)} strengths no score was below 0 after any task; at "
-                f"{len(without) - len(apart)} of these every accuracy is that of {POSITIVE}{rounding if apart else ''}."
+                f"{data}, {name}: at {len(without)} of {len(pairs)} strengths no score was negative after any task; at "
+                f"{len(without) - len(different)} of these every accuracy equals that of {POSITIVE}"
+                f"{rounding if different else ''}."
             )
-    plain = found.plain.metrics.get("accuracy")
-    weakest = {name: line[0].metrics.get("accuracy") for name, line in found.rows.items()}
-    told = [f"{name} {accuracy}" for name, accuracy in weakest.items() if accuracy is not None]
-    if plain is not None and told:
-        strength = positive[0].setting.strength
+    plain = sweep.plain.metrics.get("accuracy")
+    weakest = {name: variant[0].metrics.get("accuracy") for name, variant in sweep.rows.items()}
+    accuracies = [f"{name} {accuracy}" for name, accuracy in weakest.items() if accuracy is not None]
+    if plain is not None and accuracies:
         text.append(
-            f"{data}: at the smallest strength, {strength:g}, accuracy is {', '.join(told)}; plain fine-tuning {plain}."
+            f"{data}: accuracy at the smallest strength, {positive[0].setting.strength:g}: {', '.join(accuracies)}; "
+            f"plain fine-tuning {plain}."
         )
     return text
 
 
-def _positive(data: str, line: Sequence[Row]) -> str:
-    """Whether positive scores are always stable, and whether those that are not are Case 2."""
-    lost = [row for row in line if unstable_in(row)]
+def _positive_sentence(data: str, rows: Sequence[Row]) -> str:
+    """Return whether positive scores are always stable, and whether those that are not are Case 2."""
+    lost = [row for row in rows if unstable_count(row)]
     if not lost:
-        return f"{data}, {POSITIVE}: stable at all {len(line)} strengths, as the paper says."
+        return f"{data}, {POSITIVE}: stable at all {len(rows)} strengths, as in the paper."
     unstable = [result for row in lost for result in row.results if result.status == "unstable"]
-    beyond = sum(any(each.largest >= 1 for each in result.stability) for result in unstable)
+    beyond = sum(any(stability.largest >= 1 for stability in result.stability) for result in unstable)
     which = ", ".join(f"{row.setting.strength:g}" for row in lost)
     return (
-        f"{data}, {POSITIVE}: unstable at {len(lost)} of {len(line)} strengths ({which}), without any score below 0; "
+        f"{data}, {POSITIVE}: unstable at {len(lost)} of {len(rows)} strengths ({which}), without any negative score; "
         f"in {beyond} of these {len(unstable)} runs lr * strength * importance had reached 1, which is Case 2."
     )
 
 
-def _where(line: Sequence[Row]) -> str:
-    """How many scores were below 0, after the first task and later."""
-    every = [_negatives(row) for row in line]
-    parameters = max((_parameters(row) for row in line), default=0)
-    first = max((counts[0] for counts in every if counts), default=0)
-    later = max((max(counts[1:]) for counts in every if len(counts) > 1), default=0)
+def _negative_sentence(rows: Sequence[Row]) -> str:
+    """Return how many scores were negative, after the first task and later."""
+    counts = [_negative_counts(row) for row in rows]
+    known = [stability for row in rows for result in row.results for stability in result.stability[:1]]
+    parameters = max(map(parameter_count, known), default=0)
+    first = max((tasks[0] for tasks in counts if tasks), default=0)
+    later = max((max(tasks[1:]) for tasks in counts if len(tasks) > 1), default=0)
     return (
-        f"at most {first:,} of {parameters:,} scores were below 0 after the first task, and {later:,} after a later one"
+        f"at most {first:,} of {parameters:,} scores were negative after the first task, and {later:,} after a later "
+        "one"
     )
 
 
-def _parameters(row: Row) -> int:
-    told = [each for result in row.results for each in result.stability[:1]]
-    return max((each.free + each.interpolate + each.extrapolate + each.diverge for each in told), default=0)
-
-
-def mark(panel: "Axes", x: Sequence[float], y: float, unstable: Sequence[bool], colour: str) -> None:
-    """A row of marks: a dot where training was stable in every seed, a cross where it was not."""
-    from mooring.report.style import INK
-
-    dots = [each for each, lost in zip(x, unstable, strict=True) if not lost]
-    crosses = [each for each, lost in zip(x, unstable, strict=True) if lost]
-    panel.plot(dots, [y] * len(dots), "o", color=colour, ms=3.2, mew=0, clip_on=False)
-    panel.plot(crosses, [y] * len(crosses), "x", color=INK, ms=4.6, mew=1.2, clip_on=False)
-
-
-def _draw(found: Sequence[Found]) -> "list[Drawing]":
-    """For each data set: accuracy against strength, a line for each variant, and a row of marks below."""
+def _draw(sweeps: Sequence[SignSweep]) -> "list[Drawing]":
+    """Draw for each data set accuracy against strength, a line for each variant, with rows of marks below."""
     from matplotlib.figure import Figure  # slow to import
 
     from mooring.report.figures.logarithm import ticks
     from mooring.report.picture import Drawing
     from mooring.report.style import FAINT, LINES, RULE, WIDTH
 
-    drawn = []
-    for each in found:
+    drawings = []
+    for sweep in sweeps:
         figure = Figure(figsize=(WIDTH, 3.7))
-        top, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1.3))
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1.3))
         figure.subplots_adjust(left=0.145, right=0.985, top=0.87, bottom=0.12, hspace=0.06)
-        x = [math.log10(row.setting.strength or 1.0) for row in each.rows[POSITIVE]]
-        plain = each.plain.metrics.get("accuracy")
+        x = [math.log10(row.setting.strength or 1.0) for row in sweep.rows[POSITIVE]]
+        plain = sweep.plain.metrics.get("accuracy")
         if plain is not None:
             top.axhline(plain.mean, color=FAINT, lw=0.9, ls=":", label="plain fine-tuning")
-        for number, (name, line) in enumerate(each.rows.items()):
-            told = [row.metrics.get("accuracy") for row in line]
-            y = [math.nan if value is None else value.mean for value in told]
-            spread = [0.0 if value is None or math.isnan(value.std) else value.std for value in told]
-            colour, dash, wide = LINES[number], ("-", "--", "-.", ":")[number], (3.2, 1.9, 1.6, 1.3)[number]
-            # Lines that coincide are seen through each other, and bars stand side by side.
-            top.plot(x, y, dash, color=colour, lw=wide, alpha=0.45 if number == 0 else 1.0)
-            aside = [value + 0.012 * (number - 1.5) * (x[-1] - x[0]) for value in x]
+        for index, (name, rows) in enumerate(sweep.rows.items()):
+            accuracies = [row.metrics.get("accuracy") for row in rows]
+            y = [math.nan if value is None else value.mean for value in accuracies]
+            spread = [0.0 if value is None or math.isnan(value.std) else value.std for value in accuracies]
+            colour, dash, width = LINES[index], ("-", "--", "-.", ":")[index], (3.2, 1.9, 1.6, 1.3)[index]
+            # Widths, dashes and offsets keep lines and error bars that coincide visible.
+            top.plot(x, y, dash, color=colour, lw=width, alpha=0.45 if index == 0 else 1.0)
+            shifted = [value + 0.012 * (index - 1.5) * (x[-1] - x[0]) for value in x]
             label = f"{name}: {VARIANTS[name]}"
-            top.errorbar(aside, y, spread, fmt="o", color=colour, ms=3.6, mew=0, elinewidth=0.9, label=label)
-            mark(below, x, -number, [unstable_in(row) > 0 for row in line], colour)
+            top.errorbar(shifted, y, spread, fmt="o", color=colour, ms=3.6, mew=0, elinewidth=0.9, label=label)
+            draw_stability_marks(bottom, x, -index, [unstable_count(row) > 0 for row in rows], colour)
         top.grid(axis="y")
         top.tick_params(bottom=False)
         top.set_ylabel("average accuracy, %")
-        shown = ticks(x[0], x[-1], 12)
-        below.set_xticks(list(shown), list(shown.values()))
-        below.set_yticks([-number for number in range(len(VARIANTS))], list(VARIANTS.values()))
-        below.set_ylim(-len(VARIANTS) + 0.4, 0.6)
-        below.set_xlabel("strength")
-        below.vlines(x, -len(VARIANTS) + 0.4, 0.6, color=RULE, lw=0.6, zorder=0)
+        x_ticks = ticks(x[0], x[-1], 12)
+        bottom.set_xticks(list(x_ticks), list(x_ticks.values()))
+        bottom.set_yticks([-index for index in range(len(VARIANTS))], list(VARIANTS.values()))
+        bottom.set_ylim(-len(VARIANTS) + 0.4, 0.6)
+        bottom.set_xlabel("strength")
+        bottom.vlines(x, -len(VARIANTS) + 0.4, 0.6, color=RULE, lw=0.6, zorder=0)
         figure.legend(loc="upper left", ncols=3, bbox_to_anchor=(0.137, 1.0))
-        drawn.append(
+        unstable = {name: sum(unstable_count(row) > 0 for row in rows) for name, rows in sweep.rows.items()}
+        drawings.append(
             Drawing(
-                each.case.data,
-                f"Scores below 0: {each.case}",
-                "SI's penalty with all scores positive, with one in a thousand that keeps its sign, with one in a "
-                "thousand that is negative, and signed. Above: "
-                "average accuracy over the seeds that finished, bars of one standard deviation. Below: a dot where "
-                "training was stable in every seed, a cross where it was not. "
-                f"Learning rate {each.plain.setting.lr:g}.",
-                f"Line chart of average accuracy against strength for four variants of SI on {each.case.data}; "
-                + "; ".join(f"{name} unstable at {sum(map(_lost, line))}" for name, line in each.rows.items())
+                sweep.condition.data,
+                f"Negative scores: {sweep.condition}",
+                "SI's penalty with all scores positive, with one score in a thousand that keeps its sign, with one in "
+                "a thousand that is negative, and with signed scores. Above: average accuracy over the seeds that "
+                "finished, with bars of one standard deviation. Below: a dot where training was stable with every "
+                f"seed, a cross where it was not. Learning rate {sweep.plain.setting.lr:g}.",
+                f"Line chart of average accuracy against strength for four variants of SI on {sweep.condition.data}; "
+                + "; ".join(f"{name} unstable at {number}" for name, number in unstable.items())
                 + f" of {len(x)} strengths.",
                 figure,
             )
         )
-    return drawn
-
-
-def _lost(row: Row) -> bool:
-    return unstable_in(row) > 0
+    return drawings

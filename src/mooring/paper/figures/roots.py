@@ -1,4 +1,4 @@
-"""The root in R: the paper's square root beside the cube root and the plain ratio of importances."""
+"""The root in R: the paper's square root, the cube root and the plain ratio of importances."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,26 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 from mooring.lab.model.metrics import SCORE_TOLERANCE, Interval, confidence_interval
 from mooring.lab.model.results import Result
-from mooring.paper.context.context import Laboratory
-from mooring.paper.context.result import Finding, Table
+from mooring.paper.context.paper_context import PaperContext
+from mooring.paper.context.paper_runs import MethodRuns, train_methods
 from mooring.paper.context.scale import EXPLICIT, Scale
-from mooring.paper.figures.cka import bounded, difference, mean_over_seeds, metric
-from mooring.paper.figures.importance_by_layer import train, unfinished
+from mooring.paper.context.seed_statistics import (
+    format_difference,
+    format_mean,
+    mean_difference,
+    metric_values,
+    unfinished_note,
+)
+from mooring.paper.context.target_result import ResultTable, TargetResult
 
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["LIKE", "ROOTS", "count", "run"]
+__all__ = ["ROOTS", "count", "run", "train_roots"]
 
 ROOTS = {"square root": "", "cube root": "-cube", "plain ratio": "-ratio"}
-"""How each is called, and how the names of its methods end."""
+"""The suffix of the methods with each root."""
 
-LIKE = {f"{name}{ending}": name for name in EXPLICIT for ending in ROOTS.values()}
-"""Every method, and the one whose setting in the paper it takes."""
+Reductions = Mapping[tuple[str, str], Interval | None]
+"""How much less than the plain ratio a root forgets, by method and root."""
 
 
 def count(scale: Scale) -> int:
-    """How many models it trains.
+    """Return how many models it trains.
 
     Example:
         >>> from mooring.paper.context.scale import PAPER
@@ -36,74 +42,83 @@ def count(scale: Scale) -> int:
     return len(ROOTS) * len(EXPLICIT) * scale.seeds * len(scale.streams)
 
 
-def run(lab: Laboratory) -> Finding:
-    """Accuracy and forgetting of every root, and each beside the plain ratio, seed by seed."""
-    runs = train(lab, LIKE)
+def train_roots(context: PaperContext) -> MethodRuns:
+    """Return the runs of every root, each at the paper's setting of the explicit step with the same importance."""
+    return train_methods(context, {f"{name}{suffix}": name for name in EXPLICIT for suffix in ROOTS.values()})
+
+
+def run(context: PaperContext) -> TargetResult:
+    """Compare accuracy and forgetting of every root with the plain ratio, by seed."""
+    runs = train_roots(context)
     tables, text = [], []
     for data, methods in runs.items():
-        rows, less = [], {}
+        rows = []
+        reductions: dict[tuple[str, str], Interval | None] = {}
         for name in EXPLICIT:
-            for root, ending in ROOTS.items():
-                found = methods[f"{name}{ending}"]
-                less[name, root] = _less(found, methods[f"{name}{ROOTS['plain ratio']}"])
-                rows.append(_row(name, root, found, less[name, root] if ending != ROOTS["plain ratio"] else None))
-        tables.append(Table(f"{data}: the root in the explicit step", list(rows[0]), rows))
-        text += [*(_said(data, root, less) for root in ("square root", "cube root")), *unfinished(data, methods)]
-    results = [result for methods in runs.values() for found in methods.values() for result in found]
-    return Finding("roots", text, tables, results, partial(_draw, runs))
+            ratio = metric_values(methods[f"{name}{ROOTS['plain ratio']}"], "forgetting")
+            for root, suffix in ROOTS.items():
+                results = methods[f"{name}{suffix}"]
+                if root != "plain ratio":
+                    reductions[name, root] = mean_difference((ratio, metric_values(results, "forgetting")))
+                rows.append(_row(name, root, results, reductions.get((name, root))))
+        tables.append(ResultTable(f"{data}: the root in the explicit step", list(rows[0]), rows))
+        text += [_sentence(data, root, reductions) for root in ("square root", "cube root")]
+        text += unfinished_note(data, methods)
+    results = [result for methods in runs.values() for seeds in methods.values() for result in seeds]
+    return TargetResult("roots", text, tables, results, partial(_draw, runs))
 
 
-def _less(found: Sequence[Result], ratio: Sequence[Result]) -> Interval | None:
-    """What it forgets less than the plain ratio."""
-    return difference(metric(ratio, "forgetting"), metric(found, "forgetting"))
+def _row(name: str, root: str, results: Sequence[Result], reduction: Interval | None) -> dict[str, Any]:
+    return {
+        "method": name,
+        "root": root,
+        "lr": f"{results[0].spec.lr:g}",
+        "accuracy": format_mean(results, "accuracy"),
+        "forgetting": format_mean(results, "forgetting"),
+        "forgets less than the plain ratio by": format_difference(reduction),
+    }
 
 
-def _row(name: str, root: str, found: Sequence[Result], less: Interval | None) -> dict[str, Any]:
-    told: dict[str, Any] = {"method": name, "root": root, "lr": f"{found[0].spec.lr:g}"}
-    told |= {which: mean_over_seeds(found, which) for which in ("accuracy", "forgetting")}
-    return {**told, "forgets less than the plain ratio by": bounded(less)}
-
-
-def _said(data: str, root: str, less: Mapping[tuple[str, str], Interval | None]) -> str:
-    """How many definitions the root helps."""
-    known = [told for (_, which), told in less.items() if which == root and told is not None]
+def _sentence(data: str, root: str, reductions: Reductions) -> str:
+    """Return for how many definitions a root forgets less than the plain ratio."""
+    known = [value for (_, tested), value in reductions.items() if tested == root and value is not None]
     if not known:
-        return f"{data}: no seed of the {root} finished beside one of the plain ratio."
-    mean = math.fsum(told.mean for told in known) / len(known)
-    fewer = sum(told.mean > SCORE_TOLERANCE for told in known)
-    sure = sum(told.low > 0 for told in known if not math.isnan(told.low))
-    more = f"{abs(mean):.2f} points {'higher' if mean < 0 else 'lower'}" if abs(mean) >= 0.005 else "the same"
-    paper = "; the paper says about 1 to 2 lower" if root == "square root" else ""
+        return f"{data}: no seed finished with both the {root} and the plain ratio."
+    mean = math.fsum(value.mean for value in known) / len(known)
+    less = sum(value.mean > SCORE_TOLERANCE for value in known)
+    significant = sum(value.low > 0 for value in known if not math.isnan(value.low))
+    change = f"{abs(mean):.2f} points {'higher' if mean < 0 else 'lower'}" if abs(mean) >= 0.005 else "the same"
+    paper = "; the paper reports about 1 to 2 points lower" if root == "square root" else ""
     return (
-        f"{data}: the {root} forgets less than the plain ratio for {fewer} of {len(known)} definitions, {sure} of "
-        f"them beyond the 95 % interval; in the mean over definitions forgetting is {more}{paper}."
+        f"{data}: the {root} forgets less than the plain ratio for {less} of {len(known)} definitions, {significant} "
+        f"of them beyond the 95 % interval; the mean forgetting over definitions is {change}{paper}."
     )
 
 
-def _draw(runs: Mapping[str, Mapping[str, Sequence[Result]]]) -> list["Drawing"]:
+def _draw(runs: MethodRuns) -> list["Drawing"]:
     from matplotlib.figure import Figure  # slow to import
 
     from mooring.report.picture import Drawing
     from mooring.report.style import LINES, WIDTH
 
     values = {
-        (data, name): known
+        (data, name): finite
         for data, methods in runs.items()
         for name, results in methods.items()
-        if (known := [value for value in metric(results, "forgetting") if math.isfinite(value)])
+        if (finite := [value for value in metric_values(results, "forgetting") if math.isfinite(value)])
     }
     if not values:
         return []
     figure = Figure(figsize=(WIDTH, 2.8), layout="constrained")
     panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
     for panel, data in zip(panels, runs, strict=True):
-        for number, (root, ending) in enumerate(ROOTS.items()):
-            for place, name in enumerate(EXPLICIT):
-                if seeds := values.get((data, f"{name}{ending}")):
-                    x = place + 0.2 * (number - 1)
-                    panel.plot([x] * len(seeds), seeds, ".", color=LINES[number], alpha=0.6, ms=5, mew=0)
-                    panel.plot(x, confidence_interval(seeds).mean, "_", color=LINES[number], ms=10, mew=2)
-            panel.plot([], [], "_", color=LINES[number], ms=10, mew=2, label=root)
+        for index, (root, suffix) in enumerate(ROOTS.items()):
+            for position, name in enumerate(EXPLICIT):
+                if seeds := values.get((data, f"{name}{suffix}")):
+                    x = position + 0.2 * (index - 1)
+                    panel.plot([x] * len(seeds), seeds, ".", color=LINES[index], alpha=0.6, ms=5, mew=0)
+                    panel.plot(x, confidence_interval(seeds).mean, "_", color=LINES[index], ms=10, mew=2)
+            panel.plot([], [], "_", color=LINES[index], ms=10, mew=2, label=root)
         panel.set_title(data, loc="left")
         panel.set_xticks(range(len(EXPLICIT)), EXPLICIT)
         panel.grid(axis="y")

@@ -1,239 +1,398 @@
-"""Case 2: lr * strength * importance >= 1. Who violates the bound, when training breaks, and clamping."""
+"""Case 2 of instability, lr * strength * importance >= 1: violations of the bound, instability and clamping."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooring.lab.model.plurals import pluralize
-from mooring.lab.model.results import Result
+from mooring.lab.model.results import Result, Stability
 from mooring.lab.model.summary import Row
-from mooring.paper.context.context import Laboratory
-from mooring.paper.context.result import Finding, Table
-from mooring.paper.context.scale import REGULARIZERS, Case, Scale
-from mooring.paper.context.seed_rows import first_cases, over_seeds, papers_rate, unstable_in
-from mooring.paper.figures.violation_metrics import (
-    FALLEN,
-    Found,
-    after_first,
-    broke,
-    fewest_violations,
-    parameters_of,
-    share_violating,
-    violated,
-    violations_in,
-)
-from mooring.paper.figures.violations_figure import draw
+from mooring.paper.context.paper_context import PaperContext
+from mooring.paper.context.paper_runs import paper_setting
+from mooring.paper.context.scale import REGULARIZERS, Condition, Scale
+from mooring.paper.context.seed_statistics import summarize_seeds, unstable_count
+from mooring.paper.context.target_result import ResultTable, TargetResult
+from mooring.paper.figures.panels import draw_stability_marks
 from mooring.paper.published.published_numbers import Setting, published_violations
 
-__all__ = ["count", "lattice", "run"]
+if TYPE_CHECKING:
+    from mooring.report.picture import Drawing
 
-SEEDS = 3
-"""Of each strength, at most: what is looked for is where training breaks, which a finer range says more about."""
+__all__ = [
+    "count",
+    "parameter_count",
+    "run",
+    "strength_grid",
+    "unstable_under_penalty",
+    "violated_after_any_task",
+    "violations_after_first_task",
+]
 
-BELOW, ABOVE = 1, 2
-"""Decades of strength around the first violation."""
+MAX_SEEDS = 3
+"""Seeds of each strength: a finer grid of strengths says more about where training breaks than more seeds."""
+
+MAX_STRENGTHS_PER_DECADE = 4
+DECADES_BELOW, DECADES_ABOVE = 1, 2
+"""The range of strengths around the first violation."""
+
+ACCURACY_DROP = 10.0
+"""Points of accuracy by which a finished run must be below its clamped run to count as degraded."""
 
 
 def count(scale: Scale) -> int:
-    """How many models it trains at most: some to find the range of each method, then the range, clamped and not.
+    """Return how many models it trains at most: some to locate the range of each method, then the range twice.
 
     Example:
         >>> from mooring.paper.context.scale import MINIATURE, PAPER
         >>> count(MINIATURE), count(PAPER)
         (120, 972)
     """
-    strengths = per_decade(scale) * (BELOW + ABOVE) + 1
-    return len(REGULARIZERS) * len(scale.streams) * (1 + 2 * strengths) * _seeds(scale)
+    strengths = _strengths_per_decade(scale) * (DECADES_BELOW + DECADES_ABOVE) + 1
+    return len(REGULARIZERS) * len(scale.streams) * (1 + 2 * strengths) * _seed_count(scale)
 
 
-def _seeds(scale: Scale) -> int:
-    return min(scale.seeds, SEEDS)
+def _seed_count(scale: Scale) -> int:
+    return min(scale.seeds, MAX_SEEDS)
 
 
-def per_decade(scale: Scale) -> int:
-    """How many strengths a decade has: four, and fewer where there are few seeds."""
-    return min(scale.seeds, 4)
+def _strengths_per_decade(scale: Scale) -> int:
+    return min(scale.seeds, MAX_STRENGTHS_PER_DECADE)
 
 
-def lattice(first: float, each: int) -> list[float]:
-    """Strengths around that of the first violation: powers of ten and so many per decade, with three digits.
+def strength_grid(first_violation: float, per_decade: int) -> list[float]:
+    """Return strengths around that of the first violation: powers of ten and steps between them, with three digits.
 
-    They do not depend on the last digits of what was measured: another machine trains the same runs.
+    The grid does not depend on the last digits of the measured strength, so that every machine trains the same runs.
 
     Example:
-        >>> lattice(73.1, 2)
+        >>> strength_grid(73.1, 2)
         [3.16, 10.0, 31.6, 100.0, 316.0, 1000.0, 3160.0]
     """
-    start = math.floor(each * math.log10(first))
-    return [float(f"{10 ** (k / each):.3g}") for k in range(start - each * BELOW, start + each * ABOVE + 1)]
+    start = math.floor(per_decade * math.log10(first_violation))
+    steps = range(start - per_decade * DECADES_BELOW, start + per_decade * DECADES_ABOVE + 1)
+    return [float(f"{10 ** (k / per_decade):.3g}") for k in steps]
 
 
-def run(lab: Laboratory) -> Finding:
-    """How many parameters violate the bound at each strength, where training breaks, and whether clamping mends it."""
-    columns = [(case, method) for case in first_cases(lab.scale) for method in REGULARIZERS]
-    rates = {(case, method): papers_rate(lab.scale, case, method) for case, method in columns}
-    weakest, seeds = min(lab.scale.strengths), range(_seeds(lab.scale))
-    # Importance after the first task does not depend on the strength: any run tells where its first violation is.
-    tried = {c: [lab.spec(*c, seed, Setting(rates[c], weakest)) for seed in seeds] for c in columns}
-    probes = lab.run([spec for some in tried.values() for spec in some], decides=True)
-    wanted = {}
-    for column, some in tried.items():
-        told = [probes[spec].stability for spec in some]
-        first = min((each[0].safe_strength for each in told if each), default=math.inf)
-        strengths = lattice(first, per_decade(lab.scale)) if math.isfinite(first) else []
-        wanted[column] = [Setting(rates[column], strength) for strength in strengths]
-    specs = [
-        lab.spec(case, name, seed, setting)
-        for (case, method), settings in wanted.items()
-        for name in (method, f"clamped-{method}")
-        for setting in settings
-        for seed in seeds
-    ]
-    results = lab.run(specs)
-    rows = {(row.setting.data, row.setting.method, row.setting.strength): row for row in over_seeds(results.values())}
-    found, lost = [], []
-    for (case, method), settings in wanted.items():
-        data = lab.trained(case.data).fingerprint
-        both = [[rows[data, name, each.strength] for each in settings] for name in (method, f"clamped-{method}")]
-        if settings:
-            found.append(Found(case, method, *both))
+# The metrics of a run: a violation is a parameter with lr * strength * importance >= 1.
+
+
+def after_first_task(result: Result) -> Stability | None:
+    """Return the stability after the first task; None if training broke before there was a penalty."""
+    return result.stability[0] if result.stability else None
+
+
+def violation_count(stability: Stability | None) -> int:
+    """Return how many parameters violate the bound; those with negative importance are Case 1."""
+    return 0 if stability is None else stability.extrapolate + stability.diverge - stability.negative
+
+
+def violations_after_first_task(result: Result) -> int:
+    """Return how many parameters violate the bound after the first task."""
+    return violation_count(after_first_task(result))
+
+
+def violated_after_any_task(result: Result) -> bool:
+    """Return whether a parameter violated the bound after any task that the run finished."""
+    return any(map(violation_count, result.stability))
+
+
+def unstable_under_penalty(result: Result) -> bool:
+    """Return whether a run became unstable after the first task, when the penalty acts."""
+    return result.status == "unstable" and bool(result.stability)
+
+
+def parameter_count(stability: Stability) -> int:
+    """Return how many parameters the stability covers."""
+    return stability.free + stability.interpolate + stability.extrapolate + stability.diverge
+
+
+def _is_degraded(result: Result, clamped: Result) -> bool:
+    """Return whether a run ended far below its clamped run; False if either accuracy is NaN."""
+    return result.metrics["accuracy"] < clamped.metrics["accuracy"] - ACCURACY_DROP
+
+
+def _broke(row: Row) -> bool:
+    return any(map(unstable_under_penalty, row.results))
+
+
+def _known_stability(row: Row) -> list[Stability]:
+    return [stability for stability in map(after_first_task, row.results) if stability is not None]
+
+
+def _violation_percentage(row: Row) -> float:
+    """Return the share of parameters that violate the bound after the first task, averaged over seeds."""
+    known = _known_stability(row)
+    return fmean(100 * violation_count(s) / parameter_count(s) for s in known) if known else 0.0
+
+
+def _min_violations(row: Row) -> int:
+    """Return the violations after the first task of the unstable run with the fewest."""
+    return min(violations_after_first_task(result) for result in row.results if unstable_under_penalty(result))
+
+
+@dataclass(frozen=True)
+class ViolationSweep:
+    """A method on a data set over a range of strengths.
+
+    Attributes:
+        condition: network, regime and data set.
+        method: the method without clamping.
+        rows: one for each strength, in ascending order.
+        clamped: the same strengths with importance clamped to 1 / (lr * strength).
+    """
+
+    condition: Condition
+    method: str
+    rows: Sequence[Row]
+    clamped: Sequence[Row]
+
+    @property
+    def first_violation(self) -> float:
+        """The smallest strength at which a parameter of any seed violates the bound after the first task."""
+        return min(stability.safe_strength for row in self.rows for stability in _known_stability(row))
+
+    @property
+    def first_unstable(self) -> Row | None:
+        """The smallest strength at which a seed became unstable under the penalty; None if none did."""
+        return next(filter(_broke, self.rows), None)
+
+    @property
+    def degraded(self) -> list[Row]:
+        """The strengths at which a seed finished far below its clamped run: it diverged, but not to infinity."""
+        pairs = zip(self.rows, self.clamped, strict=True)
+        return [row for row, clamped in pairs if any(map(_is_degraded, row.results, clamped.results))]
+
+
+def run(context: PaperContext) -> TargetResult:
+    """Measure violations at each strength, where training becomes unstable, and whether clamping prevents it."""
+    scale = context.scale
+    columns = [(condition, method) for condition in scale.first_conditions() for method in REGULARIZERS]
+    lrs = {column: paper_setting(scale, *column).lr for column in columns}
+    weakest, seeds = min(scale.strengths), range(_seed_count(scale))
+    # Importance after the first task does not depend on the strength: any run shows where the first violation is.
+    probe_specs = {c: [context.spec(*c, seed, Setting(lrs[c], weakest)) for seed in seeds] for c in columns}
+    probes = context.run([spec for specs in probe_specs.values() for spec in specs], decides=True)
+    settings = {}
+    for column, specs in probe_specs.items():
+        known = [probes[spec].stability[0] for spec in specs if probes[spec].stability]
+        first = min((stability.safe_strength for stability in known), default=math.inf)
+        strengths = strength_grid(first, _strengths_per_decade(scale)) if math.isfinite(first) else []
+        settings[column] = [Setting(lrs[column], strength) for strength in strengths]
+    results = context.run(
+        [
+            context.spec(condition, name, seed, setting)
+            for (condition, method), grid in settings.items()
+            for name in (method, f"clamped-{method}")
+            for setting in grid
+            for seed in seeds
+        ]
+    )
+    rows = {(r.setting.data, r.setting.method, r.setting.strength): r for r in summarize_seeds(results.values())}
+    sweeps: dict[Condition, list[ViolationSweep]] = {condition: [] for condition in scale.first_conditions()}
+    skipped = []
+    for (condition, method), grid in settings.items():
+        data = context.main_stream(condition.data).fingerprint
+        both = [[rows[data, name, s.strength] for s in grid] for name in (method, f"clamped-{method}")]
+        if grid:
+            sweeps[condition].append(ViolationSweep(condition, method, *both))
         else:
-            lost.append(f"{method} on {case.data}")
-    by_case = {case: [each for each in found if each.case == case] for case in first_cases(lab.scale)}
-    tables = [table for case, some in by_case.items() if some for table in _tables(case, some)]
-    every = list({**probes, **results}.values())
-    return Finding("fig-violations", _said(found, lost), tables, every, partial(draw, by_case))
+            skipped.append(f"{method} on {condition.data}")
+    tables = [table for condition, group in sweeps.items() if group for table in _tables(condition, group)]
+    text = _text([sweep for group in sweeps.values() for sweep in group], skipped)
+    return TargetResult("fig-violations", text, tables, list({**probes, **results}.values()), partial(_draw, sweeps))
 
 
-def _tables(case: Case, found: Sequence[Found]) -> list[Table]:
-    """Where training first broke, beside the paper; then every strength."""
-    first = [_breaking(each) for each in found]
+def _tables(condition: Condition, sweeps: Sequence[ViolationSweep]) -> list[ResultTable]:
+    """Return two tables: where training first became unstable, next to the paper's; then every strength."""
+    first = [_first_unstable_row(sweep) for sweep in sweeps]
     rows: list[dict[str, Any]] = []
-    for each in found:
-        for row, clamped in zip(each.rows, each.clamped, strict=True):
+    for sweep in sweeps:
+        for row, clamped in zip(sweep.rows, sweep.clamped, strict=True):
             strength = float(row.setting.strength or 0)
-            told = [verdict for verdict in map(after_first, row.results) if verdict is not None]
+            known = _known_stability(row)
             rows.append(
                 {
-                    "method": each.method,
+                    "method": sweep.method,
                     "strength": f"{strength:g}",
-                    "of first violation": f"{strength / each.first_violation:.3g}",
-                    "violating": f"{fmean(map(violations_in, told)):g}" if told else None,
-                    "violating, %": f"{share_violating(row):.3g}",
-                    "beyond divergence": f"{fmean(one.diverge - one.negative for one in told):g}" if told else None,
-                    "unstable": f"{unstable_in(row)} of {len(row.results)}",
+                    "of first violation": f"{strength / sweep.first_violation:.3g}",
+                    "violating": f"{fmean(map(violation_count, known)):g}" if known else None,
+                    "violating, %": f"{_violation_percentage(row):.3g}",
+                    "beyond divergence": f"{fmean(s.diverge - s.negative for s in known):g}" if known else None,
+                    "unstable": f"{unstable_count(row)} of {len(row.results)}",
                     "accuracy": _accuracy(row),
-                    "clamped, unstable": f"{unstable_in(clamped)} of {len(clamped.results)}",
+                    "clamped, unstable": f"{unstable_count(clamped)} of {len(clamped.results)}",
                     "clamped, accuracy": _accuracy(clamped),
                 }
             )
     return [
-        Table(f"{case}: where training first became unstable", list(first[0]), first),
-        Table(f"{case}: violations after the first task, means over seeds", list(rows[0]), rows),
+        ResultTable(f"{condition}: where training first became unstable", list(first[0]), first),
+        ResultTable(f"{condition}: violations after the first task, means over seeds", list(rows[0]), rows),
     ]
 
 
-def _breaking(found: Found) -> dict[str, Any]:
-    broken = found.broken
-    clamped = [f"{row.setting.strength:g}" for row in found.clamped if any(map(broke, row.results))]
-    told: dict[str, Any] = {
-        "method": found.method,
-        "lr": f"{found.rows[0].setting.lr:g}",
-        "first violation at": f"{found.first_violation:.3g}",
-        "unstable from": None if broken is None else f"{broken.setting.strength:g}",
-        "times the first violation": None,
-        "violating then": None if broken is None else fewest_violations(broken),
-        "paper's violating then": published_violations(found.case.data, found.method),
-        "fallen from": f"{found.fallen[0].setting.strength:g}" if found.fallen else None,
-        "parameters": max(parameters_of(each) for row in found.rows for each in map(after_first, row.results) if each),
+def _first_unstable_row(sweep: ViolationSweep) -> dict[str, Any]:
+    unstable, strength = sweep.first_unstable, None
+    if unstable is not None:
+        strength = unstable.setting.strength or 0
+    clamped = [f"{row.setting.strength:g}" for row in sweep.clamped if _broke(row)]
+    degraded = sweep.degraded
+    return {
+        "method": sweep.method,
+        "lr": f"{sweep.rows[0].setting.lr:g}",
+        "first violation at": f"{sweep.first_violation:.3g}",
+        "unstable from": None if strength is None else f"{strength:g}",
+        "times the first violation": None if strength is None else f"{strength / sweep.first_violation:.3g}",
+        "violating then": None if unstable is None else _min_violations(unstable),
+        "paper's violating then": published_violations(sweep.condition.data, sweep.method),
+        "fallen from": f"{degraded[0].setting.strength:g}" if degraded else None,
+        "parameters": max(parameter_count(s) for row in sweep.rows for s in _known_stability(row)),
         "clamped, unstable from": clamped[0] if clamped else None,
     }
-    if broken is not None:
-        told["times the first violation"] = f"{(broken.setting.strength or 0) / found.first_violation:.3g}"
-    return told
 
 
 def _accuracy(row: Row) -> str | None:
     return str(row.metrics["accuracy"]) if row.metrics else None
 
 
-def _said(found: Sequence[Found], lost: Sequence[str]) -> list[str]:
+def _text(sweeps: Sequence[ViolationSweep], skipped: Sequence[str]) -> list[str]:
     text = []
-    if lost:
+    if skipped:
         text.append(
-            f"No range of strengths, because no importance was measured after the first task: {', '.join(lost)}."
+            f"No range of strengths, because no importance was measured after the first task: {', '.join(skipped)}."
         )
-    runs = [result for each in found for row in each.rows for result in row.results]
-    text.append(f"{len({result.spec.seed for result in runs})} seeds of every strength, with and without clamping.")
-    early = sum(result.status == "unstable" and not result.stability for result in runs)
+    runs = [result for sweep in sweeps for row in sweep.rows for result in row.results]
+    text.append(f"Every strength has {len({run.spec.seed for run in runs})} seeds, with and without clamping.")
+    early = sum(run.status == "unstable" and not run.stability for run in runs)
     if early:
+        text.append(f"{early} runs became unstable in the first task, before the penalty acts; they are not pluralize.")
+    unstable = [run for run in runs if unstable_under_penalty(run)]
+    if unstable:
+        text += [_violations_before_instability(unstable), _instability_after_violations(runs)]
+    else:
+        text.append(f"None of {len(runs)} runs without clamping became unstable.")
+    text.append(_clamping(sweeps))
+    degraded = [row for sweep in sweeps for row in sweep.degraded]
+    if degraded:
+        silent = sum(not unstable_count(row) for row in degraded)
         text.append(
-            f"{early} runs became unstable within the first task, before there was a penalty; they do not count."
+            f"At {len(degraded)} settings a run finished more than {ACCURACY_DROP:g} points below its clamped run; at "
+            f"{silent} of them no run counts as unstable. Accuracy can drop long before any value is infinite."
         )
-    broken = [result for result in runs if broke(result)]
-    text += (
-        [_before(broken), _after(runs)] if broken else [f"None of {len(runs)} runs without clamping became unstable."]
-    )
-    text.append(_clamping(found))
-    fallen = [row for each in found for row in each.fallen]
-    if fallen:
-        silent = sum(not unstable_in(row) for row in fallen)
-        text.append(
-            f"At {len(fallen)} settings a run finished more than {FALLEN:g} points below its clamped self, and at "
-            f"{silent} of them no run counts as unstable: accuracy can fall long before anything is infinite."
-        )
-    for each in found:
-        row, paper = each.broken, published_violations(each.case.data, each.method)
-        beside = "" if paper is None else f" (the paper: {paper} of 1.2 million)"
-        where = f"{each.case.data}, {each.method}: the first parameter violates at strength {each.first_violation:.3g}"
-        if row is None:
-            text.append(f"{where}; no run became unstable, up to strength {each.rows[-1].setting.strength:g}.")
-        else:
-            weakest = ", the weakest tried," if row is each.rows[0] else ""
-            text.append(
-                f"{where}; training first became unstable at {row.setting.strength:g}{weakest} with "
-                f"{pluralize(fewest_violations(row), 'violating parameter')} in the run that had the fewest{beside}."
-            )
-    return text
+    return [*text, *map(_sweep_sentence, sweeps)]
 
 
-def _before(broken: Sequence[Result]) -> str:
-    """Whether instability starts only after the first violation."""
-    without = [result for result in broken if not violations_in(after_first(result))]
-    told = f"{len(broken)} runs without clamping became unstable"
-    if not without:
-        return f"{told}, every one with a violation after its first task: none before, as the paper says."
-    later = sum(map(violated, without))
+def _sweep_sentence(sweep: ViolationSweep) -> str:
+    row, paper = sweep.first_unstable, published_violations(sweep.condition.data, sweep.method)
+    name = f"{sweep.condition.data}, {sweep.method}"
+    start = f"{name}: the first parameter violates the bound at strength {sweep.first_violation:.3g}"
+    if row is None:
+        return f"{start}; no run became unstable, up to strength {sweep.rows[-1].setting.strength:g}."
+    weakest = ", the weakest tried," if row is sweep.rows[0] else ""
+    theirs = "" if paper is None else f" (the paper: {paper} of 1.2 million)"
     return (
-        f"{told}; {len(without)} of them had no violation after the first task, unlike the paper's: {later} of these "
+        f"{start}; training first became unstable at {row.setting.strength:g}{weakest} with "
+        f"{pluralize(_min_violations(row), 'violating parameter')} in the run with the fewest{theirs}."
+    )
+
+
+def _violations_before_instability(unstable: Sequence[Result]) -> str:
+    """Return whether instability starts only after the first violation."""
+    without = [run for run in unstable if not violations_after_first_task(run)]
+    start = f"{len(unstable)} runs without clamping became unstable"
+    if not without:
+        return f"{start}, and all of them had a violation after the first task, as in the paper."
+    later = sum(map(violated_after_any_task, without))
+    return (
+        f"{start}; {len(without)} of them had no violation after the first task, unlike in the paper. {later} of these "
         "had one after a later task, before they became unstable."
     )
 
 
-def _after(runs: Sequence[Result]) -> str:
-    """Whether a violation is enough for instability."""
-    violating = [result for result in runs if violations_in(after_first(result))]
-    broken = [result for result in violating if broke(result)]
-    stable = [violations_in(after_first(result)) for result in violating if not broke(result)]
+def _instability_after_violations(runs: Sequence[Result]) -> str:
+    """Return whether a violation is sufficient for instability."""
+    violating = [run for run in runs if violations_after_first_task(run)]
+    unstable = [run for run in violating if unstable_under_penalty(run)]
+    stable = [violations_after_first_task(run) for run in violating if not unstable_under_penalty(run)]
     if not stable:
-        return f"Every one of {len(violating)} runs with a violation became unstable."
+        return f"All {len(violating)} runs with a violation became unstable."
     momentum = runs[0].spec.momentum
-    limit = 2 * (1 + momentum)  # of gradient descent with heavy-ball momentum
-    beyond = sum(each.largest >= limit for result in broken for each in result.stability[:1])
+    limit = 2 * (1 + momentum)  # the stability limit of gradient descent with heavy-ball momentum
+    beyond = sum(stability.largest >= limit for run in unstable for stability in run.stability[:1])
     return (
-        f"Of {len(violating)} runs with a violation after the first task {len(broken)} became unstable and "
-        f"{len(stable)} did not, with up to {max(stable):,} violating parameters. With momentum {momentum:g} "
-        f"a penalty alone diverges from {limit:g} and not from 1: {beyond} of the {len(broken)} had a parameter there."
+        f"Of {len(violating)} runs with a violation after the first task, {len(unstable)} became unstable and "
+        f"{len(stable)} did not, with up to {max(stable):,} violating parameters. With momentum {momentum:g}, "
+        f"a penalty alone diverges from {limit:g} instead of 1: {beyond} of the {len(unstable)} had a parameter there."
     )
 
 
-def _clamping(found: Sequence[Found]) -> str:
-    """Whether clamping cures it."""
-    pairs = [pair for each in found for pair in zip(each.rows, each.clamped, strict=True)]
-    lost = [(row, clamped) for row, clamped in pairs if any(map(broke, row.results))]
-    cured = sum(not any(map(broke, clamped.results)) for _, clamped in lost)
+def _clamping(sweeps: Sequence[ViolationSweep]) -> str:
+    """Return whether clamping prevents instability."""
+    pairs = [pair for sweep in sweeps for pair in zip(sweep.rows, sweep.clamped, strict=True)]
+    unstable = [(row, clamped) for row, clamped in pairs if _broke(row)]
+    cured = sum(not _broke(clamped) for _, clamped in unstable)
     runs = [result for _, clamped in pairs for result in clamped.results]
-    told = f"Clamped, {sum(map(broke, runs))} of {len(runs)} runs became unstable"
-    return f"{told}; of {len(lost)} settings that are unstable without, clamping cures {cured}." if lost else f"{told}."
+    start = f"With clamping, {sum(map(unstable_under_penalty, runs))} of {len(runs)} runs became unstable"
+    if not unstable:
+        return f"{start}."
+    return f"{start}; of {len(unstable)} settings that are unstable without it, {cured} are stable with it."
+
+
+def _draw(sweeps_by_condition: Mapping[Condition, Sequence[ViolationSweep]]) -> "list[Drawing]":
+    """Draw for each data set the share of violating parameters, one panel for each method, with rows of marks below."""
+    from matplotlib.figure import Figure  # slow to import
+
+    from mooring.report.figures.logarithm import ticks
+    from mooring.report.picture import Drawing
+    from mooring.report.style import FAINT, LINES, PAPER, RULE, WIDTH
+
+    drawings = []
+    for condition, sweeps in sweeps_by_condition.items():
+        if not sweeps:
+            continue
+        shares = [share for sweep in sweeps for row in sweep.rows if (share := _violation_percentage(row)) > 0]
+        low, high = math.floor(math.log10(min(shares, default=0.1))), 2.0
+        unit = (high - low) / 12
+        marks = {low - 1.5 * unit: "unclamped", low - 2.7 * unit: "clamped"}
+        figure = Figure(figsize=(WIDTH, 2.7))
+        panels = figure.subplots(1, len(REGULARIZERS), squeeze=False)[0]
+        figure.subplots_adjust(left=0.09, right=0.985, top=0.91, bottom=0.16, wspace=0.09)
+        for panel in panels[len(sweeps) :]:
+            panel.remove()
+        for index, (panel, sweep) in enumerate(zip(panels, sweeps, strict=False)):
+            x = [math.log10(row.setting.strength or 1.0) for row in sweep.rows]
+            y = [math.log10(share) if (share := _violation_percentage(row)) > 0 else math.nan for row in sweep.rows]
+            panel.set(xlim=(x[0] - 0.15, x[-1] + 0.15), ylim=(low - 3.5 * unit, high + unit / 2))
+            panel.set_title(sweep.method, loc="left")
+            panel.set_title(f"lr {sweep.rows[0].setting.lr:g}", loc="right", color=FAINT, size=6.5)
+            panel.axhline(low - 0.6 * unit, color=RULE, lw=0.7)
+            panel.axvline(math.log10(sweep.first_violation), color=FAINT, lw=1, ls=":")
+            panel.plot(x, y, "o-", color=LINES[0], lw=1.3, ms=2.6, mew=0)
+            for height, rows, colour in zip(marks, (sweep.rows, sweep.clamped), (LINES[0], LINES[2]), strict=True):
+                draw_stability_marks(panel, x, height, [unstable_count(row) > 0 for row in rows], colour)
+            rings = [math.log10(row.setting.strength or 1.0) for row in sweep.degraded if not unstable_count(row)]
+            panel.plot(rings, [next(iter(marks))] * len(rings), "o", color=PAPER, ms=1.6, mew=0)
+            x_ticks = ticks(x[0], x[-1], 5)
+            panel.set_xticks(list(x_ticks), list(x_ticks.values()))
+            panel.set_xlabel("strength")
+            labels = {**marks, **ticks(low, high)} if index == 0 else {}
+            panel.set_yticks(list(labels), list(labels.values()))
+        panels[0].set_ylabel("violating parameters, %", labelpad=2)
+        unstable = [sweep.method for sweep in sweeps if sweep.first_unstable is not None]
+        drawings.append(
+            Drawing(
+                condition.data,
+                f"Violations of lr * strength * importance < 1: {condition}",
+                "The share of parameters that violate the bound after the first task, before clamping; mean over "
+                "seeds, both scales logarithmic. The dotted line is the strength of the first violation. Below, "
+                "without and with clamping: a dot where training was stable with every seed, a ring where it was "
+                f"stable but a seed ended more than {ACCURACY_DROP:g} points below its clamped run, a cross where it "
+                "was unstable.",
+                f"Line charts for {len(sweeps)} methods: violating parameters against strength on {condition.data}; "
+                f"without clamping training became unstable for {', '.join(unstable) or 'none'}.",
+                figure,
+            )
+        )
+    return drawings

@@ -1,1 +1,1 @@
-"""The reproduction page and its files."""
+"""The reproduction page and the files next to it."""

@@ -1,1 +1,1 @@
-"""The paper's own numbers."""
+"""The numbers that the paper reports."""

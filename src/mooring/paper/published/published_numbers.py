@@ -1,4 +1,4 @@
-"""The paper's own numbers, to stand beside ours."""
+"""The numbers that the paper reports."""
 
 import json
 from dataclasses import dataclass
@@ -6,21 +6,23 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["PLAINS", "Published", "Setting", "published", "published_setting", "published_violations"]
+__all__ = ["PLAIN_SETTING_NOTE", "PublishedCell", "Setting", "published", "published_setting", "published_violations"]
 
-NAMES = {"uniform": "vanilla"}
-"""What the paper calls a method."""
+PAPER_NAMES = {"uniform": "vanilla"}
+"""The paper's name of a method, where it differs from ours."""
 
-PLAINS = "The paper does not name plain fine-tuning's setting: here it has the explicit step's learning rate."
+PLAIN_SETTING_NOTE = (
+    "The paper does not give the setting of plain fine-tuning: here it uses the explicit step's learning rate."
+)
 
 
 @dataclass(frozen=True)
-class Published:
-    """A cell of the paper's tables, in percent; a mean over five seeds.
+class PublishedCell:
+    """A cell of the paper's tables, in percent, averaged over five seeds.
 
     Attributes:
         accuracy, forgetting: the means.
-        accuracy_std, forgetting_std: standard deviations; None where the paper gives none.
+        accuracy_std, forgetting_std: the standard deviations; None where the paper gives none.
     """
 
     accuracy: float
@@ -31,19 +33,19 @@ class Published:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method was trained with.
+    """The hyper-parameters of a method.
 
     Attributes:
         lr: the learning rate.
-        strength: of the penalty; None for methods without one.
+        strength: the strength of the penalty; None for methods without one.
     """
 
     lr: float
     strength: float | None
 
 
-def published(network: str, regime: str, data: str, method: str) -> Published | None:
-    """What the paper's tables say; None where they say nothing.
+def published(network: str, regime: str, data: str, method: str) -> PublishedCell | None:
+    """Return a cell of the paper's tables; None if the paper does not report it.
 
     Args:
         network: "cnn6" or "resnet18-third".
@@ -57,41 +59,43 @@ def published(network: str, regime: str, data: str, method: str) -> Published | 
         >>> published("cnn6", "1-epoch", "cifar100", "frozen") is None
         True
     """
-    found = _at(_everything(), network, regime, data, NAMES.get(method, method))
-    return None if found is None else Published(**found)
+    cell = _lookup(_all_numbers(), network, regime, data, PAPER_NAMES.get(method, method))
+    return None if cell is None else PublishedCell(**cell)
 
 
 def published_setting(network: str, regime: str, data: str, method: str) -> Setting | None:
-    """What the paper's grid search found; None where it says nothing. Arguments as for `published`.
+    """Return the setting that the paper's grid search chose; None if not reported. Arguments as for `published`.
 
     Example:
         >>> published_setting("cnn6", "1-epoch", "cifar100", "uniform")
         Setting(lr=0.001, strength=100.0)
     """
-    told = _everything()["hyperparameters"]
-    name = NAMES.get(method, method)
-    found = _at(told, network, regime, data, name) or _at(told, network, data, name)  # the ResNet has one regime
-    return None if found is None else Setting(found["lr"], found["lambda"])
+    settings = _all_numbers()["hyperparameters"]
+    name = PAPER_NAMES.get(method, method)
+    # The ResNet was trained in one regime only, so its entries have no regime.
+    setting = _lookup(settings, network, regime, data, name) or _lookup(settings, network, data, name)
+    return None if setting is None else Setting(setting["lr"], setting["lambda"])
 
 
 def published_violations(data: str, method: str) -> int | None:
-    """How many of the paper's 1.2 million parameters violated the bound when training first became unstable.
+    """Return how many of the paper's 1.2 million parameters violated the bound when training first became unstable.
 
     Example:
         >>> published_violations("cifar100", "ewc"), published_violations("digits", "ewc")
         (5, None)
     """
-    found: int | None = _at(_everything(), "instability", "violations_at_first_instability", data, method)
-    return found
+    count: int | None = _lookup(_all_numbers(), "instability", "violations_at_first_instability", data, method)
+    return count
 
 
 @cache
-def _everything() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(resources.files(__package__).joinpath("published.json").read_text("utf-8"))
-    return told
+def _all_numbers() -> dict[str, Any]:
+    numbers: dict[str, Any] = json.loads(resources.files(__package__).joinpath("published.json").read_text("utf-8"))
+    return numbers
 
 
-def _at(told: Any, *keys: str) -> Any:
+def _lookup(numbers: Any, *keys: str) -> Any:
+    """Return a value of a nested dictionary; None if a key is missing."""
     for key in keys:
-        told = told.get(key) if isinstance(told, dict) else None
-    return told
+        numbers = numbers.get(key) if isinstance(numbers, dict) else None
+    return numbers

@@ -1,1 +1,0 @@
-"""Single changes that test why a cell differs from the paper's."""

@@ -1,0 +1,176 @@
+"""The source of all runs of a reproduction: one study, the data sets, and the backbones to start from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mooring.errors import MooringError
+from mooring.lab.methods import find_method
+from mooring.lab.model.plurals import pluralize
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.training import Training
+from mooring.lab.networks.initialization import BackboneWeights, read_weights
+from mooring.lab.streams.slices import select_tasks
+from mooring.lab.streams.stream import Stream
+from mooring.lab.study.study import Study
+from mooring.paper.context.scale import Condition, Scale
+from mooring.paper.published.published_numbers import Setting
+
+__all__ = ["MissingRuns", "PaperContext"]
+
+
+class MissingRuns(Exception):  # noqa: N818  not an error: the schedule trains the runs and calls the target again
+    """Request for runs that have no result yet.
+
+    Attributes:
+        specs: the runs.
+        reject: whether to stop runs after the first task if their penalty does not interpolate.
+        decides: whether the results decide which other runs are needed.
+    """
+
+    def __init__(self, specs: Sequence[RunSpec], *, reject: bool, decides: bool) -> None:
+        super().__init__(f"{pluralize(len(specs), 'run')} {'has' if len(specs) == 1 else 'have'} no result yet")
+        self.specs, self.reject, self.decides = specs, reject, decides
+
+
+class PaperContext:
+    """Specifies the runs of a reproduction and trains those that have no result yet.
+
+    Args:
+        study: stores the results.
+        scale: the data sets, networks and grids.
+        backbones: safetensors files to start from, by network; seed k starts from file k modulo their number.
+            A network without files starts from random weights.
+        device: the device on which the results were trained; that of the study if None.
+        other_backbone: another backbone of the main network; the target `reasons` measures its effect.
+
+    Attributes:
+        defers_training: whether `run` raises `MissingRuns` instead of training; see `mooring.paper.schedule`.
+
+    Example:
+        >>> import tempfile
+        >>> from mooring.paper.context.scale import MINIATURE
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     context = PaperContext(Study(f"{folder}/paper.sqlite"), MINIATURE.with_data(None))
+        ...     spec = context.spec(MINIATURE.conditions()[0], "ewc", 0, Setting(0.03, 1.0))
+        >>> spec.epochs, spec.strength
+        (1, 1.0)
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        scale: Scale,
+        backbones: Mapping[str, Sequence[Path | str]] | None = None,
+        device: str | None = None,
+        other_backbone: Path | str | None = None,
+    ) -> None:
+        self.study, self.scale, self.device = study, scale, device or study.device
+        self.weights: dict[str, BackboneWeights] = {}
+        self.backbones = {
+            network: [self._read_backbone(path) for path in paths] for network, paths in (backbones or {}).items()
+        }
+        self.other_backbone = "" if other_backbone is None else self._read_backbone(other_backbone)
+        self.streams: dict[str, Stream] = {}
+        self.defers_training = False
+        self._full_streams: dict[tuple[str, int | None], Stream] = {}
+        self._parts: dict[tuple[str, str, int | None], Stream] = {}
+        self._results: dict[bool, dict[RunSpec, Result]] = {False: {}, True: {}}
+
+    def search_stream(self, data: str) -> Stream:
+        """Return the first tasks of a data set, which the grid search uses."""
+        return self._part(data, "searched", None)
+
+    def main_stream(self, data: str, *, shuffle: int | None = None) -> Stream:
+        """Return the tasks after the searched ones, which tables and figures use.
+
+        Args:
+            data: the name of the data set.
+            shuffle: the seed of another order of classes; None keeps the paper's order.
+        """
+        return self._part(data, "trained", shuffle)
+
+    def full_stream(self, data: str) -> Stream:
+        """Return all tasks, including the searched ones."""
+        return self._part(data, "entire", None)
+
+    def spec(self, condition: Condition, method: str, seed: int, setting: Setting, *, search: bool = False) -> RunSpec:
+        """Return the specification of a run.
+
+        Args:
+            condition: network, regime and data set.
+            method: a name from the registry.
+            seed: the seed of the run.
+            setting: its learning rate and strength.
+            search: whether to train on the searched tasks instead of the others.
+        """
+        stream = self.search_stream(condition.data) if search else self.main_stream(condition.data)
+        starts = self.backbones.get(condition.network, [""])
+        regime = condition.regime
+        dtype = regime.gpu_dtype if self.device.startswith("cuda") else "auto"
+        training = Training(condition.network, epochs=regime.epochs, batch=regime.batch, dtype=dtype)
+        return RunSpec(
+            stream.name,
+            stream.fingerprint,
+            find_method(method).name,
+            seed,
+            lr=setting.lr,
+            strength=setting.strength,
+            memory=find_method(method).memory,
+            init=starts[seed % len(starts)],
+            **training.on(self.device).spec_fields(),
+        )
+
+    def run(self, specs: Sequence[RunSpec], *, reject: bool = False, decides: bool = False) -> dict[RunSpec, Result]:
+        """Return the results of runs, in order; train the missing ones first, as many at once as possible.
+
+        Targets share many runs: a result is read from the study once.
+
+        Args:
+            specs: the runs.
+            reject: whether to stop runs after the first task if their penalty does not interpolate.
+            decides: whether the results decide which other runs are needed.
+
+        Raises:
+            MissingRuns: if results are missing and `defers_training` is set.
+        """
+        known = self._results[reject]
+        specs = list(dict.fromkeys(specs))
+        if missing := [spec for spec in specs if spec not in known]:
+            request = MissingRuns(missing, reject=reject, decides=decides)
+            if self.defers_training:
+                raise request
+            self.train([request])
+        return {spec: known[spec] for spec in specs}
+
+    def train(self, requests: Sequence[MissingRuns]) -> None:
+        """Train requested runs, as many at once as possible; results that the study has are read."""
+        for reject in (True, False):
+            specs = list(dict.fromkeys(s for request in requests if request.reject is reject for s in request.specs))
+            if specs:
+                results = self.study.run(specs, self.streams, self.weights, reject=reject)
+                self._results[reject].update(zip(specs, results, strict=True))
+
+    def _read_backbone(self, path: Path | str) -> str:
+        weights = read_weights(path)
+        self.weights[weights.fingerprint] = weights
+        return weights.fingerprint
+
+    def _part(self, data: str, kind: str, shuffle: int | None) -> Stream:
+        """Return a part of a stream; cached, because a fingerprint of the images is slow to compute."""
+        if (data, kind, shuffle) not in self._parts:
+            if (data, shuffle) not in self._full_streams:
+                options = replace(self.scale.streams[data], shuffle=shuffle)
+                self._full_streams[data, shuffle] = self.study.open(options)
+            stream, first = self._full_streams[data, shuffle], self.scale.search_tasks
+            if len(stream.tasks) <= first:
+                count = len(stream.tasks)
+                raise MooringError(
+                    f"{stream.name} has {count} tasks and the search uses {first}: give a stream with more tasks"
+                )
+            skip, tasks = {"searched": (0, first), "trained": (first, None), "entire": (0, None)}[kind]
+            order = "" if shuffle is None else ", shuffled"
+            part = replace(select_tasks(stream, skip, tasks), name=f"{data}, {kind}{order}")
+            self.streams[part.fingerprint] = self._parts[data, kind, shuffle] = part
+        return self._parts[data, kind, shuffle]

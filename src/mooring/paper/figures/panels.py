@@ -1,0 +1,98 @@
+"""Parts of panels that several figures draw: lines over layers and rows of stability marks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from mooring.lab.model.metrics import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["LayerLine", "draw_layer_lines", "draw_stability_marks", "value_range"]
+
+
+@dataclass(frozen=True)
+class LayerLine:
+    """A measure by layer.
+
+    Attributes:
+        name: the label at its end.
+        layers: the interval of each layer, by name.
+        style: the line style of matplotlib.
+        colour: an index of the palette; by default the index of the line.
+    """
+
+    name: str
+    layers: Mapping[str, Interval]
+    style: str = "-"
+    colour: int | None = None
+
+
+def value_range(lines: Sequence[LayerLine]) -> tuple[float, float]:
+    """Return the lowest and the highest mean, with a margin."""
+    means = [value.mean for line in lines for value in line.layers.values()]
+    margin = 0.15 * (max(means) - min(means)) or 0.05
+    return min(means) - margin, max(means) + margin
+
+
+def draw_layer_lines(panel: "Axes", lines: Sequence[LayerLine], limits: tuple[float, float] | None = None) -> None:
+    """Draw lines over layers with their intervals and a label at the end of each.
+
+    Args:
+        panel: where to draw.
+        lines: what to draw.
+        limits: the limits of the y axis; by default the range of the means.
+    """
+    from mooring.report.figures.labels import apart
+    from mooring.report.style import INK, LINES
+
+    layers = list(dict.fromkeys(layer for line in lines for layer in line.layers))
+    low, high = limits or value_range(lines)
+    panel.set_ylim(low, high)
+    prefix = _common_prefix(layers)
+    panel.set_xticks(range(len(layers)), [layer[len(prefix) :] for layer in layers])
+    panel.set_xlabel(f"layer of {prefix.rstrip('.')}" if prefix else "layer")
+    panel.set_xlim(-0.1, len(layers) - 0.9)
+    panel.grid(axis="y")
+    ends = []
+    for index, line in enumerate(lines):
+        colour = LINES[(index if line.colour is None else line.colour) % len(LINES)]
+        x = [layers.index(layer) for layer in line.layers]
+        y = [value.mean for value in line.layers.values()]
+        panel.plot(x, y, line.style, marker="o", ms=2.5, color=colour)
+        for position, value in zip(x, line.layers.values(), strict=True):
+            if not math.isnan(value.low):
+                # Offset, so that the intervals of several lines at the same layer do not overlap.
+                bar_x = position + 0.006 * len(layers) * (index - (len(lines) - 1) / 2)
+                panel.vlines(bar_x, value.low, value.high, color=colour, lw=0.8, alpha=0.5)
+        ends.append((y[-1], colour))
+    heights = apart([(end - low) / (high - low) for end, _ in ends], 0.075, 1.0)
+    for line, (_, colour), height in zip(lines, ends, heights, strict=True):
+        style: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center_baseline", "size": 7}
+        panel.annotate("●", (1.0, height), (6, 0), color=colour, **style)
+        panel.annotate(line.name, (1.0, height), (15, 0), color=INK, **style)
+
+
+def _common_prefix(layers: Sequence[str]) -> str:
+    """Return what all names start with, up to a dot.
+
+    Example:
+        >>> _common_prefix(["backbone.1", "backbone.12"])
+        'backbone.'
+    """
+    parents = [layer.split(".")[:-1] for layer in layers]
+    common = takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False))
+    return "".join(f"{parts[0]}." for parts in common)
+
+
+def draw_stability_marks(panel: "Axes", x: Sequence[float], y: float, unstable: Sequence[bool], colour: str) -> None:
+    """Draw a row of marks: a dot where training was stable with every seed, a cross where it was not."""
+    from mooring.report.style import INK
+
+    dots = [position for position, lost in zip(x, unstable, strict=True) if not lost]
+    crosses = [position for position, lost in zip(x, unstable, strict=True) if lost]
+    panel.plot(dots, [y] * len(dots), "o", color=colour, ms=3.2, mew=0, clip_on=False)
+    panel.plot(crosses, [y] * len(crosses), "x", color=INK, ms=4.6, mew=1.2, clip_on=False)

@@ -1,0 +1,95 @@
+"""The claims about instability are decided by counting runs; the counts of these invented runs are known."""
+
+from dataclasses import replace
+
+from mooring.lab.model.results import Result, Stability
+from mooring.lab.model.spec import RunSpec
+from mooring.paper.claims import instability_claims as claims
+
+
+def stability(violations=0, negative=0):
+    return Stability(1, 0.5, 1.0, 0, 100 - violations - negative, violations, negative, negative)
+
+
+def run(method, seed=0, *, unstable=False, violations=0, negative=0, strength=1.0):
+    spec = RunSpec("digits", "0", method, seed, strength=strength)
+    matrix = [] if unstable else [[90.0]]
+    status = "unstable" if unstable else "finished"
+    return Result(spec, status, "", [10.0], matrix, stability=[stability(violations, negative)])
+
+
+def test_negative_scores_count_only_where_positive_scores_are_stable():
+    stable = [run("si-absolute"), run("si-signed", unstable=True, negative=3), run("si-negative", negative=1)]
+    assert claims._negative_scores(stable).ours == "1 of 2"
+    assert claims._negative_scores(stable).verdict == "holds"
+    too_strong = [
+        run("si-absolute", unstable=True, strength=9.0),
+        run("si-signed", unstable=True, negative=3, strength=9.0),
+    ]
+    assert claims._negative_scores(too_strong).verdict == "not decided"
+    harmless = [run("si-absolute"), *(run("si-signed", seed, negative=1) for seed in range(3))]
+    assert claims._negative_scores(harmless).verdict == "does not hold"
+
+
+def test_negative_scores_are_judged_at_the_largest_stable_strength_of_every_data_set():
+    weak = [run("si-absolute", strength=s) for s in (1e-5, 1e-4)]
+    weak += [run("si-flipped", negative=1, strength=s) for s in (1e-5, 1e-4)]
+    strong = [run("si-absolute", strength=10.0), run("si-flipped", unstable=True, negative=1, strength=10.0)]
+    claim = claims._negative_scores([*weak, *strong])
+    assert (claim.ours, claim.verdict) == ("1 of 1", "holds")
+    other_data = [replace(result, spec=replace(result.spec, data="1")) for result in weak]
+    claim = claims._negative_scores([*weak, *strong, *other_data])
+    assert (claim.ours, claim.verdict) == ("1 of 1; 0 of 1", "does not hold")
+
+
+def test_instability_before_any_violation_refutes_the_claim():
+    violated = [run("ewc", unstable=True, violations=5), run("clamped-ewc", violations=5)]
+    assert [claim.verdict for claim in claims._violations(violated)] == ["holds"] * 3
+    without = [*violated, run("ewc", 1, unstable=True)]
+    assert claims._violations(without)[0].verdict == "does not hold"
+    later = [*violated, replace(without[-1], stability=[stability(), stability(violations=2)])]
+    claim = claims._violations(later)[0]
+    assert (claim.ours, claim.verdict) == ("2 of 2, 1 of them already after the first task", "holds")
+    assert [claim.verdict for claim in claims._violations([run("ewc")])] == ["not decided"] * 3
+
+
+def test_stable_violations_and_unstable_clamped_runs_are_counted():
+    runs = [run("ewc", seed, violations=2) for seed in range(3)] + [run("ewc", 3, unstable=True, violations=9)]
+    _, few, clamping = claims._violations([*runs, run("clamped-ewc", 3, unstable=True)])
+    assert (few.ours, few.verdict) == ("1 of 4", "does not hold")
+    assert (clamping.ours, clamping.verdict) == ("0 of 1", "does not hold")
+
+
+def test_unstable_positive_scores_are_reported_with_their_violations():
+    claim = claims._positive_scores([run("si-absolute"), run("si-absolute", 1, unstable=True, violations=2)])
+    assert claim.ours.startswith("1 of 2; 1 of the others violate")
+    assert claim.verdict == "does not hold"
+
+
+def test_smallest_strength_is_compared_with_plain():
+    runs = [run("plain", seed, strength=None) for seed in (0, 1)]
+    runs += [run("si-flipped", seed, strength=strength, negative=1) for seed in (0, 1) for strength in (0.1, 10.0)]
+    assert claims._weak_penalty(runs).verdict == "holds"
+    assert claims._weak_penalty([]).verdict == "not decided"
+
+
+def test_iterations_are_counted_from_the_start_of_the_unstable_task(fresh_context):
+    stream = fresh_context.main_stream("digits")
+    batches = -(-len(stream.tasks[0].train) // 10)
+    result = run("ewc", unstable=True)
+    spec = replace(result.spec, data=stream.fingerprint, batch=10, epochs=1)
+    result = replace(result, spec=spec, steps=batches + 3)
+    claim = claims._early_instability([result, result], {stream.fingerprint: stream})
+    assert claim.ours == "1 of 1, the latest in iteration 4"
+
+
+def test_clamped_runs_are_compared_with_the_weakest():
+    def pair(strength, accuracy, unstable=False):
+        runs = [run("ewc", seed, unstable=unstable, violations=1, strength=strength) for seed in (0, 1)]
+        clamped = [run("clamped-ewc", seed, strength=strength) for seed in (0, 1)]
+        return [*runs, *(replace(result, matrix=[[accuracy + result.spec.seed]]) for result in clamped)]
+
+    accurate, learned = claims._clamping([*pair(1.0, 80.0), *pair(10.0, 90.0, unstable=True), *pair(100.0, 70.0)])
+    assert (accurate.ours, accurate.verdict) == ("+10.00 [+10.00, +10.00]", "holds")
+    assert learned.ours == "+10.00 [+10.00, +10.00]"
+    assert [claim.verdict for claim in claims._clamping([])] == ["not decided"] * 2

@@ -1,0 +1,117 @@
+"""Case 1 of the paper's instability, in miniature."""
+
+from dataclasses import replace
+
+import pytest
+
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.summary import summarize
+from mooring.lab.study.study import Study
+from mooring.paper.context.paper_context import PaperContext
+from mooring.paper.context.paper_runs import paper_setting
+from mooring.paper.context.scale import MINIATURE, PAPER
+from mooring.paper.figures import negative_importance
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    scale = replace(MINIATURE.with_data(None), strengths=(1e4, 1.0, 1e3))  # unsorted, one of them unstable
+    return PaperContext(Study(tmp_path_factory.mktemp("negative") / "p.sqlite"), scale)
+
+
+@pytest.fixture(scope="module")
+def result(context):
+    return negative_importance.run(context)
+
+
+def test_number_of_models_is_the_count_and_none_is_trained_twice(context, result):
+    assert result.name == "fig-negative"
+    assert len(result.results) == len(context.study.results()) == negative_importance.count(context.scale)
+    again = negative_importance.run(context)
+    assert len(context.study.results()) == len(result.results)
+    assert again.text == result.text
+    assert again.tables == result.tables
+
+
+def test_every_variant_has_a_row_for_every_strength_in_order(result):
+    (table,) = result.tables
+    assert table.title == "mlp, 1-epoch, digits, lr 0.03"
+    assert [(row["method"], row["strength"]) for row in table.rows] == [
+        (name, strength) for name in negative_importance.VARIANTS for strength in ("1", "1000", "10000")
+    ]
+    assert all(list(row) == list(table.columns) for row in table.rows)
+
+
+def test_table_matches_the_runs(result):
+    for row in result.tables[0].rows:
+        runs = [
+            run
+            for run in result.results
+            if (run.spec.method, f"{run.spec.strength or 0:g}") == (row["method"], row["strength"])
+        ]
+        assert row["unstable"] == f"{sum(run.status == 'unstable' for run in runs)} of {len(runs)}"
+        assert row["most below 0"] == max(stability.negative for run in runs for stability in run.stability)
+        assert (row["accuracy"] is None) == all(run.status == "unstable" for run in runs)
+
+
+def test_only_variants_with_signs_have_negative_scores(result):
+    counts = {name: [] for name in negative_importance.VARIANTS}
+    for row in result.tables[0].rows:
+        counts[row["method"]].append(row["most below 0"])
+    assert not any(counts["si-absolute"])
+    assert any(counts["si-signed"])
+    assert all(counts["si-flipped"])
+
+
+def test_text_says_where_variants_do_not_differ(result):
+    rows = result.tables[0].rows
+    assert any(row["most below 0"] == 0 for row in rows if row["method"] != "si-absolute")
+    for name in ("si-negative", "si-signed"):
+        variant = [row for row in rows if row["method"] == name]
+        without = [row for row in variant if row["most below 0"] == 0]
+        same = sum(row["accuracies as si-absolute"] for row in without)
+        sentences = [text for text in result.text if name in text and "no score was negative" in text]
+        assert len(sentences) == bool(without)
+        if sentences:
+            assert f"at {len(without)} of {len(variant)} strengths no score" in sentences[0]
+            assert f"at {same} of these every accuracy equals that of si-absolute" in sentences[0]
+            assert (f"at the other {len(without) - same} the two differ" in sentences[0]) == (same < len(without))
+
+
+def test_runs_are_the_same_if_all_common_accuracies_are():
+    full = Result(RunSpec("digits", "0", "si", 0), "finished", "", [9.0] * 3, [[8, 1, 2], [7, 8, 3], [6, 7, 8]])
+    short = replace(full, matrix=[row[: task + 2] for task, row in enumerate(full.matrix)])
+    other = replace(short, matrix=[[8, 1], [7, 8, 3], [6, 7, 9]])
+    unstable, earlier = (replace(short, status="unstable", matrix=short.matrix[:rows]) for rows in (2, 1))
+
+    def same(one, two):
+        return negative_importance._same_runs(*summarize([one]), *summarize([two]))
+
+    assert same(full, short)
+    assert same(short, full)
+    assert not same(full, other)
+    assert not same(short, unstable)
+    assert not same(unstable, earlier)
+
+
+def test_text_names_case_2_if_positive_scores_are_unstable(result):
+    rows = [row for row in result.tables[0].rows if row["method"] == "si-absolute"]
+    unstable = [row["strength"] for row in rows if not row["unstable"].startswith("0")]
+    assert unstable
+    sentence = next(text for text in result.text if "which is Case 2" in text)
+    assert f"unstable at {len(unstable)} of {len(rows)} strengths ({', '.join(unstable)})" in sentence
+
+
+def test_figure_is_drawn(result, render):
+    image = render(result)
+    assert image.name == "fig-negative-digits"
+    assert image.png.startswith(b"\x89PNG")
+    assert b"NaN" not in image.svg
+    assert "3 strengths" in str(image.inline)
+
+
+def test_learning_rate_is_the_papers():
+    lrs = {condition.data: paper_setting(PAPER, condition, "si").lr for condition in PAPER.first_conditions()}
+    assert lrs == {"cifar100": 0.001, "flowers102": 0.003, "caltech256": 0.001}
+    assert paper_setting(MINIATURE, MINIATURE.first_conditions()[0], "si").lr == MINIATURE.lrs[0]
