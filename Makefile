@@ -31,9 +31,9 @@ types: $(READY)
 	$(BIN)/mypy
 
 browser:
-	@command -v chromium chromium-browser google-chrome >/dev/null \
-		|| { echo "installing chromium, which a test opens the report in"; \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+		echo "installing chromium, which a test opens the report in"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
