@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import mooring
 from mooring.importance import Importance
-from mooring.observe.output_observer import Seen
+from mooring.observe.output_observer import Observation
 from mooring.pulls import Budget, Pull
 
 CASES: dict[str, tuple[Callable[[], Importance], Callable[[], Pull], int]] = {
@@ -79,13 +79,13 @@ class Ready:
     """Stands in for a watch of the outputs: gradients of the probe lie ready."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.seen = Seen(32, {p: torch.randn_like(p) for p in parameters})
+        self.seen = Observation(32, {p: torch.randn_like(p) for p in parameters})
 
-    def take(self, instead: int = 0) -> Seen:
+    def collect(self, instead: int = 0) -> Observation:
         """What the forward passes showed, which is never nothing: others are not asked."""
         return self.seen
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Nothing to forget."""
 
     def remove(self) -> None:

@@ -11,7 +11,15 @@ from torch import nn
 
 import mooring
 from mooring.errors import MooringError
-from mooring.pulls.budget import CLOSE, MOST, NEAR, budget_newton, budget_solved, budget_spent, spent_at
+from mooring.pulls.budget import (
+    MAX_NEWTON_STEPS,
+    MU_TOLERANCE,
+    UNSPENT_TOLERANCE,
+    budget_newton,
+    budget_solved,
+    budget_spent,
+    spent_at,
+)
 
 F64 = torch.float64
 
@@ -53,7 +61,7 @@ def test_mu_is_the_smallest_that_keeps_the_budget(pairs, nats, begin):
     spent = float(spent_at(previous, d, mu)[0])
     assert spent <= nats
     if mu:
-        assert spent >= (1 - CLOSE) * nats
+        assert spent >= (1 - UNSPENT_TOLERANCE) * nats
         assert float(mu) >= answer(previous, d, nats) * (1 - 1e-9)
     else:
         assert answer(previous, d, nats) == 0
@@ -125,7 +133,7 @@ def test_no_more_is_spent_and_all_of_it_where_more_would_be(nats):
     spent = []
     trained(model, optimizer, moor, 40, 1, lambda: spent.append(moor.pull_energy()))
     assert max(spent) <= nats * (1 + 1e-12)
-    assert max(spent) >= (1 - CLOSE) * nats
+    assert max(spent) >= (1 - UNSPENT_TOLERANCE) * nats
     free, optimizer, moor = moored(mooring.Budget(1e6))
     trained(free, optimizer, moor, 30, 0)
     trained(free, optimizer, moor, 40, 1)
@@ -177,7 +185,7 @@ def test_nats_are_for_the_mean_of_past_tasks_or_for_their_sum(over, times):
         trained(model, optimizer, moor, 30, task)
     spent = []
     trained(model, optimizer, moor, 40, 3, lambda: spent.append(moor.pull_energy()))
-    assert max(spent) == pytest.approx(times * 1e-4, rel=CLOSE)
+    assert max(spent) == pytest.approx(times * 1e-4, rel=UNSPENT_TOLERANCE)
     assert max(spent) <= times * 1e-4 * (1 + 1e-12)
 
 
@@ -198,7 +206,7 @@ def test_a_budget_may_grow_and_may_be_shared_out_among_layers():
     for task, allowed in ((1, 1e-3), (2, 3e-3)):
         most.clear()
         trained(model, optimizer, moor, 30, task, look)
-        assert max(most) == pytest.approx(allowed / 2, rel=CLOSE)
+        assert max(most) == pytest.approx(allowed / 2, rel=UNSPENT_TOLERANCE)
         assert max(most) <= allowed / 2 * (1 + 1e-12)
 
 
@@ -262,7 +270,7 @@ def test_a_saved_one_goes_on_from_where_it_was():
         (lambda: mooring.Budget(1.0, growth=0.0), "growth=0.0"),
         (lambda: mooring.Budget(1.0, over="all"), "over"),
         (lambda: mooring.Budget(1.0, per="group"), "unknown per 'group'"),
-        (lambda: moored(mooring.Budget(torch.tensor([1.0, 2.0]))), "one for each run"),
+        (lambda: moored(mooring.Budget(torch.tensor([1.0, 2.0]))), "has a value per run"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(make, line):
@@ -293,7 +301,7 @@ def test_a_step_that_needs_no_second_look_ends_within_a_hundredth_below_the_budg
 
     mu = budget_solved(spent, nats, begin)
     kept = float(spent_at(previous, d, mu)[0])
-    if len(looks) < MOST:  # it was found
+    if len(looks) < MAX_NEWTON_STEPS:  # it was found
         assert kept <= nats * (1 + 1e-9)
-        assert float(mu) == 0 or kept >= (1 - CLOSE) * nats * (1 - 1e-9)
-    assert abs(float(mu) - looks[-1]) <= NEAR * looks[-1] or len(looks) == MOST
+        assert float(mu) == 0 or kept >= (1 - UNSPENT_TOLERANCE) * nats * (1 - 1e-9)
+    assert abs(float(mu) - looks[-1]) <= MU_TOLERANCE * looks[-1] or len(looks) == MAX_NEWTON_STEPS

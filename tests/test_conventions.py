@@ -164,7 +164,7 @@ def test_a_batch_of_samples_is_worth_its_size_where_labels_are_drawn():
     [
         ({"convention": "avalanch-ewc"}, "did you mean 'avalanche-ewc'"),
         ({"convention": "mammoth-ewc"}, "batch_size"),
-        ({"convention": "avalanche-ewc", "to": "mas"}, "not on one scale"),
+        ({"convention": "avalanche-ewc", "to": "mas"}, "no common scale"),
         ({"convention": "avalanche-ewc", "batch_size": 0}, "batch_size=0"),
         ({"convention": "avalanche-ewc", "strength": -1.0}, "strength=-1.0"),
     ],

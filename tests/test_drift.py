@@ -468,8 +468,8 @@ def refused(words, *args, **options):
 
 def test_an_unknown_layer_is_refused_with_those_there_are():
     a, b = two_nets()
-    refused("no layer is called 'nose'; there are conv, norm", a, b, images(), ["conv", "nose"])
-    refused("no layer is called 'x*'", a, b, images(), ["x*"])
+    refused("no layer matches 'nose'; the layers are conv, norm", a, b, images(), ["conv", "nose"])
+    refused("no layer matches 'x*'", a, b, images(), ["x*"])
 
 
 def test_a_name_is_not_taken_for_a_list_of_letters():

@@ -12,7 +12,7 @@ from torch import nn
 import mooring
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Kronecker
-from mooring.reference.batches import labelled
+from mooring.reference.batches import add_sampled_labels
 from mooring.testing import check_equal
 from sensitive import Net, unchanged
 
@@ -129,13 +129,13 @@ def test_labels_are_drawn_once_for_each_position_and_other_batches_are_left_alon
     embedding = nn.Embedding(5, 5)
     tokens = torch.randint(5, (3, 7))
     state = torch.get_rng_state()
-    (x, y), (_, again) = (labelled(embedding, given, seed=4) for given in (tokens, [tokens]))
+    (x, y), (_, again) = (add_sampled_labels(embedding, given, seed=4) for given in (tokens, [tokens]))
     assert x is tokens
     assert y.shape == (3, 7)
     assert torch.equal(y, again)
     assert torch.equal(torch.get_rng_state(), state)
     for batch in ((tokens, y), {"x": tokens}, "text"):
-        assert labelled(embedding, batch, seed=0) is batch
+        assert add_sampled_labels(embedding, batch, seed=0) is batch
 
 
 def test_data_before_the_first_step_means_the_same_everywhere():
@@ -259,16 +259,16 @@ def test_a_bar_is_shown_where_it_is_asked_for_and_goes_away(capsys):
 @pytest.mark.parametrize(
     ("options", "error", "line"),
     [
-        ({"importance": "si"}, MooringError, "SI is made of an optimizer's steps .* use EWC"),
-        ({"importance": "rwalk"}, MooringError, "RWalk is made of an optimizer's steps"),
-        ({"importance": mooring.Balanced("si")}, MooringError, "Balanced.SI. is made of"),
+        ({"importance": "si"}, MooringError, "SI needs the steps of an optimizer .* use EWC"),
+        ({"importance": "rwalk"}, MooringError, "RWalk needs the steps of an optimizer"),
+        ({"importance": mooring.Balanced("si")}, MooringError, "Balanced.SI. needs the steps"),
         ({"reference": []}, MooringError, "data has no batches"),
         ({"reference": 3}, MooringError, "data of type int is not"),
         ({"reference": "outputs"}, MooringError, "data of type str is not"),
         ({"reference": torch.zeros(3)}, MooringError, "data of type Tensor is not"),
         ({"reference": ["text"]}, MooringError, "a batch of type str is not"),
         ({"batches": 0}, MooringError, "batches=0 is not allowed"),
-        ({"reference": lambda model: None, "batches": None}, MooringError, "say how many"),
+        ({"reference": lambda model: None, "batches": None}, MooringError, "give batches="),
         ({"loss": lambda model, batch: 1.0}, MooringError, "returned type float"),
         ({"loss": lambda model, batch: model(batch[0])}, MooringError, "returned shape"),
         ({"loss": lambda model, batch: model(batch[0]).sum() * torch.nan}, NonFiniteError, "loss on data is not"),
@@ -330,7 +330,7 @@ def test_a_batch_that_does_not_fit_is_named_and_nothing_changes(batch, reason):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(
-        MooringError, match=rf"^batch 1 of the data or reference does not fit \({reason}.*: give batches"
+        MooringError, match=rf"^batch 1 of the data or reference does not fit the model \({reason}.*: give batches"
     ):
         mooring.attach(model, optimizer, reference=[torch.ones(8, 3), batch])
     mooring.attach(model, optimizer)  # nothing is left of the first

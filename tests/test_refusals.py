@@ -39,7 +39,7 @@ def refuse(message, call):
         ({"exclude": ["0.wieght"]}, "'0.wieght' matches no parameter"),
         ({"exclude": [nn.Linear(1, 1)]}, "Linear is not a module of this model"),
         ({"exclude": [3]}, "3 is not a name"),
-        ({"exclude": "*"}, "every parameter the optimizer holds is excluded"),
+        ({"exclude": "*"}, "every parameter of the optimizer is excluded"),
     ],
 )
 def test_attach_refuses_bad_options(options, message):
@@ -54,14 +54,14 @@ def test_attach_refuses_a_foreign_optimizer():
 
 def test_attach_refuses_lbfgs():
     net = model()
-    refuse("LBFGS evaluates its closure several times", lambda: attach(net, torch.optim.LBFGS(net.parameters())))
+    refuse("LBFGS cannot be moored", lambda: attach(net, torch.optim.LBFGS(net.parameters())))
 
 
 def test_attach_refuses_the_same_optimizer_twice_until_detached():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     moor = mooring.attach(net, optimizer)
-    refuse("moored already", lambda: mooring.attach(net, optimizer))
+    refuse("already has a Mooring", lambda: mooring.attach(net, optimizer))
     moor.detach()
     mooring.attach(net, optimizer)
 
@@ -171,9 +171,9 @@ def test_an_importance_with_a_state_it_may_not_keep_is_refused():
         (lambda: mooring.Interpolation(every=True), "every=True is not allowed"),
         (lambda: attach(exclude=None), "exclude=None is not allowed"),
         (lambda: attach(merge=[1]), "unknown merge"),
-        (lambda: attach(pull=mooring.Penalty(torch.tensor([1.0, 2.0]))), "one for each run"),
-        (lambda: mooring.attach(None, None), "NoneType is no Module"),
-        (lambda: mooring.attach(model(), model()), "Sequential is no Optimizer"),
+        (lambda: attach(pull=mooring.Penalty(torch.tensor([1.0, 2.0]))), "has a value per run"),
+        (lambda: mooring.attach(None, None), "expected Module, got NoneType"),
+        (lambda: mooring.attach(model(), model()), "expected Optimizer, got Sequential"),
     ],
 )
 def test_the_wrong_type_is_refused_in_one_line_too(make, message):

@@ -1,4 +1,4 @@
-"""Binds a model and an optimizer to an importance and a pull: what `mooring.attach` checks and returns."""
+"""`mooring.attach`: checks its options and returns a Mooring."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -6,11 +6,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mooring.distributed.dtensor import check_rows, check_sharding
+from mooring.distributed.dtensor import check_row_sharding, check_sharding
 from mooring.errors import MooringError, unknown
 from mooring.importance import EWC, Importance, resolve
 from mooring.moor import Mooring
-from mooring.optimizers import check_optimizer, stepping
+from mooring.optimizers import check_optimizer, unwrap_optimizer
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull, merges
 from mooring.reference.batches import Data
 from mooring.reference.estimation import check_estimable
@@ -22,8 +22,8 @@ __all__ = ["attach"]
 
 BUFFERS = ("follow", "keep", "interpolate")
 
-NATS = 0.1
-"""What may be forgotten by default of what a reference shows: a tenth of a nat of its loss."""
+DEFAULT_NATS = 0.1
+"""Default budget with a reference: its loss may rise by a tenth of a nat."""
 
 
 def attach(
@@ -46,38 +46,38 @@ def attach(
 ) -> Mooring:
     """Moor a model to what it knows while an optimizer trains it further.
 
-    From now on each `optimizer.step()` also updates the importance of each parameter on the current task and,
-    once a task was consolidated, pulls parameters back to where they were. The training loop stays as it is.
+    From now on each `optimizer.step()` also updates the importance of each parameter on the current task. Once a task
+    was consolidated, each step also pulls the parameters towards their anchors. The training loop does not change.
 
     Args:
-        model: the model that is trained.
-        optimizer: any `torch.optim.Optimizer` over (some of) its parameters, prepared by Accelerate or not; one Mooring
-            for each optimizer.
+        model: the model to train.
+        optimizer: any `torch.optim.Optimizer` over all or some of its parameters, prepared by Accelerate or not. Each
+            Mooring needs its own optimizer.
         importance: "ewc" (the default), "mas", "si", "rwalk", "uniform", "random", or an instance with options. With a
             `Budget` the default is the Fisher information, `EWC(decay=None, per_sample=True)`.
         pull: `Interpolation()` by default, which has no strength to tune; with a reference `Budget(0.1)`, which leaves
-            more room to learn and is calibrated by it; `Penalty(...)`, `Proximal(...)`.
-        exclude: what is left free, such as heads: names, glob patterns or modules.
+            more room to learn and is calibrated on the reference; or `Penalty(...)`, `Proximal(...)`.
+        exclude: parameters that stay free, such as heads: names, glob patterns or modules.
         buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new
             data, "keep" the old ones, or "interpolate" half-way in each iteration.
-        merge: how a finished task's importance joins the past's: "average" (the paper's, and the default), "sum" (the
-            default with a `Budget`), "max", or a function.
-        outputs: from what the model returns to the tensor of outputs, for importances that look at them.
-        state_dtype: one dtype of anchors and importances; in the place of `memory`.
-        memory: in what form anchors and importances are kept, and where: `mooring.Memory(...)`. By default anchors in
-            their parameter's own dtype, and importances in float32, or that dtype where wider.
-        check_finite: stop before a step whose gradient is not finite (costs one reduction and, on a GPU,
-            one synchronisation per step).
-        reference: what the model knows already, to fine-tune it without forgetting that: batches of (inputs, labels),
-            or of inputs alone, or a function from the model to a batch, such as one of sequences that it generates.
-            The importance is estimated from it, and anchors are the parameters as they are: this is
-            `Mooring.consolidate(data=reference)` before any step. Nothing about the model changes.
+        merge: how the importance of a finished task is combined with that of the tasks before: "average" (the paper's,
+            and the default), "sum" (the default with a `Budget`), "max", or a function.
+        outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
+        state_dtype: one dtype for anchors and importances; a short form of `memory`.
+        memory: dtype and device of anchors and importances, `mooring.Memory(...)`. By default anchors have their
+            parameter's dtype, and importances have float32 or that dtype if it is wider.
+        check_finite: stop before a step whose gradient is not finite. This costs one reduction per step and, on a GPU,
+            one synchronisation.
+        reference: data that shows what the model knows, to fine-tune it without forgetting that: batches of (inputs,
+            labels) or of inputs alone, or a function from the model to a batch, such as sequences that it generates.
+            The importance is estimated on it and the anchors are the present parameters, as
+            `Mooring.consolidate(data=reference)` does before any step. The model does not change.
         loss: the mean loss of a model on a batch of the reference, loss(model, batch); by default the cross entropy.
-        batches: how many batches of the reference at most; None is all of them.
-        progress: whether to show a bar on stderr meanwhile; by default on a terminal only.
+        batches: the largest number of batches to read from the reference; None reads all.
+        progress: whether to show a progress bar on stderr; by default only on a terminal.
 
     Returns:
-        The `Mooring`, with `consolidate()` to call at the end of each task.
+        The `Mooring`. Call its `consolidate()` at the end of each task.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -92,56 +92,56 @@ def attach(
         >>> moor
         Mooring(MAS(decay=0.2), Interpolation(stiffness=1.0, every=1, root=2, weight=1.0), parameters=2, tasks=2)
 
-        One task alone, for a model that is trained already:
+        For a model that is already trained, give a reference:
 
         >>> moor.detach()
         >>> moor = attach(model, optimizer, reference=[torch.randn(8, 3) for _ in range(4)])
         >>> moor.tasks
         1
     """
-    for thing, wanted in ((model, nn.Module), (optimizer, torch.optim.Optimizer)):
-        if not isinstance(thing, wanted):
+    for value, expected in ((model, nn.Module), (optimizer, torch.optim.Optimizer)):
+        if not isinstance(value, expected):
             raise MooringError(
-                f"attach takes a model, then its optimizer: {type(thing).__name__} is no {wanted.__name__}"
+                f"attach takes a model, then its optimizer: expected {expected.__name__}, got {type(value).__name__}"
             )
-    optimizer = stepping(optimizer)
+    optimizer = unwrap_optimizer(optimizer)
     if pull is None:
-        pull = Interpolation() if reference is None else Budget(NATS)
-    curved = isinstance(pull, Budget)
+        pull = Interpolation() if reference is None else Budget(DEFAULT_NATS)
+    is_budget = isinstance(pull, Budget)
     if importance is None:
-        importance = EWC(decay=None, per_sample=True) if curved else EWC()
+        importance = EWC(decay=None, per_sample=True) if is_budget else EWC()
     importance = resolve(importance)
     if not isinstance(pull, GradientPull | ParameterPull | Budget):
         raise MooringError(f"pull={pull!r} is not a pull: give an instance such as Interpolation() or Penalty(100.0)")
     for name in ("strength", "nats"):
-        given = getattr(pull, name, None)
-        if isinstance(given, Tensor) and given.ndim:
-            raise MooringError(f"{name}={given.tolist()} is one for each run: give a single model a single number")
+        option = getattr(pull, name, None)
+        if isinstance(option, Tensor) and option.ndim:
+            raise MooringError(f"{name}={option.tolist()} has a value per run, but a single model takes one number")
     if buffers not in BUFFERS:
         raise unknown("buffers", buffers, BUFFERS)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
     if state_dtype is not None and memory is not None:
-        raise MooringError("state_dtype and memory say the same thing: give attach one of them")
+        raise MooringError("state_dtype and memory both set dtypes: give attach only one of them")
     if memory is not None and not isinstance(memory, Memory):
         raise MooringError(f"memory={memory!r} is not allowed: give mooring.Memory(...)")
     memory = memory or Memory(anchor=state_dtype, previous=state_dtype, current=state_dtype)
     memory.check(importance, pull)
-    if importance.by_layer and (not curved or merge not in (None, "sum", merges.total)):
+    if importance.by_layer and (not is_budget or merge not in (None, "sum", merges.total)):
         raise MooringError(
-            f"{importance.name}() is for a budget, and its tasks are summed: give pull=Budget(...), and no merge"
+            f"{importance.name}() works only with a budget and sums tasks: give pull=Budget(...) and no merge"
         )
-    merge = merges.resolve(merge or ("sum" if curved else "average"))
+    merge = merges.resolve(merge or ("sum" if is_budget else "average"))
     excluded = check_exclude(model, exclude)
     check_optimizer(model, optimizer, excluded)
     held = [p for group in optimizer.param_groups for p in group["params"]]
     check_sharding(model, importance, held)
     if memory.previous == "8bit":
-        check_rows(held)
+        check_row_sharding(held)
     if reference is not None:
         check_estimable(importance)
     elif loss is not None:
-        raise MooringError("loss has no effect without a reference: give attach both, or neither")
+        raise MooringError("loss has no effect without a reference: give attach both or neither")
     moor = Mooring(
         model,
         optimizer,

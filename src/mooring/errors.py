@@ -1,4 +1,4 @@
-"""The errors a user meets: one line each, with what is wrong, what is allowed and what to do."""
+"""Error classes and checks of options. An error is one line: what is wrong, what is allowed, what to do."""
 
 import difflib
 import math
@@ -8,28 +8,28 @@ __all__ = ["MooringError", "NonFiniteError", "check_number", "check_whole", "unk
 
 
 class MooringError(ValueError):
-    """Something was asked for that Mooring refuses; nothing has been changed."""
+    """A request that Mooring refuses; nothing has been changed."""
 
 
 class NonFiniteError(MooringError):
-    """A loss, gradient or pull is not finite; the step was stopped before anything was changed."""
+    """A loss, gradient or pull that is not finite; the step stopped before anything was changed."""
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> MooringError:
-    """The error for a name that is not in a list, with the nearest one that is.
+    """Return the error for a name that is not in a list; it suggests the nearest allowed name.
 
     Example:
         >>> print(unknown("importance", "ewk", ["ewc", "mas"]))
         unknown importance 'ewk' (did you mean 'ewc'?); allowed: ewc, mas
     """
     names = list(allowed)
-    near = difflib.get_close_matches(str(given), names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    matches = difflib.get_close_matches(str(given), names, n=1)
+    hint = f" (did you mean {matches[0]!r}?)" if matches else ""
     return MooringError(f"unknown {kind} {given!r}{hint}; allowed: {', '.join(names)}")
 
 
 def check_number(name: str, value: object, low: float, high: float = math.inf, *, above: bool = False) -> None:
-    """Refuse anything but a finite number from `low` (or above it) to `high`.
+    """Refuse anything but a finite number from `low` to `high`; with above=True, `low` itself is refused too.
 
     Example:
         >>> check_number("damping", 0.0, 0, above=True)
@@ -43,11 +43,11 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, *
         raise MooringError(f"{name}={value!r} is not allowed: give a number {limits}")
 
 
-LARGEST = 10**12
-"""The largest whole number that is allowed unless more is said: beyond it counts no longer fit where they are kept."""
+MAX_WHOLE = 10**12
+"""Default upper limit of whole numbers; larger counts could overflow where they are stored."""
 
 
-def check_whole(name: str, value: object, low: int, high: int = LARGEST) -> None:
+def check_whole(name: str, value: object, low: int, high: int = MAX_WHOLE) -> None:
     """Refuse anything but a whole number from `low` to `high`.
 
     Example:

@@ -13,8 +13,8 @@ from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
 from mooring.errors import MooringError
 from mooring.importance import Importance, State
-from mooring.observe.layer_observer import watches
-from mooring.optimizers import check_optimizer, stepping
+from mooring.observe.layer_observer import make_observers
+from mooring.optimizers import check_optimizer, unwrap_optimizer
 from mooring.pulls import Budget, GradientPull, Pull
 from mooring.pulls.merges import Merge
 from mooring.pulls.pull import check_strength
@@ -71,7 +71,7 @@ class Mooring:
         self.pull = pull
         self._states = MooringState(model, optimizer, importance, merge, exclude, memory)
         self._outputs = outputs
-        self._watch, self._layers = watches(self._states, outputs) if memory.accumulates else (None, None)
+        self._watch, self._layers = make_observers(self._states, outputs) if memory.accumulates else (None, None)
         self._step = TrainingStep(self._states, pull, self._watch, self._layers, buffers, check_finite)
         self._hook()
 
@@ -270,7 +270,7 @@ class Mooring:
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Go on with another optimizer of the same model, where each task has its own; what is kept stays."""
         self._refuse_interrupted()
-        optimizer = stepping(optimizer)
+        optimizer = unwrap_optimizer(optimizer)
         if optimizer is self.optimizer:
             return
         check_optimizer(self.model, optimizer, self._states.exclude)

@@ -1,4 +1,4 @@
-"""Which optimizers can be moored, and which one takes the steps."""
+"""Checks on the optimizer that a model is moored with."""
 
 import torch
 from torch import nn
@@ -7,46 +7,42 @@ from mooring.errors import MooringError
 from mooring.state.selection import moorable
 from mooring.step import TrainingStep
 
-__all__ = ["check_optimizer", "stepping"]
+__all__ = ["check_optimizer", "unwrap_optimizer"]
 
 
-def stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that takes the steps: a wrapper without hooks of its own, such as Accelerate's, hands them on."""
+def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer inside wrappers that have no hooks of their own, such as Accelerate's."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, torch.optim.Optimizer):
-            raise MooringError(f"{type(optimizer).__name__} has no hooks: give the optimizer that it wraps")
+            raise MooringError(f"{type(optimizer).__name__} has no step hooks: give attach the optimizer that it wraps")
         optimizer = inner
     return optimizer
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, exclude: tuple[str, ...]) -> None:
-    """Refuse what cannot be moored, before anything is touched."""
+    """Refuse optimizers and parameters that cannot be moored."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise MooringError(
-            "LBFGS evaluates its closure several times in a step and cannot be moored: use another optimizer"
+            "LBFGS cannot be moored, because it evaluates its closure several times in a step: use another optimizer"
         )
-    if any(
-        isinstance(getattr(h, "__self__", None), TrainingStep) for h in optimizer._optimizer_step_pre_hooks.values()
-    ):
+    hooks = optimizer._optimizer_step_pre_hooks.values()
+    if any(isinstance(getattr(hook, "__self__", None), TrainingStep) for hook in hooks):
         raise MooringError(
-            "this optimizer is moored already: detach() the first Mooring, or give each optimizer its own"
+            "this optimizer already has a Mooring: detach() that one first, or give each Mooring its own optimizer"
         )
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    everything = moorable(model, ())
-    if not any(p in everything for p in held):
+    all_parameters = moorable(model, ())
+    if not any(p in all_parameters for p in held):
         raise MooringError("the optimizer holds none of the model's parameters: build it from model.parameters()")
     names = moorable(model, exclude)
     moored = {names[p]: p for p in held if p in names}
     if not moored:
-        raise MooringError("every parameter the optimizer holds is excluded: leave at least one to moor")
+        raise MooringError("every parameter of the optimizer is excluded: leave at least one to moor")
     for name, p in moored.items():
         if p.is_complex():
-            raise MooringError(f"{name!r} is complex, which cannot be moored: exclude it")
+            raise MooringError(f"{name!r} is complex and cannot be moored: exclude it")
     for path, module in model.named_modules():
-        if (
-            getattr(module, "sparse", False)
-            and isinstance(module, nn.Embedding | nn.EmbeddingBag)
-            and module.weight in names
-        ):
-            raise MooringError(f"{path!r} has sparse gradients, which cannot be moored: use sparse=False or exclude it")
+        embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if embedding and module.sparse and module.weight in names:
+            raise MooringError(f"{path!r} has sparse gradients and cannot be moored: use sparse=False or exclude it")

@@ -15,7 +15,7 @@ from mooring.backends.parameter_step import ParameterStep, now_of, pull_back
 from mooring.backends.penalized_gradients import loaded
 from mooring.diagnose.finite import check_finite
 from mooring.distributed.collectives import world_size
-from mooring.distributed.dtensor import gradient_of, local_tensor
+from mooring.distributed.dtensor import local_gradient, local_tensor
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Iteration, State
 from mooring.observe.layer_observer import LayerObserver
@@ -129,12 +129,12 @@ class TrainingStep:
         skipped = found_inf is not None and bool(found_inf)  # by a fused kernel, which divides by the scale otherwise
         scale = getattr(optimizer, "grad_scale", None)
         due = [] if skipped else self._collect(optimizer, scale)
-        factors = self.layers.take() if self.layers else []
+        factors = self.layers.collect() if self.layers else []
         if not due:
             if self.watch:
-                self.watch.forget()
+                self.watch.discard()
             return
-        seen = self.watch.take(self.layers.samples if self.layers else 0) if self.watch else Observation()
+        seen = self.watch.collect(self.layers.samples if self.layers else 0) if self.watch else Observation()
         if self.check:
             probes = [(d.moored.name, t) for d in due if (t := seen.of(d.moored.parameter)) is not None]
             check_finite("importance gradient", probes)
@@ -156,7 +156,7 @@ class TrainingStep:
             safe = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
             for p in group["params"]:
                 if p.grad is not None and (m := self.states.adopt(p)):
-                    due.append(ParameterStep(m, lr, self._task_gradient(m, gradient_of(p), factor, safe), factor))
+                    due.append(ParameterStep(m, lr, self._task_gradient(m, local_gradient(p), factor, safe), factor))
         return due
 
     def _task_gradient(self, m: ParameterState, grad: Tensor, factor: Number | None, safe: bool) -> Tensor:

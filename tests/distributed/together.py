@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import mooring
 from distributed.ranks import tried
 from distributed.training import Case, Trainer
-from mooring.distributed.dtensor import gradient_of
+from mooring.distributed.dtensor import local_gradient
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import EWC, MAS, Kronecker
 
@@ -170,7 +170,7 @@ def tensor_parallel_equals_one() -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
     whole = nn.Parameter(distribute_tensor(torch.zeros(3), mesh, [Replicate()]))
     whole.grad = DTensor.from_local(torch.ones(3), mesh, [Partial()])
-    assert gradient_of(whole).tolist() == [dist.get_world_size()] * 3  # not added up over ranks until now
+    assert local_gradient(whole).tolist() == [dist.get_world_size()] * 3  # not added up over ranks until now
 
 
 def refusals() -> None:

@@ -141,7 +141,7 @@ def test_a_wrapper_with_nothing_inside_is_refused_in_one_line():
         def __init__(self):
             self.param_groups = []
 
-    with pytest.raises(MooringError, match="Wrapper has no hooks: give the optimizer that it wraps"):
+    with pytest.raises(MooringError, match="Wrapper has no step hooks: give attach the optimizer that it wraps"):
         mooring.attach(network(), Wrapper())
 
 
@@ -150,5 +150,5 @@ def test_one_optimizer_is_not_moored_twice_through_its_wrapper():
     model = network()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     mooring.attach(model, inner)
-    with pytest.raises(MooringError, match="moored already"):
+    with pytest.raises(MooringError, match="already has a Mooring"):
         mooring.attach(model, accelerator.prepare(inner))

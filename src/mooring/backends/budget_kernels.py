@@ -8,7 +8,7 @@ from torch import Tensor
 from mooring.backends.fused import fits, likeness
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel
 from mooring.backends.kernels.reduce import Step, Sums
-from mooring.pulls.budget import MOST, Budget, budget_step, spent_each
+from mooring.pulls.budget import MAX_NEWTON_STEPS, Budget, budget_step, spent_each
 from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import is_offloaded
 from mooring.state.quantization import past
@@ -81,7 +81,7 @@ class BudgetKernels:
         for each in self.alike:
             each.layout.move("theta", [m.parameter for m in each.records])
         tables, done = [each.layout.sent for each in self.alike], torch.zeros_like(mu)
-        for _ in range(MOST):
+        for _ in range(MAX_NEWTON_STEPS):
             for each, table, columns in zip(self.alike, tables, self.columns, strict=True):
                 each.sums(each.layout, table, mu, done, columns)
             self.step(self.partial, {"nats": nats, "mu": mu, "done": done})

@@ -10,7 +10,7 @@ from torch import Tensor
 from mooring.backends.budget_kernels import BudgetKernels
 from mooring.backends.chunks import tiled
 from mooring.backends.kernels.codegen import has_compiler
-from mooring.distributed.dtensor import sum_over_shards
+from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
 from mooring.pulls.budget import Budget, budget_solved, spent_at
 from mooring.pulls.run_axis import Number
@@ -76,7 +76,7 @@ def budget_term(m: ParameterState) -> DiagonalTerm | None:
 def energy(records: Iterable[ParameterState]) -> float:
     """sum of previous * d^2 / 2 over all parameters."""
     lines = [line for m in records if (line := budget_term(m)) is not None]
-    spent = sum_over_shards([line.spent(0.0) for line in lines], [line.m.parameter for line in lines])
+    spent = reduce_over_shards([line.spent(0.0) for line in lines], [line.m.parameter for line in lines])
     return math.fsum(float(each[0]) for each in spent)  # they may be on several devices
 
 
@@ -159,7 +159,7 @@ class BudgetSolver:
     def _spent(self, lines: Sequence[DiagonalTerm], mu: Number) -> Tensor:
         """What all of them would spend, where mu is."""
         each = [(line.spent(mu), line.m.parameter) for line in self._staged(lines)]
-        summed = torch.stack(sum_over_shards(*map(list, zip(*each, strict=True)))).sum(0)  # type: ignore[arg-type]
+        summed = torch.stack(reduce_over_shards(*map(list, zip(*each, strict=True)))).sum(0)  # type: ignore[arg-type]
         return summed.to(mu.device) if isinstance(mu, Tensor) else summed
 
     def _together(self, name: str, mine: Sequence[DiagonalTerm]) -> BudgetKernels | None:

@@ -1,4 +1,4 @@
-"""Why a penalty explodes, or why it does nothing: the stability of every layer as a table, with advice."""
+"""A table of the stability of each layer under a penalty, with advice."""
 
 import math
 from collections.abc import Mapping
@@ -10,32 +10,32 @@ from torch import Tensor
 
 from mooring.diagnose import stability
 from mooring.diagnose.stability import Verdicts
-from mooring.distributed.dtensor import sum_over_shards
+from mooring.distributed.dtensor import reduce_over_shards
 from mooring.pulls.run_axis import Number
 from mooring.state.selection import layer_of
 
 __all__ = ["Diagnosis", "LayerDiagnosis", "diagnose"]
 
 
-HELD = 1 + 1e-6
-"""What p = 1 may come to by rounding where importance is capped."""
+MAX_CLAMPED_P = 1 + 1e-6
+"""The largest p of a clamped importance: 1, and room for rounding."""
 
-NOTHING = Verdicts(0, 0, 0, 0, 0)
+NO_VERDICTS = Verdicts(0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class LayerDiagnosis:
-    """One layer's importance and what a penalty of the given strength does with it.
+    """The importance of one layer, and the effect of a penalty of the given strength on it.
 
     Attributes:
         name: the module that owns the parameters.
-        parameters: how many scalar parameters it has.
+        parameters: the number of scalar parameters.
         mean: mean importance.
         largest: largest importance.
-        share: its share of all importance, 0 to 1.
+        share: its share of the model's importance, 0 to 1.
         largest_p: largest p = lr * strength * importance.
-        verdicts: how many parameters interpolate, extrapolate or diverge.
-        safe_strength: the first strength at which one of its parameters would stop interpolating.
+        verdicts: the numbers of parameters that interpolate, extrapolate or diverge.
+        safe_strength: the smallest strength at which one of its parameters stops interpolating.
     """
 
     name: str
@@ -50,19 +50,19 @@ class LayerDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `Mooring.diagnose` found: print it, or take `to_dict()`.
+    """The result of `Mooring.diagnose`: print it, or use `to_dict()`.
 
     Attributes:
-        strength: the penalty's strength that was asked about.
+        strength: the strength of the penalty.
         optimizer: the optimizer's class name.
-        limit: the p from which this optimizer diverges (the smallest over parameter groups).
+        limit: the p from which this optimizer diverges; the smallest over parameter groups.
         clamp: whether the penalty caps importance at 1 / (lr * strength).
         layers: one row per layer, in the model's order.
         safe_strength: 1 / max(lr * importance) over the model.
-        used_p: the largest p that acts, after clamping.
+        used_p: the largest p after clamping.
         disparity: mean importance of the last layer over that of the first.
-        notes: what to know when reading the numbers.
-        advice: what to do, in words.
+        notes: remarks on how to read the numbers.
+        advice: what to do, the most urgent first.
     """
 
     strength: float
@@ -78,23 +78,23 @@ class Diagnosis:
 
     @property
     def stable(self) -> bool:
-        """Whether every parameter interpolates or is free, as it is or through clamping."""
+        """Whether every parameter interpolates or is free, if need be through clamping."""
         return not self.total.negative and (self.used_p < 1 or self.held)
 
     @property
     def held(self) -> bool:
-        """Whether clamping keeps every p at 1 or below: what would extrapolate is held at its anchor instead."""
-        return self.clamp and self.used_p <= HELD
+        """Whether clamping keeps every p at 1 or below: parameters stay at their anchors and do not extrapolate."""
+        return self.clamp and self.used_p <= MAX_CLAMPED_P
 
     @property
     def total(self) -> Verdicts:
-        """The verdicts added up over the layers."""
-        return sum((layer.verdicts for layer in self.layers), NOTHING)
+        """The sum of the layers' verdicts."""
+        return sum((layer.verdicts for layer in self.layers), NO_VERDICTS)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists; None for what is infinite or undefined."""
-        found: dict[str, Any] = _plain({**asdict(self), "stable": self.stable, "total": asdict(self.total)})
-        return found
+        """Return everything as numbers, strings and lists that JSON knows; infinite and undefined numbers are None."""
+        plain: dict[str, Any] = _plain({**asdict(self), "stable": self.stable, "total": asdict(self.total)})
+        return plain
 
     def __str__(self) -> str:
         head = (
@@ -142,8 +142,8 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One parameter in numbers: of its scores, of p, and of what p is once clamped; all as in `LayerDiagnosis`."""
+class _ParameterNumbers:
+    """Numbers of one parameter: of its scores, of p, and of p after clamping; as in `LayerDiagnosis`."""
 
     size: int
     total: float
@@ -166,40 +166,40 @@ def diagnose(
     pull: str = "Penalty",
     extrapolates: bool = True,
 ) -> Diagnosis:
-    """Set every parameter's p = lr * strength * importance against the optimizer's limits.
+    """Compare each parameter's p = lr * strength * importance with the optimizer's limits.
 
     Args:
-        optimizer: whose learning rates and momentum decide.
-        moored: name and importance of each parameter, in the model's order; of a sharded one, of the part on this
-            rank, and the answer is that of all parts.
+        optimizer: the optimizer; its learning rates and momentum set the limits.
+        moored: name and importance of each parameter, in the model's order. Of a sharded parameter it is the importance
+            of the part on this rank; the result covers all parts.
         strength: the penalty's strength.
         clamp: whether the penalty caps importance.
-        importance: the definition's name, for the advice.
+        importance: the name of the importance, for the advice.
         pull: the name of the pull in use, for the notes.
-        extrapolates: whether that pull can: a force on the gradient, and not a rate.
+        extrapolates: whether that pull can extrapolate, as a force on the gradient can and a rate cannot.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(3))
         >>> sgd = torch.optim.SGD([weight], lr=0.5)
-        >>> found = diagnose(sgd, {weight: ("layer.weight", torch.tensor([1.0, 2.0, 4.0]))}, strength=5.0)
-        >>> found.safe_strength, found.stable, found.total.diverge
+        >>> diagnosis = diagnose(sgd, {weight: ("layer.weight", torch.tensor([1.0, 2.0, 4.0]))}, strength=5.0)
+        >>> diagnosis.safe_strength, diagnosis.stable, diagnosis.total.diverge
         (0.5, False, 3)
     """
     rates = stability.learning_rates(optimizer)
     groups = {p: group for group in optimizer.param_groups for p in group["params"] if p in moored and p.numel()}
     limits = {p: stability.divergence_limit(optimizer, group) for p, group in groups.items()}
     numbers = [_numbers(moored[p][1].reshape(-1), rates[p], limits[p], groups[p], strength, clamp) for p in groups]
-    sums = sum_over_shards([counted for counted, _ in numbers], list(groups))
-    peaks = sum_over_shards([most for _, most in numbers], list(groups), "max")
-    layers: dict[str, list[_Part]] = {}
-    for p, counted, most in zip(groups, sums, peaks, strict=True):
-        layers.setdefault(layer_of(moored[p][0]), []).append(_part(p.numel(), counted, most, limits[p]))
+    sums = reduce_over_shards([sums for sums, _ in numbers], list(groups))
+    maxima = reduce_over_shards([maxima for _, maxima in numbers], list(groups), "max")
+    layers: dict[str, list[_ParameterNumbers]] = {}
+    for p, summed, largest in zip(groups, sums, maxima, strict=True):
+        layers.setdefault(layer_of(moored[p][0]), []).append(_unpack(p.numel(), summed, largest, limits[p]))
     order = dict.fromkeys(layer_of(name) for name, _ in moored.values())
     layers = {name: layers[name] for name in order if name in layers}
     parts = [part for layer in layers.values() for part in layer]
-    everything = sum(part.absolute for part in parts)
-    rows = tuple(_layer(name, layer, everything) for name, layer in layers.items())
-    found = Diagnosis(
+    total_importance = sum(part.absolute for part in parts)
+    rows = tuple(_layer(name, layer, total_importance) for name, layer in layers.items())
+    diagnosis = Diagnosis(
         strength=strength,
         optimizer=type(optimizer).__name__,
         limit=min((part.limit for part in parts), default=2.0),
@@ -211,52 +211,50 @@ def diagnose(
         notes=(),
         advice=(),
     )
-    notes = _notes(found, optimizer, "" if extrapolates else pull)
-    return replace(found, notes=tuple(notes), advice=tuple(_advice(found, importance)))
+    notes = _notes(diagnosis, optimizer, "" if extrapolates else pull)
+    return replace(diagnosis, notes=tuple(notes), advice=tuple(_advice(diagnosis, importance)))
 
 
 def _numbers(
     scores: Tensor, rate: Number, limit: float, group: dict[str, Any], strength: float, clamp: bool
 ) -> tuple[Tensor, Tensor]:
-    """What is to be added up over the parts of a parameter, and what the largest is to be taken of."""
+    """Return the numbers to sum over the shards of a parameter, and those to take the maximum of."""
     rates = torch.as_tensor(rate, dtype=scores.dtype, device=scores.device).reshape(-1).expand_as(scores)
     p = stability.interpolation_weight(rates, strength, scores)
     lr = float(group.get("lr", 1.0))
     capped = scores.clamp(max=1 / (lr * strength)) if clamp and lr * strength else scores
     used = stability.interpolation_weight(rates, strength, capped)
-    counted = [_total(scores), _total(scores.abs()), *astuple(stability.verdicts(p, limit))]
-    most = [float(t.max()) if t.numel() else -math.inf for t in (scores, p, used)]
-    most.append(-stability.largest_safe_strength(rates, scores))
-    wide = torch.zeros((), dtype=torch.float64, device=scores.device)
-    return wide.new_tensor(counted), wide.new_tensor(most)
+    totals = (scores.sum(dtype=torch.float64), scores.abs().sum(dtype=torch.float64))
+    sums = [*map(float, totals), *astuple(stability.verdicts(p, limit))]
+    maxima = [float(t.max()) if t.numel() else -math.inf for t in (scores, p, used)]
+    maxima.append(-stability.largest_safe_strength(rates, scores))
+    double = {"dtype": torch.float64, "device": scores.device}
+    return torch.tensor(sums, **double), torch.tensor(maxima, **double)
 
 
-def _part(size: int, counted: Tensor, most: Tensor, limit: float) -> _Part:
-    total, absolute, *verdicts = counted.tolist()
-    largest, largest_p, used_p, unsafe = most.tolist()
-    return _Part(size, total, absolute, Verdicts(*map(int, verdicts)), largest, largest_p, used_p, -unsafe, limit)
+def _unpack(size: int, sums: Tensor, maxima: Tensor, limit: float) -> _ParameterNumbers:
+    total, absolute, *verdicts = sums.tolist()
+    largest, largest_p, used_p, negated_safe_strength = maxima.tolist()
+    counts = Verdicts(*map(int, verdicts))
+    return _ParameterNumbers(size, total, absolute, counts, largest, largest_p, used_p, -negated_safe_strength, limit)
 
 
-def _layer(name: str, parts: list[_Part], everything: float) -> LayerDiagnosis:
+def _layer(name: str, parts: list[_ParameterNumbers], total_importance: float) -> LayerDiagnosis:
     size = sum(part.size for part in parts)
     return LayerDiagnosis(
         name=name,
         parameters=size,
         mean=sum(part.total for part in parts) / size,
         largest=max(part.largest for part in parts),
-        share=sum(part.absolute for part in parts) / everything if everything else 0.0,
+        share=sum(part.absolute for part in parts) / total_importance if total_importance else 0.0,
         largest_p=max(part.largest_p for part in parts),
-        verdicts=sum((part.verdicts for part in parts), NOTHING),
+        verdicts=sum((part.verdicts for part in parts), NO_VERDICTS),
         safe_strength=min(part.safe_strength for part in parts),
     )
 
 
-def _total(scores: Tensor) -> float:
-    return float(scores.sum(dtype=torch.float64))
-
-
 def _plain(value: Any) -> Any:
-    """Lists for tuples, None for numbers that JSON does not have."""
+    """Replace tuples by lists, and numbers that are not finite by None."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
@@ -264,10 +262,10 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _notes(found: Diagnosis, optimizer: torch.optim.Optimizer, harmless: str) -> list[str]:
-    """What to know when reading the numbers; `harmless` names the pull in use where it cannot extrapolate."""
+def _notes(diagnosis: Diagnosis, optimizer: torch.optim.Optimizer, harmless: str) -> list[str]:
+    """Return the notes; `harmless` is the name of the pull in use if it cannot extrapolate."""
     notes = []
-    kind = found.optimizer
+    kind = diagnosis.optimizer
     if stability.rescales(optimizer):
         notes.append(
             f"{kind} rescales the learning rate per parameter; p uses the momentary lr / (sqrt(v) + eps), "
@@ -279,31 +277,31 @@ def _notes(found: Diagnosis, optimizer: torch.optim.Optimizer, harmless: str) ->
         )
     elif not isinstance(optimizer, torch.optim.SGD):
         notes.append(f"the limits are those of gradient descent; {kind} may rescale its steps")
-    if found.held:
+    if diagnosis.held:
         notes.append("clamp=True caps importance at 1 / (lr * strength): what reads beyond p = 1 is held at its anchor")
-    elif found.clamp:
-        reached = f"{found.used_p:.3g}"
+    elif diagnosis.clamp:
+        reached = f"{diagnosis.used_p:.3g}"
         notes.append(f"clamp=True caps importance by the plain learning rate, so {kind} still reaches p = {reached}")
     if harmless:
         notes.append(f"{harmless} does not extrapolate; this is what a Penalty of that strength would do")
     return notes
 
 
-def _advice(found: Diagnosis, importance: str) -> list[str]:
-    """What to do, most urgent first."""
-    total = found.total
-    size = sum(layer.parameters for layer in found.layers)
+def _advice(diagnosis: Diagnosis, importance: str) -> list[str]:
+    """Return what to do, the most urgent first."""
+    total = diagnosis.total
+    size = sum(layer.parameters for layer in diagnosis.layers)
     beyond = total.diverge - total.negative + total.extrapolate
-    strength, safe = found.strength, found.safe_strength
+    strength, safe = diagnosis.strength, diagnosis.safe_strength
     advice = []
     if total.negative:
         advice.append(
             f"{total.negative:,} of {size:,} parameters have negative importance and are pushed away from their "
             "anchors: use SI(sign='rectified'), or Interpolation(), which ignores negative scores"
         )
-    if beyond and not found.held:
-        clamped = "" if found.clamp else f"Penalty({strength:g}, clamp=True), "
-        worst = max(found.layers, key=lambda layer: layer.largest_p)
+    if beyond and not diagnosis.held:
+        clamped = "" if diagnosis.clamp else f"Penalty({strength:g}, clamp=True), "
+        worst = max(diagnosis.layers, key=lambda layer: layer.largest_p)
         advice.append(
             f"{beyond:,} of {size:,} parameters extrapolate ({total.diverge - total.negative:,} diverge), worst in "
             f"{worst.name!r}: lower the strength below {safe:.3g}, or use {clamped}"
@@ -320,9 +318,9 @@ def _advice(found: Diagnosis, importance: str) -> list[str]:
             f"every parameter interpolates; the strength could grow {room:.3g}-fold, to {safe:.3g}, "
             "before the first one extrapolates"
         )
-    if found.disparity < 0.1 and not importance.startswith("Balanced"):
+    if diagnosis.disparity < 0.1 and not importance.startswith("Balanced"):
         advice.append(
-            f"the last layer's mean importance is {found.disparity:.2g} of the first's, so deep layers are hardly "
+            f"the last layer's mean importance is {diagnosis.disparity:.2g} of the first's, so deep layers are hardly "
             f"held: use Balanced({importance}(...)) or Interpolation()"
         )
     if safe == float("inf") and not total.negative:

@@ -1,4 +1,4 @@
-"""How far a model has moved: its parameters, layer by layer, and its representations (CKA)."""
+"""Drift of a model by layer: of its parameters, and of its representations (CKA)."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -8,21 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.distributed.dtensor import local_tensor, sum_over_shards
+from mooring.distributed.dtensor import local_tensor, reduce_over_shards
 from mooring.errors import MooringError
 from mooring.state.selection import layer_of, module_names
 
 __all__ = ["cka", "debiased_cka", "drift_by_layer", "gram", "likeness", "parameter_drift"]
 
 FEATURE_BYTES = 1 << 30
-"""How much memory the collected features of one pass over the inputs may take."""
+"""Memory limit of the features collected in one pass over the inputs."""
 
 
 def parameter_drift(parts: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, float]:
-    """||theta - anchor|| / ||anchor|| for each layer; 0 where nothing moved, infinite from a zero anchor.
+    """Return ||theta - anchor|| / ||anchor|| by layer; 0 if nothing moved, infinite if the anchor is zero.
 
     Args:
-        parts: (name, parameter, anchor) of each parameter; of a sharded one, the anchor of the part on this rank.
+        parts: (name, parameter, anchor) of each parameter; the anchor of a sharded one is that of the local part.
 
     Example:
         >>> parameter_drift([("layer.weight", torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))])
@@ -32,18 +32,17 @@ def parameter_drift(parts: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, fl
     for name, theta, anchor in parts:
         names.append(name)
         thetas.append(theta)
-        wide = anchor.double()
-        squares.append(
-            torch.stack([(local_tensor(theta).detach().double() - wide).square().sum(), wide.square().sum()])
-        )
-    return drift_by_layer(zip(names, sum_over_shards(squares, thetas), strict=True))
+        anchor = anchor.double()
+        d = local_tensor(theta).detach().double() - anchor
+        squares.append(torch.stack([d.square().sum(), anchor.square().sum()]))
+    return drift_by_layer(zip(names, reduce_over_shards(squares, thetas), strict=True))
 
 
 def drift_by_layer(squares: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, float]:
-    """What `parameter_drift` says, from sums of squares that are known.
+    """Return what `parameter_drift` returns, from sums of squares.
 
     Args:
-        squares: the name of each parameter, with ||theta - anchor||^2 and ||anchor||^2.
+        squares: each parameter's name with ||theta - anchor||^2 and ||anchor||^2.
 
     Example:
         >>> drift_by_layer([("layer.weight", (9.0, 100.0)), ("layer.bias", (0.0, 0.0))])
@@ -51,21 +50,18 @@ def drift_by_layer(squares: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, fl
     """
     moved: dict[str, float] = {}
     size: dict[str, float] = {}
-    for name, (d, own) in squares:
+    for name, (d, anchor) in squares:
         layer = layer_of(name)
         moved[layer] = moved.get(layer, 0.0) + float(d)
-        size[layer] = size.get(layer, 0.0) + float(own)
+        size[layer] = size.get(layer, 0.0) + float(anchor)
     return {
-        layer: math.sqrt(moved[layer] / size[layer]) if size[layer] else _from_zero(moved[layer]) for layer in moved
+        layer: math.sqrt(moved[layer] / size[layer]) if size[layer] else math.inf if moved[layer] else 0.0
+        for layer in moved
     }
 
 
-def _from_zero(moved: float) -> float:
-    return math.inf if moved else 0.0
-
-
 def debiased_cka(x: Tensor, y: Tensor) -> float:
-    """Debiased linear CKA between two sets of features of the same inputs.
+    """Compute debiased linear CKA between two sets of features of the same inputs.
 
     HSIC_1(K, M) / sqrt(HSIC_1(K, K) * HSIC_1(M, M)) with K = x x', M = y y' and the unbiased estimator
     HSIC_1 = [tr(K~ M~) + (1'K~1)(1'M~1) / ((n-1)(n-2)) - 2 (1'K~M~1) / (n-2)] / (n (n-3)), where ~ has a zero diagonal.
@@ -75,8 +71,8 @@ def debiased_cka(x: Tensor, y: Tensor) -> float:
         y: features of shape (n, ...) of the same inputs.
 
     Returns:
-        1 for features equal up to rotation and scale, about 0 for unrelated ones. A score of an estimator:
-        it may leave [0, 1] a little where n is small.
+        1 for features equal up to rotation and scale, about 0 for unrelated ones. It is an estimate, which may lie
+        slightly outside [0, 1] for small n.
 
     Example:
         >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
@@ -99,19 +95,19 @@ def cka(
     *,
     batch_size: int = 256,
 ) -> dict[str, float]:
-    """Debiased linear CKA between two models, layer by layer, over all the inputs given.
+    """Compute debiased linear CKA between two models, layer by layer, over all inputs.
 
-    The models run in eval mode, batch by batch, and are left as they were. The result does not depend on how
-    the inputs are cut into batches. Where the features of all layers do not fit into memory at once, the inputs
-    are passed again for the next group of layers, so `inputs` must be a tensor or iterable more than once.
+    The models run in eval mode, batch by batch, and do not change. The result does not depend on the batch size. If
+    the features of all layers do not fit into memory at once, the inputs are read again for the next group of layers,
+    so `inputs` must be a tensor, or an iterable that can be read more than once.
 
     Args:
         model_a: the first model, such as a copy from after the first task.
-        model_b: the second, with the same layer names.
-        inputs: a tensor of inputs, or an iterable of batches (a DataLoader); of a batch that is a tuple or
-            list, the first element.
+        model_b: the second model, with the same layer names.
+        inputs: a tensor of inputs, or an iterable of batches, such as a DataLoader. Of a batch that is a tuple or list
+            the first element is used.
         layers: names or glob patterns of modules; by default all that own parameters and run.
-        batch_size: how a tensor of inputs is cut.
+        batch_size: the batch size for a tensor of inputs.
 
     Returns:
         CKA by layer name, in the model's order.
@@ -124,52 +120,54 @@ def cka(
     names = _pick_layers(model_a, model_b, (layers,) if isinstance(layers, str) else layers)
     batches: Iterable[Any] = torch.split(inputs, batch_size) if isinstance(inputs, Tensor) else inputs
     if isinstance(batches, Iterator):
-        raise MooringError("cka: inputs can be read only once; give a tensor, a list of batches or a DataLoader")
+        raise MooringError(
+            "cka: inputs is an iterator, which can be read only once: give a tensor, a list of batches or a DataLoader"
+        )
     scores: dict[str, float] = {}
-    waiting = names
-    while waiting:
+    remaining = names
+    while remaining:
         with torch.random.fork_rng():  # a DataLoader draws from the global random state
-            features = _collect((model_a, model_b), batches, waiting)
+            features = _collect((model_a, model_b), batches, remaining)
         if not features and (layers is not None or not scores):
-            raise MooringError(f"cka: layer {waiting[0]!r} gave no tensor: it did not run; name the layers to compare")
+            raise MooringError(f"cka: layer {remaining[0]!r} gave no tensor (it may not have run): name other layers")
         scores |= {name: debiased_cka(*features[name]) for name in features}
-        waiting = [name for name in waiting if name not in scores] if features else []
+        remaining = [name for name in remaining if name not in scores] if features else []
     return {name: scores[name] for name in names if name in scores}
 
 
 def _pick_layers(model_a: nn.Module, model_b: nn.Module, layers: Sequence[str] | None) -> list[str]:
     modules = {name: module for name, module in module_names(model_a).items() if name}
-    every = list(modules)
+    all_names = list(modules)
     owners = [name for name, module in modules.items() if any(True for _ in module.parameters(recurse=False))]
-    names = owners if layers is None else [n for n in every if any(fnmatchcase(n, pattern) for pattern in layers)]
+    names = owners if layers is None else [n for n in all_names if any(fnmatchcase(n, pattern) for pattern in layers)]
     for pattern in layers or ():
-        if not any(fnmatchcase(n, pattern) for n in every):
-            raise MooringError(f"cka: no layer is called {pattern!r}; there are {', '.join(every)}")
+        if not any(fnmatchcase(n, pattern) for n in all_names):
+            raise MooringError(f"cka: no layer matches {pattern!r}; the layers are {', '.join(all_names)}")
     other = module_names(model_b)
     for name in names:
         if name not in other:
             raise MooringError(f"cka: the second model has no layer {name!r}")
     if not names:
-        raise MooringError("cka: the model has no layers with parameters; name the modules to compare")
+        raise MooringError("cka: the model has no layers with parameters: name the modules to compare")
     return names
 
 
 def _collect(
     models: tuple[nn.Module, nn.Module], batches: Iterable[Any], names: list[str]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """The features of as many of the first layers as fit into memory, over all batches."""
+    """Collect the features over all batches, of as many of the first layers as fit into memory."""
     pieces: list[dict[str, list[Tensor]]] = [{}, {}]
     total = len(batches) if isinstance(batches, Sized) else None
     wanted: set[str] | None = None
     for batch in batches:
         x = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(x, Tensor):
-            raise MooringError(f"cka: a batch is a {type(x).__name__}: give tensors, or tuples that begin with one")
+            raise MooringError(f"cka: a batch is a {type(x).__name__}: give tensors, or tuples that start with one")
         for model, kept in zip(models, pieces, strict=True):
             for name, feature in _features(model, x, names if wanted is None else sorted(wanted)).items():
                 kept.setdefault(name, []).append(feature)
         if wanted is None:
-            wanted = _that_fit(pieces, names, total)
+            wanted = _layers_that_fit(pieces, names, total)
             for kept in pieces:
                 for name in set(kept) - wanted:
                     del kept[name]
@@ -178,8 +176,8 @@ def _collect(
     return {n: (torch.cat(pieces[0][n]), torch.cat(pieces[1][n])) for n in names if n in pieces[0] and n in pieces[1]}
 
 
-def _that_fit(pieces: list[dict[str, list[Tensor]]], names: list[str], batches: int | None) -> set[str]:
-    """The first layers whose features fit, judged from the first batch; always at least one."""
+def _layers_that_fit(pieces: list[dict[str, list[Tensor]]], names: list[str], batches: int | None) -> set[str]:
+    """Return the first layers whose features fit, estimated from the first batch; at least one."""
     chosen: set[str] = set()
     used = 0
     for name in names:
@@ -192,8 +190,8 @@ def _that_fit(pieces: list[dict[str, list[Tensor]]], names: list[str], batches: 
 
 
 def _features(model: nn.Module, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """The flattened outputs of the named modules for one batch, taken in eval mode."""
-    found: dict[str, Tensor] = {}
+    """Return the flattened outputs of the named modules for one batch, in eval mode."""
+    features: dict[str, Tensor] = {}
     modules = module_names(model)
     modes = [(module, module.training) for module in model.modules()]
 
@@ -201,8 +199,9 @@ def _features(model: nn.Module, x: Tensor, names: Sequence[str]) -> dict[str, Te
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             output = output[0] if isinstance(output, tuple | list) else output
             if isinstance(output, Tensor):
-                wide = torch.promote_types(output.dtype, torch.float32)
-                found[name] = _rows(output).to(wide, copy=True)  # the next layer may work in place
+                dtype = torch.promote_types(output.dtype, torch.float32)
+                rows = output.unsqueeze(1) if output.ndim == 1 else output.flatten(1)
+                features[name] = rows.to(dtype, copy=True)  # the next layer may work in place
 
         return hook
 
@@ -216,19 +215,14 @@ def _features(model: nn.Module, x: Tensor, names: Sequence[str]) -> dict[str, Te
             handle.remove()
         for module, mode in modes:
             module.training = mode
-    return found
-
-
-def _rows(x: Tensor) -> Tensor:
-    """One row of features for each input."""
-    return x.unsqueeze(1) if x.ndim == 1 else x.flatten(1)
+    return features
 
 
 def likeness(k: Tensor, m: Tensor) -> Tensor:
-    """Debiased CKA from what `gram` gives, of shape (..., n, n); not a number where one of the two does not vary.
+    """Compute debiased CKA from two results of `gram` of shape (..., n, n); NaN if one of them does not vary.
 
     Example:
-        >>> x = torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(0))  # of three models at once
+        >>> x = torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(0))  # three models at once
         >>> likeness(gram(x, 1), gram(2 * x, 1))
         tensor([1., 1., 1.], dtype=torch.float64)
     """
@@ -237,11 +231,11 @@ def likeness(k: Tensor, m: Tensor) -> Tensor:
 
 
 def gram(x: Tensor, leading: int = 0) -> Tensor:
-    """x x' of centred features, with a zero diagonal; centring changes nothing but the rounding.
+    """Return x x' of centred features with a zero diagonal; centring only reduces rounding errors.
 
     Args:
-        x: features of shape (n, ...), after as many leading dimensions as are told.
-        leading: the number of these.
+        x: features of shape (..., n, ...).
+        leading: the number of dimensions before n.
 
     Example:
         >>> gram(torch.tensor([1.0, 2.0, 6.0]))
@@ -257,7 +251,7 @@ def gram(x: Tensor, leading: int = 0) -> Tensor:
 
 
 def _hsic(k: Tensor, m: Tensor) -> Tensor:
-    """The unbiased estimator HSIC_1 from matrices with zero diagonals."""
+    """Compute the unbiased estimator HSIC_1 from matrices with zero diagonals."""
     n = k.shape[-1]
     rows_k, rows_m = k.sum(-2), m.sum(-2)
     both, cross = (k * m).sum((-2, -1)), (rows_k * rows_m).sum(-1)

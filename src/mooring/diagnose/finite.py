@@ -1,20 +1,20 @@
-"""Stops a step before anything is changed when a gradient is not finite, and names the worst layer."""
+"""A check that stops a step before anything changes if a tensor is not finite."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from mooring.distributed.dtensor import all_ranks_agree, local_tensor, sum_over_shards
+from mooring.distributed.dtensor import all_ranks_agree, local_tensor, reduce_over_shards
 from mooring.errors import NonFiniteError
 
 __all__ = ["check_finite"]
 
 
 def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
-    """Raise unless every value is finite, naming the tensor with the largest share of values that are not.
+    """Raise unless every value is finite; the error names the tensor with the largest share of bad values.
 
-    Ranks that have parts of the same tensors all raise, or none does.
+    Of the ranks that have shards of these tensors, either all raise or none.
 
     Args:
         what: what the tensors are, for the message.
@@ -26,19 +26,19 @@ def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
         ...
         mooring.errors.NonFiniteError: the gradient of 'weight' is not finite (1 of 2 values); nothing was changed: ...
     """
-    whole = [t for _, t in named]
-    parts = [local_tensor(t) for t in whole]
+    tensors = [t for _, t in named]
+    parts = [local_tensor(t) for t in tensors]
     sums = [t.sum(dtype=torch.promote_types(t.dtype, torch.float32)) for t in parts]
-    if all_ranks_agree(not sums or bool(torch.stack([s.to(sums[0]) for s in sums]).isfinite().all()), whole):
+    if all_ranks_agree(not sums or bool(torch.stack([s.to(sums[0]) for s in sums]).isfinite().all()), tensors):
         return
-    counts = sum_over_shards([(~t.isfinite()).sum() for t in parts], whole)
+    counts = reduce_over_shards([(~t.isfinite()).sum() for t in parts], tensors)
     bad = {name: (int(count), t.numel()) for (name, t), count in zip(named, counts, strict=True)}
     if not any(count for count, _ in bad.values()):
-        return  # only the sum overflowed
+        return  # only the sum has overflowed
     worst = max(bad, key=lambda name: bad[name][0] / max(1, bad[name][1]))
     others = sum(count > 0 for count, _ in bad.values()) - 1
     more = f", and of {others} more" if others else ""
     raise NonFiniteError(
         f"the {what} of {worst!r}{more} is not finite ({bad[worst][0]} of {bad[worst][1]} values); "
-        "nothing was changed: lower the learning rate or the strength, clip gradients, or ask diagnose()"
+        "nothing was changed: lower the learning rate or the strength, clip gradients, or call diagnose()"
     )

@@ -1,4 +1,4 @@
-"""When a penalty interpolates, extrapolates or diverges: p = lr * strength * importance against its limits."""
+"""Stability of a penalty: whether p = lr * strength * importance interpolates, extrapolates or diverges."""
 
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -30,9 +30,9 @@ ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAd
 
 
 def interpolation_weight(lr: Number, strength: Number, importance: Tensor) -> Tensor:
-    """p = lr * strength * importance: the weight of the anchor in one step of gradient descent under a penalty.
+    """Return p = lr * strength * importance, the weight of the anchor in a step of gradient descent under a penalty.
 
-    theta <- (1 - p) * theta + p * anchor - lr * g. It interpolates while 0 < p < 1.
+    theta <- (1 - p) * theta + p * anchor - lr * g. The step interpolates while 0 < p < 1.
 
     Example:
         >>> interpolation_weight(0.1, 5.0, torch.tensor([1.0, 4.0]))
@@ -42,9 +42,9 @@ def interpolation_weight(lr: Number, strength: Number, importance: Tensor) -> Te
 
 
 def largest_safe_strength(lr: Number, importance: Tensor) -> float:
-    """1 / max(lr * importance): the first strength at which a parameter stops interpolating.
+    """Return 1 / max(lr * importance), the smallest strength at which a parameter stops interpolating.
 
-    Infinite where nothing has importance.
+    It is infinite if no parameter has importance.
 
     Example:
         >>> largest_safe_strength(0.5, torch.tensor([1.0, 4.0]))
@@ -55,7 +55,7 @@ def largest_safe_strength(lr: Number, importance: Tensor) -> float:
 
 
 def effective_learning_rate(lr: Number, strength: Number, importance: Tensor, i: int) -> Tensor:
-    """lr * (1 - p)^i: how much a gradient of i iterations ago still counts (the bracket of equation 4).
+    """Return lr * (1 - p)^i, the weight of a gradient i iterations ago (the bracket of equation 4).
 
     Unrolled over n iterations of gradient descent from the anchor:
     theta = anchor - sum_{j<n} effective_learning_rate(n - 1 - j) * g_j.
@@ -68,11 +68,11 @@ def effective_learning_rate(lr: Number, strength: Number, importance: Tensor, i:
 
 
 def divergence_limit(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> float:
-    """The p from which a penalty alone makes this optimizer diverge.
+    """Return the p from which a penalty alone makes this optimizer diverge.
 
     Gradient descent: 2. Heavy-ball momentum b with dampening t: 2 (1 + b) / (1 - t). Nesterov:
-    2 (1 + b) / (1 + 2 b). Adam's running mean is heavy ball with dampening b1, so 2 (1 + b1) / (1 - b1), for
-    its momentary rate per parameter, and NAdam's is Nesterov's. Other optimizers are taken for gradient descent.
+    2 (1 + b) / (1 + 2 b). Adam's running mean is heavy ball with dampening b1, so 2 (1 + b1) / (1 - b1) for
+    its present rate per parameter; NAdam's is Nesterov's. Other optimizers are treated as gradient descent.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -87,15 +87,15 @@ def divergence_limit(optimizer: torch.optim.Optimizer, group: dict[str, Any]) ->
         momentum = float(group.get("momentum", 0.0))
         dampening = float(group.get("dampening", 0.0)) if momentum else 0.0  # torch ignores it without momentum
         nesterov = bool(group.get("nesterov"))
-    slowed = (1 - dampening) * (1 + 2 * momentum if nesterov else 1)
-    return 2 * (1 + momentum) / slowed if slowed > 0 else float("inf")
+    damping = (1 - dampening) * (1 + 2 * momentum if nesterov else 1)
+    return 2 * (1 + momentum) / damping if damping > 0 else float("inf")
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> dict[Tensor, Number]:
-    """The rate at which each parameter moves along its gradient.
+    """Return the rate at which each parameter moves along its gradient.
 
-    The group's lr, or where the optimizer rescales it per parameter (Adam and its kin, RMSprop), the momentary
-    lr / (sqrt(v) + eps) from the optimizer's own state once it has one; of a sharded parameter, that of the part here.
+    This is the group's lr. If the optimizer rescales it per parameter (the Adam family, RMSprop), it is the present
+    lr / (sqrt(v) + eps) from the optimizer's state once there is one; of a sharded parameter, of the local part.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -110,7 +110,7 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> dict[Tensor, Number]:
 
 
 def _rescaling(group: dict[str, Any], state: dict[str, Any]) -> Number:
-    """1 / (sqrt(v) + eps), or 1 where the optimizer does not rescale."""
+    """Return 1 / (sqrt(v) + eps), or 1 if the optimizer does not rescale."""
     if "exp_avg_sq" in state and "betas" in group:
         v = state.get("max_exp_avg_sq", state["exp_avg_sq"])
         steps = state.get("step", group.get("step"))
@@ -126,7 +126,7 @@ def _rescaling(group: dict[str, Any], state: dict[str, Any]) -> Number:
 
 
 def rescales(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer's state shows a rate of its own for each parameter.
+    """Return whether the optimizer's state has a rate per parameter.
 
     Example:
         >>> rescales(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
@@ -141,9 +141,9 @@ def _is_rmsprop(state: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """How many parameters a penalty leaves free, holds by interpolation, extrapolates, or makes diverge.
+    """The numbers of parameters that a penalty leaves free, interpolates, extrapolates or makes diverge.
 
-    `negative` counts those of `diverge` whose importance is below 0.
+    `negative` counts those among `diverge` whose importance is below 0.
     """
 
     free: int
@@ -154,7 +154,7 @@ class Verdicts:
 
     def __add__(self, other: "Verdicts") -> "Verdicts":
         pairs = zip(astuple(self), astuple(other), strict=True)
-        return Verdicts(*(mine + theirs for mine, theirs in pairs))
+        return Verdicts(*(a + b for a, b in pairs))
 
 
 def verdicts(p: Tensor, limit: float) -> Verdicts:
@@ -168,11 +168,11 @@ def verdicts(p: Tensor, limit: float) -> Verdicts:
 
 
 def tallies(p: Tensor, limit: Number) -> Tensor:
-    """The same counts for each row of p, in the order of `Verdicts`: int64 of shape (rows, 5).
+    """Return the counts of `verdicts` for each row of p, in the order of `Verdicts`: int64 of shape (rows, 5).
 
     Args:
-        p: of shape (rows, parameters).
-        limit: of all rows, or of each, of shape (rows,).
+        p: a tensor of shape (rows, parameters).
+        limit: one number, or one per row of shape (rows,).
 
     Example:
         >>> tallies(torch.tensor([[-0.1, 0.0, 0.5], [1.5, 2.5, 9.0]]), torch.tensor([2.0, 4.0]))

@@ -1,4 +1,4 @@
-"""What each rank saw of its own share of a batch, added up over all ranks: samples, gradients, Kronecker factors."""
+"""Collectives over ranks that each see a part of the batch: samples, gradients and Kronecker factors."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from mooring.distributed.dtensor import mesh_of, sharded
 from mooring.importance.kronecker_factors import Factors
 
-__all__ = ["factors_over_ranks", "rank", "seen_over_ranks", "world_size"]
+__all__ = ["all_reduce_factors", "all_reduce_observation", "rank", "world_size"]
 
-BUCKET = 1 << 23
-"""How many numbers are sent at once."""
+BUCKET_SIZE = 1 << 23
+"""Numbers in one all-reduce."""
 
 
 def world_size() -> int:
@@ -27,7 +27,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Which of the processes that train together this is.
+    """Return the rank of this process.
 
     Example:
         >>> rank()
@@ -36,108 +36,104 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
-def seen_over_ranks(
+def all_reduce_observation(
     samples: int, gradients: dict[Tensor, Tensor], parameters: Sequence[Tensor]
 ) -> tuple[int, dict[Tensor, Tensor]]:
-    """Samples and gradients, summed over the ranks; a gradient of a sharded parameter goes to its shards.
+    """Sum samples and gradients over the ranks; of a sharded parameter's gradient, each rank gets its shard.
 
-    Every rank takes part, also one that saw nothing: no gradient is a gradient of 0, unless none has any.
+    Every rank must call this, even one without samples. A missing gradient counts as 0; if no rank has a gradient of
+    a parameter, the result has none.
 
     Args:
-        samples: that this rank saw.
-        gradients: of the whole parameters, from its samples alone.
-        parameters: that could have one, in an order that all ranks share.
+        samples: the number of samples on this rank.
+        gradients: gradients of the whole parameters, from this rank's samples alone.
+        parameters: the parameters that may have a gradient, in the same order on all ranks.
 
     Example:
-        >>> seen_over_ranks(3, {}, [])
+        >>> all_reduce_observation(3, {}, [])
         (3, {})
     """
     mesh = mesh_of(parameters)
     if world_size() == 1 and mesh is None:
         return samples, gradients
-    groups = _everyone(mesh)
-    there = [samples, *(int(p in gradients) for p in parameters)]
-    known = torch.tensor(there, device=parameters[0].device if parameters else None)
-    samples, *seen = _summed(known, groups).tolist()
-    wanted = [p for p, count in zip(parameters, seen, strict=True) if count]
-    found: dict[Tensor, Tensor] = {}
+    groups = [None] if mesh is None else [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    counts = [samples, *(int(p in gradients) for p in parameters)]
+    counts_here = torch.tensor(counts, device=parameters[0].device if parameters else None)
+    samples, *ranks_with_gradient = _all_reduce(counts_here, groups).tolist()
+    wanted = [p for p, ranks in zip(parameters, ranks_with_gradient, strict=True) if ranks]
+    total: dict[Tensor, Tensor] = {}
     for p in wanted:
         if sharded(p):
-            found[p] = _scattered(_own(p, gradients), p)
+            total[p] = _reduce_scatter(_gradient_or_zero(p, gradients), p)
     plain = [p for p in wanted if not sharded(p)]
-    found |= zip(plain, _all_summed([_own(p, gradients) for p in plain], groups), strict=True)
-    return samples, found
+    total |= zip(plain, _all_reduce_many([_gradient_or_zero(p, gradients) for p in plain], groups), strict=True)
+    return samples, total
 
 
-def factors_over_ranks(
-    layers: Sequence[nn.Module], seen: dict[nn.Module, tuple[int, Factors]]
+def all_reduce_factors(
+    layers: Sequence[nn.Module], observed: dict[nn.Module, tuple[int, Factors]]
 ) -> list[tuple[nn.Module, Factors]]:
-    """A, G and a bias's G of the mean loss over all ranks, from those of the mean loss on each.
+    """Combine A, G and a bias's G of each rank's mean loss into those of the mean loss over all ranks.
 
-    The gradient is averaged over W ranks, so what comes back to a layer is 1 / W of what this rank saw. With n of
-    all samples here: A <- sum over ranks of n / samples * A; G <- sum over ranks of samples / n * G / W^2.
+    The gradient is averaged over W ranks, so a layer's share of it is 1 / W of what this rank observed. With n of all
+    samples on this rank: A <- sum over ranks of n / samples * A; G <- sum over ranks of samples / n * G / W^2.
 
     Args:
-        layers: all that are watched, in an order that all ranks share.
-        seen: samples and factors of those that ran.
+        layers: all observed layers, in the same order on all ranks.
+        observed: samples and factors of the layers that ran on this rank.
     """
     if world_size() == 1:
-        return [(layer, factors) for layer, (_, factors) in seen.items()]
-    place = next(layers[0].parameters()).device
-    counts = torch.tensor([seen[layer][0] if layer in seen else 0 for layer in layers], device=place)
-    totals = _summed(counts, [None]).tolist()
+        return [(layer, factors) for layer, (_, factors) in observed.items()]
+    device = next(layers[0].parameters()).device
+    counts = torch.tensor([observed[layer][0] if layer in observed else 0 for layer in layers], device=device)
+    totals = _all_reduce(counts, [None]).tolist()
     ran = [(layer, total) for layer, total in zip(layers, totals, strict=True) if total]
-    shares = [part for layer, total in ran for part in _share(layer, total, seen.get(layer))]
-    every: Iterator[Any] = iter(list(_all_summed(shares, [None])))
-    return [(layer, (next(every), next(every), next(every))) for layer, _ in ran]
+    contributions = [factor for layer, total in ran for factor in _contribution(layer, total, observed.get(layer))]
+    summed: Iterator[Any] = iter(list(_all_reduce_many(contributions, [None])))
+    return [(layer, (next(summed), next(summed), next(summed))) for layer, _ in ran]
 
 
-def _share(layer: Any, total: int, seen: tuple[int, Factors] | None) -> Factors:
-    """What this rank adds to a layer's factors."""
+def _contribution(layer: Any, total: int, observed: tuple[int, Factors] | None) -> Factors:
+    """Return this rank's term in the sum of a layer's factors; zeros if the layer did not run here."""
     out, dtype = layer.weight.shape[0], torch.promote_types(layer.weight.dtype, torch.float32)
-    if seen is None:
+    if observed is None:
         a, g, sums = (layer.weight.new_zeros(n, n, dtype=dtype) for n in (layer.weight[0].numel(), out, out))
         return a, g, sums
-    n, (a, g, sums) = seen
+    n, (a, g, sums) = observed
     weight = total / n / world_size() ** 2
     return a.to(dtype) * (n / total), g.to(dtype) * weight, sums.to(dtype) * weight
 
 
-def _everyone(mesh: Any) -> list[Any]:
-    """The groups over which each rank has samples of its own: those of the mesh, or all there are."""
-    return [None] if mesh is None else [mesh.get_group(dim) for dim in range(mesh.ndim)]
-
-
-def _own(p: Tensor, gradients: dict[Tensor, Tensor]) -> Tensor:
-    """This rank's gradient, in a dtype to add up in; 0 where it has none."""
+def _gradient_or_zero(p: Tensor, gradients: dict[Tensor, Tensor]) -> Tensor:
+    """Return this rank's gradient in at least float32; zeros if it has none."""
     dtype = torch.promote_types(p.dtype, torch.float32)
     return gradients[p].to(dtype) if p in gradients else torch.zeros(p.shape, dtype=dtype, device=p.device)
 
 
-def _scattered(gradient: Tensor, p: Any) -> Tensor:
-    """Summed over ranks, and on each its own shard."""
+def _reduce_scatter(gradient: Tensor, p: Any) -> Tensor:
+    """Sum a gradient over the ranks; each rank gets its shard of the sum."""
     from torch.distributed.tensor import DTensor, Partial
 
     mesh = p.device_mesh
-    each = DTensor.from_local(gradient, mesh, [Partial()] * mesh.ndim, run_check=False)
-    summed: Tensor = each.redistribute(mesh, p.placements)
+    partial = DTensor.from_local(gradient, mesh, [Partial()] * mesh.ndim, run_check=False)
+    summed: Tensor = partial.redistribute(mesh, p.placements)
     return summed
 
 
-def _summed(tensor: Tensor, groups: Sequence[Any]) -> Tensor:
+def _all_reduce(tensor: Tensor, groups: Sequence[Any]) -> Tensor:
     for group in groups:
         dist.all_reduce(tensor, group=group)
     return tensor
 
 
-def _all_summed(tensors: Sequence[Tensor], groups: Sequence[Any]) -> Iterator[Tensor]:
-    """Many at once, so that small ones do not each wait for the network."""
+def _all_reduce_many(tensors: Sequence[Tensor], groups: Sequence[Any]) -> Iterator[Tensor]:
+    """Sum many tensors over the ranks in buckets, so that small ones do not wait for the network one by one."""
     bucket: list[Tensor] = []
-    for place, tensor in enumerate(tensors):
+    for index, tensor in enumerate(tensors):
         bucket.append(tensor)
-        last = place + 1 == len(tensors) or tensors[place + 1].dtype != tensor.dtype
-        if last or sum(t.numel() for t in bucket) >= BUCKET:
-            flat = _summed(torch.cat([t.reshape(-1) for t in bucket]), groups)
+        last = index + 1 == len(tensors) or tensors[index + 1].dtype != tensor.dtype
+        if last or sum(t.numel() for t in bucket) >= BUCKET_SIZE:
+            flat = _all_reduce(torch.cat([t.reshape(-1) for t in bucket]), groups)
             parts = torch.split(flat, [t.numel() for t in bucket])
             yield from (part.view(t.shape) for part, t in zip(parts, bucket, strict=True))
             bucket = []

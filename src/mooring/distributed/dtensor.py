@@ -1,4 +1,4 @@
-"""A parameter that lies in parts on several ranks: the part here, the whole it belongs to, and sums over all parts."""
+"""Helpers for sharded parameters: the part on this rank, the whole DTensor, and reductions over shards."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,26 +13,26 @@ from mooring.importance import Importance
 
 __all__ = [
     "all_ranks_agree",
-    "check_rows",
+    "check_row_sharding",
     "check_sharding",
-    "gradient_of",
-    "leaves",
+    "gathered_parameters",
+    "local_gradient",
     "local_part",
     "local_tensor",
     "mesh_of",
+    "reduce_over_shards",
     "reshard",
     "sharded",
-    "sum_over_shards",
     "to_dtensor",
 ]
 
 
 PLAIN = frozenset({Tensor, nn.Parameter})
-"""Types that need no further look: a model may have thousands of parameters, asked several times in a step."""
+"""Types that are certainly not sharded: a fast check, since each step asks about every parameter several times."""
 
 
 def sharded(tensor: Tensor) -> bool:
-    """Whether this is a DTensor, such as `fully_shard` makes of parameters.
+    """Return whether this is a DTensor, such as the parameters after `fully_shard`.
 
     Example:
         >>> sharded(torch.zeros(2))
@@ -40,12 +40,12 @@ def sharded(tensor: Tensor) -> bool:
     """
     if type(tensor) in PLAIN:
         return False
-    module = sys.modules.get("torch.distributed.tensor")  # where it was not imported, there are none
+    module = sys.modules.get("torch.distributed.tensor")  # if it was not imported, no DTensor exists
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """The part on this rank, which shares its memory; a plain tensor is its own.
+    """Return the part on this rank, which shares its memory; a plain tensor is returned as it is.
 
     Example:
         >>> local_tensor(torch.zeros(2))
@@ -58,8 +58,8 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return part
 
 
-def gradient_of(p: Any) -> Tensor:
-    """The part of a parameter's gradient on this rank; one that tensor parallel ranks have not added up yet is."""
+def local_gradient(p: Any) -> Tensor:
+    """Return the part of a parameter's gradient on this rank, after a sum over ranks if it is partial."""
     g = p.grad
     if type(p) in PLAIN and type(g) in PLAIN:
         return g  # type: ignore[no-any-return]
@@ -69,25 +69,26 @@ def gradient_of(p: Any) -> Tensor:
 
 
 def to_dtensor(part: Tensor, like: Any, *, rows: bool = False) -> Tensor:
-    """The whole whose part on this rank this is, laid out like a parameter; plain where that is, and one number is.
+    """Return the DTensor that has this part on this rank, with the placements of `like`.
 
-    With rows, the part has as many rows as the parameter's, of another length.
+    The part itself is returned if `like` is not sharded, or if the part is a scalar. With rows=True the part has as
+    many rows as the parameter's part, of another length.
     """
     if not sharded(like) or not (rows or part.shape == local_tensor(like).shape):
         return part
     from torch.distributed.tensor import DTensor
 
     shape, stride = (torch.Size([len(like), *part.shape[1:]]), part.stride()) if rows else (like.shape, like.stride())
-    told: dict[str, Any] = {"run_check": False, "shape": shape, "stride": stride}
-    whole: Tensor = DTensor.from_local(part, like.device_mesh, like.placements, **told)
+    layout: dict[str, Any] = {"run_check": False, "shape": shape, "stride": stride}
+    whole: Tensor = DTensor.from_local(part, like.device_mesh, like.placements, **layout)
     return whole
 
 
 def local_part(whole: Any, like: Any, *, rows: bool = False) -> Tensor:
-    """The part of a whole, plain or a DTensor, that a parameter has on this rank; one number is whole everywhere."""
+    """Return the part of a whole tensor that the parameter `like` has on this rank; a scalar is not split."""
     if not (rows or whole.shape == like.shape) or not sharded(like):
-        known: Tensor = whole.full_tensor() if sharded(whole) else whole
-        return known
+        full: Tensor = whole.full_tensor() if sharded(whole) else whole
+        return full
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = like.device_mesh
@@ -95,56 +96,57 @@ def local_part(whole: Any, like: Any, *, rows: bool = False) -> Tensor:
         whole = whole.full_tensor()
     if not sharded(whole):
         whole = DTensor.from_local(whole.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return local_tensor(
-            whole.redistribute(mesh, like.placements)
-        ).clone()  # nothing is sent, and the rest is let go
+        part = local_tensor(whole.redistribute(mesh, like.placements))  # nothing is sent
+        return part.clone()  # so that the whole can be freed
     return local_tensor(whole.redistribute(mesh, like.placements))
 
 
-def sum_over_shards(values: Sequence[Tensor], of: Sequence[Tensor], how: Literal["sum", "max"] = "sum") -> list[Tensor]:
-    """What is known of each part, over all parts: one all-reduce, and none where nothing is sharded.
+def reduce_over_shards(
+    values: Sequence[Tensor], of: Sequence[Tensor], op: Literal["sum", "max"] = "sum"
+) -> list[Tensor]:
+    """Reduce one value per parameter over its shards: one all-reduce, and none if nothing is sharded.
 
     Args:
-        values: of the part here, for each parameter; all of one shape.
-        of: the parameters, or tensors that are laid out like them.
-        how: to put parts together.
+        values: the value of the part on this rank, for each parameter; all of one shape.
+        of: the parameters, or tensors with the same placements.
+        op: the reduction.
 
     Example:
-        >>> sum_over_shards([torch.tensor(1.0)], [torch.zeros(2)])
+        >>> reduce_over_shards([torch.tensor(1.0)], [torch.zeros(2)])
         [tensor(1.)]
     """
-    found = list(values)
-    alike: dict[Any, list[int]] = {}
-    for place, tensor in enumerate(of):
-        if (groups := _groups(tensor)) is not None:
-            alike.setdefault(groups, []).append(place)
-    for (mesh, dims), places in alike.items():
-        together = torch.stack([found[place] for place in places])
+    reduced = list(values)
+    indices_by_layout: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(of):
+        if (layout := _sharded_dims(tensor)) is not None:
+            indices_by_layout.setdefault(layout, []).append(index)
+    for (mesh, dims), indices in indices_by_layout.items():
+        stacked = torch.stack([reduced[index] for index in indices])
         for dim in dims:
-            op = dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX
-            dist.all_reduce(together, op=op, group=mesh.get_group(dim))
-        for place, value in zip(places, together, strict=True):
-            found[place] = value
-    return found
+            reduce_op = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
+            dist.all_reduce(stacked, op=reduce_op, group=mesh.get_group(dim))
+        for index, value in zip(indices, stacked, strict=True):
+            reduced[index] = value
+    return reduced
 
 
-def all_ranks_agree(fine: bool, of: Sequence[Tensor]) -> bool:
-    """Whether it is fine on every rank that has a part of one of these; so that all of them go on, or none.
+def all_ranks_agree(ok: bool, of: Sequence[Tensor]) -> bool:
+    """Return whether `ok` is true on every rank that has a shard of these tensors, so that all of them go on or none.
 
     Example:
         >>> all_ranks_agree(True, [torch.zeros(2)])
         True
     """
-    known: dict[Any, Tensor] = {}
+    by_layout: dict[Any, Tensor] = {}
     for tensor in of:
-        if (groups := _groups(tensor)) is not None:
-            known.setdefault(groups, tensor)
-    bad = [torch.tensor(float(not fine), device=local_tensor(t).device) for t in known.values()]
-    return fine if not bad else not any(bool(each) for each in sum_over_shards(bad, list(known.values()), "max"))
+        if (layout := _sharded_dims(tensor)) is not None:
+            by_layout.setdefault(layout, tensor)
+    failed = [torch.tensor(float(not ok), device=local_tensor(t).device) for t in by_layout.values()]
+    return ok if not failed else not any(map(bool, reduce_over_shards(failed, list(by_layout.values()), "max")))
 
 
-def _groups(tensor: Any) -> tuple[Any, tuple[int, ...]] | None:
-    """Over which dimensions of which mesh a tensor is cut up; None where it is whole."""
+def _sharded_dims(tensor: Any) -> tuple[Any, tuple[int, ...]] | None:
+    """Return the mesh and those of its dimensions that a tensor is sharded over; None if it is whole."""
     if not sharded(tensor):
         return None
     dims = tuple(dim for dim, placement in enumerate(tensor.placements) if not placement.is_replicate())
@@ -152,65 +154,65 @@ def _groups(tensor: Any) -> tuple[Any, tuple[int, ...]] | None:
 
 
 def mesh_of(parameters: Iterable[Tensor]) -> Any:
-    """The mesh that the first of them that is sharded lies on; None where none is."""
+    """Return the mesh of the first sharded parameter; None if none is sharded."""
     return next((p.device_mesh for p in parameters if sharded(p)), None)  # type: ignore[attr-defined]
 
 
-def _units(model: nn.Module) -> list[Any]:
-    """The modules that `fully_shard` was called on."""
+def _fsdp_modules(model: nn.Module) -> list[Any]:
+    """Return the modules that `fully_shard` was called on."""
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
 
 
 def reshard(model: nn.Module) -> None:
-    """Have a model show its parameters in parts: after a forward pass without a backward, some are gathered."""
-    for unit in _units(model):
-        unit.reshard()
+    """Reshard the parameters that a forward pass without a backward pass left gathered."""
+    for module in _fsdp_modules(model):
+        module.reshard()
 
 
-def leaves(model: nn.Module) -> dict[Tensor, Tensor]:
-    """The gathered parameter that a forward pass computed with, for each sharded one."""
-    found: dict[Tensor, Tensor] = {}
+def gathered_parameters(model: nn.Module) -> dict[Tensor, Tensor]:
+    """Map each sharded parameter to the gathered one that the forward pass used."""
+    gathered: dict[Tensor, Tensor] = {}
     try:
-        for unit in _units(model):
-            state = unit._get_fsdp_state()  # there is no public way from one to the other
+        for module in _fsdp_modules(model):
+            state = module._get_fsdp_state()  # torch has no public mapping between the two
             groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
             for group in groups:
-                for each in group.fsdp_params if group else []:
-                    if hasattr(each, "_unsharded_param"):
-                        found[each.sharded_param] = each._unsharded_param
+                for fsdp_param in group.fsdp_params if group else []:
+                    if hasattr(fsdp_param, "_unsharded_param"):
+                        gathered[fsdp_param.sharded_param] = fsdp_param._unsharded_param
     except AttributeError as error:
         raise MooringError(
-            f"cannot find the parameters that fully_shard gathered in torch {torch.__version__}: use an importance of "
-            "the gradient, such as EWC(), SI() or RWalk()"
+            f"cannot find the parameters that fully_shard gathered in torch {torch.__version__}: use an "
+            "importance that reads gradients only, such as EWC(), SI() or RWalk()"
         ) from error
-    return found
+    return gathered
 
 
-def check_rows(parameters: Sequence[Any]) -> None:
-    """Refuse parameters that are cut into anything but rows, as `fully_shard` does, where blocks of rows are kept."""
+def check_row_sharding(parameters: Sequence[Any]) -> None:
+    """Refuse parameters that are sharded along any dimension but 0, which 8-bit blocks of rows need."""
     for p in parameters:
         if sharded(p) and not all(placement.is_replicate() or placement.is_shard(0) for placement in p.placements):
             raise MooringError(
-                'previous="8bit" keeps blocks of rows, and a parameter is cut otherwise: shard dimension 0, or give '
-                "Memory(previous=) a dtype"
+                'previous="8bit" stores blocks of rows, but a parameter is sharded along another dimension: shard '
+                "dimension 0, or give Memory(previous=) a dtype"
             )
 
 
 def check_sharding(model: nn.Module, importance: Importance, parameters: Sequence[Tensor]) -> None:
-    """Refuse what cannot be right: flattened parameters, factors of shards, samples that several ranks share."""
+    """Refuse flattened parameters, Kronecker factors of shards, and samples that several ranks share."""
     flat = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if flat is not None and any(isinstance(module, flat) for module in model.modules()):
         raise MooringError("FullyShardedDataParallel flattens parameters, which cannot be moored: use fully_shard")
     parts = [p for p in parameters if sharded(p)]
     if parts and importance.by_layer:
         raise MooringError(
-            f"{importance.name}() turns whole layers, which no rank has under fully_shard: use EWC(per_sample=True)"
+            f"{importance.name}() needs whole layers, which no rank has under fully_shard: use EWC(per_sample=True)"
         )
     if importance.watches == "nothing" or not parts:
         return
-    if not _units(model) or any(len(groups[1]) > 1 for p in parts if (groups := _groups(p)) is not None):
+    if not _fsdp_modules(model) or any(len(layout[1]) > 1 for p in parts if (layout := _sharded_dims(p)) is not None):
         raise MooringError(
-            f"{importance.name} counts the samples of each rank, which tensor parallel ranks share: use an importance "
-            "of the gradient, such as EWC(), SI() or RWalk(), and give per_sample a batch_size"
+            f"{importance.name} counts the samples of each rank, but tensor parallel ranks share samples: use an "
+            "importance that reads gradients only, such as EWC(), SI() or RWalk(), and give per_sample a batch_size"
         )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mooring.integrations.deferred_attach import Berth, Given
+from mooring.integrations.deferred_attach import DeferredAttach, SavedState
 from mooring.moor import Mooring
 
 try:
@@ -39,22 +39,22 @@ class MooringPlugin(SupervisedPlugin):  # type: ignore[misc]
         2
     """
 
-    def __init__(self, *, state: Given = None, **options: Any) -> None:
+    def __init__(self, *, state: SavedState = None, **options: Any) -> None:
         super().__init__()
-        self._berth = Berth(state, options)
+        self._deferred = DeferredAttach(state, options)
 
     @property
     def moor(self) -> Mooring:
         """The Mooring, from the start of the first experience on."""
-        return self._berth.moor
+        return self._deferred.moor
 
     def save(self, path: str | Path) -> Path:
         """Write the state to a file, or into a folder."""
-        return self._berth.save(path)
+        return self._deferred.save(path)
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """An experience begins: the model is adapted to it, and its optimizer is there."""
-        self._berth.attach(strategy.model, strategy.optimizer)
+        self._deferred.attach(strategy.model, strategy.optimizer)
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """An experience is over: what was learned is now part of what is kept."""
@@ -62,4 +62,4 @@ class MooringPlugin(SupervisedPlugin):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """What Avalanche's checkpoints hold: the state, which the next experience goes on from."""
-        return {**self.__dict__, "_berth": Berth(self._berth.state(), self._berth.options)}
+        return {**self.__dict__, "_deferred": DeferredAttach(self._deferred.state(), self._deferred.options)}

@@ -12,13 +12,13 @@ from mooring.importance import State
 from mooring.integrations.state_file import load, load_for, save
 from mooring.moor import Mooring
 
-__all__ = ["Berth", "Given"]
+__all__ = ["DeferredAttach", "SavedState"]
 
-Given = State | str | Path | None
+SavedState = State | str | Path | None
 """A mooring's state, the file or folder that it was saved to, or nothing."""
 
 
-class Berth:
+class DeferredAttach:
     """Holds the options of `mooring.attach` until a stack has made its model and optimizer.
 
     A stack may make a new optimizer for each task, which the Mooring is then bound to, or even a new model: that one is
@@ -30,14 +30,14 @@ class Berth:
 
     Example:
         >>> model = nn.Linear(2, 1)
-        >>> berth = Berth(None, {"importance": "uniform"})
+        >>> berth = DeferredAttach(None, {"importance": "uniform"})
         >>> first = berth.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
         >>> first.consolidate()
         >>> berth.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)).tasks
         1
     """
 
-    def __init__(self, state: Given, options: dict[str, Any]) -> None:
+    def __init__(self, state: SavedState, options: dict[str, Any]) -> None:
         allowed = attach.__kwdefaults__ or {}
         for name in options.keys() - allowed.keys():
             raise unknown("option of mooring.attach", name, allowed)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mooring.errors import MooringError
-from mooring.integrations.deferred_attach import Berth, Given
+from mooring.integrations.deferred_attach import DeferredAttach, SavedState
 from mooring.moor import Mooring
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class MooringCallback(Callback):
         self,
         *,
         consolidate: bool = True,
-        state: Given = None,
+        state: SavedState = None,
         optimizer: int | None = None,
         module: str | None = None,
         **options: Any,
@@ -74,16 +74,16 @@ class MooringCallback(Callback):
         self.consolidate = consolidate
         self.optimizer = optimizer
         self.module = module
-        self._berth = Berth(state, options)
+        self._deferred = DeferredAttach(state, options)
 
     @property
     def moor(self) -> Mooring:
         """The Mooring, from the start of the first `fit()` on."""
-        return self._berth.moor
+        return self._deferred.moor
 
     def save(self, path: str | Path) -> Path:
         """Write the state to a file, or into a folder, for another process's `MooringCallback(state=...)`."""
-        return self._berth.save(path)
+        return self._deferred.save(path)
 
     @property
     def state_key(self) -> str:
@@ -92,11 +92,11 @@ class MooringCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the mooring."""
-        return dict(self._berth.state() or {})
+        return dict(self._deferred.state() or {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """A checkpoint is taken up; Lightning does so before it makes the optimizer."""
-        self._berth.resume(state_dict)
+        self._deferred.resume(state_dict)
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """The optimizers are there, and no data was read."""
@@ -114,10 +114,10 @@ class MooringCallback(Callback):
         if (name := self.module or "") not in modules:
             known = ", ".join(name for name, _ in pl_module.named_children())
             raise MooringError(f"module={name!r} is not a module of this model; it has {known}")
-        self._berth.attach(modules[name], optimizers[number])
+        self._deferred.attach(modules[name], optimizers[number])
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Training is over, and so are its checkpoints; the model is back on the CPU."""
-        self._berth.settle()
+        self._deferred.settle()
         if self.consolidate:
             self.moor.consolidate()

@@ -10,7 +10,7 @@ from torch import nn
 
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError
-from mooring.integrations.deferred_attach import Berth, Given
+from mooring.integrations.deferred_attach import DeferredAttach, SavedState
 from mooring.integrations.state_file import NAME
 from mooring.moor import Mooring
 
@@ -53,20 +53,20 @@ class MooringCallback(TrainerCallback):
         1
     """
 
-    def __init__(self, *, consolidate: bool = True, state: Given = None, **options: Any) -> None:
+    def __init__(self, *, consolidate: bool = True, state: SavedState = None, **options: Any) -> None:
         self.consolidate = consolidate
-        self._berth = Berth(state, options)
+        self._deferred = DeferredAttach(state, options)
         self._training = False
         self._staged = -1
 
     @property
     def moor(self) -> Mooring:
         """The Mooring, from the start of the first `train()` on."""
-        return self._berth.moor
+        return self._deferred.moor
 
     def save(self, path: str | Path) -> Path:
         """Write the state to a file, or into a folder, such as one that a model was saved to."""
-        return self._berth.save(path)
+        return self._deferred.save(path)
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """The Trainer is made: refuse what cannot be moored, before any data is read."""
@@ -89,12 +89,12 @@ class MooringCallback(TrainerCallback):
             )
         assert model is not None
         assert optimizer is not None
-        self._berth.attach(model, optimizer, resumes=bool(state.global_step))
+        self._deferred.attach(model, optimizer, resumes=bool(state.global_step))
         self._training, self._staged = True, -1
         if state.global_step:
             folders = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
             folders.append(_folder(args, state))
-            found = self._berth.resume_from(*(folder / NAME for folder in folders), _output(args) / STAGED)
+            found = self._deferred.resume_from(*(folder / NAME for folder in folders), _output(args) / STAGED)
             if args.should_save and found.name == STAGED and folders[-1].is_dir():
                 self.save(folders[-1])  # before the next checkpoint takes its place
 
@@ -128,7 +128,7 @@ class MooringCallback(TrainerCallback):
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             if world_size() > 1:
                 dist.barrier()  # the first rank may still be writing
-            self._berth.resume_from(Path(state.best_model_checkpoint) / NAME)
+            self._deferred.resume_from(Path(state.best_model_checkpoint) / NAME)
         if self.consolidate:
             self.moor.consolidate()
         if args.should_save and args.save_strategy != "no":

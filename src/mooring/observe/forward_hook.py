@@ -1,4 +1,4 @@
-"""A forward hook that tells its watch, and is forgotten by copies of the model."""
+"""A forward hook that notifies an observer and is dropped from copies of the model."""
 
 import weakref
 from collections.abc import Callable
@@ -11,28 +11,30 @@ __all__ = ["ForwardHook", "Observer"]
 
 
 class Observer(Protocol):
-    """Who is told."""
+    """An object that is notified after each forward pass of a module."""
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
-        """A module has run on these arguments, and returned that."""
+        """Handle one forward pass: the module, its positional arguments and its result."""
 
 
 class ForwardHook:
-    """The hook itself: a copy of the model, or one that was saved, is not watched.
+    """A forward hook with a weak reference to its observer.
+
+    A copied or unpickled model has the hook without an observer, so it is not observed.
 
     Args:
-        watch: who is told, for as long as it is there; None for nobody.
+        observer: the object to notify while it exists; None for no observer.
     """
 
-    def __init__(self, watch: Observer | None = None) -> None:
-        self.watch: Callable[[], Observer | None] = (lambda: None) if watch is None else weakref.ref(watch)
+    def __init__(self, observer: Observer | None = None) -> None:
+        self.observer: Callable[[], Observer | None] = (lambda: None) if observer is None else weakref.ref(observer)
 
     @_disable_dynamo  # torch.compiler.disable, without importing the compiler now
     def __call__(self, module: nn.Module, args: Any, returned: Any) -> None:
-        """Tell the watch, if it is still there."""
-        watch = self.watch()
-        if watch is not None:
-            watch.after_forward(module, args, returned)
+        """Notify the observer if it still exists."""
+        observer = self.observer()
+        if observer is not None:
+            observer.after_forward(module, args, returned)
 
     def __deepcopy__(self, memo: Any) -> "ForwardHook":
         return ForwardHook()

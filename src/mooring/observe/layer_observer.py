@@ -1,4 +1,4 @@
-"""Sees what goes into layers and what comes back to their outputs, for the Kronecker factors of their curvature."""
+"""Observes the inputs of layers and the gradients of their outputs, for the Kronecker factors of their curvature."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,27 +6,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.distributed.collectives import factors_over_ranks, world_size
+from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
 from mooring.importance.kronecker_factors import Factors, kronecker_factors, layers_with_factors, over_passes, over_uses
 from mooring.observe.forward_hook import ForwardHook
 from mooring.observe.output_observer import OutputObserver
 from mooring.state.mooring_state import MooringState
 
-__all__ = ["LayerObserver", "watches"]
+__all__ = ["LayerObserver", "make_observers"]
 
 
 class LayerObserver:
-    """Hooks on layers that see what goes in and what comes back; it counts when the optimizer steps.
+    """Forward hooks on layers that compute Kronecker factors in each backward pass.
 
     Args:
-        layers: which.
-        every: look in each `every`-th iteration only.
-        step: how many iterations there were in this task.
-        predictions: how many predictions this rank's mean loss is over in this iteration; None where a sample is one.
+        layers: the layers to observe.
+        every: observe only each `every`-th iteration.
+        step: returns the number of iterations so far in this task.
+        predictions: returns the number of predictions that this rank's mean loss averages over in this iteration;
+            None if each sample is one prediction.
 
     Attributes:
-        samples: how many went into a layer in the last iteration that it was looked at in; of one rank alone.
+        samples: the number of samples in the last observed iteration; set in a single process only.
     """
 
     def __init__(
@@ -38,69 +39,73 @@ class LayerObserver:
     ) -> None:
         self.every, self.step, self.predictions, self.paused = every, step, predictions, False
         self.samples = 0
-        self.seen: dict[nn.Module, dict[int, tuple[int, list[Factors]]]] = {}
         self.layers = list(layers)
+        self._passes: dict[nn.Module, dict[int, tuple[int, list[Factors]]]] = {}
         self._handles = [layer.register_forward_hook(ForwardHook(self)) for layer in self.layers]
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
-        """Wait for the gradient of what came out."""
-        if self.paused or OutputObserver.looking or not torch.is_grad_enabled() or self.step() % self.every:
+        """Register a hook on the output that computes the factors when its gradient arrives."""
+        if self.paused or OutputObserver.probing or not torch.is_grad_enabled() or self.step() % self.every:
             return
         if not args or not isinstance(returned, Tensor) or not returned.requires_grad:
             return
         a: Tensor = args[0].detach()
 
-        def arrived(b: Tensor) -> None:
+        def on_gradient(b: Tensor) -> None:
             if b.dtype == torch.float16:
                 raise MooringError(
-                    "a gradient in float16 is scaled, and Kronecker() cannot know by how much: use bfloat16, or "
-                    'importance="ewc"'
+                    "Kronecker() does not support float16, whose gradients are scaled by an unknown factor: use "
+                    'bfloat16 or importance="ewc"'
                 )
-            if not OutputObserver.looking:
-                number = torch._C._current_graph_task_id()
-                _, uses = self.seen.setdefault(module, {}).setdefault(number, (len(a), []))
+            if not OutputObserver.probing:
+                backward_pass = torch._C._current_graph_task_id()
+                _, uses = self._passes.setdefault(module, {}).setdefault(backward_pass, (len(a), []))
                 with torch.no_grad():
                     uses.append(kronecker_factors(module, a, b))
 
-        returned.register_hook(arrived)  # type: ignore[no-untyped-call]
+        returned.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
-    def take(self) -> list[tuple[nn.Module, Factors]]:
-        """What was seen since the last step, over all passes and ranks together; a new iteration begins.
+    def collect(self) -> list[tuple[nn.Module, Factors]]:
+        """Return the factors since the last step over all passes and ranks, and start a new iteration.
 
-        A sample may hold several predictions, as the positions of a sequence are: the loss is a mean over those, and
-        the gradient of a single one so many times as large.
+        A sample may hold several predictions, such as the positions of a sequence. The loss is then a mean over
+        predictions, so the gradient of a single one is larger by their number per sample.
         """
-        seen, self.seen = self.seen, {}
+        observed, self._passes = self._passes, {}
         if self.step() % self.every:
             return []
-        found = {}
-        for layer, passes in seen.items():
-            every, samples = [over_uses(uses) for _, uses in passes.values()], [n for n, _ in passes.values()]
-            a, g, sums = over_passes(every, samples)
-            each = (self.predictions() if self.predictions else 0) / sum(samples) or 1.0
-            found[layer] = sum(samples), (a, g * each, sums * each)
-        if found and world_size() == 1:
-            self.samples = min(samples for samples, _ in found.values())
-        return factors_over_ranks(self.layers, found)
+        factors = {}
+        for layer, passes in observed.items():
+            by_pass, samples = [over_uses(uses) for _, uses in passes.values()], [n for n, _ in passes.values()]
+            a, g, sums = over_passes(by_pass, samples)
+            per_sample = (self.predictions() if self.predictions else 0) / sum(samples) or 1.0
+            factors[layer] = sum(samples), (a, g * per_sample, sums * per_sample)
+        if factors and world_size() == 1:
+            self.samples = min(samples for samples, _ in factors.values())
+        return all_reduce_factors(self.layers, factors)
 
     def remove(self) -> None:
-        """Stop watching."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
 
-def watches(
+def make_observers(
     states: MooringState, outputs: Callable[[Any], Tensor] | None = None
 ) -> tuple[OutputObserver | None, LayerObserver | None]:
-    """Who watches the model for an importance: its outputs or samples, and its layers, where it needs them."""
+    """Create the observers of outputs and of layers that an importance needs; None for each that it does not need."""
     importance = states.importance
-    watch = None if importance.watches == "nothing" else OutputObserver(states.model, importance, states, outputs)
+    output_observer = None
+    if importance.watches != "nothing":
+        output_observer = OutputObserver(states.model, importance, states, outputs)
     if not importance.by_layer:
-        return watch, None
-    batch = getattr(importance, "batch_size", None)
+        return output_observer, None
+    batch_size = getattr(importance, "batch_size", None)
 
     def predictions() -> float:
-        return batch / world_size() if batch else (watch.seen.samples if watch else 0)
+        if batch_size:
+            return float(batch_size) / world_size()
+        return output_observer.observation.samples if output_observer else 0
 
-    layers = layers_with_factors(states.model, states.importance.largest)
-    return watch, LayerObserver(layers, importance.every, lambda: states.steps, predictions)
+    layers = layers_with_factors(states.model, importance.largest)
+    return output_observer, LayerObserver(layers, importance.every, lambda: states.steps, predictions)

@@ -1,4 +1,4 @@
-"""Pulls: the rules that draw a moored parameter back to its anchor. One file per rule."""
+"""Pulls: rules that move a parameter towards its anchor. One file per rule."""
 
 from mooring.pulls.blend import Blend
 from mooring.pulls.budget import Budget
@@ -10,4 +10,4 @@ from mooring.pulls.pull import GradientPull, ParameterPull
 __all__ = ["Blend", "Budget", "GradientPull", "Interpolation", "ParameterPull", "Penalty", "Proximal", "Pull"]
 
 Pull = GradientPull | ParameterPull | Budget
-"""Before the step, after it, or after it and with all parameters together."""
+"""A pull that acts before the step, after it, or after it on all parameters together."""

@@ -1,11 +1,11 @@
-"""Blend: a fixed share of the way back to the anchor, whatever a parameter is worth."""
+"""Blend: interpolation with the anchor by a fixed share, whatever the importance."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from mooring.pulls.pull import Every, ParameterPull, check_each, check_every
+from mooring.pulls.pull import Every, ParameterPull, check_every, check_numbers
 from mooring.pulls.run_axis import Number, per_run
 
 __all__ = ["Blend"]
@@ -15,11 +15,12 @@ __all__ = ["Blend"]
 class Blend(ParameterPull):
     """theta <- theta + share * (anchor - theta) in each `every`-th iteration, or once at the end of a task.
 
-    Once at the end it is WiSE-FT, which averages a fine-tuned model with the one before; every few iterations it is
-    SFA, a running soup of both. Use it with `Uniform()`, whose scores cost no memory: they do not count.
+    Once at the end of a task it is WiSE-FT, which averages a fine-tuned model with the one before. Every few iterations
+    it is SFA, a running average of both. Use it with `Uniform()`, whose scores cost no memory, since their size has
+    no effect.
 
     Args:
-        share: of the way back, from 0 to 1; one number, or one per run.
+        share: the weight of the anchor, from 0 to 1; one number, or one per run.
         every: act in each `every`-th iteration of a task; "task" once, when the task is consolidated.
 
     Example:
@@ -35,10 +36,10 @@ class Blend(ParameterPull):
 
     def __post_init__(self) -> None:
         """Refuse options outside their range."""
-        check_each("share", self.share, 0, 1)
+        check_numbers("share", self.share, 0, 1)
         check_every(self.every)
 
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:
-        """The share, where anything is known of the past."""
-        known: Tensor = (previous > 0).to(previous.dtype)
-        return known * per_run(self.share, previous)
+        """Return the share where the previous importance is above 0, and 0 elsewhere."""
+        anchored: Tensor = (previous > 0).to(previous.dtype)
+        return anchored * per_run(self.share, previous)

@@ -1,4 +1,4 @@
-"""Interpolation: the paper's explicit step, which needs no strength."""
+"""Interpolation: the paper's explicit interpolation step, which needs no strength."""
 
 from dataclasses import dataclass
 
@@ -6,24 +6,24 @@ import torch
 from torch import Tensor
 
 from mooring.errors import check_number
-from mooring.pulls.pull import Every, ParameterPull, check_each, check_every
+from mooring.pulls.pull import Every, ParameterPull, check_every, check_numbers
 from mooring.pulls.run_axis import Number, per_run
 
 __all__ = ["Interpolation", "relative_importance"]
 
 
 def relative_importance(previous: Tensor, current: Tensor, root: float = 2, weight: Number = 1.0) -> Tensor:
-    """R = (weight * previous)^(1/root) / (current^(1/root) + (weight * previous)^(1/root)).
+    """Return R = (weight * previous)^(1/root) / (current^(1/root) + (weight * previous)^(1/root)).
 
-    Computed as 1 / (1 + (weight * previous / current)^(-1/root)), which does not overflow. R is 0 where previous is 0
-    (also at 0/0: a unit that never mattered stays free) and 1 where only current is 0. Negative scores
+    It is computed as 1 / (1 + (weight * previous / current)^(-1/root)), which does not overflow. R is 0 where previous
+    is 0, also at 0/0, so a parameter that never mattered stays free; R is 1 where only current is 0. Negative scores
     count as 0, infinite ones as the largest finite number.
 
     Args:
         previous: the importance over past tasks, of any shape.
         current: the importance on this one, of the same shape.
         root: 2 is the paper's square root, 1 the plain ratio.
-        weight: how many times as much the past counts; one number, or one per run.
+        weight: a factor of `previous`; one number, or one per run.
 
     Example:
         >>> relative_importance(torch.tensor([0.0, 4.0, 4.0]), torch.tensor([0.0, 0.0, 36.0]))
@@ -31,7 +31,7 @@ def relative_importance(previous: Tensor, current: Tensor, root: float = 2, weig
     """
     largest = torch.finfo(previous.dtype).max
     ratio = previous.clamp(0, largest).div_(current.clamp(0, largest))
-    ratio.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=torch.inf)  # 0/0 and x/-0; a mask would cost far more
+    ratio.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=torch.inf)  # 0/0 and x/-0; a mask would be much slower
     if isinstance(weight, Tensor) or weight != 1:
         ratio.mul_(per_run(weight, ratio))
     return ratio.pow_(-1 / root).add_(1).reciprocal_()
@@ -42,11 +42,11 @@ class Interpolation(ParameterPull):
     """theta <- theta + stiffness * R * (anchor - theta), R = sqrt(previous) / (sqrt(current) + sqrt(previous)).
 
     Args:
-        stiffness: 1 is the paper; smaller holds less. One number, or one per run.
-        every: act in each `every`-th iteration of a task; "task" once, when the task is consolidated, which is merging
-            of weights: with root=1 and a mean Fisher that is summed over tasks, Fisher-weighted averaging.
+        stiffness: a factor of R, from 0 to 1; 1 is the paper's. One number, or one per run.
+        every: act in each `every`-th iteration of a task; "task" acts once, when the task is consolidated, which
+            merges weights: with root=1 and a mean Fisher that is summed over tasks it is Fisher-weighted averaging.
         root: 2 is the paper's square root, 3 a cube root, 1 the plain ratio.
-        weight: how many times as much the past counts in R; 1 is the paper. One number, or one per run.
+        weight: a factor of the previous importance in R; 1 is the paper's. One number, or one per run.
 
     Example:
         >>> Interpolation().rate(torch.tensor([1.0]), torch.tensor([1.0]), lr=0.1)
@@ -60,13 +60,13 @@ class Interpolation(ParameterPull):
 
     def __post_init__(self) -> None:
         """Refuse options outside their range."""
-        check_each("stiffness", self.stiffness, 0, 1)
+        check_numbers("stiffness", self.stiffness, 0, 1)
         check_number("root", self.root, 0, above=True)
         check_every(self.every)
-        check_each("weight", self.weight, 0, above=True)
+        check_numbers("weight", self.weight, 0, above=True)
 
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:
-        """stiffness * `relative_importance`; the learning rate plays no part."""
+        """Return stiffness * `relative_importance`; the learning rate is not used."""
         rate = relative_importance(previous, current, self.root, self.weight)
-        whole = not isinstance(self.stiffness, Tensor) and self.stiffness == 1
-        return rate if whole else rate.mul_(per_run(self.stiffness, rate))
+        is_one = not isinstance(self.stiffness, Tensor) and self.stiffness == 1
+        return rate if is_one else rate.mul_(per_run(self.stiffness, rate))

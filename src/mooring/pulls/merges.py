@@ -1,4 +1,4 @@
-"""How the importance of a finished task joins that of the tasks before it."""
+"""Rules that combine the importance of a finished task with that of the tasks before."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ Merge = Callable[[Tensor, Tensor], Tensor]
 
 
 def average(previous: Tensor, current: Tensor) -> Tensor:
-    """previous <- (previous + current) / 2, the paper's; the first task counts half as well.
+    """Compute previous <- (previous + current) / 2, the paper's rule; the first task counts half too.
 
     Example:
         >>> average(torch.tensor([0.0, 4.0]), torch.tensor([2.0, 2.0]))
@@ -24,7 +24,7 @@ def average(previous: Tensor, current: Tensor) -> Tensor:
 
 
 def total(previous: Tensor, current: Tensor) -> Tensor:
-    """previous <- previous + current: every task counts the same, and importance only grows.
+    """Compute previous <- previous + current: every task has the same weight, and importance only grows.
 
     Example:
         >>> total(torch.tensor([1.0]), torch.tensor([2.0]))
@@ -34,7 +34,7 @@ def total(previous: Tensor, current: Tensor) -> Tensor:
 
 
 def maximum(previous: Tensor, current: Tensor) -> Tensor:
-    """previous <- max(previous, current): a parameter is as important as any task found it.
+    """Compute previous <- max(previous, current): the largest importance over the tasks.
 
     Example:
         >>> maximum(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0]))
@@ -47,7 +47,7 @@ MERGES: dict[str, Merge] = {"average": average, "sum": total, "max": maximum}
 
 
 def resolve(merge: str | Merge) -> Merge:
-    """The merge of that name, or the function given.
+    """Return the merge of that name, or the function itself.
 
     Example:
         >>> resolve("max") is maximum

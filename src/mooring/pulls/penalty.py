@@ -1,4 +1,4 @@
-"""Penalty: the quadratic regularizer itself, as a force on the gradient."""
+"""Penalty: the quadratic regularizer, as a force on the gradient."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ __all__ = ["Penalty", "penalty_force"]
 
 
 def penalty_force(previous: Tensor, d: Tensor, strength: Number, lr: Number, clamp: bool = False) -> Tensor:
-    """The penalty's gradient: strength * previous * d, with previous <= 1 / (lr * strength) where clamped.
+    """Compute the penalty's gradient, strength * previous * d, with previous capped at 1 / (lr * strength) if clamped.
 
     Args:
         previous: the importance over past tasks, (...) or (runs, ...).
@@ -30,7 +30,7 @@ def penalty_force(previous: Tensor, d: Tensor, strength: Number, lr: Number, cla
     """
     strength, lr = per_run(strength, d), per_run(lr, d)
     if clamp:
-        p = lr * strength  # of importance 1; a plain number is not sent to the device, which would wait for it
+        p = lr * strength  # at importance 1; a plain number stays on the host, which avoids a synchronisation
         if isinstance(p, Tensor):
             previous = torch.minimum(previous, p.reciprocal().to(previous))
         else:
@@ -42,11 +42,11 @@ def penalty_force(previous: Tensor, d: Tensor, strength: Number, lr: Number, cla
 class Penalty(GradientPull):
     """g <- g + strength * previous * d: the gradient of strength/2 * sum(previous * d^2), added analytically.
 
-    It interpolates only while lr * strength * previous stays below 1; `Mooring.diagnose` tells.
+    It interpolates only while lr * strength * previous is below 1; check with `Mooring.diagnose`.
 
     Args:
         strength: the factor of the penalty; one number, or one per run.
-        clamp: cap importance at 1 / (lr * strength), where the penalty would begin to extrapolate.
+        clamp: cap importance at 1 / (lr * strength), above which the penalty extrapolates.
 
     Example:
         >>> Penalty(strength=100.0).force(torch.tensor([0.5]), torch.tensor([0.1]), lr=0.01)
@@ -61,5 +61,5 @@ class Penalty(GradientPull):
         check_strength(self.strength)
 
     def force(self, previous: Tensor, d: Tensor, lr: Number) -> Tensor:
-        """`penalty_force` at this strength."""
+        """Return `penalty_force` at this strength."""
         return penalty_force(previous, d, self.strength, lr, self.clamp)

@@ -1,4 +1,4 @@
-"""Proximal: the penalty as a step of its own, which cannot extrapolate at any strength."""
+"""Proximal: the penalty as a separate proximal step, which does not extrapolate at any strength."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +13,7 @@ __all__ = ["Proximal", "proximal_rate"]
 
 
 def proximal_rate(previous: Tensor, strength: Number, lr: Number) -> Tensor:
-    """R = p / (1 + p) with p = lr * strength * previous: where the penalty's minimum over one step lies.
+    """Return R = p / (1 + p) with p = lr * strength * previous, the rate of a proximal step on the penalty.
 
     theta + R * (anchor - theta) minimises |theta' - theta|^2 / 2 + p * (theta' - anchor)^2 / 2.
     Negative scores count as 0, infinite ones as the largest finite number.
@@ -53,5 +53,5 @@ class Proximal(ParameterPull):
         check_strength(self.strength)
 
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:
-        """`proximal_rate` at this strength; importance on the current task plays no part."""
+        """Return `proximal_rate` at this strength; the current importance is not used."""
         return proximal_rate(previous, self.strength, lr)

@@ -1,4 +1,4 @@
-"""What a pull is: a force added to the gradient, or a rate at which a parameter returns to its anchor."""
+"""Base classes of pulls: a force added to the gradient, or a rate of return to the anchor."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,17 +9,17 @@ from torch import Tensor
 from mooring.errors import MooringError, check_number, check_whole
 from mooring.pulls.run_axis import Number
 
-__all__ = ["Every", "GradientPull", "ParameterPull", "acts", "check_each", "check_every", "check_strength"]
+__all__ = ["Every", "GradientPull", "ParameterPull", "acts", "check_every", "check_numbers", "check_strength"]
 
 Every = int | Literal["task"]
-"""In which iterations a pull acts: in each so many-th of a task, or once, at its end."""
+"""When a pull acts: in each `every`-th iteration of a task, or once at its end."""
 
 
 class GradientPull(ABC):
     """A pull that acts before the optimizer's step: g <- g + force.
 
-    A pull of your own is a subclass with `force`, passed to `mooring.attach` as an instance;
-    `mooring.testing.check_pull` tells whether it keeps what Mooring promises.
+    To define a pull, write a subclass with `force`, and pass an instance to `mooring.attach`. Test it with
+    `mooring.testing.check_pull`.
 
     Example:
         >>> import torch
@@ -32,7 +32,7 @@ class GradientPull(ABC):
 
     @abstractmethod
     def force(self, previous: Tensor, d: Tensor, lr: Number) -> Tensor:
-        """The force on a parameter, elementwise; 0 where `previous` is 0.
+        """Return the force on a parameter, elementwise; 0 where `previous` is 0.
 
         Args:
             previous: the importance over past tasks.
@@ -44,7 +44,7 @@ class GradientPull(ABC):
 class ParameterPull(ABC):
     """A pull that acts after the optimizer's step: theta <- theta + rate * (anchor - theta).
 
-    A pull of your own is a subclass with `rate`.
+    To define a pull, write a subclass with `rate`.
 
     Example:
         >>> import torch
@@ -56,24 +56,24 @@ class ParameterPull(ABC):
     """
 
     every: Every = 1
-    """Act in each iteration, only in each `every`-th of a task, or with "task" once, when it is consolidated."""
+    """Act in each `every`-th iteration of a task or, with "task", once when the task is consolidated."""
 
     reads_current: ClassVar[bool] = True
-    """Whether `rate` depends on `current`; where it does not, that need not be kept (`mooring.Memory`)."""
+    """Whether `rate` depends on `current`; if not, `mooring.Memory` can drop it."""
 
     @abstractmethod
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:
-        """How far back to its anchor a parameter goes, elementwise: between 0 and 1, 0 where `previous` is 0.
+        """Return the rate of the return to the anchor, elementwise: between 0 and 1, and 0 where `previous` is 0.
 
         Args:
             previous: the importance over past tasks.
-            current: the importance on this one.
+            current: the importance on the current task.
             lr: the parameter's learning rate; one number, or one per run.
         """
 
 
 def acts(every: Every, steps: int) -> bool:
-    """Whether a pull acts after so many iterations of a task.
+    """Return whether a pull acts after `steps` iterations of a task.
 
     Example:
         >>> acts(2, steps=4), acts(2, steps=5), acts("task", steps=4)
@@ -83,19 +83,19 @@ def acts(every: Every, steps: int) -> bool:
 
 
 def check_every(every: Every) -> None:
-    """Refuse anything but a whole number from 1 on, or "task"."""
+    """Refuse anything but a whole number from 1, or "task"."""
     if isinstance(every, str) and every != "task":
         raise MooringError(f'every={every!r} is not allowed: give a number of iterations, or "task"')
     if every != "task":
         check_whole("every", every, 1)
 
 
-def check_each(name: str, value: Number, low: float, high: float = math.inf, *, above: bool = False) -> None:
-    """Refuse a number outside its range; of a vector, each."""
-    for each in value.reshape(-1).tolist() if isinstance(value, Tensor) else [value]:
-        check_number(name, each, low, high, above=above)
+def check_numbers(name: str, value: Number, low: float, high: float = math.inf, *, above: bool = False) -> None:
+    """Refuse a number outside its range; a vector is checked element by element."""
+    for number in value.reshape(-1).tolist() if isinstance(value, Tensor) else [value]:
+        check_number(name, number, low, high, above=above)
 
 
 def check_strength(strength: Number, name: str = "strength") -> None:
-    """Refuse a strength that is negative, infinite or not a number; of a vector, each."""
-    check_each(name, strength, 0)
+    """Refuse a strength that is negative, infinite or not a number; a vector is checked element by element."""
+    check_numbers(name, strength, 0)

@@ -1,19 +1,19 @@
-"""Numbers that may differ from run to run: how a rule reads them over a leading run axis."""
+"""Options with one value per run, broadcast over a leading run axis."""
 
 from torch import Tensor
 
 __all__ = ["Number", "per_run"]
 
 Number = float | Tensor
-"""A learning rate or a strength: one number, or one for each run as a vector."""
+"""A learning rate or a strength: one number, or a vector with one per run."""
 
 
 def per_run(value: Number, like: Tensor) -> Number:
-    """Shape a vector of per-run numbers so that it meets the leading run axis of `like`.
+    """Reshape a vector of per-run numbers so that it broadcasts over the leading run axis of `like`.
 
     Args:
         value: a number, a 0-d tensor, or a vector of shape (runs,).
-        like: the tensor it will meet, of shape (runs, ...) when `value` is a vector.
+        like: the tensor to broadcast with, of shape (runs, ...) if `value` is a vector.
 
     Returns:
         `value` unchanged, or reshaped to (runs, 1, ..., 1).

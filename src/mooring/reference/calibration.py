@@ -1,4 +1,4 @@
-"""Calibration: by what factor the loss rises faster than a budget's estimate says, measured while data is at hand."""
+"""Calibration: measures on data by what factor the loss rises faster than a budget's estimate."""
 
 import dataclasses
 import math
@@ -13,38 +13,38 @@ from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance.kronecker_factors import Factor
 from mooring.pulls.budget import Budget
-from mooring.reference.batches import Data, Outputs, batches_of, labelled
+from mooring.reference.batches import Data, Outputs, add_sampled_labels, iter_batches
 from mooring.reference.losses import Loss, default_loss, scalar_loss
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
 from mooring.state.mooring_state import MooringState, ParameterState
 from mooring.state.selection import layer_of
 
-__all__ = ["calibration_factor", "solved_factor"]
+__all__ = ["calibration_factor", "solve_factor"]
 
 DIRECTIONS = 4
-"""Directions to probe in, each with its opposite."""
+"""Number of probe directions; each is used with its opposite."""
 
-LEAST, MOST, HALVINGS = 1e-2, 1e6, 12
-"""Between which factors the answer is looked for, and how often the interval is halved."""
+MIN_FACTOR, MAX_FACTOR, BISECTIONS = 1e-2, 1e6, 12
+"""The interval that the factor is searched in, and the number of bisections."""
 
 
-def solved_factor(rise: Callable[[float], float], nats: float, *, show: bool | None = False) -> float:
-    """The factor that makes an estimate true at a budget: nats / q, with q the estimate at which the rise is nats.
+def solve_factor(rise: Callable[[float], float], nats: float, *, show: bool | None = False) -> float:
+    """Return the factor nats / q, where q is the estimate at which the loss truly rises by nats.
 
-    By bisection in log q, for a rise that grows with q; from 0.01 to a million.
+    It is found by bisection in log q between 0.01 and a million, for a rise that grows with q.
 
     Args:
-        rise: the true rise of the loss where the estimate is q.
+        rise: the true rise of the loss at the displacement whose estimate is q.
         nats: the budget.
-        show: a progress bar; None on a terminal only.
+        show: whether to show a progress bar; None shows it only on a terminal.
 
     Example:
-        >>> round(solved_factor(lambda q: 2 * q, 0.1), 1), round(solved_factor(lambda q: q + 10 * q**2, 0.1), 1)
+        >>> round(solve_factor(lambda q: 2 * q, 0.1), 1), round(solve_factor(lambda q: q + 10 * q**2, 0.1), 1)
         (2.0, 1.6)
     """
-    low, high = math.log(LEAST), math.log(MOST)
-    for _ in progress(range(HALVINGS), "calibrating the budget", HALVINGS, show=show):
+    low, high = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
+    for _ in progress(range(BISECTIONS), "calibrating the budget", BISECTIONS, show=show):
         middle = (low + high) / 2
         low, high = (middle, high) if rise(nats / math.exp(middle)) > nats else (low, middle)
     return math.exp((low + high) / 2)
@@ -60,100 +60,99 @@ def calibration_factor(
     outputs: Outputs | None = None,
     show: bool | None = False,
 ) -> float:
-    """What a task's own curvature is to be multiplied by, so that its loss rises by the budget where the budget ends.
+    """Return the factor of a task's curvature at which the measured loss rises by exactly the budget.
 
-    The mean over probes of loss(pulled(theta + v, q)) - loss(theta) = nats is solved for q; the factor is nats / q.
-    pulled(., q) is what `Budget` does where q nats are allowed, with the curvature of this task alone. It is measured
-    where the budget ends, not close by: along the way that training goes, the loss does not follow the quadratic.
+    The mean over probes v of loss(pulled(theta + v, q)) - loss(theta) = nats is solved for q; the factor is nats / q.
+    pulled(., q) is the pull of `Budget` with q nats allowed and the curvature of this task alone. The rise is measured
+    where the budget is spent, because along the path of training the loss departs from its quadratic approximation.
 
-    A probe v is a gradient, plus and minus, of the batches' losses added with random signs, as long as the way
-    that the task went: directions in which outputs on this task's data change. Each with its opposite, what is
-    left is not to first order.
+    A probe v is the gradient of the sum of the batches' losses with random signs: a direction in which outputs on this
+    task's data change. Its length is the distance that the parameters moved in this task. Each probe is used with
+    its opposite, so that first-order terms cancel.
 
-    Everything is put back: parameters, buffers, gradients, modes and random states.
+    Parameters, buffers, gradients, modes and random states are restored.
 
     Args:
-        states: the records of the moored parameters, at the end of a task.
-        budget: what may be spent.
-        data: batches, best of held-out data; all are kept in memory meanwhile, and each counts the same.
-        loss: the mean loss of a model on a batch; None is `default_loss`, with labels that the model draws where there
+        states: the states of the moored parameters, at the end of a task.
+        budget: the budget.
+        data: batches, best of held-out data. All are kept in memory, and all have the same weight.
+        loss: the mean loss of a model on a batch; None is `default_loss`, with labels sampled from the model if there
             are none.
-        batches: how many at most; None is all of them.
-        outputs: from what the model returns to the tensor of its outputs.
-        show: a progress bar; None on a terminal only.
+        batches: the largest number of batches to read; None reads all.
+        outputs: takes what the model returns and gives the tensor of its outputs.
+        show: whether to show a progress bar; None shows it only on a terminal.
     """
     nats = float(budget.promised(states.tasks + 1))
     if world_size() > 1:
         raise MooringError(
-            "consolidate(data=...) would measure the data of one rank only: under torch.distributed leave data out"
+            "consolidate(data=...) would use the data of one rank only: leave data out under torch.distributed"
         )
     with preserve_model_state(states.model, moves=True):
-        found = list(batches_of(data, states.model, batches))
-        if not found:
+        read = list(iter_batches(data, states.model, batches))
+        if not read:
             raise MooringError("data has no batches: give some of the task's data, best held out")
         if loss is None:
-            found = [labelled(states.model, batch, number, outputs) for number, batch in enumerate(found)]
-        held = _held(states)
+            read = [add_sampled_labels(states.model, batch, seed, outputs) for seed, batch in enumerate(read)]
+        held = _states_of_this_task(states)
         if not held:
-            raise MooringError("nothing was learned since the last consolidation: calibrate at the end of a task")
+            raise MooringError("no step was taken since the last consolidation: calibrate at the end of a task")
         if not nats:
-            return 1.0  # nothing is spent, whatever it is worth
-        losses = _Losses(states.model, found, loss or default_loss(outputs))
-        went = math.sqrt(math.fsum(float((m.parameter.to(m.wide) - m.near).square().sum()) for m in _moved(states)))
-        probes = _probes(losses, held, went, states.tasks)
-        begin = losses.mean()
+            return 1.0  # with nothing to spend, the factor has no effect
+        losses = _Losses(states.model, read, loss or default_loss(outputs))
+        distance = _norm(m.parameter.to(m.wide) - m.near for m in _trained(states))
+        probes = _probes(losses, held, distance, states.tasks)
+        undisplaced = losses.mean()
 
         def rise(q: float) -> float:
-            found = [
-                _displaced(held, probe, dataclasses.replace(budget, nats=q, growth=1.0), losses) for probe in probes
-            ]
-            return math.fsum(found) / len(found) - begin
+            allowed = dataclasses.replace(budget, nats=q, growth=1.0)
+            total = math.fsum(_displaced_loss(held, probe, allowed, losses) for probe in probes)
+            return total / len(probes) - undisplaced
 
-        return solved_factor(rise, nats, show=show)
+        return solve_factor(rise, nats, show=show)
 
 
 class _Losses:
-    """The losses of a model on some batches."""
+    """The losses of a model on batches."""
 
     def __init__(self, model: nn.Module, batches: Sequence[Any], loss: Loss) -> None:
         self.model, self.batches, self.loss = model, batches, loss
-        if not all(math.isfinite(float(self.of(batch))) for batch in batches):
-            raise NonFiniteError("the loss on data is not finite; nothing was changed: look at the data and the loss")
+        if not all(math.isfinite(float(self.loss_on(batch))) for batch in batches):
+            raise NonFiniteError("the loss on data is not finite; nothing was changed: check the data and the loss")
 
-    def of(self, batch: Any) -> Tensor:
+    def loss_on(self, batch: Any) -> Tensor:
         return scalar_loss(self.loss, self.model, batch)
 
     @torch.no_grad()
     def mean(self) -> float:
-        """Infinity where the model was displaced so far that there is none."""
-        found = math.fsum(float(self.of(batch)) for batch in self.batches) / len(self.batches)
-        return found if math.isfinite(found) else math.inf
+        """Return the mean loss; infinity if it overflows, as it may far from the anchor."""
+        mean = math.fsum(float(self.loss_on(batch)) for batch in self.batches) / len(self.batches)
+        return mean if math.isfinite(mean) else math.inf
 
     def gradient(self, signs: Sequence[float], parameters: list[Tensor]) -> list[Tensor]:
-        """Of the sum of all losses, each with its sign."""
+        """Return the gradient of the sum of sign * loss over the batches."""
         total = [torch.zeros_like(p) for p in parameters]
         for sign, batch in zip(signs, self.batches, strict=True):
             with torch.enable_grad():
-                found = self.of(batch)
-                if not found.requires_grad:
+                value = self.loss_on(batch)
+                if not value.requires_grad:
                     raise MooringError(
-                        "the loss on data depends on no moored parameter: compute it with the model given"
+                        "the loss on data depends on no moored parameter: compute it with the model it is given"
                     )
-                gradients = torch.autograd.grad(sign * found, parameters, allow_unused=True)
-            for sum_, g in zip(total, gradients, strict=True):
+                gradients = torch.autograd.grad(sign * value, parameters, allow_unused=True)
+            for partial, g in zip(total, gradients, strict=True):
                 if g is not None:
-                    sum_.add_(g)
+                    partial.add_(g)
         return total
 
 
-def _moved(states: MooringState) -> list[ParameterState]:
+def _trained(states: MooringState) -> list[ParameterState]:
     return [m for m in states.records.values() if m.count and m.parameter.requires_grad]
 
 
-def _held(states: MooringState) -> list[ParameterState]:
-    """Records that are anchored here, and whose past is this task alone."""
+def _states_of_this_task(states: MooringState) -> list[ParameterState]:
+    """Return states anchored at the present parameters, with the importance of this task alone as the previous one."""
     held, factors = [], states.factors()
-    for m in _moved(states):
+    for m in _trained(states):
         own = dataclasses.replace(m, anchor=m.parameter.detach().to(m.wide, copy=True), previous=None, factor=None)
         if m.factor is None:
             own.previous = m.state["current"].to(m.wide) * factors.get(layer_of(m.name), 1.0)
@@ -166,16 +165,16 @@ def _held(states: MooringState) -> list[ParameterState]:
 
 
 def _probes(losses: _Losses, held: Sequence[ParameterState], length: float, seed: int) -> list[list[Tensor]]:
-    """Displacements, each with its opposite; at random where there is no gradient."""
-    generator, found = torch.Generator().manual_seed(seed), []
+    """Return displacements, each with its opposite; random ones if the gradient is zero."""
+    generator, probes = torch.Generator().manual_seed(seed), []
     for _ in range(DIRECTIONS):
         signs = (torch.randint(2, (len(losses.batches),), generator=generator) * 2.0 - 1).tolist()
         v = [g.to(m.wide) for g, m in zip(losses.gradient(signs, [m.parameter for m in held]), held, strict=True)]
         if not _norm(v):
             v = [torch.randn(m.anchor.shape, generator=generator).to(m.anchor) for m in held]
         scale = (length or 1.0) / _norm(v)
-        found += [[scale * t for t in v], [-scale * t for t in v]]
-    return found
+        probes += [[scale * t for t in v], [-scale * t for t in v]]
+    return probes
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
@@ -183,11 +182,11 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 @torch.no_grad()
-def _displaced(held: Sequence[ParameterState], probe: Sequence[Tensor], budget: Budget, losses: _Losses) -> float:
-    """The loss at a displacement, pulled back until the budget is kept, or stretched until it is spent."""
+def _displaced_loss(held: Sequence[ParameterState], probe: Sequence[Tensor], budget: Budget, losses: _Losses) -> float:
+    """Return the loss at a displacement that is pulled back or stretched until the budget is spent."""
     for m, v in zip(held, probe, strict=True):
         m.parameter.copy_(m.anchor + v)
-    spent = math.fsum(float(line.spent(0.0)[0]) for m in held if (line := budget_term(m)) is not None)
+    spent = math.fsum(float(term.spent(0.0)[0]) for m in held if (term := budget_term(m)) is not None)
     if 0 < spent < budget.nats:
         for m, v in zip(held, probe, strict=True):
             m.parameter.copy_(m.anchor + v * math.sqrt(budget.nats / spent))

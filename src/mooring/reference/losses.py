@@ -1,4 +1,4 @@
-"""The loss of a model on a batch: that of a function, or by what the batch is."""
+"""The loss of a model on a batch: a function of the user's, or the default for the type of batch."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,23 +8,23 @@ from torch.nn import functional
 
 from mooring.errors import MooringError
 from mooring.observe.output_observer import find_outputs
-from mooring.reference.batches import HOW, Outputs, place_of, to_device
+from mooring.reference.batches import LOSS_HINT, Outputs, device_of, to_device
 
 __all__ = ["Loss", "default_loss", "scalar_loss"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
-"""The mean loss of a model on a batch, a scalar."""
+"""A function (model, batch) -> mean loss, a scalar tensor."""
 
 
 def default_loss(outputs: Outputs | None = None) -> Loss:
-    """The loss of a batch by what it is; it is moved to where the model is.
+    """Return the default loss function, which moves each batch to the model's device.
 
-    (inputs, labels) has the mean cross entropy of the outputs, over positions too where they are sequences; a label of
-    -100 does not count. A mapping is a model's keyword arguments, and the model returns its `loss`, as those of
-    transformers do.
+    For (inputs, labels) it is the mean cross entropy of the outputs, for sequences over the positions too; a label of
+    -100 is ignored. A mapping is passed to the model as keyword arguments, and the model returns its `loss`, as models
+    of transformers do.
 
     Args:
-        outputs: from what the model returns to the tensor of its outputs; None looks for it.
+        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
 
     Example:
         >>> import torch
@@ -34,30 +34,30 @@ def default_loss(outputs: Outputs | None = None) -> Loss:
     find = outputs or find_outputs
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        batch = to_device(batch, place_of(model))
+        batch = to_device(batch, device_of(model))
         if isinstance(batch, Mapping):
             returned = model(**batch)
-            found = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
-            if not isinstance(found, Tensor):
-                raise MooringError(f"the model returned no loss for a batch of {', '.join(batch)}: {HOW}")
-            return found
+            value = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+            if not isinstance(value, Tensor):
+                raise MooringError(f"the model returned no loss for a batch of {', '.join(batch)}: {LOSS_HINT}")
+            return value
         if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
-            raise MooringError(f"a batch of type {type(batch).__name__} is not (inputs, labels): {HOW}")
+            raise MooringError(f"a batch of type {type(batch).__name__} is not (inputs, labels): {LOSS_HINT}")
         return functional.cross_entropy(find(model(batch[0])).flatten(0, -2), batch[1].flatten())
 
     return loss
 
 
 def scalar_loss(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
-    """The loss on a batch, refused where it is no scalar.
+    """Compute the loss on a batch; refuse one that is not a scalar tensor.
 
     Example:
         >>> import torch
         >>> scalar_loss(lambda model, x: model(x).mean(), nn.Identity(), torch.ones(2))
         tensor(1.)
     """
-    found = loss(model, batch)
-    if not isinstance(found, Tensor) or found.numel() != 1:
-        what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"type {type(found).__name__}"
+    value = loss(model, batch)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
         raise MooringError(f"loss(model, batch) returned {what}: it must return the mean loss, a scalar tensor")
-    return found.squeeze()
+    return value.squeeze()

@@ -1,4 +1,4 @@
-"""A model that is looked at and left as it was: parameters, buffers, gradients, modes and random states."""
+"""A context that restores a model: parameters, buffers, gradients, modes and random states."""
 
 import random
 import sys
@@ -15,12 +15,12 @@ __all__ = ["preserve_model_state"]
 
 @contextmanager
 def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
-    """In eval mode; afterwards everything is as it was, to the bit.
+    """Put the model in eval mode, and restore everything bit for bit at the end.
 
     Args:
-        model: what is looked at.
-        moves: whether its parameters are displaced meanwhile. They are then kept aside, and forward passes do not
-            count as training; if not, gradients are set aside instead, so that backward passes may write their own.
+        model: the model.
+        moves: True if the body displaces the parameters: they are restored, and forward passes do not count as
+            training. False if it runs backward passes: gradients are set aside and restored.
 
     Example:
         >>> model = nn.BatchNorm1d(2)
@@ -33,19 +33,19 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
     kept = [(t, t.detach().clone()) for t in (*(model.parameters() if moves else ()), *model.buffers())]
     gradients = [] if moves else [(p, p.grad) for p in model.parameters()]
     devices = sorted({t.device.index for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"})
-    state, looking = random.getstate(), OutputObserver.looking
-    numpy = sys.modules.get("numpy")  # data may be drawn with it
+    random_state, probing = random.getstate(), OutputObserver.probing
+    numpy = sys.modules.get("numpy")  # data loading may use its random state
     numpy_state = numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices):
-        OutputObserver.looking = moves
+        OutputObserver.probing = moves
         model.eval()
         for p, _ in gradients:
             p.grad = None
         try:
             yield
         finally:
-            OutputObserver.looking = looking
-            random.setstate(state)
+            OutputObserver.probing = probing
+            random.setstate(random_state)
             if numpy:
                 numpy.random.set_state(numpy_state)
             for module, training in modes:

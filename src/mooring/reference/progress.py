@@ -1,4 +1,4 @@
-"""A line on stderr that says how far something is, where somebody looks at it."""
+"""A progress bar on stderr."""
 
 import sys
 import time
@@ -11,39 +11,39 @@ T = TypeVar("T")
 WIDTH = 24
 
 
-def progress(things: Iterable[T], what: str, total: int | None, *, show: bool | None = None) -> Iterator[T]:
-    """The same things, with a bar on stderr that goes away at the end.
+def progress(items: Iterable[T], what: str, total: int | None, *, show: bool | None = None) -> Iterator[T]:
+    """Iterate with a progress bar on stderr, which is cleared at the end.
 
     Args:
-        things: to go through.
-        what: is being done.
-        total: how many there are; None where nobody knows.
-        show: whether to draw it; None only on a terminal.
+        items: what to iterate over.
+        what: the name of the activity.
+        total: the number of items; None if it is not known.
+        show: whether to draw the bar; None draws it only on a terminal.
 
     Example:
         >>> list(progress("ab", "reading", 2))
         ['a', 'b']
     """
     if not (sys.stderr.isatty() if show is None else show):
-        yield from things
+        yield from items
         return
-    began, length = time.monotonic(), 0
+    start, length = time.monotonic(), 0
 
     def line(done: int) -> str:
-        spent = time.monotonic() - began
+        elapsed = time.monotonic() - start
         if not total:
-            return f"{what} {done}, {spent:.0f} s"
+            return f"{what} {done}, {elapsed:.0f} s"
         full = WIDTH * min(done, total) // total
-        left = f", {spent / done * max(total - done, 0):.0f} s left" if done else ""
+        left = f", {elapsed / done * max(total - done, 0):.0f} s left" if done else ""
         return f"{what} [{'=' * full}{' ' * (WIDTH - full)}] {done}/{total}{left}"
 
     try:
-        for done, thing in enumerate(things):
-            told = line(done)
-            sys.stderr.write(f"\r{told:<{length}}")
+        for done, item in enumerate(items):
+            text = line(done)
+            sys.stderr.write(f"\r{text:<{length}}")
             sys.stderr.flush()
-            length = len(told)
-            yield thing
+            length = len(text)
+            yield item
     finally:
         sys.stderr.write(f"\r{'':<{length}}\r")
         sys.stderr.flush()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.distributed.dtensor import local_part, local_tensor, sum_over_shards, to_dtensor
+from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, to_dtensor
 from mooring.errors import MooringError
 from mooring.importance import Importance, State
 from mooring.importance.kronecker_factors import FACTORS, Factor, Factors, layers_with_factors
@@ -299,7 +299,7 @@ class MooringState:
         sums: dict[str, Tensor] = {}
         sizes: dict[str, int] = {}
         scores = [m.full(m.state["current"]).abs().sum(dtype=m.wide) for m in known]
-        for m, score in zip(known, sum_over_shards(scores, [m.parameter for m in known]), strict=True):
+        for m, score in zip(known, reduce_over_shards(scores, [m.parameter for m in known]), strict=True):
             layer = layer_of(m.name)
             sums[layer] = sums[layer] + score if layer in sums else score
             sizes[layer] = sizes.get(layer, 0) + m.parameter.numel()
