@@ -228,7 +228,7 @@ def _numbers(
     sums = [*map(float, totals), *astuple(stability.verdicts(p, limit))]
     maxima = [float(t.max()) if t.numel() else -math.inf for t in (scores, p, used)]
     maxima.append(-stability.largest_safe_strength(rates, scores))
-    double = {"dtype": torch.float64, "device": scores.device}
+    double: dict[str, Any] = {"dtype": torch.float64, "device": scores.device}
     return torch.tensor(sums, **double), torch.tensor(maxima, **double)
 
 
