@@ -33,7 +33,7 @@ def _target_list() -> str:
 
 @spread
 def paper(
-    kept: StudyFlags,
+    flags: StudyFlags,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"all, or some of {_target_list()}.")],
     data: Annotated[
         Path | None, typer.Option("--data", help="A folder with cifar100/, flowers102/, ... in it.", metavar="DIR")
@@ -76,15 +76,15 @@ def paper(
     check_writable(out, create=False)
     if other_init and scale.second_network == scale.network:
         raise MooringError("--other-init is for a second network, and this scale has only one: give --init")
-    study = opened(kept)
+    study = opened(flags)
     backbones = {scale.second_network: other_init or [], scale.network: init or []}
     backbones = {network: paths for network, paths in backbones.items() if paths}
     context = PaperContext(study, scale, backbones, trained_on, instead)
-    if not kept.quiet:
+    if not flags.quiet:
         print(_cost_line(selected, scale), file=sys.stderr)
     results = add_table_notes(run_targets(selected, context))
     study.store.log(command_line())
-    files = [*(init or []), *(other_init or []), *filter(None, [instead]), kept.study]
+    files = [*(init or []), *(other_init or []), *filter(None, [instead]), flags.study]
     page = write_page(results, out, context, command=_portable_command(data, files))
     if json:
         typer.echo(as_json({"page": str(page), "findings": [result.to_json() for result in results]}))

@@ -46,7 +46,7 @@ def _unrolled(context: PaperContext) -> list[Claim]:
         ),
         Claim(
             "At any safe strength, parameters of low importance move freely.",
-            f"at {rates.safe_strength:.3g}, the strength at which the first parameter cannot move at all, the median "
+            f"at {rates.safe_strength:.3g}, the strength at which the first parameter stops interpolating, the median "
             f"parameter of every layer keeps at least {FREE_FRACTION:g} of its learning rate on average",
             f"{smallest:.3f} in the layer where it is smallest",
             "",

@@ -35,7 +35,7 @@ class MissingRuns(Exception):  # noqa: N818  not an error: the schedule trains t
 
 
 class PaperContext:
-    """Specifies the runs of a reproduction and trains those that have no result yet.
+    """The source of the runs of a reproduction; trains runs that have no result yet.
 
     Args:
         study: stores the results.

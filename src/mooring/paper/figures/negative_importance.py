@@ -154,8 +154,9 @@ def _text(sweep: SignSweep) -> list[str]:
             different = [pair for pair in without if not _same_runs(*pair)]
             early = sum(_scores_after_first_task(row) != _scores_after_first_task(other) for row, other in different)
             rounding = (
-                f"; at the other {len(different)} the two differ although no score does, at {early} of them already in "
-                "the first task, before a penalty acts: the last bits of a run depend on the fleet that trains it"
+                f"; at the other {len(different)} the two differ although their scores do not, at {early} of them "
+                "already in the first task, before a penalty acts: the last bits of a run depend on the fleet that "
+                "trains it"
             )
             text.append(
                 f"{data}, {name}: at {len(without)} of {len(pairs)} strengths no score was negative after any task; at "
@@ -175,15 +176,16 @@ def _text(sweep: SignSweep) -> list[str]:
 
 def _positive_sentence(data: str, rows: Sequence[Row]) -> str:
     """Return whether positive scores are always stable, and whether those that are not are Case 2."""
-    lost = [row for row in rows if unstable_count(row)]
-    if not lost:
+    unstable_rows = [row for row in rows if unstable_count(row)]
+    if not unstable_rows:
         return f"{data}, {POSITIVE}: stable at all {len(rows)} strengths, as in the paper."
-    unstable = [result for row in lost for result in row.results if result.status == "unstable"]
-    beyond = sum(any(stability.largest >= 1 for stability in result.stability) for result in unstable)
-    which = ", ".join(f"{row.setting.strength:g}" for row in lost)
+    runs = [result for row in unstable_rows for result in row.results if result.status == "unstable"]
+    beyond = sum(any(stability.largest >= 1 for stability in result.stability) for result in runs)
+    which = ", ".join(f"{row.setting.strength:g}" for row in unstable_rows)
     return (
-        f"{data}, {POSITIVE}: unstable at {len(lost)} of {len(rows)} strengths ({which}), without any negative score; "
-        f"in {beyond} of these {len(unstable)} runs lr * strength * importance had reached 1, which is Case 2."
+        f"{data}, {POSITIVE}: unstable at {len(unstable_rows)} of {len(rows)} strengths ({which}), without any "
+        f"negative score; in {beyond} of these {len(runs)} runs lr * strength * importance had reached 1, which is "
+        "Case 2."
     )
 
 

@@ -92,7 +92,7 @@ def draw_stability_marks(panel: "Axes", x: Sequence[float], y: float, unstable: 
     """Draw a row of marks: a dot where training was stable with every seed, a cross where it was not."""
     from mooring.report.style import INK
 
-    dots = [position for position, lost in zip(x, unstable, strict=True) if not lost]
-    crosses = [position for position, lost in zip(x, unstable, strict=True) if lost]
+    dots = [position for position, crossed in zip(x, unstable, strict=True) if not crossed]
+    crosses = [position for position, crossed in zip(x, unstable, strict=True) if crossed]
     panel.plot(dots, [y] * len(dots), "o", color=colour, ms=3.2, mew=0, clip_on=False)
     panel.plot(crosses, [y] * len(crosses), "x", color=INK, ms=4.6, mew=1.2, clip_on=False)

@@ -79,24 +79,24 @@ def strength_grid(first_violation: float, per_decade: int) -> list[float]:
 # The metrics of a run: a violation is a parameter with lr * strength * importance >= 1.
 
 
-def after_first_task(result: Result) -> Stability | None:
+def _after_first_task(result: Result) -> Stability | None:
     """Return the stability after the first task; None if training broke before there was a penalty."""
     return result.stability[0] if result.stability else None
 
 
-def violation_count(stability: Stability | None) -> int:
+def _violation_count(stability: Stability | None) -> int:
     """Return how many parameters violate the bound; those with negative importance are Case 1."""
     return 0 if stability is None else stability.extrapolate + stability.diverge - stability.negative
 
 
 def violations_after_first_task(result: Result) -> int:
     """Return how many parameters violate the bound after the first task."""
-    return violation_count(after_first_task(result))
+    return _violation_count(_after_first_task(result))
 
 
 def violated_after_any_task(result: Result) -> bool:
     """Return whether a parameter violated the bound after any task that the run finished."""
-    return any(map(violation_count, result.stability))
+    return any(map(_violation_count, result.stability))
 
 
 def unstable_under_penalty(result: Result) -> bool:
@@ -119,13 +119,13 @@ def _broke(row: Row) -> bool:
 
 
 def _known_stability(row: Row) -> list[Stability]:
-    return [stability for stability in map(after_first_task, row.results) if stability is not None]
+    return [stability for stability in map(_after_first_task, row.results) if stability is not None]
 
 
 def _violation_percentage(row: Row) -> float:
     """Return the share of parameters that violate the bound after the first task, averaged over seeds."""
     known = _known_stability(row)
-    return fmean(100 * violation_count(s) / parameter_count(s) for s in known) if known else 0.0
+    return fmean(100 * _violation_count(s) / parameter_count(s) for s in known) if known else 0.0
 
 
 def _min_violations(row: Row) -> int:
@@ -218,7 +218,7 @@ def _tables(condition: Condition, sweeps: Sequence[ViolationSweep]) -> list[Resu
                     "method": sweep.method,
                     "strength": f"{strength:g}",
                     "of first violation": f"{strength / sweep.first_violation:.3g}",
-                    "violating": f"{fmean(map(violation_count, known)):g}" if known else None,
+                    "violating": f"{fmean(map(_violation_count, known)):g}" if known else None,
                     "violating, %": f"{_violation_percentage(row):.3g}",
                     "beyond divergence": f"{fmean(s.diverge - s.negative for s in known):g}" if known else None,
                     "unstable": f"{unstable_count(row)} of {len(row.results)}",

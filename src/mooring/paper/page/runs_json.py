@@ -30,7 +30,7 @@ def runs_json(runs: Sequence[Result]) -> bytes:
     rows = [_row(result) for result in runs]
     usual = {name: _most_common([row[name] for row in rows]) for name in SHARED_FIELDS} if rows else {}
     header = {
-        "about": "a row leaves out missing values and those equal to `usual`; backbones have their first digits",
+        "about": "a row leaves out missing values and values equal to `usual`; backbones are shortened",
         "usual": usual,
         "streams": {result.spec.stream: result.spec.data for result in runs},
         "backbones": sorted({result.spec.init for result in runs} - {""}),

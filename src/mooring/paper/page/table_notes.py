@@ -56,12 +56,12 @@ def _explanation(cell: PaperCell, at_paper_setting: PaperCell | None, reason: st
         return reason
     if at_paper_setting is None:
         return "not tested: no seed finished at the paper's setting"
-    theirs = at_paper_setting.ours
-    if theirs == cell.ours:  # both settings are the same
+    other = at_paper_setting.ours
+    if other == cell.ours:  # both settings are the same
         return reason
     difference = f"{at_paper_setting.difference:+.2f}"
     if at_paper_setting.probably_agrees:
-        if means_agree(cell.ours, theirs.mean, theirs.std, theirs.count) is False:
+        if means_agree(cell.ours, other.mean, other.std, other.count) is False:
             return "explained by the setting: it agrees at the paper's setting"
         return f"at the paper's setting by {difference}, within chance, but the setting has no significant effect"
     if at_paper_setting.difference * cell.difference < 0:

@@ -151,9 +151,9 @@ def _compare_with_controls(condition: str, rows: Sequence[Row]) -> list[str]:
                 f"{condition}: the control {control} is significantly more accurate than {', '.join(worse)}."
             )
         if not_better:
-            names = ", ".join(not_better)
             sentences.append(
-                f"{condition}: with {len(base)} seeds, {names} are not significantly more accurate than {control}."
+                f"{condition}: with {len(base)} seeds, these are not significantly more accurate than {control}: "
+                f"{', '.join(not_better)}."
             )
     return sentences
 

@@ -98,7 +98,7 @@ def run(context: PaperContext) -> TargetResult:
     if ties:
         text.append(
             f"In {len(ties)} cells, several settings had the same accuracy. The first was chosen: the one with the "
-            f"largest learning rate, then the smallest strength. {'; '.join(ties)}."
+            f"largest learning rate, then the smallest strength. These are: {'; '.join(ties)}."
         )
     return TargetResult("grids", text, tables, results)
 
