@@ -36,9 +36,7 @@ def test_seed_trained_with_others_equals_the_seed_alone(network, tmp_path):
     settings = replace(SEEDS, network=network, epochs=2, dtype="float32" if network == "mlp" else "float64")
     stream = SMALL if network == "mlp" else limit_images(STREAM, 20)
     backbones = pretrain(stream, settings, tmp_path / "b.safetensors")
-    assert [(backbone.seed, backbone.path.name) for backbone in backbones] == [
-        (seed, f"b-{seed}.safetensors") for seed in (2, 3, 4)
-    ]
+    assert {b.seed: b.path.name for b in backbones} == {seed: f"b-{seed}.safetensors" for seed in (2, 3, 4)}
     for backbone in backbones:
         [alone] = pretrain(stream, replace(settings, seed=backbone.seed, seeds=1), tmp_path / "alone")
         weights, expected = read_weights(backbone.path).tensors, read_weights(alone.path).tensors
@@ -60,9 +58,10 @@ def test_flips_and_shifts_are_drawn_by_seed_and_epoch_over_the_whole_range():
     assert not torch.equal(moves[1], moves[2])
 
 
-def test_decoding_gives_what_was_drawn():
-    """Compare with the draws themselves, by the names of their generators."""
-    *_, mirrored, down, right = Augmentation(9, True, 3).decode(Augmentation(9, True, 3).encode(torch.arange(9), 5, 2))
+def test_decoded_moves_equal_the_draws():
+    """Draw again from the named generators."""
+    augmentation = Augmentation(9, flips=True, shifts=3)
+    _, mirrored, down, right = augmentation.decode(augmentation.encode(torch.arange(9), seed=5, epoch=2))
     assert torch.equal(mirrored == 1, torch.rand(9, generator=seeded_generator(5, "flips", 2)) < 0.5)
     shifts = torch.randint(-3, 4, (2, 9), generator=seeded_generator(5, "shifts", 2))
     assert torch.equal(torch.stack([down, right]), shifts)
@@ -75,12 +74,12 @@ def test_augmented_runs_of_several_tasks_resume_bit_for_bit(tmp_path):
     data = TrainingData(stream, flips=True, shifts=1)
     first, second = (data.augmentation.decode(data.epoch_order([spec], "task", task, 0)[0])[1:] for task in (0, 1))
     assert not all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    whole_fleet, resumed = Fleet([spec], stream), Fleet([spec], stream)
-    [expected] = whole_fleet.run(Once(tmp_path / "checkpoint"))
+    uninterrupted, resumed = Fleet([spec], stream), Fleet([spec], stream)
+    [expected] = uninterrupted.run(Once(tmp_path / "checkpoint"))
     checkpoint.restore(resumed, tmp_path / "checkpoint")
     [result] = resumed.run()
     assert result.matrix == expected.matrix
-    for name, p in whole_fleet.stack.parameters.items():
+    for name, p in uninterrupted.stack.parameters.items():
         assert torch.equal(p, resumed.stack.parameters[name])
 
 

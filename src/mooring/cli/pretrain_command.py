@@ -37,7 +37,8 @@ def pretrain(
     schedule: Annotated[
         str,
         typer.Option(
-            "--schedule", help="The rate: steps (a tenth after 5/12 of the epochs, a hundredth after 10/12) or cosine."
+            "--schedule",
+            help="The rate: constant, steps (a tenth after 5/12 of the epochs, a hundredth after 10/12) or cosine.",
         ),
     ] = "steps",
     batch: Annotated[int, typer.Option("--batch", help="Samples in a batch.")] = 128,
