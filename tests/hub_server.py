@@ -1,4 +1,4 @@
-"""A Hub on this machine, as far as fetching needs one, that misbehaves when told to."""
+"""A local server with the part of the Hub's interface that fetching needs, and with failures on request."""
 
 import hashlib
 import json
@@ -13,34 +13,34 @@ COMMIT = "c0ffee" + "0" * 34
 class Hub:
     """One repository of files.
 
-    `trouble[path]` is a list of what goes wrong with each request for that path in turn, before all goes well:
-    a status, ("drop", bytes sent before the connection closes), "corrupt", "whole" (ranges are ignored), or "hang".
-    `always[path]` goes wrong every time.
+    `failures[path]` lists the failures of the first requests for a path: an HTTP status, ("drop", number of bytes sent
+    before the connection closes), "corrupt", "whole" (the range is ignored), or "hang". `always[path]` is a failure of
+    every request. `requests` lists pairs (path, range).
     """
 
     def __init__(self, repository, files):
         self.repository, self.files = repository, files
-        self.trouble, self.always, self.asked = {}, {}, []
-        self.told = dict(files)  # what the listing says, where that is not what is served
+        self.failures, self.always, self.requests = {}, {}, []
+        self.listed = dict(files)  # the files of the listing, which may differ from the files that are served
         self.release = threading.Event()
 
-    def problem(self, path):
+    def next_failure(self, path):
         if path in self.always:
             return self.always[path]
-        waiting = self.trouble.get(path)
-        return waiting.pop(0) if waiting else None
+        failures = self.failures.get(path)
+        return failures.pop(0) if failures else None
 
     def listing(self):
         siblings = []
-        for path, data in self.told.items():
+        for path, data in self.listed.items():
             lfs = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 134}
             siblings.append({"rfilename": path, "size": len(data), "blobId": "0" * 40, "lfs": lfs})
         siblings.append({"rfilename": "README.md", "size": 3, "blobId": "1" * 40})
         return json.dumps({"id": self.repository, "sha": COMMIT, "siblings": siblings, "tags": []}).encode()
 
     def ranges(self, path):
-        """The ranges asked for, in order, of one file's bytes."""
-        return [asked for where, asked in self.asked if where == path]
+        """Return the requested ranges of one file, in order."""
+        return [byte_range for requested, byte_range in self.requests if requested == path]
 
 
 def _handler(hub):
@@ -60,44 +60,45 @@ def _handler(hub):
             parts = urlsplit(self.path)
             api, resolve = f"/api/datasets/{hub.repository}/revision/", f"/datasets/{hub.repository}/resolve/{COMMIT}/"
             if parts.path.startswith(api):
-                problem = hub.problem("api")
-                hub.asked.append(("api", None))
-                if isinstance(problem, int):
-                    return self.answer(problem, b"{}")
+                failure = hub.next_failure("api")
+                hub.requests.append(("api", None))
+                if isinstance(failure, int):
+                    return self.answer(failure, b"{}")
                 return self.answer(200, hub.listing(), [("Content-Type", "application/json")])
             if parts.path.startswith(resolve) and parts.path[len(resolve) :] in hub.files:
                 path = parts.path[len(resolve) :]
                 return self.answer(302, headers=[("Location", f"/cdn/{path}?signed"), ("X-Repo-Commit", COMMIT)])
             if parts.path.startswith("/cdn/"):
-                return self.give(parts.path[len("/cdn/") :])
-            hub.asked.append((parts.path, None))
+                return self.send_file(parts.path[len("/cdn/") :])
+            hub.requests.append((parts.path, None))
             return self.answer(404, b"{}")
 
-        def give(self, path):
-            data, asked = hub.files[path], self.headers.get("Range")
-            hub.asked.append((path, asked))
-            problem = hub.problem(path)
-            if isinstance(problem, int):
-                return self.answer(problem)
-            start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked and problem != "whole" else 0
+        def send_file(self, path):
+            data, byte_range = hub.files[path], self.headers.get("Range")
+            hub.requests.append((path, byte_range))
+            failure = hub.next_failure(path)
+            if isinstance(failure, int):
+                return self.answer(failure)
+            ignored = byte_range is None or failure == "whole"
+            start = 0 if ignored else int(byte_range.removeprefix("bytes=").partition("-")[0])
             body, headers = data[start:], [("ETag", '"etag"'), ("Accept-Ranges", "bytes")]
-            if problem == "corrupt":
+            if failure == "corrupt":
                 body = bytes([body[0] ^ 255]) + body[1:]
             if start:
                 headers.append(("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}"))
             status = 206 if start else 200
-            if problem == "hang":
+            if failure == "hang":
                 self.answer(status, body, headers, send=len(body) // 2)
                 self.wfile.flush()
                 return hub.release.wait(30)
-            return self.answer(status, body, headers, send=problem[1] if isinstance(problem, tuple) else None)
+            return self.answer(status, body, headers, send=failure[1] if isinstance(failure, tuple) else None)
 
     return Handler
 
 
 @contextmanager
 def serving(repository, files):
-    """A Hub with these files, at hub.endpoint."""
+    """Serve a repository with these files at `hub.endpoint`."""
     hub = Hub(repository, files)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
     server.daemon_threads = True

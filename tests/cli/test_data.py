@@ -111,7 +111,7 @@ def test_info_says_how_it_is_cut_where_it_is_from_and_how_to_get_it(tmp_path):
 
 def test_nothing_is_fetched_without_a_yes(hub, tmp_path):
     refused("fetching cifar10 takes about 144 MB: add --yes to agree", "fetch", "cifar10")
-    assert hub.asked == []
+    assert hub.requests == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,9 +132,9 @@ def test_a_fetched_set_is_found_by_streams(hub, tmp_path):
     stream = open_stream(StreamOptions("cifar10"))
     assert len(stream.tasks) == 5
     assert [len(task.train) for task in stream.tasks] == [6] * 5
-    asked = len(hub.asked)
+    asked = len(hub.requests)
     assert printed("fetch", "cifar10") == f"cifar10 is in {tmp_path / 'home' / 'cifar10'}\n"
-    assert len(hub.asked) == asked, "what is there needs neither a yes nor the Hub"
+    assert len(hub.requests) == asked, "what is there needs neither a yes nor the Hub"
 
 
 def test_fetch_goes_where_it_is_told(hub, tmp_path):

@@ -1,6 +1,6 @@
-"""A study run twice on one machine gives the same to the last bit, whatever else was drawn before.
+"""Tests of determinism: a study run twice on one machine gives the same bits, whatever the global random state.
 
-On the CPU always; on a GPU with --deterministic.
+This holds on a CPU always, and on a GPU with --deterministic.
 """
 
 import os
@@ -24,12 +24,12 @@ from mooring.lab.study.store import Store
 from mooring.lab.study.study import Study
 from processes import Child, command, wait_for
 
-ASKED = ["compare", "--methods", "all", "--seeds", "2", "--limit", "20", "--tasks", "3", "--epochs", "1"]
-ASKED += ["--batch", "5", "--memory", "8", "--study", "study.sqlite"]
+ALL_METHODS = ["compare", "--methods", "all", "--seeds", "2", "--limit", "20", "--tasks", "3", "--epochs", "1"]
+ALL_METHODS += ["--batch", "5", "--memory", "8", "--study", "study.sqlite"]
 
 
-def after_other_draws(*arguments: str) -> int:
-    """The command in a process whose global random state is another."""
+def with_other_random_state(*arguments: str) -> int:
+    """Run the command with another global random state."""
     import random
 
     import numpy
@@ -42,54 +42,43 @@ def after_other_draws(*arguments: str) -> int:
     return command(*arguments)
 
 
-def test_a_study_run_twice_gives_identical_results(tmp_path):
-    from lab.test_determinism import after_other_draws as target
+def run_study(folder: Path, arguments: list[str], *more: str, target=command, patience=600) -> list[tuple]:
+    """Run a study in its own process and return its rows."""
+    ended = Child(folder, target, *arguments, *more, patience=patience).ended()
+    assert ended.status == 0, ended.err
+    return rows(folder)
 
-    found = []
-    for name, act in (("one", command), ("other", target)):
-        told = Child(tmp_path / name, act, *ASKED, patience=240).ended()
-        assert told.status == 0, told.err
-        found.append(rows(tmp_path / name))
-    assert len(found[0]) >= 2 * 40
-    assert found[0] == found[1]
+
+def test_study_run_twice_gives_identical_results(tmp_path):
+    from lab.test_determinism import with_other_random_state as target
+
+    one = run_study(tmp_path / "one", ALL_METHODS, patience=240)
+    other = run_study(tmp_path / "other", ALL_METHODS, target=target, patience=240)
+    assert len(one) >= 2 * 40
+    assert one == other
 
 
 # --deterministic
 
-FEW = [
-    "compare",
-    "--methods",
-    "plain,er,explicit-mas,budget-kronecker",
-    "--seeds",
-    "2",
-    "--limit",
-    "20",
-    "--tasks",
-    "3",
-]
-FEW += ["--epochs", "1", "--batch", "5", "--memory", "8", "--study", "study.sqlite"]
-
-
-def made(folder: Path, asked: list[str], *more: str, target=command) -> list[tuple]:
-    """What a study gives in a process of its own."""
-    told = Child(folder, target, *asked, *more, patience=600).ended()
-    assert told.status == 0, told.err
-    return rows(folder)
+FOUR_METHODS = ["compare", "--methods", "plain,er,explicit-mas,budget-kronecker", "--seeds", "2", "--limit", "20"]
+FOUR_METHODS += ["--tasks", "3", "--epochs", "1", "--batch", "5", "--memory", "8", "--study", "study.sqlite"]
 
 
 def versions(folder: Path) -> list[dict[str, str]]:
     return [result.versions for result in Store(folder / "study.sqlite").results()]
 
 
-def test_on_a_cpu_it_changes_no_bit_and_results_say_so(tmp_path):
-    from lab.test_determinism import after_other_draws as target
+def test_deterministic_on_a_cpu_changes_no_bit_and_is_recorded(tmp_path):
+    from lab.test_determinism import with_other_random_state as target
 
-    assert made(tmp_path / "one", FEW) == made(tmp_path / "other", FEW, "--deterministic", target=target)
-    assert {told.get("deterministic") for told in versions(tmp_path / "one")} == {None}
-    assert {told.get("deterministic") for told in versions(tmp_path / "other")} == {"yes"}
+    one = run_study(tmp_path / "one", FOUR_METHODS)
+    other = run_study(tmp_path / "other", FOUR_METHODS, "--deterministic", target=target)
+    assert one == other
+    assert {entry.get("deterministic") for entry in versions(tmp_path / "one")} == {None}
+    assert {entry.get("deterministic") for entry in versions(tmp_path / "other")} == {"yes"}
 
 
-def test_fleets_are_the_same_whatever_is_done_already(tmp_path):
+def test_fleets_do_not_depend_on_finished_runs(tmp_path):
     stream = class_stream(tasks=2, images=8)
     specs = [spec_for("plain", stream, seed, epochs=1) for seed in range(10)]
     study = Study(tmp_path / "study.sqlite", fleet=4, deterministic=True)
@@ -100,7 +89,7 @@ def test_fleets_are_the_same_whatever_is_done_already(tmp_path):
     assert study._planned(whole[1][1:], runner, False, specs) == [whole[1][1:]]
 
 
-def test_a_fleet_continues_from_its_like_only(tmp_path):
+def test_deterministic_fleet_continues_only_from_a_checkpoint_of_the_same_runs(tmp_path):
     stream = class_stream(tasks=2, images=8)
     specs = [spec_for("plain", stream, seed, batch=4, epochs=1) for seed in range(4)]
     every = {same: Unfinished(tmp_path, "cpu", False, deterministic=same) for same in (False, True)}
@@ -108,13 +97,13 @@ def test_a_fleet_continues_from_its_like_only(tmp_path):
         Fleet(specs, stream).run(Once(unfinished.path([spec.key for spec in specs])))
     for same, unfinished in every.items():
         assert unfinished.sources(specs) == [unfinished.path([spec.key for spec in specs])]
-        assert bool(unfinished.sources(specs[:2])) is not same  # a part is another computation
+        assert bool(unfinished.sources(specs[:2])) is not same  # a part of a fleet computes other bits
 
 
-def test_what_cannot_be_the_same_each_time_is_refused_in_one_line(monkeypatch):
+def test_nondeterministic_operation_or_setting_raises_a_one_line_error(monkeypatch):
     before = torch.get_deterministic_debug_mode()
-    line = r"^put_ is not deterministic: leave --deterministic out"
-    with pytest.raises(MooringError, match=line) as caught, deterministic():
+    message = r"^put_ is not deterministic: leave --deterministic out"
+    with pytest.raises(MooringError, match=message) as caught, deterministic():
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
     assert "\n" not in str(caught.value)
     assert torch.get_deterministic_debug_mode() == before
@@ -145,37 +134,37 @@ CASES = {
 
 @gpu
 @pytest.mark.parametrize("case", CASES)
-def test_on_a_gpu_a_study_run_twice_gives_the_same_bits(tmp_path, case):
-    from lab.test_determinism import after_other_draws as target
+def test_study_run_twice_on_a_gpu_gives_the_same_bits(tmp_path, case):
+    from lab.test_determinism import with_other_random_state as target
 
-    asked = ["compare", *CASES[case], *ON_GPU]
-    one, other = made(tmp_path / "one", asked), made(tmp_path / "other", asked, target=target)
+    arguments = ["compare", *CASES[case], *ON_GPU]
+    one, other = run_study(tmp_path / "one", arguments), run_study(tmp_path / "other", arguments, target=target)
     assert any(row[4] == "finished" for row in one)
     assert one == other
 
 
 @gpu
 @pytest.mark.parametrize("case", ["cnn6 in tf32", "cnn6 in bf16"])
-def test_on_a_gpu_a_study_killed_and_continued_gives_the_same_bits(tmp_path, case):
-    asked = ["compare", *CASES[case], *ON_GPU, "--epochs", "200"]
-    whole, kills = made(tmp_path / "whole", asked), 0
+def test_study_killed_and_continued_on_a_gpu_gives_the_same_bits(tmp_path, case):
+    arguments = ["compare", *CASES[case], *ON_GPU, "--epochs", "200"]
+    whole, kills = run_study(tmp_path / "whole", arguments), 0
     for _ in range(3):
         begin = times(tmp_path / "killed")
-        child = Child(tmp_path / "killed", often, 0.2, *asked, patience=600)
+        child = Child(tmp_path / "killed", often, 0.2, *arguments, patience=600)
         wait_for(lambda begin=begin: times(tmp_path / "killed").items() - begin.items(), child)
         child.kill()
         kills += child.ended().status == -signal.SIGKILL
     assert kills, "it was never killed"
-    assert made(tmp_path / "killed", asked) == whole
+    assert run_study(tmp_path / "killed", arguments) == whole
 
 
 @gpu
-def test_on_a_gpu_a_backbone_taught_twice_has_the_same_bits(tmp_path):
-    asked = ["pretrain", "--limit", "100", "--epochs", "3", "--lr", "0.02", "--shifts", "1", "--seeds", "2"]
-    asked += ["--device", "cuda", "--deterministic", "--out", "b.safetensors"]
+def test_backbone_pretrained_twice_on_a_gpu_has_the_same_bits(tmp_path):
+    arguments = ["pretrain", "--limit", "100", "--epochs", "3", "--lr", "0.02", "--shifts", "1", "--seeds", "2"]
+    arguments += ["--device", "cuda", "--deterministic", "--out", "b.safetensors"]
     for name in ("one", "other"):
-        told = Child(tmp_path / name, command, *asked, patience=600).ended()
-        assert told.status == 0, told.err
+        ended = Child(tmp_path / name, command, *arguments, patience=600).ended()
+        assert ended.status == 0, ended.err
     for seed in (0, 1):
         one, other = (load_file(tmp_path / name / f"b-{seed}.safetensors") for name in ("one", "other"))
         assert one.keys() == other.keys()

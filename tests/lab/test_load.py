@@ -1,4 +1,4 @@
-"""Ten thousand runs in a study: planned, kept, shown and reported in seconds, in bounded memory."""
+"""Tests of a study with ten thousand runs: planning, storing, showing and reporting take seconds and little memory."""
 
 import json
 import random
@@ -17,64 +17,64 @@ from mooring.lab.study.store import Store
 from mooring.lab.study.study import Study
 from processes import Child, command
 
-SECONDS = 5.0
-"""Of this process's own time: others may be using the machine."""
+MAX_SECONDS = 5.0
+"""The limit of this process's CPU time, which other processes do not change."""
 
-MEGABYTES = 250
-"""On top of what the process held before, imports of its own included: nearly the same for a thousand runs."""
+MAX_MEGABYTES = 250
+"""The limit of additional memory, imports included; a thousand runs need nearly as much."""
 
 STREAM = by_class(digits(), per_task=2)
 
 
-def many() -> list[RunSpec]:
-    """200 settings of five methods, with ten seeds each."""
-    dials = [(lr / 100, 10.0**power) for lr in range(1, 21) for power in range(-5, 5)]
+def all_specs() -> list[RunSpec]:
+    """Return 200 settings of five methods with ten seeds each."""
+    settings = [(lr / 100, 10.0**power) for lr in range(1, 21) for power in range(-5, 5)]
     methods = ("ewc", "mas", "si", "rwalk", "proximal-ewc")
     return [
         RunSpec("digits", STREAM.fingerprint, method, seed, lr=lr, strength=strength)
         for method in methods
-        for lr, strength in dials
+        for lr, strength in settings
         for seed in range(10)
     ]
 
 
-def result(spec: RunSpec, chance: random.Random) -> Result:
-    matrix = [[chance.uniform(50, 100) for _ in range(5)] for _ in range(5)]
-    losses = [[chance.random() for _ in range(20)] for _ in range(5)]
-    layers = {"backbone.1": chance.random(), "backbone.3": chance.random()}
-    told = {"importance": layers, "drift": layers, "cka": layers, "steps": 720, "seconds": 0.5}
-    return Result(spec, "finished", "", [50.0] * 5, matrix, losses, **told)
+def result(spec: RunSpec, rng: random.Random) -> Result:
+    matrix = [[rng.uniform(50, 100) for _ in range(5)] for _ in range(5)]
+    losses = [[rng.random() for _ in range(20)] for _ in range(5)]
+    layers = {"backbone.1": rng.random(), "backbone.3": rng.random()}
+    fields = {"importance": layers, "drift": layers, "cka": layers, "steps": 720, "seconds": 0.5}
+    return Result(spec, "finished", "", [50.0] * 5, matrix, losses, **fields)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder, chance = tmp_path_factory.mktemp("load"), random.Random(0)
-    specs = many()
+    folder, rng = tmp_path_factory.mktemp("load"), random.Random(0)
+    specs = all_specs()
     assert len(set(specs)) == 10_000
-    began = time.process_time()
-    Store(folder / "study.sqlite").add([result(spec, chance) for spec in specs])
-    assert time.process_time() - began < 2 * SECONDS
+    start = time.process_time()
+    Store(folder / "study.sqlite").add([result(spec, rng) for spec in specs])
+    assert time.process_time() - start < 2 * MAX_SECONDS
     return folder
 
 
 def test_ten_thousand_runs_are_planned_in_seconds(tmp_path, monkeypatch):
     monkeypatch.setattr(Sizes, "_tried", lambda self, runs, stream, counted, work: counted)  # that is training
-    specs, study = many(), Study(tmp_path / "study.sqlite")
-    began = time.process_time()
-    planned = study._planned(specs, Local(Aboard({STREAM.fingerprint: STREAM}, {}), study.checkpoints), False)
-    assert time.process_time() - began < SECONDS
-    assert sum(map(len, planned)) == 10_000
+    specs, study = all_specs(), Study(tmp_path / "study.sqlite")
+    start = time.process_time()
+    fleets = study._planned(specs, Local(Aboard({STREAM.fingerprint: STREAM}, {}), study.checkpoints), False)
+    assert time.process_time() - start < MAX_SECONDS
+    assert sum(map(len, fleets)) == 10_000
 
 
-def test_ten_thousand_known_runs_are_found_in_seconds(folder):
-    specs, study = many(), Study(folder / "study.sqlite")
-    began = time.process_time()
+def test_ten_thousand_stored_runs_are_read_in_seconds(folder):
+    specs, study = all_specs(), Study(folder / "study.sqlite")
+    start = time.process_time()
     assert len(study.run(specs, {STREAM.fingerprint: STREAM})) == 10_000
-    assert time.process_time() - began < SECONDS
+    assert time.process_time() - start < MAX_SECONDS
 
 
 def measured(*arguments: str) -> int:
-    """The command, and on stderr what it took."""
+    """Run a command and print its CPU time and additional memory."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     status = command(*arguments)
     after = resource.getrusage(resource.RUSAGE_SELF)
@@ -83,12 +83,12 @@ def measured(*arguments: str) -> int:
     return status
 
 
-@pytest.mark.parametrize("asked", [["show"], ["show", "--json"], ["report"]], ids=" ".join)
-def test_ten_thousand_runs_are_shown_and_reported_in_seconds_and_in_bounded_memory(folder, asked):
+@pytest.mark.parametrize("arguments", [["show"], ["show", "--json"], ["report"]], ids=" ".join)
+def test_ten_thousand_runs_are_shown_and_reported_in_seconds_and_little_memory(folder, arguments):
     from lab.test_load import measured as target
 
-    told = Child(folder, target, asked[0], "study.sqlite", *asked[1:]).ended()
-    assert told.status == 0, told.err
-    took = json.loads(told.out.splitlines()[-1])
-    assert took["seconds"] < SECONDS, took
-    assert took["megabytes"] < MEGABYTES, took
+    ended = Child(folder, target, arguments[0], "study.sqlite", *arguments[1:]).ended()
+    assert ended.status == 0, ended.err
+    usage = json.loads(ended.out.splitlines()[-1])
+    assert usage["seconds"] < MAX_SECONDS, usage
+    assert usage["megabytes"] < MAX_MEGABYTES, usage

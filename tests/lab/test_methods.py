@@ -1,4 +1,4 @@
-"""Methods: every one that is promised, each told in one line and made of the core's own rules."""
+"""Tests of the registry of methods, their parts and their descriptions."""
 
 import pytest
 import torch
@@ -12,14 +12,14 @@ from mooring.lab.study.comparison import comparison
 from mooring.pulls import Blend
 from mooring.pulls.merges import average, total
 
-SIX = {"ewc": EWC, "mas": MAS, "si": SI, "rwalk": RWalk, "uniform": Uniform, "random": Random}
+IMPORTANCES = {"ewc": EWC, "mas": MAS, "si": SI, "rwalk": RWalk, "uniform": Uniform, "random": Random}
 SIGNS = {"si-absolute": "absolute", "si-signed": "signed", "si-negative": 0.001}
 CONTROLS = ["plain", "frozen", "frozen-after-first", "joint"]
-PROMISED = [
+NAMES = [
     *CONTROLS,
-    *SIX,
+    *IMPORTANCES,
     *SIGNS,
-    *(f"{kind}-{name}" for kind in ("balanced", "clamped", "explicit") for name in SIX),
+    *(f"{kind}-{name}" for kind in ("balanced", "clamped", "explicit") for name in IMPORTANCES),
     *(f"soft-{name}" for name in ("ewc", "mas", "si", "rwalk")),
     *("l2-sp", "sfa", "wise-ft", "imm-mean", "imm-mode", "cofima"),
     "proximal-ewc",
@@ -30,14 +30,14 @@ PROMISED = [
 ]
 
 
-def test_every_promised_method_is_there_and_no_other():
-    assert len(PROMISED) == 46
-    assert set(METHODS) == set(PROMISED)
+def test_registry_has_exactly_the_documented_methods():
+    assert len(NAMES) == 46
+    assert set(METHODS) == set(NAMES)
     assert all(method.name == name for name, method in METHODS.items())
 
 
-@pytest.mark.parametrize("name", PROMISED)
-def test_a_method_says_what_it_does_in_one_line(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_description_is_one_short_line(name):
     line = find_method(name).line
     assert line == line.strip()
     assert "\n" not in line
@@ -45,19 +45,19 @@ def test_a_method_says_what_it_does_in_one_line(name):
     assert not line.endswith(".")
 
 
-def test_no_two_methods_say_the_same():
+def test_descriptions_are_unique():
     assert len({method.line for method in METHODS.values()}) == len(METHODS)
 
 
-@pytest.mark.parametrize("name", SIX)
-def test_the_regularized_methods_are_an_importance_and_a_pull_of_the_core(name):
+@pytest.mark.parametrize("name", IMPORTANCES)
+def test_regularized_methods_use_the_importances_and_pulls_of_the_library(name):
     plain, balanced, clamped, explicit = (
         find_method(f"{kind}{name}") for kind in ("", "balanced-", "clamped-", "explicit-")
     )
     for method in (plain, clamped, explicit):
-        assert type(method.importance(3)) is SIX[name]
+        assert type(method.importance(3)) is IMPORTANCES[name]
     assert type(balanced.importance(3)) is Balanced
-    assert type(balanced.importance(3).importance) is SIX[name]
+    assert type(balanced.importance(3).importance) is IMPORTANCES[name]
     assert plain.pull(2.0) == balanced.pull(2.0) == Penalty(2.0)
     assert clamped.pull(2.0) == Penalty(2.0, clamp=True)
     assert explicit.pull(2.0) == Interpolation()
@@ -67,22 +67,22 @@ def test_the_regularized_methods_are_an_importance_and_a_pull_of_the_core(name):
     assert all(method.observes_outputs == (name == "mas") for method in (plain, balanced, clamped, explicit))
 
 
-@pytest.mark.parametrize("name", SIX)
-def test_importances_have_the_options_of_the_core_and_the_papers_decay(name):
-    made = find_method(name).importance(0)
-    assert made == mooring.importance.names.resolve(name) == find_method(f"explicit-{name}").importance(0)
+@pytest.mark.parametrize("name", IMPORTANCES)
+def test_importances_have_the_default_options_and_the_papers_decay(name):
+    importance = find_method(name).importance(0)
+    assert importance == mooring.importance.names.resolve(name) == find_method(f"explicit-{name}").importance(0)
     if name in ("ewc", "mas", "rwalk"):
-        assert made.decay == 0.2
+        assert importance.decay == 0.2
 
 
 @pytest.mark.parametrize(("name", "sign"), SIGNS.items())
-def test_the_signs_of_si(name, sign):
+def test_si_variants_have_their_sign(name, sign):
     assert find_method(name).importance(4).sign == sign
     assert find_method(name).pull(1.0) == Penalty(1.0)
     assert find_method("si").importance(4).sign == "rectified"
 
 
-def test_what_is_drawn_at_random_is_drawn_by_the_runs_own_seed():
+def test_random_importances_use_the_seed_of_the_run():
     for name in ("random", "balanced-random", "clamped-random", "explicit-random", "si-negative"):
         assert find_method(name).importance(7).seed == 7
         assert find_method(name).importance(8).seed == 8
@@ -91,7 +91,7 @@ def test_what_is_drawn_at_random_is_drawn_by_the_runs_own_seed():
     assert not torch.equal(one, other)
 
 
-def test_the_proximal_step_has_the_mean_fisher_of_each_task_summed():
+def test_proximal_step_sums_the_mean_fisher_of_the_tasks():
     method = find_method("proximal-ewc")
     assert method.importance(0) == EWC(decay=None, per_sample=True)
     assert method.pull(5.0) == Proximal(5.0)
@@ -99,7 +99,7 @@ def test_the_proximal_step_has_the_mean_fisher_of_each_task_summed():
     assert method.strength > 0
 
 
-def test_a_budget_has_the_curvature_of_the_proximal_step():
+def test_budget_uses_the_same_fisher_as_the_proximal_step():
     method, other = find_method("budget-ewc"), find_method("proximal-ewc")
     assert method.importance(0) == other.importance(0)
     assert method.merge is other.merge
@@ -107,14 +107,14 @@ def test_a_budget_has_the_curvature_of_the_proximal_step():
     assert not method.can_extrapolate
 
 
-def test_a_pull_takes_a_strength_for_each_run():
+def test_pull_accepts_one_strength_per_run():
     strengths = torch.tensor([0.5, 1.0])
     for name, method in METHODS.items():
         if method.has_strength:
             assert any(value is strengths for value in vars(method.pull(strengths)).values()), name
 
 
-def test_controls_and_replay_moor_nothing():
+def test_controls_and_replay_have_no_importance():
     for name in (*CONTROLS, "er", "a-gem"):
         method = find_method(name)
         assert (method.importance, method.strength, method.observes_outputs) == (None, None, False)
@@ -124,18 +124,18 @@ def test_controls_and_replay_moor_nothing():
     assert find_method("er").memory == find_method("a-gem").memory == 500
 
 
-def test_only_a_penalty_that_is_not_clamped_can_extrapolate():
-    expected = {*SIX, *SIGNS, "l2-sp", *(f"balanced-{name}" for name in SIX)}
+def test_only_unclamped_penalties_can_extrapolate():
+    expected = {*IMPORTANCES, *SIGNS, "l2-sp", *(f"balanced-{name}" for name in IMPORTANCES)}
     assert {name for name, method in METHODS.items() if method.can_extrapolate} == expected
 
 
-def test_the_papers_names_stand_for_ours():
+def test_names_of_the_paper_are_aliases():
     assert find_method("vanilla") is find_method("uniform")
     assert find_method("clamped-vanilla") is find_method("clamped-uniform")
     assert find_method("explicit-vanilla") is find_method("explicit-uniform")
 
 
-def test_a_list_of_methods_names_each_once_in_the_order_given():
+def test_resolve_methods_removes_duplicates_and_keeps_the_order():
     assert resolve_methods("er, ewc ,vanilla,ewc,uniform") == ["er", "ewc", "uniform"]
     assert resolve_methods(["joint", "plain"]) == ["joint", "plain"]
     assert resolve_methods("all") == list(METHODS)
@@ -143,27 +143,27 @@ def test_a_list_of_methods_names_each_once_in_the_order_given():
 
 
 @pytest.mark.parametrize(
-    ("given", "near"),
+    ("name", "closest"),
     [("ewk", "ewc"), ("explicit_mas", "explicit-mas"), ("agem", "a-gem"), ("zzz", None), ("frozen-first", "frozen")],
 )
-def test_an_unknown_method_is_refused_in_one_line_with_the_nearest(given, near):
-    for ask in (find_method, resolve_methods):
-        with pytest.raises(MooringError, match=f"unknown method '{given}'") as error:
-            ask(given)
-        told = str(error.value)
-        assert "\n" not in told
-        assert all(name in told for name in PROMISED)
-        assert (f"did you mean '{near}" in told) == (near is not None)
+def test_unknown_method_raises_an_error_with_the_closest_name(name, closest):
+    for function in (find_method, resolve_methods):
+        with pytest.raises(MooringError, match=f"unknown method '{name}'") as error:
+            function(name)
+        message = str(error.value)
+        assert "\n" not in message
+        assert all(known in message for known in NAMES)
+        assert (f"did you mean '{closest}" in message) == (closest is not None)
 
 
-def test_an_empty_name_is_refused_in_one_line():
-    for given in ("", "ewc,", ","):
+def test_empty_name_raises_an_error():
+    for names in ("", "ewc,", ","):
         with pytest.raises(MooringError, match="unknown method ''"):
-            resolve_methods(given)
+            resolve_methods(names)
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.has_strength])
-def test_a_dial_has_strengths_that_its_pull_allows_and_the_usual_one_lies_between_its_ends(name):
+def test_dial_has_valid_strengths_and_contains_the_default(name):
     method = find_method(name)
     assert len(method.dial) >= 6
     assert list(method.dial) == sorted(method.dial)
@@ -171,7 +171,7 @@ def test_a_dial_has_strengths_that_its_pull_allows_and_the_usual_one_lies_betwee
     assert method.dial[0] <= method.strength <= method.dial[-1]
 
 
-def test_known_names_are_made_of_the_same_pieces():
+def test_published_methods_are_combinations_of_importances_and_pulls():
     assert find_method("wise-ft").pull(0.3) == Blend(0.3, every="task")
     assert find_method("sfa").pull(0.3) == Blend(0.3, every=50)
     assert find_method("l2-sp").pull(3.0) == Penalty(3.0)
@@ -182,11 +182,14 @@ def test_known_names_are_made_of_the_same_pieces():
     assert all(find_method(name).merge is total for name in ("imm-mean", "imm-mode", "cofima"))
 
 
-WRONG = {
+INVALID = {
     "a pull without an importance": ({"pull": Proximal, "strength": 10.0}, "it would pull nothing: give an importance"),
     "a strength alone": ({"strength": 10.0}, "it would pull nothing: give an importance"),
-    "an importance that is made": ({"importance": EWC()}, r"give a function that makes it, such as lambda seed: EWC"),
-    "a pull that is made": (
+    "an importance instead of a function": (
+        {"importance": EWC()},
+        r"give a function that makes it, such as lambda seed: EWC",
+    ),
+    "a pull instead of a function": (
         {"importance": lambda seed: EWC(), "pull": Proximal(1.0)},
         r"give a function that makes it, such as lambda strength: Proximal",
     ),
@@ -197,21 +200,21 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_a_method_that_would_not_do_what_it_says_is_refused(what):
-    given, said = WRONG[what]
-    with pytest.raises(MooringError, match=said):
-        Method("mine", "my own", **given)
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_method_raises_an_error(case):
+    fields, message = INVALID[case]
+    with pytest.raises(MooringError, match=message):
+        Method("custom", "a method", **fields)
 
 
-def test_a_method_under_another_name_is_refused(monkeypatch):
-    monkeypatch.setitem(METHODS, "mine", Method("other", "my own"))
-    with pytest.raises(MooringError, match=r"METHODS\['mine'\] holds the method 'other': key and name must agree"):
-        resolve_methods("plain,mine")
+def test_key_that_differs_from_the_name_raises_an_error(monkeypatch):
+    monkeypatch.setitem(METHODS, "custom", Method("other", "a method"))
+    with pytest.raises(MooringError, match=r"METHODS\['custom'\] holds the method 'other': key and name must agree"):
+        resolve_methods("plain,custom")
 
 
-def test_a_method_of_ones_own_has_its_own_strength_everywhere(monkeypatch):
-    mine = Method("mine", "my own", importance=lambda seed: EWC(), pull=Proximal, strength=10.0)
-    monkeypatch.setitem(METHODS, "mine", mine)
-    made = [comparison(stream, "mine", seeds=1) for stream in ("digits", "cifar10")]
-    assert [each.specs(each.streams[0][1], "", "", "")[0].strength for each in made] == [10.0, 10.0]
+def test_custom_method_has_its_own_strength_on_every_stream(monkeypatch):
+    custom = Method("custom", "a method", importance=lambda seed: EWC(), pull=Proximal, strength=10.0)
+    monkeypatch.setitem(METHODS, "custom", custom)
+    comparisons = [comparison(stream, "custom", seeds=1) for stream in ("digits", "cifar10")]
+    assert [c.specs(c.streams[0][1], "", "", "")[0].strength for c in comparisons] == [10.0, 10.0]

@@ -1,4 +1,4 @@
-"""Metrics: against their definitions written out, and against scipy."""
+"""Tests of metrics against their definitions and against scipy."""
 
 import math
 
@@ -35,43 +35,42 @@ def test_metrics_equal_their_definitions(rows):
 
 
 @given(matrices, st.integers(0, 5))
-def test_what_no_metric_reads_need_not_be_there(rows, whole):
-    """The first rows are whole, as older versions wrote them: a study that was continued has both kinds."""
+def test_metrics_do_not_need_entries_beyond_the_next_task(rows, full):
+    """Older versions wrote full rows, so a continued study has both kinds."""
     spec = RunSpec("digits", "0", "plain", 0)
-    short = [row if number < whole else row[: number + 2] for number, row in enumerate(rows)]
+    short = [row if number < full else row[: number + 2] for number, row in enumerate(rows)]
     old, new = (Result(spec, "finished", "", [10.0] * len(rows), matrix) for matrix in (rows, short))
     assert new.metrics == old.metrics
     assert not any(math.isnan(value) for value in new.metrics.values())
 
 
-def test_what_was_known_before_training_cannot_be_forgotten():
-    """Accuracy on a task that was not trained yet is no best to fall from."""
+def test_accuracy_before_training_does_not_count_as_best():
     assert metrics.average_forgetting(torch.tensor([[50.0, 99.0], [50.0, 60.0]])) == 0
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=9))
-def test_the_interval_is_students(values):
-    found = metrics.confidence_interval(values)
-    assert found.mean == pytest.approx(sum(values) / len(values), abs=1e-9)
-    if found.std > 1e-6:
-        low, high = stats.t.interval(0.95, len(values) - 1, loc=found.mean, scale=stats.sem(values))
-        assert (found.low, found.high) == pytest.approx((low, high), rel=1e-9, abs=1e-9)
+def test_interval_equals_students_t_interval(values):
+    result = metrics.confidence_interval(values)
+    assert result.mean == pytest.approx(sum(values) / len(values), abs=1e-9)
+    if result.std > 1e-6:
+        low, high = stats.t.interval(0.95, len(values) - 1, loc=result.mean, scale=stats.sem(values))
+        assert (result.low, result.high) == pytest.approx((low, high), rel=1e-9, abs=1e-9)
 
 
-def test_one_seed_has_a_mean_and_no_interval():
-    found = metrics.confidence_interval([3.0])
-    assert (found.mean, found.count) == (3.0, 1)
-    assert math.isnan(found.std)
-    assert math.isnan(found.low)
-    assert str(found) == "3.00"
+def test_one_value_has_a_mean_and_no_interval():
+    result = metrics.confidence_interval([3.0])
+    assert (result.mean, result.count) == (3.0, 1)
+    assert math.isnan(result.std)
+    assert math.isnan(result.low)
+    assert str(result) == "3.00"
     assert str(metrics.confidence_interval([1.0, 3.0])) == "2.00 ± 1.41"
 
 
-def test_a_paired_difference_cancels_what_seeds_share():
+def test_paired_difference_removes_the_variation_between_seeds():
     shared = [10.0, 50.0, 90.0, 30.0]
-    found = metrics.paired_difference([s + 1.0 + 0.1 * i for i, s in enumerate(shared)], shared)
-    assert found.mean == pytest.approx(1.15)
-    assert found.low > 0.8
+    result = metrics.paired_difference([s + 1.0 + 0.1 * i for i, s in enumerate(shared)], shared)
+    assert result.mean == pytest.approx(1.15)
+    assert result.low > 0.8
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_a_paired_difference_cancels_what_seeds_share():
         lambda: metrics.paired_difference([1.0], [1.0, 2.0]),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_one_line(call):
+def test_invalid_input_raises_a_one_line_error(call):
     with pytest.raises(MooringError) as error:
         call()
     assert "\n" not in str(error.value)

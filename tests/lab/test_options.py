@@ -1,4 +1,4 @@
-"""Streams by name: what was asked for, and what cannot be is refused in one line before data is read."""
+"""Tests of stream options: the streams they open, and the errors before any data is read."""
 
 import json
 
@@ -20,40 +20,40 @@ from mooring.lab.streams.sources import from_folder
 
 @pytest.fixture
 def folder(tmp_path):
-    """Six class folders of four images each, each image of one colour that tells class and number."""
+    """Create six class folders of four images; the grey value of an image encodes its class and number."""
     for label in range(6):
         for number in range(4):
-            path = tmp_path / "mine" / f"class{label}" / f"{number}.png"
+            path = tmp_path / "photos" / f"class{label}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.full((10, 12, 3), 40 * label + number, np.uint8)).save(path)
-    return tmp_path / "mine"
+    return tmp_path / "photos"
 
 
-def same(one, other):
+def same_stream(one, other):
     return one.fingerprint == other.fingerprint and [t.name for t in one.tasks] == [t.name for t in other.tasks]
 
 
-# What is asked for
+# Opened streams
 
 
-def test_digits_are_the_default_and_need_nothing():
-    assert same(open_stream(StreamOptions()), by_class(digits(), 2))
-    assert same(open_stream(StreamOptions("digits", per_task=5, shuffle=3)), by_class(digits(), 5, shuffle=3))
-    assert same(open_stream(StreamOptions("digits-permuted", tasks=3, seed=7)), permuted(digits(), 3, seed=7))
-    assert same(open_stream(StreamOptions("digits-rotated", degrees=90.0)), rotated(digits(), 5, degrees=90.0))
+def test_digits_are_the_default():
+    assert same_stream(open_stream(StreamOptions()), by_class(digits(), 2))
+    assert same_stream(open_stream(StreamOptions("digits", per_task=5, shuffle=3)), by_class(digits(), 5, shuffle=3))
+    assert same_stream(open_stream(StreamOptions("digits-permuted", tasks=3, seed=7)), permuted(digits(), 3, seed=7))
+    assert same_stream(open_stream(StreamOptions("digits-rotated", degrees=90.0)), rotated(digits(), 5, degrees=90.0))
 
 
-def test_any_folder_is_cut_by_class_or_domain(folder):
+def test_folder_is_cut_by_class_or_by_rotation(folder):
     stream = open_stream(StreamOptions("folder", data=str(folder), per_task=3, size=8, channels=1))
     assert stream.shape == (1, 8, 8)
-    assert stream.name == "mine (3 classes a task)"
+    assert stream.name == "photos (3 classes a task)"
     assert [len(task.train) for task in stream.tasks] == [9, 9]
-    turned = open_stream(StreamOptions("folder-rotated", data=str(folder), tasks=2))
-    assert turned.shape == (3, 32, 32)
-    assert turned.outputs == 6
+    rotations = open_stream(StreamOptions("folder-rotated", data=str(folder), tasks=2))
+    assert rotations.shape == (3, 32, 32)
+    assert rotations.outputs == 6
 
 
-def test_a_named_set_is_found_where_it_was_fetched(folder, tmp_path, monkeypatch):
+def test_named_data_set_is_read_from_its_default_folder(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("MOORING_DATA", str(tmp_path / "home"))
     with pytest.raises(MooringError, match="cifar10 is not on this machine: run `mooring data fetch cifar10`, or give"):
         open_stream(StreamOptions("cifar10"))
@@ -72,28 +72,28 @@ def test_a_named_set_is_found_where_it_was_fetched(folder, tmp_path, monkeypatch
     assert [task.name for task in stream.tasks][:2] == ["thing 0 thing 1", "thing 2 thing 3"]
 
 
-def test_skip_and_tasks_keep_the_images_of_those_tasks_alone():
-    whole = by_class(digits(), 2)
+def test_skip_and_tasks_keep_only_the_images_of_those_tasks():
+    stream = by_class(digits(), 2)
     part = open_stream(StreamOptions("digits", skip=1, tasks=2))
     assert [task.classes for task in part.tasks] == [(2, 3), (4, 5)]
     for kind in ("train", "test"):
-        full, kept = getattr(whole, kind), getattr(part, kind)
+        full, kept = getattr(stream, kind), getattr(part, kind)
         assert len(kept) == sum(len(getattr(task, kind)) for task in part.tasks)
-        for before, after in zip(whole.tasks[1:3], part.tasks, strict=True):
+        for before, after in zip(stream.tasks[1:3], part.tasks, strict=True):
             old, new = getattr(before, kind), getattr(after, kind)
             assert torch.equal(full.images[old], kept.images[new])
             assert torch.equal(full.labels[old], kept.labels[new])
 
 
-def test_skipping_domains_leaves_the_others_as_they_were():
-    whole = permuted(digits(), 4, seed=1)
+def test_skip_does_not_change_the_other_permutations():
+    stream = permuted(digits(), 4, seed=1)
     part = open_stream(StreamOptions("digits-permuted", tasks=4, skip=3, seed=1))
     assert [task.name for task in part.tasks] == ["permutation 3"]
-    assert torch.equal(part.train.images[part.tasks[0].train], whole.train.images[whole.tasks[3].train])
+    assert torch.equal(part.train.images[part.tasks[0].train], stream.train.images[stream.tasks[3].train])
 
 
 def uneven():
-    """One task of three classes with 1, 3 and 6 images, mixed up; images are numbered."""
+    """Return one task of three classes with 1, 3 and 6 images, shuffled; pixels are the images' numbers."""
     labels = torch.tensor([2, 1, 2, 2, 0, 1, 2, 2, 1, 2])
     split = Split(torch.arange(10, dtype=torch.uint8).reshape(10, 1, 1, 1), labels)
     return Stream("uneven", split, split, (Task("all", torch.arange(10), torch.arange(10), (0, 1, 2)),), "one")
@@ -111,28 +111,28 @@ def uneven():
         (99, list(range(10))),
     ],
 )
-def test_a_limit_takes_the_first_of_each_class_in_turn(limit, expected):
+def test_limit_takes_the_first_images_of_each_class_in_turn(limit, expected):
     kept = limit_images(uneven(), limit)
     assert kept.train.images.flatten().tolist() == expected
     assert kept.tasks[0].train.tolist() == list(range(len(expected)))
     assert torch.equal(kept.train.labels, uneven().train.labels[expected])
 
 
-def test_a_limit_holds_in_every_task_for_training_and_test_images():
+def test_limit_applies_to_every_task_and_to_both_splits():
     stream = open_stream(StreamOptions("digits", limit=30))
     for task in stream.tasks:
         assert len(task.train) == len(task.test) == 30
         assert stream.train.labels[task.train].sum() == 15
     assert len(stream.train) == 150
-    turned = open_stream(StreamOptions("digits-rotated", limit=30, tasks=3))
-    assert same(turned, rotated(limit_source(digits(), 30), 3))
-    assert same(turned, limit_images(rotated(digits(), 3), 30)), "before the cut or after it"
+    rotations = open_stream(StreamOptions("digits-rotated", limit=30, tasks=3))
+    assert same_stream(rotations, rotated(limit_source(digits(), 30), 3))
+    assert same_stream(rotations, limit_images(rotated(digits(), 3), 30)), "before the cut or after it"
 
 
 # Fingerprints
 
 
-def test_a_fingerprint_is_of_the_content_and_not_of_the_names():
+def test_fingerprint_does_not_depend_on_names():
     stream = by_class(digits(), 2)
     assert stream.fingerprint == by_class(digits(), 2).fingerprint
     renamed = Stream("other", stream.train, stream.test, stream.tasks, stream.heads)
@@ -141,7 +141,7 @@ def test_a_fingerprint_is_of_the_content_and_not_of_the_names():
 
 
 @pytest.mark.parametrize("change", ["pixel", "label", "test", "order", "heads", "classes", "split"])
-def test_a_fingerprint_changes_with_anything_that_is_learned_or_scored(change):
+def test_fingerprint_depends_on_everything_that_is_trained_or_evaluated(change):
     stream = uneven()
     train, test, task, heads = stream.train, stream.test, stream.tasks[0], stream.heads
     if change in ("pixel", "test"):
@@ -161,7 +161,7 @@ def test_a_fingerprint_changes_with_anything_that_is_learned_or_scored(change):
     assert Stream(stream.name, train, test, (task,), heads).fingerprint != stream.fingerprint
 
 
-def test_a_fingerprint_tells_shapes_apart():
+def test_fingerprint_depends_on_the_shape():
     task = Task("all", torch.arange(2), torch.arange(2), (0,))
     splits = [
         Split(torch.zeros(2, 1, *size, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
@@ -170,7 +170,7 @@ def test_a_fingerprint_tells_shapes_apart():
     assert len({Stream("blank", split, split, (task,), "one").fingerprint for split in splits}) == 2
 
 
-def test_a_fingerprint_does_not_depend_on_where_the_images_lie(folder):
+def test_fingerprint_is_the_same_for_memory_mapped_images(folder):
     mapped = open_stream(StreamOptions("folder", data=str(folder), per_task=3))
     copied = Stream(
         mapped.name,
@@ -182,8 +182,8 @@ def test_a_fingerprint_does_not_depend_on_where_the_images_lie(folder):
     assert copied.fingerprint == mapped.fingerprint
 
 
-def test_an_image_moved_to_another_class_is_not_taken_from_the_cache(tmp_path):
-    """The same files in the same order: only the folder they are in tells."""
+def test_moving_an_image_to_another_class_invalidates_the_cache(tmp_path):
+    """The files and their order do not change, only a folder."""
     for name in ("train/a/1", "train/a/2", "train/b/3", "test/a/1", "test/b/1"):
         path = tmp_path / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,26 +196,26 @@ def test_an_image_moved_to_another_class_is_not_taken_from_the_cache(tmp_path):
 # Progress
 
 
-def test_progress_is_told_when_images_are_decoded_and_only_then(folder):
-    told = []
+def test_progress_is_reported_only_while_images_are_decoded(folder):
+    calls = []
     options = StreamOptions("folder", data=str(folder), per_task=3)
-    open_stream(options, progress=lambda *what: told.append(what))
-    assert ("decoding train images", 18, 18) in told
-    assert ("decoding test images", 6, 6) in told
-    told.clear()
-    open_stream(options, progress=lambda *what: told.append(what))
-    assert told == []
+    open_stream(options, progress=lambda *call: calls.append(call))
+    assert ("decoding train images", 18, 18) in calls
+    assert ("decoding test images", 6, 6) in calls
+    calls.clear()
+    open_stream(options, progress=lambda *call: calls.append(call))
+    assert calls == []
 
 
-def test_progress_is_told_at_a_bounded_rate_and_at_the_end():
-    told = []
-    report = throttled(lambda what, done, total: told.append(done), interval=60)
+def test_throttled_progress_forwards_the_first_and_the_last_call():
+    forwarded = []
+    report = throttled(lambda description, done, total: forwarded.append(done), interval=60)
     for done in range(1, 1001):
         report("work", done, 1000)
-    assert told == [1, 1000]
+    assert forwarded == [1, 1000]
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_progress_is_told_at_a_bounded_rate_and_at_the_end():
         ({"name": "caltech256", "label": "label"}, "label='label' is for Parquet files"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_data_is_looked_for(options, message):
+def test_invalid_options_raise_a_one_line_error(options, message):
     with pytest.raises(MooringError, match=message) as error:
         StreamOptions(**options)
     assert "\n" not in str(error.value)
@@ -265,20 +265,20 @@ def test_what_does_not_go_together_is_refused_before_data_is_looked_for(options,
     ("options", "message"),
     [
         ({"per_task": 4}, "has 6 classes, which 4 does not divide: take 1, 2, 3, 6"),
-        ({"per_task": 3, "skip": 2}, "skip=2 leaves nothing of .*mine, which has 2 tasks"),
-        ({"per_task": 3, "tasks": 3}, "tasks=3 is not allowed: .*mine has 2 tasks"),
+        ({"per_task": 3, "skip": 2}, "skip=2 leaves nothing of .*photos, which has 2 tasks"),
+        ({"per_task": 3, "tasks": 3}, "tasks=3 is not allowed: .*photos has 2 tasks"),
         ({"per_task": 2, "tasks": 3, "skip": 1}, "has 3 tasks, 2 after skipping 1"),
         ({"per_task": 3, "label": "fine_label"}, "class folders, which have no label column"),
     ],
 )
-def test_what_the_folder_does_not_allow_is_refused_before_it_is_decoded(folder, options, message):
+def test_invalid_cut_raises_an_error_before_decoding(folder, options, message):
     with pytest.raises(MooringError, match=message) as error:
         open_stream(StreamOptions("folder", data=str(folder), **options))
     assert "\n" not in str(error.value)
     assert not (folder / ".mooring").exists()
 
 
-def test_the_same_is_refused_for_digits():
+def test_invalid_cut_of_the_digits_raises_an_error():
     with pytest.raises(MooringError, match="which 3 does not divide"):
         open_stream(StreamOptions("digits", per_task=3))
     with pytest.raises(MooringError, match="skip=5 leaves nothing of digits"):
@@ -287,7 +287,7 @@ def test_the_same_is_refused_for_digits():
         select_tasks(open_stream(StreamOptions("digits")), tasks=6)
 
 
-def test_a_folder_that_is_missing_or_empty_is_refused(tmp_path):
+def test_missing_or_empty_folder_raises_an_error(tmp_path):
     with pytest.raises(MooringError, match=r"there is no folder .*nowhere: give a folder with"):
         open_stream(StreamOptions("folder", data=str(tmp_path / "nowhere"), per_task=1))
     with pytest.raises(MooringError, match="holds no images"):
@@ -296,7 +296,7 @@ def test_a_folder_that_is_missing_or_empty_is_refused(tmp_path):
         open_stream(StreamOptions("cifar10", data=str(tmp_path)))
 
 
-def test_a_task_left_without_images_is_refused(folder):
+def test_task_with_only_broken_images_raises_an_error(folder):
     for number in range(4):
         (folder / "class3" / f"{number}.png").write_bytes(b"broken")
     options = StreamOptions("folder", data=str(folder), per_task=1, skip_broken=True)
@@ -312,7 +312,7 @@ def test_a_task_left_without_images_is_refused(folder):
         (["cat", "dog"], "label of string: labels must be whole numbers"),
     ],
 )
-def test_labels_that_are_no_whole_numbers_are_refused(folder, tmp_path, labels, message):
+def test_labels_that_are_not_integers_raise_an_error(folder, tmp_path, labels, message):
     png = (folder / "class0" / "0.png").read_bytes()
     for kind in ("train", "test"):
         pq.write_table(pa.table({"img": [png] * 2, "label": labels}), tmp_path / f"{kind}-00000-of-00001.parquet")
@@ -321,7 +321,7 @@ def test_labels_that_are_no_whole_numbers_are_refused(folder, tmp_path, labels, 
 
 
 @pytest.mark.parametrize("damage", ["cut", "column"])
-def test_damage_to_a_later_parquet_file_is_named(folder, tmp_path, damage):
+def test_error_names_the_damaged_parquet_file(folder, tmp_path, damage):
     png = (folder / "class0" / "0.png").read_bytes()
     names = ["train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"]
     for name in names:
@@ -336,7 +336,7 @@ def test_damage_to_a_later_parquet_file_is_named(folder, tmp_path, damage):
     assert "\n" not in str(error.value)
 
 
-def test_every_name_has_a_line():
+def test_every_stream_has_a_one_line_description():
     names = stream_descriptions()
     assert set(names) == {"digits", "folder", *NAMED_DATASETS}
     assert all(line and "\n" not in line for line in names.values())

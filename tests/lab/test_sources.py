@@ -1,4 +1,4 @@
-"""Sources: any image of any size from folders, decoded once and never wrongly."""
+"""Tests of data sets from folders and from Python, their decoding, and the cache of decoded images."""
 
 import io
 import json
@@ -21,10 +21,9 @@ from mooring.lab.streams.decode import EncodedImage, decode
 from mooring.lab.streams.sources import from_dataset, from_folder
 
 
-def encoded(pixels, form="PNG", mode=None):
-    image = Image.fromarray(pixels)
+def encoded(pixels, file_format="PNG"):
     buffer = io.BytesIO()
-    (image.convert(mode) if mode else image).save(buffer, form)
+    Image.fromarray(pixels).save(buffer, file_format)
     return buffer.getvalue()
 
 
@@ -50,7 +49,7 @@ def hub(tmp_path):
     return folder
 
 
-def test_the_hubs_parquet_layout_is_read_in_file_and_row_order(hub):
+def test_parquet_files_are_read_in_file_and_row_order(hub):
     source = from_folder(hub)
     assert source.name == "set"
     assert source.classes == ("cat", "dog")
@@ -60,7 +59,7 @@ def test_the_hubs_parquet_layout_is_read_in_file_and_row_order(hub):
     assert len(source.test) == 3
 
 
-def test_class_folders_with_and_without_splits(tmp_path):
+def test_train_and_test_folders_are_read_as_splits(tmp_path):
     for split in ("train", "test"):
         for label in ("b", "a"):
             for number in range(3):
@@ -73,8 +72,8 @@ def test_class_folders_with_and_without_splits(tmp_path):
     assert len(source.test) == 6
 
 
-def test_caltech_256s_layout_is_cut_by_file_order_without_its_clutter(tmp_path):
-    """256_ObjectCategories/001.ak47/001_0001.jpg, 80/20 by file order, 257.clutter left out."""
+def test_class_folders_are_split_by_file_order(tmp_path):
+    """The layout of Caltech-256: 256_ObjectCategories/001.ak47/001_0001.jpg, and 257.clutter, which is ignored."""
     root = tmp_path / "256_ObjectCategories"
     for number, name, count in ((1, "ak47", 10), (2, "american-flag", 7), (257, "clutter", 5)):
         for index in range(1, count + 1):
@@ -91,7 +90,7 @@ def test_caltech_256s_layout_is_cut_by_file_order_without_its_clutter(tmp_path):
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16", "RGB"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_any_mode_and_size_becomes_the_networks_input(mode, channels):
+def test_every_mode_is_decoded_to_the_requested_size_and_channels(mode, channels):
     grey = np.full((45, 70), 128, np.uint8)
     image = Image.fromarray(grey)
     if mode == "I;16":
@@ -116,7 +115,7 @@ def test_resizing_is_bilinear_and_antialiased():
     )
 
 
-def test_a_broken_image_names_its_file_and_row_or_is_skipped_and_counted(tmp_path):
+def test_broken_image_is_named_or_skipped_and_counted(tmp_path):
     good = encoded(picture(0))
     for name, bad in (("cut", good[: len(good) // 2]), ("text", b"hello"), ("empty", b"")):
         folder = tmp_path / name
@@ -140,14 +139,14 @@ def test_a_broken_image_names_its_file_and_row_or_is_skipped_and_counted(tmp_pat
         (lambda f: write_parquet(f, "train", [(b"", 0)]), "has no test-\\*.parquet"),
     ],
 )
-def test_a_folder_without_images_is_refused_in_one_line(make, message, tmp_path):
+def test_folder_without_images_raises_a_one_line_error(make, message, tmp_path):
     make(tmp_path / "set")
     with pytest.raises(MooringError, match=message) as error:
         from_folder(tmp_path / "set")
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_no_parquet_is_named(hub):
+def test_unreadable_parquet_file_or_missing_column_is_named(hub):
     (hub / "data" / "train-00000-of-00002.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(MooringError, match=r"train-00000-of-00002\.parquet is not a Parquet file"):
         from_folder(hub)
@@ -159,10 +158,10 @@ def test_a_file_that_is_no_parquet_is_named(hub):
 # The cache
 
 
-def test_images_are_decoded_once_and_again_when_a_byte_changes(hub, monkeypatch):
+def test_images_are_decoded_again_only_when_data_or_options_change(hub, monkeypatch):
     calls = []
-    real = cache._write
-    monkeypatch.setattr(cache, "_write", lambda folder, arrays: (calls.append(1), real(folder, arrays)))
+    write = cache._write
+    monkeypatch.setattr(cache, "_write", lambda folder, arrays: (calls.append(1), write(folder, arrays)))
     first = from_folder(hub)
     again = from_folder(hub)
     assert len(calls) == 1
@@ -175,10 +174,10 @@ def test_images_are_decoded_once_and_again_when_a_byte_changes(hub, monkeypatch)
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "lose", "index"])
-def test_a_damaged_cache_is_built_again(hub, damage):
+def test_damaged_cache_is_rebuilt(hub, damage):
     expected = from_folder(hub).train.images.clone()
-    (kept,) = [path for path in (hub / ".mooring").iterdir() if path.is_dir()]
-    target = kept / ("index.json" if damage == "index" else "train_images.npy")
+    (entry,) = [path for path in (hub / ".mooring").iterdir() if path.is_dir()]
+    target = entry / ("index.json" if damage == "index" else "train_images.npy")
     data = bytearray(target.read_bytes())
     if damage == "flip":
         data[-5] ^= 255
@@ -188,29 +187,29 @@ def test_a_damaged_cache_is_built_again(hub, damage):
     else:
         target.write_bytes(data[: len(data) // 2])
     assert torch.equal(from_folder(hub).train.images, expected)
-    assert sorted(p.name for p in (hub / ".mooring").iterdir()) == [kept.name], "nothing is left lying around"
+    assert sorted(p.name for p in (hub / ".mooring").iterdir()) == [entry.name], "temporary folders must be removed"
 
 
-def test_writing_to_the_memory_does_not_spoil_the_cache(hub):
+def test_modifying_the_images_does_not_change_the_cache(hub):
     source = from_folder(hub)
     source.train.images[0] = 0
     assert torch.equal(from_folder(hub).train.images[0], torch.from_numpy(picture(0)).permute(2, 0, 1))
 
 
-def _build_at_once(arguments):
+def _build_concurrently(arguments):
     folder, number = arguments
     arrays = load_or_build(Path(folder), "key", lambda: {"a": np.full(200_000, number)})
     return int(arrays["a"][0]), int(arrays["a"][-1])
 
 
-def test_two_processes_that_build_at_once_agree(tmp_path):
+def test_concurrent_builds_agree(tmp_path):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        found = pool.map(_build_at_once, [(str(tmp_path), n) for n in range(1, 9)], chunksize=1)
-    assert len(set(found)) == 1, "the first to finish wins, for all"
+        results = pool.map(_build_concurrently, [(str(tmp_path), n) for n in range(1, 9)], chunksize=1)
+    assert len(set(results)) == 1, "all processes use the arrays of the first to finish"
     assert [p.name for p in (tmp_path / ".mooring").iterdir()] == ["key"]
 
 
-def test_a_build_that_fails_leaves_nothing_behind(tmp_path):
+def test_failed_build_leaves_no_files(tmp_path):
     def fail():
         raise MooringError("photo.jpg is broken")
 
@@ -219,7 +218,7 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / ".mooring").iterdir()) == []
 
 
-def test_a_full_disk_is_said_in_one_line_and_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_full_disk_raises_a_one_line_error_and_leaves_no_files(tmp_path, monkeypatch):
     def full(opened, array):
         raise OSError(28, "No space left on device")
 
@@ -230,14 +229,14 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_nothing_behind(tmp_path, mon
     assert list((tmp_path / ".mooring").iterdir()) == []
 
 
-def test_data_that_cannot_be_written_beside_is_kept_in_the_users_cache(hub, tmp_path, monkeypatch):
+def test_unwritable_data_folder_uses_the_user_cache(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    (hub / ".mooring").write_text("in the way")
+    (hub / ".mooring").write_text("a file, not a folder")
     assert len(from_folder(hub).train) == 8
     assert len(list((tmp_path / "home" / "mooring").iterdir())) == 1
 
 
-def test_the_key_is_the_content_and_not_the_place_or_time(hub, tmp_path):
+def test_content_key_does_not_depend_on_folder_or_time(hub, tmp_path):
     files = sorted((hub / "data").iterdir())
     moved = shutil.copytree(hub, tmp_path / "elsewhere")
     os.utime(moved / "data" / files[0].name, (0, 0))
@@ -249,11 +248,11 @@ def test_the_key_is_the_content_and_not_the_place_or_time(hub, tmp_path):
 # Data sets from Python
 
 
-def test_a_map_style_data_set_of_tensors_arrays_or_pictures():
+def test_dataset_of_tensors_arrays_or_pillow_images():
     array = picture(1, 8, 8)
     tensor = torch.from_numpy(array).permute(2, 0, 1)
     for image in (array, tensor, Image.fromarray(array)):
-        source = from_dataset("mine", [(image, 0), (image, 2)], [(image, 1)])
+        source = from_dataset("custom", [(image, 0), (image, 2)], [(image, 1)])
         assert torch.equal(source.train.images[0], tensor)
         assert source.classes == ("0", "1", "2")
     grey = from_dataset("grey", [(array[:, :, 0], 0)], [(array[:, :, 0], 0)], classes=["only"])
@@ -263,12 +262,12 @@ def test_a_map_style_data_set_of_tensors_arrays_or_pictures():
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ([], "mine has no images"),
+        ([], "custom has no images"),
         ([(torch.zeros(3, 4, 4), 0)], "item 0: images must be uint8"),
         ([(torch.zeros(3, 4, 4, dtype=torch.uint8), 0), (torch.zeros(3, 5, 4, dtype=torch.uint8), 0)], "item 1"),
     ],
 )
-def test_a_data_set_that_does_not_fit_is_refused_in_one_line(items, message):
+def test_invalid_dataset_raises_a_one_line_error(items, message):
     with pytest.raises(MooringError, match=message) as error:
-        from_dataset("mine", items, [(torch.zeros(3, 4, 4, dtype=torch.uint8), 0)])
+        from_dataset("custom", items, [(torch.zeros(3, 4, 4, dtype=torch.uint8), 0)])
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""A run's spec: its content address is the same everywhere, and changes with all that the result depends on."""
+"""Tests of run specifications: the key is the same in every process and depends on everything that a result does."""
 
 import json
 import math
@@ -31,8 +31,8 @@ SPEC = RunSpec(
     dtype="float32",
 )
 PINNED = "6a0a25bb3edec3c86e6eeea33b96f502"
-"""The address of that spec. Studies on disk find their results by it: if this changes, every result there is lost, so
-it may change only together with `mooring.lab.model.spec.VERSION`, when the same spec gives another result."""
+"""The key of SPEC. Stored studies find their results by key, so it may change only together with
+`mooring.lab.model.spec.VERSION`, when the same specification gives another result."""
 
 OTHER = {
     "data": "another",
@@ -55,25 +55,28 @@ OTHER = {
 }
 
 
-def test_the_address_of_a_run_is_the_one_that_studies_on_disk_know():
+def test_key_equals_the_key_in_stored_studies():
     assert SPEC.key == PINNED
 
 
-def test_the_address_is_the_same_in_another_process():
+def test_key_is_the_same_in_another_process():
     code = (
         "import json, sys; from mooring.lab.model.spec import RunSpec; "
         "print(RunSpec.from_json(json.load(sys.stdin)).key)"
     )
-    told = json.dumps(SPEC.to_json(), sort_keys=True)
-    ran = subprocess.run([sys.executable, "-c", code], input=told, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == PINNED
+    text = json.dumps(SPEC.to_json(), sort_keys=True)
+    process = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == PINNED
 
 
-def test_every_field_but_the_streams_name_is_part_of_the_address():
-    assert {field.name for field in fields(RunSpec)} == {"stream", *OTHER}  # a new field needs a decision
+def test_key_depends_on_every_field_but_the_stream_name():
+    assert {field.name for field in fields(RunSpec)} == {
+        "stream",
+        *OTHER,
+    }  # decide about every new field
     keys = [SPEC.key, *(replace(SPEC, **{name: value}).key for name, value in OTHER.items())]
     assert len(set(keys)) == len(keys)
-    assert replace(SPEC, stream="whatever people call it").key == SPEC.key
+    assert replace(SPEC, stream="another name").key == SPEC.key
 
 
 def test_later_fields_are_left_out_at_their_defaults_so_that_older_stores_are_found():
@@ -101,15 +104,15 @@ def test_the_constant_schedule_keeps_the_rate():
     assert {SPEC.lr_in(epoch) for epoch in range(SPEC.epochs)} == {SPEC.lr}
 
 
-def test_the_smallest_difference_in_a_number_is_another_run():
+def test_key_depends_on_the_last_bit_of_a_number():
     assert replace(SPEC, lr=0.020000000000000004).key != SPEC.key
     assert replace(SPEC, strength=10.000000000000002).key != SPEC.key
 
 
-@pytest.mark.parametrize(("name", "whole"), [("strength", 10), ("lr", 1), ("momentum", 0), ("weight_decay", 0)])
-def test_a_whole_number_is_the_same_run_written_with_or_without_a_point(name, whole):
-    """A study file says `strength = 10`, the command line 10.0: equal specs must have equal addresses."""
-    one, other = replace(SPEC, **{name: whole}), replace(SPEC, **{name: float(whole)})
+@pytest.mark.parametrize(("name", "integer"), [("strength", 10), ("lr", 1), ("momentum", 0), ("weight_decay", 0)])
+def test_integer_and_float_of_equal_value_have_the_same_key(name, integer):
+    """A study file gives `strength = 10`, the command line gives 10.0."""
+    one, other = replace(SPEC, **{name: integer}), replace(SPEC, **{name: float(integer)})
     assert one == other
     assert one.key == other.key
 
@@ -137,14 +140,14 @@ specs = st.builds(
 
 
 @given(specs)
-def test_a_spec_goes_through_json_and_back(spec):
-    again = RunSpec.from_json(json.loads(json.dumps(spec.to_json())))
-    assert again == spec
-    assert again.key == spec.key
-    assert hash(again) == hash(spec)
+def test_spec_survives_json(spec):
+    restored = RunSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert restored == spec
+    assert restored.key == spec.key
+    assert hash(restored) == hash(spec)
 
 
-def test_a_spec_of_a_newer_version_is_refused_in_one_line_that_names_what_is_new():
+def test_unknown_field_raises_an_error_that_names_it():
     with pytest.raises(MooringError, match="'optimizer', 'warmup': it was made by a newer version") as error:
         RunSpec.from_json({**SPEC.to_json(), "warmup": 3, "optimizer": "adam"})
     assert "\n" not in str(error.value)
@@ -179,7 +182,7 @@ def test_a_spec_of_a_newer_version_is_refused_in_one_line_that_names_what_is_new
         ("shifts", 0.5),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_one_line_that_names_it(name, value):
+def test_invalid_value_raises_an_error_that_names_it(name, value):
     with pytest.raises(MooringError, match=name) as error:
         replace(SPEC, **{name: value})
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Streams: every image of a source in its task, whatever the cut."""
+"""Tests of streams: every cut puts every image into its task."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from mooring.lab.streams.cuts import rotate
 
 
 def unbalanced(classes=6):
-    """A source whose classes have 3, 4, 5, ... training and 1, 2, 3, ... test images, out of order."""
+    """Return a data set whose classes have 3, 4, 5, ... training and 1, 2, 3, ... test images, shuffled."""
     splits = []
     for least in (3, 1):
         labels = torch.cat([torch.full((least + label,), label) for label in range(classes)])
@@ -21,23 +21,23 @@ def unbalanced(classes=6):
 
 @pytest.mark.parametrize("shuffle", [None, 0, 7])
 @pytest.mark.parametrize("per_task", [1, 2, 3, 6])
-def test_every_image_is_in_the_task_of_its_class_under_its_own_label(per_task, shuffle):
+def test_cut_by_class_puts_every_image_into_the_task_of_its_class(per_task, shuffle):
     source = unbalanced()
     stream = by_class(source, per_task, shuffle=shuffle)
     assert len(stream.tasks) == 6 // per_task
     assert sorted(c for task in stream.tasks for c in task.classes) == list(range(6))
-    for original, memory, kind in ((source.train, stream.train, "train"), (source.test, stream.test, "test")):
+    for original, split, kind in ((source.train, stream.train, "train"), (source.test, stream.test, "test")):
         seen = torch.cat([getattr(task, kind) for task in stream.tasks])
         assert sorted(seen.tolist()) == list(range(len(original)))
-        assert torch.equal(memory.images, original.images)
+        assert torch.equal(split.images, original.images)
         for task in stream.tasks:
             for index in getattr(task, kind).tolist():
-                assert task.classes[memory.labels[index]] == original.labels[index]
+                assert task.classes[split.labels[index]] == original.labels[index]
     assert stream.outputs == per_task
     assert [stream.head(t) for t in range(len(stream.tasks))] == list(range(len(stream.tasks)))
 
 
-def test_classes_come_in_order_or_shuffled_by_the_seed_alone():
+def test_order_of_classes_depends_on_the_seed_alone():
     def order(shuffle):
         return [c for task in by_class(unbalanced(), 2, shuffle=shuffle).tasks for c in task.classes]
 
@@ -47,8 +47,8 @@ def test_classes_come_in_order_or_shuffled_by_the_seed_alone():
     assert order(1) == order(1)
 
 
-def test_permuted_tasks_hold_the_same_pixels_in_one_other_order():
-    """Where each pixel went is read off images that number their pixels."""
+def test_permuted_task_reorders_the_pixels_of_every_image_in_the_same_way():
+    """Images whose pixels are numbered show the permutation."""
     source = unbalanced()
     numbered = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4).expand(len(source.train), 3, 4, 4).contiguous()
     stream = permuted(source, 3, seed=4)
@@ -58,20 +58,23 @@ def test_permuted_tasks_hold_the_same_pixels_in_one_other_order():
     for task in (1, 2):
         order = orders.train.images[orders.tasks[task].train[0]][0].flatten().long()
         assert sorted(order.tolist()) == list(range(16)) != order.tolist()
-        for original, memory, kind in ((source.train, stream.train, "train"), (source.test, stream.test, "test")):
-            where = getattr(stream.tasks[task], kind)
-            assert torch.equal(memory.images[where].flatten(2), original.images.flatten(2)[:, :, order])
-            assert torch.equal(memory.labels[where], original.labels)
+        for original, permuted_split, kind in (
+            (source.train, stream.train, "train"),
+            (source.test, stream.test, "test"),
+        ):
+            indices = getattr(stream.tasks[task], kind)
+            assert torch.equal(permuted_split.images[indices].flatten(2), original.images.flatten(2)[:, :, order])
+            assert torch.equal(permuted_split.labels[indices], original.labels)
 
 
-def test_rotation_by_a_quarter_is_exact_and_a_whole_turn_is_nothing():
+def test_rotation_by_multiples_of_90_degrees_is_exact():
     images = unbalanced().train.images
     assert torch.equal(rotate(images, 90.0), images.rot90(1, (2, 3)))
     assert torch.equal(rotate(images, 180.0), images.rot90(2, (2, 3)))
     assert torch.equal(rotate(images, 360.0), images)
 
 
-def test_rotated_tasks_turn_further_and_further():
+def test_rotated_tasks_have_increasing_angles():
     source = digits()
     stream = rotated(source, 4, degrees=360)
     for number, task in enumerate(stream.tasks):
@@ -79,7 +82,7 @@ def test_rotated_tasks_turn_further_and_further():
         assert torch.equal(stream.test.labels[task.test], source.test.labels)
 
 
-def test_the_embedded_digits_are_split_alike_in_every_class():
+def test_digits_have_every_fifth_image_of_each_class_as_test_image():
     source = digits()
     assert len(source.train) + len(source.test) == 1797
     for label in range(10):
@@ -100,15 +103,16 @@ def test_the_embedded_digits_are_split_alike_in_every_class():
         (lambda: Source("s", unbalanced().train, unbalanced().test, ("a", "b")), "labels outside its 2 classes"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_in_one_line(call, message):
+def test_invalid_stream_raises_a_one_line_error(call, message):
     with pytest.raises(MooringError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
 
 
-def test_a_task_without_images_is_refused():
+def test_task_without_test_images_raises_an_error():
     source = unbalanced()
-    few = source.test.labels < 5
-    lacking = Source("lacking", source.train, Split(source.test.images[few], source.test.labels[few]), source.classes)
+    kept = source.test.labels < 5
+    test = Split(source.test.images[kept], source.test.labels[kept])
+    incomplete = Source("incomplete", source.train, test, source.classes)
     with pytest.raises(MooringError, match="task 'f' has no test images"):
-        by_class(lacking, 1)
+        by_class(incomplete, 1)

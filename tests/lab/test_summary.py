@@ -1,4 +1,4 @@
-"""A study in a table: rows, intervals and paired differences, against numbers worked out by hand."""
+"""Tests of summary tables: rows, intervals and paired differences, against values computed by hand."""
 
 import json
 import math
@@ -7,35 +7,34 @@ from dataclasses import replace
 import pytest
 
 from mooring.errors import MooringError
-from mooring.lab.model.results import Result
+from mooring.lab.model.results import METRICS, Result
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.model.summary import METRICS, summarize
+from mooring.lab.model.summary import summarize
 
 T3 = 4.302652729911275  # Student's t for 95 % and two degrees of freedom
-T2 = 12.706204736432095  # and for one
+T2 = 12.706204736432095  # and for one degree of freedom
 
 
-def run(method: str, seed: int, matrix=None, status="finished", **rest) -> Result:
-    """A run over two tasks with the given accuracies."""
-    rest = {"stream": "digits", "data": "0", "lr": 0.02, **rest}
-    spec = RunSpec(method=method, seed=seed, **rest)
-    return Result(spec, status, "" if status == "finished" else "why", [10.0, 30.0], matrix or [])
+def run(method: str, seed: int, rows=None, status="finished", **fields) -> Result:
+    """Return the result of a run over two tasks with the given accuracies."""
+    spec = RunSpec(method=method, seed=seed, **{"stream": "digits", "data": "0", "lr": 0.02, **fields})
+    return Result(spec, status, "" if status == "finished" else "why", [10.0, 30.0], rows or [])
 
 
-def made(first: float, final: float, last: float) -> list[list[float]]:
-    """Accuracy on the first task after it and at the end, and on the last; it began at 20 there."""
+def matrix(first: float, final: float, last: float) -> list[list[float]]:
+    """Return accuracies on the first task after its training and at the end, and on the last task."""
     return [[first, 20.0], [final, last]]
 
 
-PLAIN = [run("plain", 0, made(90, 50, 80)), run("plain", 1, made(92, 40, 90)), run("plain", 2, made(94, 60, 70))]
+PLAIN = [run("plain", 0, matrix(90, 50, 80)), run("plain", 1, matrix(92, 40, 90)), run("plain", 2, matrix(94, 60, 70))]
 EWC = [
-    run("ewc", 0, made(90, 80, 70), strength=10.0),
-    run("ewc", 1, made(92, 86, 80), strength=10.0),
-    run("ewc", 2, made(94, 90, 60), strength=10.0),
+    run("ewc", 0, matrix(90, 80, 70), strength=10.0),
+    run("ewc", 1, matrix(92, 86, 80), strength=10.0),
+    run("ewc", 2, matrix(94, 90, 60), strength=10.0),
 ]
 
 
-def test_a_row_has_the_mean_the_deviation_and_the_interval_of_every_metric():
+def test_row_has_mean_std_and_interval_of_every_metric():
     row = summarize(PLAIN)[0]
     assert list(row.metrics) == list(METRICS)
     accuracy = row.metrics["accuracy"]  # 65, 65, 65
@@ -52,14 +51,14 @@ def test_a_row_has_the_mean_the_deviation_and_the_interval_of_every_metric():
     assert row.difference is None
 
 
-def test_rows_are_settings_in_the_order_of_their_first_run_and_seeds_are_in_order():
+def test_rows_keep_the_order_of_first_runs_and_sort_seeds():
     mixed = [EWC[2], PLAIN[1], EWC[0], PLAIN[0], EWC[1], PLAIN[2]]
     rows = summarize(mixed)
     assert [row.label for row in rows] == ["ewc 10", "plain"]
     assert [[result.spec.seed for result in row.results] for row in rows] == [[0, 1, 2]] * 2
 
 
-def test_runs_that_differ_in_anything_but_their_seed_are_rows_of_their_own():
+def test_any_difference_but_the_seed_makes_another_row():
     others = [
         {"lr": 0.5},
         {"strength": 1.0},
@@ -72,14 +71,14 @@ def test_runs_that_differ_in_anything_but_their_seed_are_rows_of_their_own():
         {"dtype": "float64"},
     ]
     base = {"strength": 10.0}
-    results = [run("ewc", seed, made(1, 1, 1), **{**base, **each}) for each in ({}, *others) for seed in (0, 1)]
+    results = [run("ewc", seed, matrix(1, 1, 1), **{**base, **other}) for other in ({}, *others) for seed in (0, 1)]
     rows = summarize(results)
     assert len(rows) == len(others) + 1
     assert all(len(row.results) == 2 for row in rows)
     assert [rows[i].label for i in (0, 2, 3)] == ["ewc 10", "ewc 1", "ewc 100000"] or rows[3].label == "ewc 1e+05"
 
 
-def test_a_paired_difference_is_that_of_the_same_seeds():
+def test_paired_difference_compares_equal_seeds():
     rows = summarize([*PLAIN, *EWC], baseline="plain")
     assert rows[0].difference.mean == 0.0
     difference = rows[1].difference  # 75 - 65, 83 - 65, 75 - 65
@@ -90,33 +89,33 @@ def test_a_paired_difference_is_that_of_the_same_seeds():
     assert difference.count == 3
 
 
-def test_a_paired_difference_takes_the_seeds_that_both_have_finished_whatever_their_order():
-    theirs = [PLAIN[2], run("plain", 1, status="unstable"), PLAIN[0], run("plain", 7, made(1, 1, 1))]
+def test_paired_difference_uses_the_seeds_that_finished_in_both_rows():
+    baseline = [PLAIN[2], run("plain", 1, status="unstable"), PLAIN[0], run("plain", 7, matrix(1, 1, 1))]
     ours = [EWC[1], EWC[2], run("ewc", 7, status="rejected", strength=10.0), EWC[0]]
-    difference = summarize([*theirs, *ours], baseline="plain")[1].difference  # seeds 0 and 2: 10 and 10
+    difference = summarize([*baseline, *ours], baseline="plain")[1].difference  # seeds 0 and 2: 10 and 10
     assert (difference.mean, difference.count) == (10.0, 2)
-    ours[3] = run("ewc", 0, made(90, 84, 70), strength=10.0)  # 12 and 10
-    difference = summarize([*theirs, *ours], baseline="plain")[1].difference
+    ours[3] = run("ewc", 0, matrix(90, 84, 70), strength=10.0)  # 12 and 10
+    difference = summarize([*baseline, *ours], baseline="plain")[1].difference
     assert difference.mean == pytest.approx(11)
     assert difference.high == pytest.approx(11 + T2 * math.sqrt(2) / math.sqrt(2))
 
 
-def test_without_common_seeds_there_is_no_difference():
+def test_no_common_seeds_means_no_difference():
     rows = summarize([PLAIN[0], EWC[1]], baseline="plain")
     assert rows[0].difference.mean == 0.0
     assert rows[1].difference is None
 
 
-def test_a_baseline_is_of_the_same_stream():
-    other = [run("plain", s, made(9, 9, 9), data="1", stream="other") for s in range(3)]
-    rows = summarize([*PLAIN, *other, *EWC, run("ewc", 0, made(9, 11, 9), data="2")], baseline="plain")
+def test_baseline_has_the_same_stream():
+    other = [run("plain", s, matrix(9, 9, 9), data="1", stream="other") for s in range(3)]
+    rows = summarize([*PLAIN, *other, *EWC, run("ewc", 0, matrix(9, 11, 9), data="2")], baseline="plain")
     assert rows[1].difference.mean == 0.0
     assert rows[2].difference.mean == pytest.approx(38 / 3)
     assert rows[3].difference is None
 
 
-def test_a_baseline_at_several_settings_counts_at_its_best():
-    worse = [run("plain", s, made(50, 20, 20), lr=0.9) for s in range(3)]
+def test_baseline_uses_its_most_accurate_setting():
+    worse = [run("plain", s, matrix(50, 20, 20), lr=0.9) for s in range(3)]
     for results in ([*PLAIN, *worse, *EWC], [*worse, *PLAIN, *EWC]):
         rows = {(row.setting.method, row.setting.lr): row for row in summarize(results, baseline="plain")}
         assert rows["ewc", 0.02].difference.mean == pytest.approx(38 / 3)
@@ -124,7 +123,7 @@ def test_a_baseline_at_several_settings_counts_at_its_best():
         assert rows["plain", 0.9].difference.mean == pytest.approx(-45)
 
 
-def test_a_baseline_that_is_not_there_is_refused_in_one_line():
+def test_missing_baseline_raises_an_error():
     with pytest.raises(
         MooringError, match="the baseline 'joint' is not among the runs: they are of plain, ewc"
     ) as error:
@@ -132,7 +131,7 @@ def test_a_baseline_that_is_not_there_is_refused_in_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_runs_that_did_not_finish_are_told_and_not_counted():
+def test_unfinished_runs_are_in_the_verdict_and_not_in_the_metrics():
     results = [EWC[0], *(run("ewc", s, status="unstable", strength=10.0) for s in (1, 3)), EWC[2]]
     results.append(run("ewc", 4, status="rejected", strength=10.0))
     row = summarize(results)[0]
@@ -143,27 +142,32 @@ def test_runs_that_did_not_finish_are_told_and_not_counted():
     assert summarize(PLAIN)[0].verdict == ""
 
 
-def test_a_row_of_which_nothing_finished_has_no_numbers_and_compares_with_nothing():
+def test_row_without_finished_runs_has_no_metrics_and_no_difference():
     bad = [run("ewc", s, status="unstable", strength=10.0) for s in (0, 1)]
     rows = summarize([*PLAIN, *bad], baseline="plain")
     assert (rows[1].metrics, rows[1].difference) == ({}, None)
     assert summarize([*bad, *PLAIN], baseline="ewc")[1].difference is None
 
 
-def test_a_row_as_plain_values_is_json_without_what_json_does_not_have():
-    one = summarize([PLAIN[0], EWC[0]], baseline="plain")[1].to_json()
-    told = json.loads(json.dumps(one, allow_nan=False))
-    assert told["metrics"]["accuracy"] == {"mean": 75.0, "std": None, "low": None, "high": None, "count": 1}
-    assert told["difference"]["mean"] == 10.0
-    assert (told["method"], told["strength"], told["seeds"], told["verdict"]) == ("ewc", 10.0, [0], "")
-    assert "seed" not in told
+def test_row_to_json_has_null_for_nan():
+    row = summarize([PLAIN[0], EWC[0]], baseline="plain")[1]
+    values = json.loads(json.dumps(row.to_json(), allow_nan=False))
+    assert values["metrics"]["accuracy"] == {"mean": 75.0, "std": None, "low": None, "high": None, "count": 1}
+    assert values["difference"]["mean"] == 10.0
+    assert (values["method"], values["strength"], values["seeds"], values["verdict"]) == ("ewc", 10.0, [0], "")
+    assert "seed" not in values
 
 
-def test_nothing_to_summarize_is_an_empty_table():
+def test_no_results_give_no_rows():
     assert summarize([]) == []
 
 
-def test_a_result_is_its_own_arithmetic():
-    found = replace(PLAIN[0]).metrics
-    assert found == {"accuracy": 65.0, "forgetting": 20.0, "learned": 85.0, "backward": -40.0, "forward": -10.0}
+def test_result_metrics_equal_values_computed_by_hand():
+    assert replace(PLAIN[0]).metrics == {
+        "accuracy": 65.0,
+        "forgetting": 20.0,
+        "learned": 85.0,
+        "backward": -40.0,
+        "forward": -10.0,
+    }
     assert all(math.isnan(value) for value in run("ewc", 0, status="unstable").metrics.values())

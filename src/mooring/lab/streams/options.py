@@ -143,9 +143,7 @@ task: leave it out
                     )
             count = self.tasks or TRANSFORM_TASKS
             if self.skip >= count:
-                raise MooringError(
-                    f"skip={self.skip} leaves nothing of {self.tasks or TRANSFORM_TASKS} tasks: skip fewer"
-                )
+                raise MooringError(f"skip={self.skip} leaves nothing of {count} tasks: skip fewer")
         if self.cut != "permuted" and self.seed:
             raise MooringError(f"seed={self.seed} is for {self.base}-permuted, not for {self.name}: leave it out")
         if self.cut != "rotated" and self.degrees != DEFAULT_DEGREES:
@@ -247,10 +245,9 @@ def _check_classes(options: StreamOptions, folder: Path, count: int) -> None:
             f"{folder} has {count} classes and {dataset.name} has {dataset.classes}: give its own folder, "
             "or say per_task"
         )
-    check_per_task(options.base if dataset else str(folder), count, options.classes_per_task)
-    check_task_range(
-        options.base if dataset else str(folder), count // options.classes_per_task, options.skip, options.tasks
-    )
+    name = options.base if dataset else str(folder)
+    check_per_task(name, count, options.classes_per_task)
+    check_task_range(name, count // options.classes_per_task, options.skip, options.tasks)
 
 
 def _image_folder(options: StreamOptions) -> Path:
