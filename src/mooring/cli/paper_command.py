@@ -42,7 +42,7 @@ def paper(
     regimes: Annotated[
         str,
         typer.Option(
-            "--regimes", help="Only these regimes in the main table: 1-epoch, 30-epochs, or both with a comma."
+            "--regimes", help="Only these regimes of 1-epoch and 30-epochs in the main table, separated by commas."
         ),
     ] = "",
     init: Annotated[
