@@ -1,4 +1,4 @@
-"""A fleet stopped anywhere and continued equals one never stopped, bit for bit; a checkpoint is whole or refused."""
+"""A fleet that is stopped anywhere and resumed equals an uninterrupted one, bit for bit; damaged files are refused."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ class StoppedError(Exception):
 
 
 class SaveAt:
-    """Saves a fleet at its n-th look or harbour, and stops it there; None lets it sail."""
+    """Saves a fleet at its n-th callback and stops it there; None lets it finish."""
 
     def __init__(self, path: Path, stop: int | None) -> None:
         self.path, self.stop, self.calls = path, stop, 0
@@ -47,35 +47,35 @@ class SaveAt:
     on_task_end = on_step
 
 
-def specs_for(methods, stream: Stream, seeds=(0, 1), **rest) -> list[RunSpec]:
-    made = []
+def specs_for(methods, stream: Stream, seeds=(0, 1), **settings) -> list[RunSpec]:
+    specs = []
     for method in methods:
         memory = 5 if method in ("er", "a-gem") else None
         for seed in seeds:
-            spec = spec_for(method, stream, seed, **{"batch": 4, "epochs": 1, "memory": memory, **rest})
-            made.append(replace(spec, lr=0.02 * (seed + 1), strength=STRENGTHS.get(method)))
-    return made
+            spec = spec_for(method, stream, seed, **{"batch": 4, "epochs": 1, "memory": memory, **settings})
+            specs.append(replace(spec, lr=0.02 * (seed + 1), strength=STRENGTHS.get(method)))
+    return specs
 
 
-def told(results: list[Result]) -> dict[str, str]:
-    """Everything but the time it took, to the last bit."""
+def without_time(results: list[Result]) -> dict[str, str]:
+    """Return each result as JSON without its time, for comparison to the last bit."""
     return {r.spec.key: json.dumps({**asdict(r), "seconds": None}, sort_keys=True) for r in results}
 
 
-def never_stopped(specs: list[RunSpec], stream: Stream, **rest) -> tuple[dict[str, str], int]:
+def uninterrupted(specs: list[RunSpec], stream: Stream, **options) -> tuple[dict[str, str], int]:
     count = SaveAt(Path("/dev/null"), None)
-    return told(Fleet(specs, stream, **rest).run(count)), count.calls
+    return without_time(Fleet(specs, stream, **options).run(count)), count.calls
 
 
-def stopped_at(specs: list[RunSpec], stream: Stream, path: Path, stop: int, **rest) -> None:
+def stop_at(specs: list[RunSpec], stream: Stream, path: Path, stop: int, **options) -> None:
     with pytest.raises(StoppedError):
-        Fleet(specs, stream, **rest).run(SaveAt(path, stop))
+        Fleet(specs, stream, **options).run(SaveAt(path, stop))
 
 
-def continued(specs: list[RunSpec], stream: Stream, path: Path, **rest) -> dict[str, str]:
-    fleet = Fleet(specs, stream, **rest)
+def resumed(specs: list[RunSpec], stream: Stream, path: Path, **options) -> dict[str, str]:
+    fleet = Fleet(specs, stream, **options)
     checkpoint.restore(fleet, path)
-    return told(fleet.run())
+    return without_time(fleet.run())
 
 
 def normalised(shape: tuple[int, int, int]) -> nn.Module:
@@ -115,29 +115,29 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stopped_after_any_step_or_task_and_continued_equals_never_stopped_bit_for_bit(kind, tmp_path):
-    methods, stream, rest = KINDS[kind]
-    specs = specs_for(methods, stream, **rest)
-    expected, calls = never_stopped(specs, stream)
-    assert calls == 3 * 2 * rest.get("epochs", 1) + 3  # after each of two steps an epoch, and after each task
+def test_fleet_resumed_after_any_step_or_task_equals_uninterrupted_bit_for_bit(kind, tmp_path):
+    methods, stream, settings = KINDS[kind]
+    specs = specs_for(methods, stream, **settings)
+    expected, calls = uninterrupted(specs, stream)
+    assert calls == 3 * 2 * settings.get("epochs", 1) + 3  # after each of two steps an epoch, and after each task
     for stop in range(calls):
-        stopped_at(specs, stream, tmp_path / "fleet", stop)
-        assert continued(specs, stream, tmp_path / "fleet") == expected, f"stopped at {stop}"
+        stop_at(specs, stream, tmp_path / "fleet", stop)
+        assert resumed(specs, stream, tmp_path / "fleet") == expected, f"stopped at {stop}"
 
 
-def test_stopped_again_and_again_equals_never_stopped(tmp_path):
+def test_fleet_resumed_after_every_step_equals_uninterrupted(tmp_path):
     specs = specs_for(["si", "balanced-ewc", "explicit-random"], CLASSES)
-    expected, calls = never_stopped(specs, CLASSES)
-    stopped_at(specs, CLASSES, tmp_path / "fleet", 0)
+    expected, calls = uninterrupted(specs, CLASSES)
+    stop_at(specs, CLASSES, tmp_path / "fleet", 0)
     for _ in range(calls - 1):
         fleet = Fleet(specs, CLASSES)
         checkpoint.restore(fleet, tmp_path / "fleet")
         with pytest.raises(StoppedError):
             fleet.run(SaveAt(tmp_path / "fleet", 0))
-    assert continued(specs, CLASSES, tmp_path / "fleet") == expected
+    assert resumed(specs, CLASSES, tmp_path / "fleet") == expected
 
 
-def test_saving_a_fleet_does_not_change_its_course(tmp_path):
+def test_saving_does_not_change_results(tmp_path):
     class Every:
         def on_step(self, fleet: Fleet) -> None:
             checkpoint.save(fleet, tmp_path / "fleet")
@@ -145,87 +145,87 @@ def test_saving_a_fleet_does_not_change_its_course(tmp_path):
         on_task_end = on_step
 
     specs = specs_for(["si", "explicit-ewc"], CLASSES)
-    assert told(Fleet(specs, CLASSES).run(Every())) == never_stopped(specs, CLASSES)[0]
+    assert without_time(Fleet(specs, CLASSES).run(Every())) == uninterrupted(specs, CLASSES)[0]
 
 
 @pytest.mark.parametrize(("methods", "row"), [(["ewc", "explicit-ewc"], 0), (["ewc", "explicit-ewc"], 1), (["er"], 0)])
-def test_a_fleet_that_lost_a_run_continues_bit_for_bit_too(methods, row, tmp_path):
+def test_fleet_with_a_failed_run_resumes_bit_for_bit(methods, row, tmp_path):
     specs = specs_for(methods, CLASSES)
     bad = {"lr": 1e200} if methods == ["er"] else {"strength": 1e200}
     specs[row] = replace(specs[row], **bad)
-    expected, calls = never_stopped(specs, CLASSES)
+    expected, calls = uninterrupted(specs, CLASSES)
     assert sorted(json.loads(r)["status"] for r in expected.values()) == ["finished"] * (len(specs) - 1) + ["unstable"]
     for stop in range(calls):
-        stopped_at(specs, CLASSES, tmp_path / "fleet", stop)
+        stop_at(specs, CLASSES, tmp_path / "fleet", stop)
         assert checkpoint.runs_in(tmp_path / "fleet") == {spec.key for spec in specs}
-        assert continued(specs, CLASSES, tmp_path / "fleet") == expected, f"stopped at {stop}"
+        assert resumed(specs, CLASSES, tmp_path / "fleet") == expected, f"stopped at {stop}"
 
 
-def test_a_fleet_with_a_rejected_run_continues_bit_for_bit_too(tmp_path):
+def test_fleet_with_a_rejected_run_resumes_bit_for_bit(tmp_path):
     specs = specs_for(["ewc", "balanced-ewc"], CLASSES)
     specs[2] = replace(specs[2], strength=1e12)
-    expected, calls = never_stopped(specs, CLASSES, reject=True)
+    expected, calls = uninterrupted(specs, CLASSES, reject=True)
     assert sorted(json.loads(r)["status"] for r in expected.values()) == ["finished"] * 3 + ["rejected"]
     for stop in range(calls):
-        stopped_at(specs, CLASSES, tmp_path / "fleet", stop, reject=True)
-        assert continued(specs, CLASSES, tmp_path / "fleet", reject=True) == expected
+        stop_at(specs, CLASSES, tmp_path / "fleet", stop, reject=True)
+        assert resumed(specs, CLASSES, tmp_path / "fleet", reject=True) == expected
 
 
-def test_the_same_runs_named_in_another_order_continue_as_themselves(tmp_path):
+def test_runs_given_in_another_order_resume(tmp_path):
     """The engine finds a checkpoint whatever the order of its runs is, as after `--seeds 1,0`."""
     specs = specs_for(["plain", "ewc"], CLASSES, seeds=(0, 1, 2))
-    expected, _ = never_stopped(specs, CLASSES)
-    stopped_at(specs, CLASSES, tmp_path / "fleet", 4)
-    assert continued(specs[::-1], CLASSES, tmp_path / "fleet") == expected
+    expected, _ = uninterrupted(specs, CLASSES)
+    stop_at(specs, CLASSES, tmp_path / "fleet", 4)
+    assert resumed(specs[::-1], CLASSES, tmp_path / "fleet") == expected
 
 
-# Some of the runs
+# A subset of the runs
 
 
-def near(found: dict[str, str], expected: dict[str, str], some: list[RunSpec]) -> None:
-    """These runs and no others, each as it should be to nine digits."""
-    assert found.keys() == {spec.key for spec in some}
-    for key, told_ in found.items():
-        for mine, theirs in zip(numbers(json.loads(told_)), numbers(json.loads(expected[key])), strict=True):
-            assert mine == (pytest.approx(theirs, rel=1e-9, abs=1e-12) if isinstance(theirs, float) else theirs)
+def assert_close_results(actual: dict[str, str], expected: dict[str, str], specs: list[RunSpec]) -> None:
+    """Check that there are results of exactly these runs, each equal to nine digits."""
+    assert actual.keys() == {spec.key for spec in specs}
+    for key, result in actual.items():
+        for value, other in zip(leaves(json.loads(result)), leaves(json.loads(expected[key])), strict=True):
+            assert value == (pytest.approx(other, rel=1e-9, abs=1e-12) if isinstance(other, float) else other)
 
 
-def numbers(value: object) -> list[object]:
-    """Everything in a result, one after the other."""
+def leaves(value: object) -> list[object]:
+    """Return the names and values of a result as a flat list."""
     if isinstance(value, dict):
-        return [each for name in sorted(value) for each in (name, *numbers(value[name]))]
-    return [each for part in value for each in numbers(part)] if isinstance(value, list) else [value]
+        return [leaf for name in sorted(value) for leaf in (name, *leaves(value[name]))]
+    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, list) else [value]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "float32"])
-def test_some_runs_of_a_checkpoint_continue_as_they_would_with_the_others(kind, tmp_path):
-    methods, stream, rest = KINDS[kind]
-    specs = specs_for(methods, stream, **{**rest, "seeds": (0, 1, 2)})
-    expected, _ = never_stopped(specs, stream)
-    some = specs[len(methods) % 2 :: 2]  # what is left out lies between them
+def test_subset_of_a_checkpoint_resumes_as_with_the_other_runs(kind, tmp_path):
+    methods, stream, settings = KINDS[kind]
+    specs = specs_for(methods, stream, **{**settings, "seeds": (0, 1, 2)})
+    expected, _ = uninterrupted(specs, stream)
+    selected = specs[len(methods) % 2 :: 2]  # the runs that are left out are between them
     for stop in (1, 4):
-        stopped_at(specs, stream, tmp_path / "fleet", stop)
-        near(continued(some, stream, tmp_path / "fleet"), expected, some)
+        stop_at(specs, stream, tmp_path / "fleet", stop)
+        assert_close_results(resumed(selected, stream, tmp_path / "fleet"), expected, selected)
 
 
-def test_a_checkpoint_is_split_into_those_of_its_parts_and_they_lack_nothing(tmp_path):
+def test_split_checkpoints_resume_like_the_whole(tmp_path):
     specs = specs_for(["plain", "si", "ewc"], CLASSES, seeds=(0, 1))
-    specs[1], specs[4] = replace(specs[1], lr=1e200), replace(specs[4], strength=1e200)  # one is lost early, one late
-    expected, _ = never_stopped(specs, CLASSES)
+    specs[1], specs[4] = replace(specs[1], lr=1e200), replace(specs[4], strength=1e200)  # one fails early, one late
+    expected, _ = uninterrupted(specs, CLASSES)
     parts = {tmp_path / "one": specs[:2], tmp_path / "other": specs[2:5], tmp_path / "last": specs[5:]}
     for stop in (1, 4, 7):
-        stopped_at(specs, CLASSES, tmp_path / "fleet", stop)
+        stop_at(specs, CLASSES, tmp_path / "fleet", stop)
         before = (tmp_path / "fleet").read_bytes()
         keys = {path: {spec.key for spec in part} for path, part in parts.items()}
         assert checkpoint.split(tmp_path / "fleet", keys) == checkpoint.steps_in(tmp_path / "fleet")
         assert (tmp_path / "fleet").read_bytes() == before
         for path, part in parts.items():
             assert checkpoint.runs_in(path) == keys[path]
-            assert continued(part, CLASSES, path) == continued(part, CLASSES, tmp_path / "fleet")  # to the last bit
-            near(continued(part, CLASSES, path), expected, part)
+            assert resumed(part, CLASSES, path) == resumed(part, CLASSES, tmp_path / "fleet")  # to the last bit
+            assert_close_results(resumed(part, CLASSES, path), expected, part)
 
 
-def test_a_damaged_checkpoint_is_not_split(saved, tmp_path):
+def test_damaged_checkpoint_is_not_split(saved, tmp_path):
     whole = bytearray(saved.read_bytes())
     whole[-1] ^= 1
     saved.write_bytes(bytes(whole))
@@ -240,12 +240,12 @@ def test_a_damaged_checkpoint_is_not_split(saved, tmp_path):
 @pytest.fixture
 def saved(tmp_path) -> Path:
     path = tmp_path / "fleet.safetensors"
-    stopped_at(specs_for(["ewc", "plain"], CLASSES), CLASSES, path, 4)
+    stop_at(specs_for(["ewc", "plain"], CLASSES), CLASSES, path, 4)
     return path
 
 
-def refused(path: Path, specs: list[RunSpec] | None = None, match: str = "cannot be read: delete it") -> None:
-    """By everything that reads a checkpoint, in one line that names the file."""
+def assert_refused(path: Path, specs: list[RunSpec] | None = None, match: str = "cannot be read: delete it") -> None:
+    """Check that restoring fails with one line that names the file."""
     fleet = Fleet(specs or specs_for(["ewc", "plain"], CLASSES), CLASSES)
     with pytest.raises(MooringError, match=match) as error:
         checkpoint.restore(fleet, path)
@@ -255,7 +255,7 @@ def refused(path: Path, specs: list[RunSpec] | None = None, match: str = "cannot
 
 @pytest.mark.parametrize("broken", ["replace", "fsync"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["disk full", "disk broken"])
-def test_a_write_that_fails_leaves_the_old_checkpoint_whole_and_says_so_in_one_line(saved, monkeypatch, broken, number):
+def test_failed_write_keeps_the_old_checkpoint_and_gives_a_one_line_error(saved, monkeypatch, broken, number):
     before = saved.read_bytes()
 
     def fail(*args: object) -> None:
@@ -271,9 +271,9 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_whole_and_says_so_in_one_l
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]  # nothing half-written stays
 
 
-def test_a_kill_during_the_write_leaves_the_old_checkpoint_to_continue_from(saved, monkeypatch):
+def test_kill_during_the_write_keeps_the_old_checkpoint(saved, monkeypatch):
     specs = specs_for(["ewc", "plain"], CLASSES)
-    expected, _ = never_stopped(specs, CLASSES)
+    expected, _ = uninterrupted(specs, CLASSES)
     after: list[Path] = []
 
     def kill(source: Path, target: Path) -> None:
@@ -284,13 +284,13 @@ def test_a_kill_during_the_write_leaves_the_old_checkpoint_to_continue_from(save
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(Fleet(specs, CLASSES), saved)
     monkeypatch.undo()
-    assert after  # it had come to the last moment
-    after[0].write_bytes(b"half of it")  # as after kill -9, when nobody tidies up
-    assert continued(specs, CLASSES, saved) == expected
+    assert after  # the kill came just before the rename
+    after[0].write_bytes(b"half of it")  # as after kill -9, which leaves the temporary file
+    assert resumed(specs, CLASSES, saved) == expected
 
 
-def test_a_checkpoint_is_never_seen_half_written(saved, monkeypatch):
-    """What is at the path when the file is renamed there is the old one, and what is renamed is complete."""
+def test_checkpoint_file_is_never_incomplete(saved, monkeypatch):
+    """At the time of the rename the path holds the old file, and the new file is complete."""
     before, seen = saved.read_bytes(), []
     really = os.replace
 
@@ -300,35 +300,37 @@ def test_a_checkpoint_is_never_seen_half_written(saved, monkeypatch):
         really(source, target)
 
     monkeypatch.setattr("mooring.lab.model.atomic_files.os.replace", watch)
-    stopped_at(specs_for(["ewc", "plain"], CLASSES), CLASSES, saved, 6)
+    stop_at(specs_for(["ewc", "plain"], CLASSES), CLASSES, saved, 6)
     assert seen == [True]
     assert saved.read_bytes() != before
 
 
-def test_a_checkpoint_cut_short_anywhere_is_refused_in_one_line(saved):
+def test_truncated_checkpoint_is_refused_in_one_line(saved):
     whole = saved.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     for length in (0, 1, 7, 8, 9, 100, header - 1, header, header + 1, len(whole) // 2, len(whole) - 8, len(whole) - 1):
         saved.write_bytes(whole[:length])
-        refused(saved)
+        assert_refused(saved)
         with pytest.raises(MooringError, match="cannot be read"):
             checkpoint.runs_in(saved)
     saved.write_bytes(whole)
     checkpoint.restore(Fleet(specs_for(["ewc", "plain"], CLASSES), CLASSES), saved)
 
 
-def rewritten(path: Path, **changes: object) -> None:
-    """The same tensors under a header with some things changed; None takes them out."""
+def rewrite_header(path: Path, **changes: object) -> None:
+    """Change entries of the header and keep the tensors; None removes an entry."""
     whole = path.read_bytes()
     header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"]["mooring"]
-    told = {name: value for name, value in {**json.loads(header), **changes}.items() if value is not None}
-    path.write_bytes(save(load(whole), metadata={"mooring": json.dumps(told)}))
+    changed = {name: value for name, value in {**json.loads(header), **changes}.items() if value is not None}
+    path.write_bytes(save(load(whole), metadata={"mooring": json.dumps(changed)}))
 
 
 @pytest.mark.parametrize("change", [-1, 1], ids=["older", "newer"])
 def test_checkpoint_of_another_version_is_refused_in_one_line(saved, change):
-    rewritten(saved, version=checkpoint.VERSION + change)
-    refused(saved, match=rf"has version {checkpoint.VERSION + change}, this Mooring reads {checkpoint.VERSION}: ")
+    rewrite_header(saved, version=checkpoint.VERSION + change)
+    assert_refused(
+        saved, match=rf"has version {checkpoint.VERSION + change}, this Mooring reads {checkpoint.VERSION}: "
+    )
 
 
 DAMAGE = [
@@ -343,37 +345,37 @@ DAMAGE = [
 ]
 
 
-def test_a_checkpoint_with_a_damaged_header_is_refused_in_one_line(saved):
+def test_checkpoint_with_a_damaged_header_is_refused_in_one_line(saved):
     whole = saved.read_bytes()
     for change in DAMAGE:
         saved.write_bytes(whole)
-        rewritten(saved, **change)
-        refused(saved)
+        rewrite_header(saved, **change)
+        assert_refused(saved)
 
 
-def test_a_checkpoint_whose_header_is_no_json_object_is_refused_in_one_line(saved):
+def test_checkpoint_whose_header_is_no_json_object_is_refused_in_one_line(saved):
     tensors = load(saved.read_bytes())
     for text in ("null", "[]", "", "{", "\x00"):
         saved.write_bytes(save(tensors, metadata={"mooring": text}))
-        refused(saved)
+        assert_refused(saved)
 
 
-def test_a_checkpoint_that_lacks_a_tensor_is_refused_in_one_line(saved):
+def test_checkpoint_that_lacks_a_tensor_is_refused_in_one_line(saved):
     whole = saved.read_bytes()
     header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"]
     tensors = load(whole)
     for name in ("curve", "parameter/heads.0.weight", "held/0/backbone.1.weight/anchor"):
         saved.write_bytes(save({n: t for n, t in tensors.items() if n != name}, metadata=header))
-        refused(saved, match="is damaged: delete it")
+        assert_refused(saved, match="is damaged: delete it")
 
 
-def test_a_bit_that_flipped_on_the_disk_is_noticed(saved):
+def test_flipped_bit_is_detected(saved):
     whole = bytearray(saved.read_bytes())
     for place in (-1, -len(whole) // 3):
         flipped = bytearray(whole)
         flipped[place] ^= 1
         saved.write_bytes(bytes(flipped))
-        refused(saved, match="is damaged: delete it")
+        assert_refused(saved, match="is damaged: delete it")
 
 
 @pytest.mark.parametrize(
@@ -386,40 +388,40 @@ def test_a_bit_that_flipped_on_the_disk_is_noticed(saved):
     ],
     ids=["none of them", "some of them and others", "more", "other settings"],
 )
-def test_a_checkpoint_of_other_runs_is_refused_in_one_line(saved, others):
-    refused(saved, others, match="is of other runs: delete it to start again")
+def test_checkpoint_of_other_runs_is_refused_in_one_line(saved, others):
+    assert_refused(saved, others, match="is of other runs: delete it to start again")
 
 
-def test_a_checkpoint_that_is_not_there_or_not_one_is_refused_in_one_line(tmp_path):
-    refused(tmp_path / "nothing")
-    refused(tmp_path)
+def test_missing_or_foreign_file_is_refused_in_one_line(tmp_path):
+    assert_refused(tmp_path / "nothing")
+    assert_refused(tmp_path)
     (tmp_path / "weights").write_bytes(save({"weight": torch.zeros(1)}))
-    refused(tmp_path / "weights")
+    assert_refused(tmp_path / "weights")
 
 
 class Bomb:
-    """Does something when unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, (os.environ["MOORING_BOMB"],)
 
 
-def test_a_checkpoint_is_safetensors_and_nothing_is_ever_unpickled(saved, monkeypatch, tmp_path):
+def test_checkpoint_is_safetensors_and_nothing_is_unpickled(saved, monkeypatch, tmp_path):
     whole = saved.read_bytes()
     assert "curve" in json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])  # length, JSON, bytes
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, None)
     for name in ("load", "save"):
         monkeypatch.setattr(torch, name, None)
-    assert len(continued(specs_for(["ewc", "plain"], CLASSES), CLASSES, saved)) == 4
+    assert len(resumed(specs_for(["ewc", "plain"], CLASSES), CLASSES, saved)) == 4
     monkeypatch.setenv("MOORING_BOMB", str(tmp_path / "went off"))
     saved.write_bytes(pickle.dumps(Bomb()))
-    refused(saved)
+    assert_refused(saved)
     assert not (tmp_path / "went off").exists()
 
 
-def test_a_run_that_is_lost_but_not_yet_taken_out_is_not_forgotten(tmp_path):
-    """On a GPU that is seen only every so many steps; a checkpoint may be written in between."""
+def test_failed_run_that_is_not_yet_removed_survives_a_checkpoint(tmp_path):
+    """A GPU is checked for failed runs only every few steps; a checkpoint may be written in between."""
     specs = [spec_for("plain", CLASSES, seed, batch=4, epochs=1) for seed in (0, 1)]
     path = tmp_path / "fleet.safetensors"
 

@@ -1,4 +1,4 @@
-"""What a fleet is scored on: the tasks so far and the next, of which every metric can be told; on the device."""
+"""Evaluation of a fleet: the tasks so far and the next one, which every metric can be computed from."""
 
 from dataclasses import replace
 from weakref import WeakKeyDictionary
@@ -17,8 +17,8 @@ from mooring.lab.networks.initialization import initial_network
 STREAMS = {"classes": class_stream(tasks=4), "domains": domain_stream(tasks=4)}
 
 
-class Square:
-    """Scores every task after every task, whatever the fleet does."""
+class FullMatrix:
+    """Evaluates every task after every task, in addition to what the fleet evaluates."""
 
     def __init__(self) -> None:
         self.rows: list[list[list[float]]] = []
@@ -33,11 +33,11 @@ class Square:
 
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("method", ["plain", "ewc", "joint"])
-def test_rows_go_to_the_next_task_and_metrics_are_those_of_the_whole_matrix(method, kind):
-    stream, square = STREAMS[kind], Square()
-    results = Fleet([spec_for(method, stream, seed, epochs=1) for seed in (0, 1)], stream).run(square)
+def test_rows_include_the_next_task_and_metrics_equal_those_of_the_full_matrix(method, kind):
+    stream, matrix = STREAMS[kind], FullMatrix()
+    results = Fleet([spec_for(method, stream, seed, epochs=1) for seed in (0, 1)], stream).run(matrix)
     for run, result in enumerate(results):
-        full = [rows[run] for rows in square.rows]
+        full = [rows[run] for rows in matrix.rows]
         assert [len(row) for row in full] == [4, 4, 4, 4] == [len(result.untrained)] * 4
         assert result.matrix == [full[0][:2], full[1][:3], full[2], full[3]]
         last = full[-1]
@@ -52,25 +52,25 @@ def test_rows_go_to_the_next_task_and_metrics_are_those_of_the_whole_matrix(meth
         assert replace(result, matrix=full).metrics == result.metrics  # as an older version wrote it, to the bit
 
 
-def test_images_stay_on_the_device_where_they_fit_easily(monkeypatch):
+def test_small_test_sets_stay_on_the_device(monkeypatch):
     stream = STREAMS["classes"]
     assert resident_bytes(stream.test) == stream.test.images.nbytes
-    kept = Evaluation(stream, "meta")
-    assert {t.device.type for t in (kept.images, kept.labels, *kept.indices)} == {"meta"}
+    resident = Evaluation(stream, "meta")
+    assert {t.device.type for t in (resident.images, resident.labels, *resident.indices)} == {"meta"}
     monkeypatch.setattr(evaluation, "MAX_RESIDENT_BYTES", stream.test.images.nbytes)
     assert resident_bytes(stream.test) == 0
-    left = Evaluation(stream, "meta")
-    assert {t.device.type for t in (left.images, left.labels, *left.indices)} == {"cpu"}
+    on_host = Evaluation(stream, "meta")
+    assert {t.device.type for t in (on_host.images, on_host.labels, *on_host.indices)} == {"cpu"}
 
 
-def test_on_a_cpu_nothing_is_copied():
+def test_cpu_evaluation_does_not_copy_images():
     stream = STREAMS["classes"]
-    held = Evaluation(stream)
-    assert held.images.data_ptr() == stream.test.images.data_ptr()
-    assert held.labels.data_ptr() == stream.test.labels.data_ptr()
+    shared = Evaluation(stream)
+    assert shared.images.data_ptr() == stream.test.images.data_ptr()
+    assert shared.labels.data_ptr() == stream.test.labels.data_ptr()
 
 
-def test_scores_do_not_depend_on_how_many_images_are_scored_at_a_time(monkeypatch):
+def test_scores_do_not_depend_on_the_batch_size(monkeypatch):
     stream = STREAMS["classes"]
     stack = Stack(
         [initial_network("mlp", stream, seed, dtype=torch.float64) for seed in (0, 1)], torch.device("cpu"), [0, 1]
@@ -81,25 +81,25 @@ def test_scores_do_not_depend_on_how_many_images_are_scored_at_a_time(monkeypatc
     assert whole.shape == (2, 3)
 
 
-def test_runs_that_start_from_the_same_are_scored_once_before_they_are_trained(monkeypatch):
+def test_initial_networks_are_evaluated_once(monkeypatch):
     monkeypatch.setattr(evaluation, "_UNTRAINED_SCORES", WeakKeyDictionary())
     stream = STREAMS["classes"]
     specs = [spec_for(method, stream, seed, epochs=1) for method in ("plain", "ewc") for seed in (0, 1)]
-    scored = []
+    evaluated = []
 
     class Counting(Evaluation):
-        def score(self, stack, *told):
-            scored.append(len(stack))
-            return super().score(stack, *told)
+        def score(self, stack, *args):
+            evaluated.append(len(stack))
+            return super().score(stack, *args)
 
     fleet = Fleet(specs, stream)
     fleet.evaluation = Counting(stream)
     results = {(result.spec.method, result.spec.seed): result for result in fleet.run()}
-    assert scored == [2, 4, 4, 4, 4]
+    assert evaluated == [2, 4, 4, 4, 4]
     again = Fleet([replace(spec, lr=0.01) for spec in specs], stream)
     again.evaluation = Counting(stream)
-    assert [each.untrained for each in again.run()] == [each.untrained for each in results.values()]
-    assert scored[5:] == [4, 4, 4, 4]  # the first of these after a task
+    assert [result.untrained for result in again.run()] == [result.untrained for result in results.values()]
+    assert evaluated[5:] == [4, 4, 4, 4]  # all of them after a task
     for (method, seed), result in results.items():
         alone = Fleet([spec_for(method, stream, seed, epochs=1)], stream).run()[0]
         assert result.untrained == alone.untrained == results["plain", seed].untrained

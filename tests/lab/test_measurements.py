@@ -1,4 +1,4 @@
-"""What a stack is measured by, all runs at once, is what its networks are measured by alone."""
+"""Measurements of a stack equal the measurements of its single networks."""
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ SEEDS = [0, 1, 2, 3, 4]
 
 
 @pytest.fixture(params=["mlp", "lab.test_fleet:convolving", "lab.test_fleet:normalised", "lab.test_fleet:dropping"])
-def moved(request):
-    """A stack, and what it was before every weight moved a little."""
+def stack_and_first(request):
+    """Return a stack, and its tensors before a small change of every weight."""
     stack = Stack([initial_network(request.param, STREAM, seed, dtype=torch.float64) for seed in SEEDS], seeds=SEEDS)
     first = {name: t.detach().clone() for name, t in (stack.parameters | stack.buffers).items()}
     random = torch.Generator().manual_seed(0)
@@ -31,23 +31,25 @@ def moved(request):
     return stack, first
 
 
-def test_drift_and_cka_are_those_of_each_network_alone(moved, monkeypatch) -> None:
-    stack, first = moved
+def test_drift_and_cka_equal_those_of_each_network_alone(stack_and_first, monkeypatch) -> None:
+    stack, first = stack_and_first
     inputs = normalize_pixels(STREAM.test.images[:40], torch.float64)
-    monkeypatch.setitem(measurements.INPUT_VALUES_PER_PASS, "cpu", 2 * inputs.numel())  # two runs, and one that is left
-    drifts, likenesses = drift_of(stack, first), cka_of(stack, first, inputs)
+    monkeypatch.setitem(
+        measurements.INPUT_VALUES_PER_PASS, "cpu", 2 * inputs.numel()
+    )  # two runs at a time, and one that is left
+    drifts, ckas = drift_of(stack, first), cka_of(stack, first, inputs)
     for run in range(len(SEEDS)):
         then, now = stack.network_of(run, first), stack.network_of(run)
         names = [name for name in stack.parameters if name.startswith("backbone.")]
         parts = ((name, stack.parameters[name][run], first[name][run]) for name in names)
         assert drifts[run] == pytest.approx(parameter_drift(parts))
         alone = {layer: value for layer, value in cka(then, now, inputs).items() if layer.startswith("backbone.")}
-        assert likenesses[run] == pytest.approx(alone, abs=1e-9)
-        assert 0 < min(likenesses[run].values()) < 1
+        assert ckas[run] == pytest.approx(alone, abs=1e-9)
+        assert 0 < min(ckas[run].values()) < 1
 
 
-def test_what_is_measured_leaves_the_stack_as_it_was(moved) -> None:
-    stack, first = moved
+def test_cka_leaves_the_stack_unchanged(stack_and_first) -> None:
+    stack, first = stack_and_first
     inputs = normalize_pixels(STREAM.test.images[:20], torch.float64)
     x = inputs.expand(len(stack), *inputs.shape)
     before = stack(x, 0), {name: id(t) for name, t in (stack.parameters | stack.buffers).items()}
@@ -56,13 +58,13 @@ def test_what_is_measured_leaves_the_stack_as_it_was(moved) -> None:
     assert {name: id(t) for name, t in (stack.parameters | stack.buffers).items()} == before[1]
 
 
-def test_fewer_than_four_inputs_are_not_compared(moved) -> None:
-    stack, first = moved
+def test_cka_of_fewer_than_four_inputs_is_empty(stack_and_first) -> None:
+    stack, first = stack_and_first
     assert cka_of(stack, first, normalize_pixels(STREAM.test.images[:3], torch.float64)) == [{}] * len(stack)
 
 
-def test_the_verdicts_and_importances_of_all_runs_are_those_of_each() -> None:
-    """With a score for each weight, and with one for a whole parameter; one run has lost its numbers."""
+def test_stability_and_importance_equal_those_of_each_run() -> None:
+    """Scores are per weight or per parameter; one run has a NaN."""
     lr, strength = torch.tensor([0.1, 0.2, 0.05]), torch.tensor([1.0, 30.0, 2.0])
     names = ["one.weight", "one.bias", "two.weight"]
     moorings = Moorings(find_method("ewc"), [0, 1, 2], lr, strength, names)
@@ -77,18 +79,18 @@ def test_the_verdicts_and_importances_of_all_runs_are_those_of_each() -> None:
         held.previous = 3 * torch.randn(shape, generator=random)
     moorings.held["one.bias"].previous[2, 1] = torch.nan
     momenta = [0.0, 0.9, 0.5]
-    found, importances = moorings.stability(momenta), moorings.importance_by_layer()
+    verdicts_of_runs, importances = moorings.stability(momenta), moorings.importance_by_layer()
     for run, momentum in enumerate(momenta):
-        every = {name: held.previous[run].expand(shapes[name]).flatten() for name, held in moorings.held.items()}
-        scores = torch.cat(list(every.values()))
+        previous = {name: held.previous[run].expand(shapes[name]).flatten() for name, held in moorings.held.items()}
+        scores = torch.cat(list(previous.values()))
         p = interpolation_weight(float(lr[run]), float(strength[run]), scores)
         sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=momentum)
         counts = verdicts(p, divergence_limit(sgd, sgd.param_groups[0]))
-        told = found[run]
-        mine = (told.free, told.interpolate, told.extrapolate, told.diverge, told.negative)
-        assert mine == (counts.free, counts.interpolate, counts.extrapolate, counts.diverge, counts.negative)
-        assert told.largest == pytest.approx(float(p.max()), nan_ok=True)
-        assert told.safe_strength == pytest.approx(largest_safe_strength(float(lr[run]), scores))
-        one = torch.cat([every["one.weight"], every["one.bias"]]).double().mean()
-        expected = {"one": float(one), "two": float(every["two.weight"].double().mean())}
+        verdict = verdicts_of_runs[run]
+        actual = (verdict.free, verdict.interpolate, verdict.extrapolate, verdict.diverge, verdict.negative)
+        assert actual == (counts.free, counts.interpolate, counts.extrapolate, counts.diverge, counts.negative)
+        assert verdict.largest == pytest.approx(float(p.max()), nan_ok=True)
+        assert verdict.safe_strength == pytest.approx(largest_safe_strength(float(lr[run]), scores))
+        one = torch.cat([previous["one.weight"], previous["one.bias"]]).double().mean()
+        expected = {"one": float(one), "two": float(previous["two.weight"].double().mean())}
         assert importances[run] == pytest.approx(expected, nan_ok=True)

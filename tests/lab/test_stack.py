@@ -1,4 +1,4 @@
-"""A stack of networks: the fastest_mode mode that is right, for each kind of network."""
+"""A stack of networks runs in the fastest mode that gives the outputs of the single networks."""
 
 import copy
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lab.small import class_stream, spec_for, trained_by_hand
-from lab.test_batched_layers import different
+from lab.test_batched_layers import randomized
 from mooring.lab.engines.local import Local
 from mooring.lab.engines.reporting import Silent
 from mooring.lab.engines.runner import Aboard
@@ -26,7 +26,7 @@ SHAPE = (1, 8, 8)
 
 
 class Patches(nn.Module):
-    """A small vision transformer: patches, a block of attention written out, a mean over the places."""
+    """A small vision transformer: patches, a hand-written attention block, a mean over the positions."""
 
     def __init__(self, dropout: float = 0.0, placed: bool = False) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Patches(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The same from torch's own layers, which have a short cut of their own for networks in use."""
+    """The same with torch's encoder layers, which have a fast path for inference."""
 
-    def __init__(self, batch_first: bool = True, **rest: object) -> None:
+    def __init__(self, batch_first: bool = True, **options: object) -> None:
         super().__init__()
         self.first = batch_first
         self.cut = nn.Conv2d(1, 8, 2, stride=2)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first, **rest)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first, **options)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ class Encoder(nn.Module):
 
 
 class Remembering(nn.Module):
-    """Puts another tensor in the place of a buffer."""
+    """A network that replaces its buffer by a new tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,21 +101,21 @@ def final(fleet: Fleet) -> dict[str, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize(
     ("network", "mode"), [("patches", "batched"), ("encoder", "batched"), ("placed", "vmap"), ("remembering", "vmap")]
 )
-def test_a_run_of_a_transformer_in_a_fleet_equals_the_run_alone_and_the_loop_by_hand(network, mode):
+def test_transformer_in_a_fleet_equals_the_run_alone_and_a_plain_loop(network, mode):
     stream = class_stream(tasks=2, images=30)
-    told = {"network": f"{HERE}:{network}", "epochs": 1, "lr": 0.05}
-    specs = [spec_for(method, stream, seed, **told) for method in ("plain", "explicit-ewc") for seed in (0, 1)]
+    settings = {"network": f"{HERE}:{network}", "epochs": 1, "lr": 0.05}
+    specs = [spec_for(method, stream, seed, **settings) for method in ("plain", "explicit-ewc") for seed in (0, 1)]
     fleet = Fleet(specs, stream)
     assert fleet.stack.mode == mode
     together = final(fleet)
     for spec in specs[1:3]:
         alone = final(Fleet([spec], stream))[spec.key]
         torch.testing.assert_close(together[spec.key], alone, rtol=1e-9, atol=1e-9)
-        hand = trained_by_hand(spec, stream).state_dict()
-        torch.testing.assert_close(together[spec.key], hand, rtol=1e-9, atol=1e-9)
+        expected = trained_by_hand(spec, stream).state_dict()
+        torch.testing.assert_close(together[spec.key], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_transformer_with_dropout_trains_run_by_run_and_a_line_says_so(tmp_path):
+def test_transformer_with_dropout_trains_sequentially_and_the_user_is_told(tmp_path):
     class Listening(Silent):
         def note(self, line: str) -> None:
             lines.append(line)
@@ -129,17 +129,17 @@ def test_a_transformer_with_dropout_trains_run_by_run_and_a_line_says_so(tmp_pat
     assert lines == [f"{specs[0].network} cannot be stacked: its runs train one after the other"]
 
 
-# Which mode
+# Execution modes
 
 
 def identical_networks(backbone: nn.Module, runs: int = 2, heads: int = 2) -> list[MultiHeadNetwork]:
-    """Networks that start from the same weights."""
+    """Return networks with the same weights."""
     network = MultiHeadNetwork(backbone, 3, heads, SHAPE)
     return [copy.deepcopy(network) for _ in range(runs)]
 
 
 class Twice(nn.Module):
-    """One layer in two places."""
+    """A network that uses one layer twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Twice(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers with one weight."""
+    """A network with two layers that share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,8 +162,8 @@ class Tied(nn.Module):
         return self.other(torch.tanh(self.one(x.flatten(1))))
 
 
-def flat(*rest: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), *rest)
+def flat(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
 MODES: dict[str, tuple[str, Callable[[], nn.Module]]] = {
@@ -189,7 +189,7 @@ MODES: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         "batched",
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
     ),
-    "nothing of its own": (
+    "no parameters": (
         "batched",
         lambda: nn.Sequential(nn.BatchNorm2d(1, affine=False, track_running_stats=False), nn.Flatten()),
     ),
@@ -203,20 +203,20 @@ MODES: dict[str, tuple[str, Callable[[], nn.Module]]] = {
 
 @pytest.mark.parametrize("runs", [1, 2, 3])
 @pytest.mark.parametrize("case", MODES)
-def test_each_network_goes_the_fastest_way_that_is_right(case, runs):
-    mode, made = MODES[case]
-    assert Stack(identical_networks(made(), runs)).mode == mode
+def test_each_network_runs_in_the_fastest_correct_mode(case, runs):
+    mode, create = MODES[case]
+    assert Stack(identical_networks(create(), runs)).mode == mode
 
 
-def wrong(name: str) -> Callable[..., torch.Tensor]:
-    """A rule that takes the tensor of that name from the run before."""
+def mixing_runs(name: str) -> Callable[..., torch.Tensor]:
+    """Return a layer function that takes the tensor of that name from the previous run."""
 
-    def mixing(layer: nn.Module, x: torch.Tensor, tensors: dict[str, torch.Tensor], runs: int) -> torch.Tensor:
-        moved = {n: t.roll(1, 0) if n == name else t for n, t in tensors.items()}
-        return rules[type(layer)](layer, x, moved, runs)
+    def mixed(layer: nn.Module, x: torch.Tensor, tensors: dict[str, torch.Tensor], runs: int) -> torch.Tensor:
+        rolled = {n: t.roll(1, 0) if n == name else t for n, t in tensors.items()}
+        return functions[type(layer)](layer, x, rolled, runs)
 
-    rules = dict(LAYERS)
-    return mixing
+    functions = dict(LAYERS)
+    return mixed
 
 
 @pytest.mark.parametrize(
@@ -232,14 +232,14 @@ def wrong(name: str) -> Callable[..., torch.Tensor]:
         (nn.LayerNorm, "bias"),
     ],
 )
-def test_a_layer_that_mixes_runs_up_is_refused_even_where_all_start_from_the_same_weights(kind, name, monkeypatch):
+def test_layer_that_mixes_runs_is_not_used_even_if_all_networks_are_identical(kind, name, monkeypatch):
     backbone = flat(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.LayerNorm(32), nn.ReLU())
     assert fastest_mode(identical_networks(backbone)) == "batched"
-    monkeypatch.setitem(LAYERS, kind, wrong(name))
+    monkeypatch.setitem(LAYERS, kind, mixing_runs(name))
     assert fastest_mode(identical_networks(backbone)) == "vmap"
 
 
-def test_trying_leaves_the_networks_and_the_world_as_they_were():
+def test_choosing_a_mode_changes_neither_networks_nor_global_state():
     networks = [
         MultiHeadNetwork(flat(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.1)), 3, 1, SHAPE) for _ in range(5)
     ]
@@ -251,14 +251,14 @@ def test_trying_leaves_the_networks_and_the_world_as_they_were():
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.backends.mha.get_fastpath_enabled() is fast is True
     assert [network.training for network in networks] == modes
-    for run, (network, told) in enumerate(zip(networks, before, strict=True)):
-        torch.testing.assert_close(network.state_dict(), told, rtol=0, atol=0)
-        torch.testing.assert_close(stack.network_of(run).state_dict(), told, rtol=0, atol=0)
+    for run, (network, state) in enumerate(zip(networks, before, strict=True)):
+        torch.testing.assert_close(network.state_dict(), state, rtol=0, atol=0)
+        torch.testing.assert_close(stack.network_of(run).state_dict(), state, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("mode", ["batched", "vmap", "sequential"])
-def test_a_way_that_is_known_is_taken_and_all_give_the_same(mode):
-    networks = [different(MultiHeadNetwork(Encoder(), 3, 2, SHAPE), seed) for seed in range(3)]
+def test_given_mode_is_used_and_all_modes_agree(mode):
+    networks = [randomized(MultiHeadNetwork(Encoder(), 3, 2, SHAPE), seed) for seed in range(3)]
     stack = Stack(networks, mode=mode)
     x = torch.rand(3, 4, *SHAPE, dtype=torch.float64)
     heads = torch.arange(12).view(3, 4) % 2
@@ -268,24 +268,26 @@ def test_a_way_that_is_known_is_taken_and_all_give_the_same(mode):
         torch.testing.assert_close(stack(x, heads, train=train), alone, rtol=1e-10, atol=1e-10)
 
 
-def test_the_way_is_tried_once_for_each_architecture(monkeypatch):
-    tried = []
-    monkeypatch.setattr(stack_module, "fastest_mode", lambda networks: tried.append(networks) or fastest_mode(networks))
+def test_mode_is_chosen_once_for_each_architecture(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(
+        stack_module, "fastest_mode", lambda networks: chosen.append(networks) or fastest_mode(networks)
+    )
     monkeypatch.setattr(stack_module, "_MODES", {})
 
     def stacked(*layers):
         return Stack(identical_networks(flat(*layers))).mode
 
     assert stacked(nn.Linear(64, 8), nn.ReLU()) == stacked(nn.Linear(64, 8), nn.ReLU()) == "batched"
-    assert len(tried) == 1
+    assert len(chosen) == 1
     assert stacked(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5)) == "sequential"
-    assert stacked(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.0)) != "sequential"  # the same layers, set otherwise
-    assert len(tried) == 3
-    monkeypatch.setitem(LAYERS, nn.Linear, wrong("weight"))
+    assert stacked(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.0)) != "sequential"  # the same layers with another setting
+    assert len(chosen) == 3
+    monkeypatch.setitem(LAYERS, nn.Linear, mixing_runs("weight"))
     assert stacked(nn.Linear(64, 8), nn.ReLU()) == "vmap"
 
 
-def test_the_way_of_layers_that_nobody_knows_is_tried_each_time(monkeypatch):
+def test_mode_of_unknown_layers_is_chosen_each_time(monkeypatch):
     class Hiding(nn.Module):
         def __init__(self, noise: float):
             super().__init__()
@@ -299,8 +301,8 @@ def test_the_way_of_layers_that_nobody_knows_is_tried_each_time(monkeypatch):
     assert Stack(identical_networks(flat(nn.Linear(64, 8), Hiding(1.0)))).mode == "sequential"
 
 
-def test_a_layer_that_somebody_changed_is_not_known():
+def test_modified_layer_is_not_a_standard_layer():
     hooked, patched = nn.Linear(64, 8), nn.Linear(64, 8)
-    hooked.register_forward_hook(lambda layer, told, out: 2 * out)
+    hooked.register_forward_hook(lambda layer, args, out: 2 * out)
     patched.forward = lambda x: x[:, :8]
     assert [is_standard_layer(layer) for layer in (nn.Linear(64, 8), hooked, patched)] == [True, False, False]
