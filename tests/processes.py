@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["mooring.cli.app", "sklearn.datasets", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["mooring.cli.paper_command", "sklearn.datasets", "torch._dynamo"])
 PATIENCE = 60
 
 

@@ -136,7 +136,7 @@ def test_paper_times_the_table_and_the_grid_search_twice(bench):
 
 def test_the_papers_grid_has_335_configurations_and_its_table_65_runs(bench):
     from mooring.lab.methods import find_method, resolve_methods
-    from mooring.lab.study.protocol import LRS, STRENGTHS
+    from mooring.lab.study.defaults import LRS, STRENGTHS
 
     methods = resolve_methods(bench.piece("paper").METHODS)
     assert len(methods) * 5 == 65

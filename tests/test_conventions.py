@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from mooring.stability import CONVENTIONS, Convention, convert_strength
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import mooring
 from mooring import EWC, MAS, SI, Penalty
 from mooring.errors import MooringError
+from mooring.stability import CONVENTIONS, Convention, convert_strength
 
 LR = 0.05
 STRENGTH = 7.0

@@ -23,7 +23,7 @@ from mooring.lab.methods import find_method, resolve_methods
 from mooring.lab.streams import Stream
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.streams.slices import limit_images, select_tasks
-from mooring.lab.study.protocol import LRS, STRENGTHS
+from mooring.lab.study.defaults import LRS, STRENGTHS
 
 __all__ = ["METHODS", "add_options", "run"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from drawn import Given, asked, figure
 from importances import trained
-from mooring.stability import divergence_limit, effective_learning_rate, interpolation_weight
 from torch import nn
 
 import mooring
 from mooring.report.style import FAINT, LINES
+from mooring.stability import divergence_limit, effective_learning_rate, interpolation_weight
 
 
 def displaced(ps: torch.Tensor, momentum: float = 0.0, steps: int = 30) -> torch.Tensor:

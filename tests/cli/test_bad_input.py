@@ -127,8 +127,8 @@ COMPARE = {
     "--fleet 0": "fleet=0",
     "--fleet -1": "fleet=-1",
     "--fleet many": "--fleet",
-    "--seeds 99999999999999999999": "--seeds 99999999999999999999 is not allowed: say how many",
-    "--seeds 0-99999999999": "--seeds 0-99999999999 is not allowed: say how many",
+    "--seeds 99999999999999999999": "--seeds 99999999999999999999 is not allowed: give how many",
+    "--seeds 0-99999999999": "--seeds 0-99999999999 is not allowed: give how many",
     "--seeds 99999999999999999999,1": "seed=99999999999999999999 is not allowed: give a whole number up to",
     "--epochs 99999999999999999999": "epochs=99999999999999999999 is not allowed: give a whole number up to",
     "--memory 99999999999999999999 --methods er": "memory=99999999999999999999 is not allowed",
@@ -326,7 +326,7 @@ def newer(path) -> None:
 
 
 NO_STUDY = {
-    "of a newer version": (newer, "was made by a newer version of Mooring"),
+    "of a newer version": (newer, "has layout 99, this Mooring reads"),
     "not a database": (lambda path: path.write_bytes(b"no database" * 200), "is not a SQLite file"),
     "another database": (lambda path: sqlite3.connect(path).executescript("CREATE TABLE t (a)").close(), "not a study"),
     "a folder": (lambda path: path.mkdir(), "is a folder"),

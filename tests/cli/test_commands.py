@@ -1,5 +1,6 @@
 """Every command in miniature; a file, the command line and Python ask for the same runs."""
 
+import inspect
 import json
 import sys
 import time
@@ -75,7 +76,7 @@ def test_frontier_says_how_many_methods_it_has_by_default(asked):
 
 def test_frontier_takes_another_dial_for_a_method(asked):
     told = asked("frontier", *DIGITS, "--methods", "wise-ft", "--strength", "wise-ft=0.25,0.75")
-    assert told.splitlines()[-1] == "--out DIR draws it"
+    assert told.splitlines()[-1] == "--out DIR writes the figure"
     assert {result.spec.strength for result in Store("mooring.sqlite").results()} == {0.25, 0.75}
 
 
@@ -256,13 +257,14 @@ def test_all_three_start_from_the_same_defaults(asked, tmp_path, monkeypatch):
 
 
 def test_the_command_line_and_a_file_compare_the_same_methods_where_none_are_named(tmp_path):
-    from mooring.cli.option_groups import METHODS
+    from mooring.cli.compare_command import compare
     from mooring.lab.study.comparison import comparison
     from mooring.lab.study.study_file import read_study_file
 
+    methods = tuple(inspect.signature(compare).parameters["methods"].default.split(","))
     (tmp_path / "empty.toml").write_text("")
-    assert comparison(**read_study_file(tmp_path / "empty.toml").comparison).methods == tuple(METHODS.split(","))
-    assert comparison().methods == tuple(METHODS.split(","))
+    assert comparison(**read_study_file(tmp_path / "empty.toml").comparison).methods == methods
+    assert comparison().methods == methods
 
 
 def test_run_twice_is_instant_and_searches_where_the_file_says_so(asked, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hub_server import serving
-from mooring.cli.data_command import app
+from mooring.cli.data_command import data
 from mooring.cli.progress_bar import progress_bar
 from mooring.errors import MooringError
 from mooring.lab.streams.named_datasets import NAMED_DATASETS
@@ -60,7 +60,7 @@ def hub(monkeypatch):
 
 
 def run(*arguments, answer=None):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=answer)
+    return CliRunner().invoke(data, [str(argument) for argument in arguments], input=answer)
 
 
 def printed(*arguments):
@@ -117,7 +117,7 @@ def test_nothing_is_fetched_without_a_yes(hub, tmp_path):
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n"])
 def test_in_a_terminal_the_size_is_said_and_the_user_asked(hub, tmp_path, monkeypatch, answer):
-    monkeypatch.setattr("mooring.cli.data_command._asks", lambda: True)
+    monkeypatch.setattr("mooring.cli.data_command._can_ask", lambda: True)
     result = run("fetch", "cifar10", answer=answer)
     size = sum(map(len, hub.files.values()))
     assert f"cifar10: 2 files, {size:,} bytes, from uoft-cs/cifar10" in result.stderr
@@ -167,7 +167,7 @@ def test_check_counts_what_is_there(folder):
     for expected in (
         f"{folder}: class folders",
         "3 classes, from 1 (c) to 6 (a) training images",
-        "2 sizes from 7x9 to 30x20 pixels, and become 32x32",
+        "2 sizes from 7x9 to 30x20 pixels, and are resized to 32x32",
         "classes in a task: 1, 3",
         "every image can be read",
     ):

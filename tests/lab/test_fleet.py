@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy
 import pytest
 import torch
-from mooring.drift import cka
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -16,6 +15,7 @@ import mooring
 from lab import small
 from lab.small import class_stream, domain_stream
 from mooring.diagnose.diagnosis import Diagnosis
+from mooring.drift import cka
 from mooring.errors import MooringError, NonFiniteError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.grouping import fleet_shape

@@ -10,7 +10,8 @@ from mooring.lab.methods import find_method, resolve_methods
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import summarize
-from mooring.lab.study.frontier import METHODS, Frontier, area, dials, frontiers, hull
+from mooring.lab.study.defaults import SWEPT_METHODS
+from mooring.lab.study.frontier import Frontier, area, dials, frontiers, hull
 
 percent = st.integers(0, 100).map(float)
 points = st.lists(st.tuples(percent, percent), min_size=1, max_size=12)
@@ -89,6 +90,6 @@ def test_a_method_of_which_nothing_finished_stands_last_without_numbers():
 
 
 def test_every_method_that_is_swept_by_default_has_a_dial_where_it_has_a_strength():
-    names = resolve_methods(METHODS)
+    names = resolve_methods(SWEPT_METHODS)
     assert set(dials(names)) == {name for name in names if find_method(name).has_strength}
     assert all(len(values) >= 6 for values in dials(names).values())

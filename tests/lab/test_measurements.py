@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from mooring.drift import cka, parameter_drift
-from mooring.stability import divergence_limit, interpolation_weight, largest_safe_strength, verdicts
 
 from lab.small import class_stream
+from mooring.drift import cka, parameter_drift
 from mooring.importance import EWC
 from mooring.lab.fleet import measurements
 from mooring.lab.fleet.measurements import cka_of, drift_of
@@ -15,6 +14,7 @@ from mooring.lab.methods import find_method
 from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
 from mooring.pulls import Penalty
+from mooring.stability import divergence_limit, interpolation_weight, largest_safe_strength, verdicts
 
 STREAM = class_stream()
 SEEDS = [0, 1, 2, 3, 4]

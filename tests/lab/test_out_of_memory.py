@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from lab.small import class_stream, spec_for
-from mooring.cli.study_progress import Bars, Lines
+from mooring.cli.study_progress import BarReporter, LineReporter
 from mooring.errors import MooringError
 from mooring.lab.engines import runner as voyage
 from mooring.lab.engines.checkpoint_index import Unfinished
@@ -386,12 +386,12 @@ def test_what_is_done_counts_all_parts_goes_back_once_and_ends_at_the_whole(tmp_
 def test_the_bars_and_the_lines_of_a_fleet_in_halves_end_where_they_should(tmp_path):
     runs = runs_of("plain,si") + runs_of("joint")
     Cramped.most, Cramped.at = 4, 5
-    bars = Bars(Console(file=io.StringIO(), force_terminal=True))
+    bars = BarReporter(Console(file=io.StringIO(), force_terminal=True))
     ran(tmp_path / "bars.sqlite", runs, reporter=bars)
     study = bars.bars.tasks[bars.study]
     assert (study.completed, study.total) == (12 * STEPS, 12 * STEPS)
     told = io.StringIO()
-    ran(tmp_path / "lines.sqlite", runs, reporter=Lines(told))
+    ran(tmp_path / "lines.sqlite", runs, reporter=LineReporter(told))
     lines = told.getvalue().splitlines()
     assert lines[0] == "12 runs to train in 2 fleets"
     assert [line for line in lines if "done" in line and "tasks" not in line] == [

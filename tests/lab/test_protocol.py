@@ -11,7 +11,8 @@ from mooring.lab.engines import runner as voyage
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.slices import select_tasks
-from mooring.lab.study.protocol import LRS, STRENGTHS, Tuned, tune
+from mooring.lab.study.defaults import LRS, STRENGTHS
+from mooring.lab.study.protocol import Tuned, tune
 from mooring.lab.study.study import Study
 
 OPTIONS = StreamOptions("digits", tasks=4, limit=30)

@@ -10,27 +10,27 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; an error a user can do something about is one line on stderr.
+    """Run a command. An error that the user can correct is one line on stderr.
 
     Args:
-        arguments: instead of those the process was started with.
+        arguments: the words after `mooring`; by default those of this process.
 
     Returns:
-        0; 2 for bad input, 130 when interrupted.
+        The exit status: 0, 2 for bad input, 130 when interrupted.
 
     Example:
         >>> main(["compare", "--stream", "digit"])
         2
     """
-    given = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if arguments is None else arguments
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a network of one's own lies where one is
+        sys.path.insert(0, "")  # so that --network finds a module in the current folder
     try:
         try:
             from mooring.cli.app import run
         except ModuleNotFoundError as error:
-            return _without_laboratory(given, error.name)
-        return run(given)
+            return _run_without_typer(words, error.name)
+        return run(words)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -39,16 +39,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
 
-def _without_laboratory(given: list[str], missing: str | None) -> int:
-    """The two commands that tell what is missing; any other says what to install."""
+def _run_without_typer(words: list[str], missing: str | None) -> int:
+    """Run `--version` or `doctor`; for any other command say what to install."""
     from mooring.cli.environment import examine
 
-    if given == ["--version"]:
+    if words == ["--version"]:
         print(mooring.__version__)
         return 0
-    if given in (["doctor"], ["doctor", "--json"]):
-        found = examine()
-        print(json.dumps(found.to_dict(), indent=1) if "--json" in given else found)
-        return 0 if found.torch["ready"] else 1
+    if words in (["doctor"], ["doctor", "--json"]):
+        environment = examine()
+        print(json.dumps(environment.to_dict(), indent=1) if "--json" in words else environment)
+        return 0 if environment.torch["ready"] else 1
     print(f"error: the command line needs {missing}: pip install 'mooring[lab]'", file=sys.stderr)
     return 2

@@ -1,98 +1,132 @@
-"""Every command in one place, and what becomes of errors."""
+"""The command table, which lists commands without importing them, and the exit status of errors."""
 
 import sys
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 import mooring
-from mooring.cli import compare_command as compare
-from mooring.cli import data_command as data
-from mooring.cli import doctor_command as doctor
-from mooring.cli import frontier_command as frontier
-from mooring.cli import methods_command as methods
-from mooring.cli import paper_command as paper
-from mooring.cli import pretrain_command as pretrain
-from mooring.cli import run_command as file
-from mooring.cli import salvage_command as salvage
-from mooring.cli import show_command as show
-from mooring.cli import tune_command as tune
 from mooring.errors import MooringError
 from mooring.lab.engines.signals import InterruptedStudyError
 
-__all__ = ["app", "run"]
+__all__ = ["COMMANDS", "app", "run"]
+
+COMMANDS = {
+    "compare": ("compare_command", "Train every method with every seed on a stream, and show accuracy and forgetting."),
+    "tune": (
+        "tune_command",
+        "Search learning rate and strength on the first tasks, then train every method on the other tasks.",
+    ),
+    "frontier": (
+        "frontier_command",
+        "Train every method at several strengths, and plot what it learned against what it retained.",
+    ),
+    "run": ("run_command", "Run the study that a TOML file describes; finished runs are not repeated."),
+    "show": ("show_command", "Print the results of a study as tables, one for each stream."),
+    "report": ("show_command", "Write the results of a study as one self-contained HTML page with figures."),
+    "salvage": ("salvage_command", "Recover the readable runs of a damaged study; the damaged file is set aside."),
+    "methods": ("methods_command", "List the methods with a short description and their default strengths."),
+    "doctor": ("doctor_command", "Show versions, devices, extras and data sets, and how to get what is missing."),
+    "pretrain": (
+        "pretrain_command",
+        "Train backbones on all classes of a stream, for `mooring compare --init`.",
+    ),
+    "paper": ("paper_command", "Reproduce the paper: train what has no result yet, and compare with its numbers."),
+    "data": ("data_command", "List the named image sets, download one, or check your own folder."),
+}
+"""Module and help of each command. The help is here, so that `mooring --help` imports no command.
+
+Command modules import the laboratory inside their functions, so that help and shell completion do not import torch.
+"""
 
 CLICK_ERRORS: tuple[type[Exception], ...] = tuple(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException" and issubclass(kind, Exception)
 )
-"""Newer versions of Typer bring a Click of their own, older ones take the one installed: its errors know which."""
+"""The base class of usage errors: newer versions of Typer bundle Click, older ones import it."""
 
-KINDS = {"integer": "whole number", "number": "number", "float": "number"}
-"""What an option wants, by the word for it in Typer's errors."""
+NUMBER_KINDS = {"integer": "whole number", "number": "number", "float": "number"}
+"""Our name for each kind of number that Typer's errors mention."""
 
-app = typer.Typer(
-    name="mooring",
-    help="Study forgetting: compare methods on a stream of tasks, tune them, show and report what came out.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-app.command("compare")(compare.compare)
-app.command("tune")(tune.tune)
-app.command("frontier")(frontier.frontier)
-app.command("run")(file.run)
-app.command("show")(show.show)
-app.command("report")(show.report)
-app.command("salvage")(salvage.salvage)
-app.command("methods")(methods.methods)
-app.command("doctor")(doctor.doctor)
-app.command("pretrain")(pretrain.pretrain)
-app.command("paper")(paper.paper)
-app.add_typer(data.app)
+
+class LazyGroup(TyperGroup):
+    """A command group that imports a command when it is run or completed, and not when it is listed."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Replace the listed command by the imported one."""
+        name, command, arguments = super().resolve_command(ctx, args)
+        return name, command and _load(str(name)), arguments
+
+
+app = typer.Typer(name="mooring", cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback(invoke_without_command=True)
-def about(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
-    """Study forgetting: compare methods on a stream of tasks, tune them, show and report what came out."""
+def about(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    """Study forgetting: compare methods on a stream of tasks, tune them, and report the results."""
     if version:
         typer.echo(mooring.__version__)
         raise typer.Exit
 
 
+for _name, (_, _help) in COMMANDS.items():
+    app.command(_name, help=_help)(lambda: None)  # replaced in LazyGroup.resolve_command
+
+
 def run(arguments: list[str]) -> int:
-    """Run a command and turn what it raises into an exit status."""
+    """Run a command, print its error as one line on stderr, and return the exit status."""
     try:
         status = app(arguments, prog_name="mooring", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except InterruptedStudyError as error:
-        return _failed(str(error), error.status)
+        return _fail(str(error), error.status)
     except MooringError as error:
-        return _failed(f"error: {error}", 2)
+        return _fail(f"error: {error}", 2)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library == "mooring":
+            raise
+        return _fail(f"error: this command needs {library}: pip install 'mooring[lab]'", 2)
     except typer.Exit as stopped:
         return stopped.exit_code
     except CLICK_ERRORS as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            return 2  # help was printed
-        return _failed(f"error: {_no_number(error, arguments) or _one_line(error)}", 2)
+            return 2  # the help is printed already
+        return _fail(f"error: {_number_error(error, arguments) or _one_line(error)}", 2)
     except (KeyboardInterrupt, EOFError, typer.Abort):
-        return _failed("interrupted", 130)
+        return _fail("interrupted", 130)
 
 
-def _no_number(error: Exception, arguments: list[str]) -> str | None:
-    """What is told of an option that wants a number and got something else; Typer's words change with its version."""
-    told = str(getattr(error, "message", ""))
-    kind = next((what for word, what in KINDS.items() if f"valid {word}" in told), None)
+def _load(name: str) -> Any:
+    """Import a command and return it as a Click command."""
+    module, line = COMMANDS[name]
+    command = getattr(import_module(f"mooring.cli.{module}"), name)
+    if not isinstance(command, typer.Typer):
+        function, command = command, typer.Typer(add_completion=False)
+        command.command(name)(function)
+    loaded = typer.main.get_command(command)
+    loaded.help = line
+    return loaded
+
+
+def _number_error(error: Exception, arguments: list[str]) -> str | None:
+    """Return our message for an option that takes a number and got something else; Typer's differs by version."""
+    message = str(getattr(error, "message", ""))
+    kind = next((kind for word, kind in NUMBER_KINDS.items() if f"valid {word}" in message), None)
     for name in getattr(getattr(error, "param", None), "opts", ()) if kind else ():
-        for given, after in zip(arguments, [*arguments[1:], ""], strict=True):
-            option, equals, value = given.partition("=")
+        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+            option, equals, value = argument.partition("=")
             if option == name:
-                return f"{name} {value if equals else after} is not allowed: give a {kind}"
+                return f"{name} {value if equals else following} is not allowed: give a {kind}"
     return None
 
 
 def _one_line(error: Exception) -> str:
-    told = " ".join(getattr(error, "format_message", error.__str__)().split())
-    return told if told.endswith(("?", ")")) else f"{told.rstrip('.')}; see --help"
+    line = " ".join(getattr(error, "format_message", error.__str__)().split())
+    return line if line.endswith(("?", ")")) else f"{line.rstrip('.')}; see --help"
 
 
-def _failed(line: str, status: int) -> int:
+def _fail(line: str, status: int) -> int:
     print(line, file=sys.stderr)
     return status

@@ -1,53 +1,55 @@
-"""`mooring compare`: methods side by side on a stream."""
+"""`mooring compare`: several methods on the same stream."""
 
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from mooring.cli import parse as text
 from mooring.cli.option_groups import (
-    METHODS,
     Methods,
     OutputFlags,
     Seeds,
     StreamFlags,
     StudyFlags,
     TrainingFlags,
-    spread,
+    with_option_groups,
 )
-from mooring.cli.output import command_line, opened, tell
-from mooring.lab.study.comparison import comparison
+from mooring.lab.study.defaults import COMPARED_METHODS
 
 __all__ = ["compare"]
 
 
-@spread
+@with_option_groups
 def compare(
-    streams: StreamFlags,
-    training: TrainingFlags,
-    kept: StudyFlags,
-    output: OutputFlags,
-    methods: Methods = METHODS,
+    stream_flags: StreamFlags,
+    training_flags: TrainingFlags,
+    study_flags: StudyFlags,
+    output_flags: OutputFlags,
+    methods: Methods = COMPARED_METHODS,
     seeds: Seeds = "5",
     strength: Annotated[
         list[str] | None,
-        typer.Option("--strength", help="NUMBERS for all methods with one, or METHOD=NUMBERS; may be repeated."),
+        typer.Option("--strength", help="NUMBERS for every method with a strength, or METHOD=NUMBERS; repeatable."),
     ] = None,
     lr: Annotated[
-        list[str] | None, typer.Option("--lr", help="NUMBERS for all methods, or METHOD=NUMBERS; may be repeated.")
+        list[str] | None,
+        typer.Option("--lr", help="Learning rates: NUMBERS for every method, or METHOD=NUMBERS; repeatable."),
     ] = None,
 ) -> None:
-    """Train every method with every seed on the stream, and show what was learned and what was forgotten."""
-    asked = comparison(
-        streams.options(),
+    """Run `mooring compare`."""
+    from mooring.cli.output import command_line, open_study, print_results
+    from mooring.cli.parse import parse_numbers_by_method, parse_seeds
+    from mooring.lab.study.comparison import comparison
+
+    compared = comparison(
+        stream_flags.options(),
         methods,
-        text.seeds(seeds),
-        strength=text.numbers_by_method("--strength", strength or []),
-        lr=text.numbers_by_method("--lr", lr or []),
-        **asdict(training),
+        parse_seeds(seeds),
+        strength=parse_numbers_by_method("--strength", strength or []),
+        lr=parse_numbers_by_method("--lr", lr or []),
+        **asdict(training_flags),
     )
-    study = opened(kept, output.report)
-    rows = study.compare(asked, baseline=output.baseline)
+    study = open_study(study_flags, output_flags.report)
+    rows = study.compare(compared, baseline=output_flags.baseline)
     study.store.log(command_line())
-    tell(study, rows, output)
+    print_results(study, rows, output_flags)

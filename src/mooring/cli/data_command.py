@@ -1,9 +1,11 @@
-"""`mooring data`: the image sets that have a name, fetching them, and looking at a folder of your own."""
+"""`mooring data`: list the named image sets, download one, or check a folder."""
+
+from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,30 +13,26 @@ from mooring.cli.option_groups import AsJson
 from mooring.cli.progress_bar import progress_bar
 from mooring.cli.terminal_tables import print_table
 from mooring.errors import MooringError
-from mooring.lab.streams.inspection import Inspection, inspect_folder
-from mooring.lab.streams.named_datasets import (
-    NAMED_DATASETS,
-    NamedDataset,
-    default_folder,
-    fetched_folder,
-    find_dataset,
-)
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from mooring.lab.streams.inspection import Inspection
+    from mooring.lab.streams.named_datasets import NamedDataset
 
-SHOWN = 20
-"""So many broken images are named; --json names all."""
+__all__ = ["data"]
 
-app = typer.Typer(
-    name="data",
-    help="Image sets: which have a name, fetch one, check a folder of your own.",
-    no_args_is_help=True,
-)
+MAX_BROKEN_LINES = 20
+"""Broken images that are named as text; --json names all."""
+
+data = typer.Typer(no_args_is_help=True, add_completion=False)
+
+SetName = Annotated[str, typer.Argument(help="The name of the set.")]
 
 
-@app.command("list")
+@data.command("list")
 def list_sets(as_json: AsJson = False) -> None:
-    """Every named set, and where it is on this machine."""
+    """List the named image sets, and where they are on this machine."""
+    from mooring.lab.streams.named_datasets import NAMED_DATASETS, fetched_folder
+
     if as_json:
         typer.echo(json.dumps([_described(named) for named in NAMED_DATASETS.values()], indent=1))
         return
@@ -47,9 +45,11 @@ def list_sets(as_json: AsJson = False) -> None:
     print_table(("name", "classes", "tasks x classes", "images", "size", "where"), rows)
 
 
-@app.command()
-def info(name: Annotated[str, typer.Argument(help="A named set.")], as_json: AsJson = False) -> None:
-    """What a named set holds, how it is cut, and where it comes from."""
+@data.command()
+def info(name: SetName, as_json: AsJson = False) -> None:
+    """Describe a named image set: classes, tasks, size, source and licence."""
+    from mooring.lab.streams.named_datasets import default_folder, fetched_folder, find_dataset
+
     named = find_dataset(name)
     if as_json:
         typer.echo(json.dumps(_described(named), indent=1))
@@ -59,7 +59,7 @@ def info(name: Annotated[str, typer.Argument(help="A named set.")], as_json: AsJ
         ("name", named.name),
         ("what", named.description),
         ("classes", f"{named.classes}, {named.per_task} in a task: {named.tasks} tasks"),
-        ("images", f"about {named.train:,} to learn from, {named.test:,} to score on"),
+        ("images", f"about {named.train:,} for training, {named.test:,} for testing"),
         ("size", f"about {_size(named.bytes)} to fetch"),
         ("source", source),
         ("homepage", named.homepage),
@@ -72,21 +72,22 @@ def info(name: Annotated[str, typer.Argument(help="A named set.")], as_json: AsJ
         typer.echo(f"{key + ':':<10}{value}")
 
 
-@app.command()
+@data.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="A named set.")],
-    to: Annotated[Path | None, typer.Option(help="The folder to make; by default where streams look.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    name: SetName,
+    to: Annotated[Path | None, typer.Option(help="The folder to make; by default where streams look for it.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a named set from the Hub. The size is said first; an interrupted fetch goes on where it stopped."""
-    from mooring.lab.streams import hub  # the Hub's client is slow to import, and only needed here
+    """Download a named set from the Hub, after showing its size. An interrupted download can be continued."""
+    from mooring.lab.streams import hub
+    from mooring.lab.streams.named_datasets import default_folder, find_dataset
 
     named = find_dataset(name)
     folder = to or default_folder(named.name)
     if hub.is_fetched(named, folder):
-        return _made(named, folder, as_json)
-    if named.repository and not yes and not _asks():
+        return _print_folder(named, folder, as_json)
+    if named.repository and not yes and not _can_ask():
         raise MooringError(f"fetching {name} takes about {_size(named.bytes)}: add --yes to agree")
     planned = hub.plan_fetch(named)
     commit = planned.commit[:7]
@@ -96,61 +97,66 @@ def fetch(
         typer.confirm("Fetch it?", abort=True, err=True)
     with progress_bar(in_bytes=True) as report:
         hub.fetch(named, folder, planned=planned, progress=report)
-    return _made(named, folder, as_json)
+    return _print_folder(named, folder, as_json)
 
 
-@app.command()
+@data.command()
 def check(
     path: Annotated[Path, typer.Argument(help="A folder of Parquet files in the Hub's layout, or of class folders.")],
-    label: Annotated[str | None, typer.Option(help="The label column of Parquet files.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column of Parquet files.")] = None,
     size: Annotated[int, typer.Option(min=1, help="Height and width to resize to.")] = 32,
-    leave_out: Annotated[list[str] | None, typer.Option(help="A class folder to ignore; may be repeated.")] = None,
-    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Broken images are no failure.")] = False,
+    leave_out: Annotated[list[str] | None, typer.Option(help="A class folder to ignore; repeatable.")] = None,
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Exit with 0 despite broken images.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every image of a folder; exit with 1 if any is broken."""
+    """Read every image of a folder, and exit with 1 if any is broken."""
+    from mooring.lab.streams.inspection import inspect_folder
+
     with progress_bar() as report:
-        seen = inspect_folder(path, label=label, leave_out=tuple(leave_out or ()), size=(size, size), progress=report)
+        inspection = inspect_folder(
+            path, label=label, leave_out=tuple(leave_out or ()), size=(size, size), progress=report
+        )
     if as_json:
-        typer.echo(json.dumps(seen.to_json(), indent=1))
+        typer.echo(json.dumps(inspection.to_json(), indent=1))
     else:
-        _say(seen, size)
-    if seen.broken and not skip_broken:
+        _print_inspection(inspection, size)
+    if inspection.broken and not skip_broken:
         raise typer.Exit(1)
 
 
-def _asks() -> bool:
-    """Whether there is somebody to ask."""
+def _can_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def _made(named: NamedDataset, folder: Path, as_json: bool) -> None:
+def _print_folder(named: NamedDataset, folder: Path, as_json: bool) -> None:
     typer.echo(json.dumps({"name": named.name, "folder": str(folder)}) if as_json else f"{named.name} is in {folder}")
 
 
-def _say(seen: Inspection, size: int) -> None:
-    smallest, largest = seen.smallest, seen.largest
-    typer.echo(f"{seen.folder}: {'Parquet files' if seen.layout == 'parquet' else 'class folders'}")
-    counts = [("train", f"{sum(seen.train):,}"), ("test", f"{sum(seen.test):,}")]
+def _print_inspection(inspection: Inspection, size: int) -> None:
+    smallest, largest = inspection.smallest, inspection.largest
+    typer.echo(f"{inspection.folder}: {'Parquet files' if inspection.layout == 'parquet' else 'class folders'}")
+    counts = [("train", f"{sum(inspection.train):,}"), ("test", f"{sum(inspection.test):,}")]
     print_table(("split", "images"), counts)
-    spread = f"from {smallest[1]:,} ({smallest[0]}) to {largest[1]:,} ({largest[0]}) training images"
-    typer.echo(f"{len(seen.classes)} classes, {spread}")
-    if seen.sizes:
-        (low, high), sizes = (seen.sizes[0], seen.sizes[-1]), len(seen.sizes)
-        several = f"{sizes} sizes from {low[1]}x{low[0]} to {high[1]}x{high[0]}" if sizes > 1 else f"{low[1]}x{low[0]}"
-        typer.echo(f"images are {several} pixels, and become {size}x{size}")
-    typer.echo(f"classes in a task: {', '.join(map(str, seen.per_task))}")
-    for name in seen.empty:
-        typer.echo(f"class {name} has no training or no test images: a task of it alone is refused")
-    for where in seen.broken[:SHOWN]:
-        typer.echo(f"broken: {where}")
-    if len(seen.broken) > SHOWN:
-        typer.echo(f"and {len(seen.broken) - SHOWN:,} more: --json names all")
-    typer.echo(f"{len(seen.broken):,} broken images" if seen.broken else "every image can be read")
+    extremes = f"from {smallest[1]:,} ({smallest[0]}) to {largest[1]:,} ({largest[0]}) training images"
+    typer.echo(f"{len(inspection.classes)} classes, {extremes}")
+    if inspection.sizes:
+        (low, high), count = (inspection.sizes[0], inspection.sizes[-1]), len(inspection.sizes)
+        sizes = f"{count} sizes from {low[1]}x{low[0]} to {high[1]}x{high[0]}" if count > 1 else f"{low[1]}x{low[0]}"
+        typer.echo(f"images are {sizes} pixels, and are resized to {size}x{size}")
+    typer.echo(f"classes in a task: {', '.join(map(str, inspection.per_task))}")
+    for name in inspection.empty:
+        typer.echo(f"class {name} has no training or no test images: a task of this class alone is refused")
+    for image in inspection.broken[:MAX_BROKEN_LINES]:
+        typer.echo(f"broken: {image}")
+    if len(inspection.broken) > MAX_BROKEN_LINES:
+        typer.echo(f"and {len(inspection.broken) - MAX_BROKEN_LINES:,} more: --json names all")
+    typer.echo(f"{len(inspection.broken):,} broken images" if inspection.broken else "every image can be read")
 
 
 def _described(named: NamedDataset) -> dict[str, Any]:
-    where = fetched_folder(named)
+    from mooring.lab.streams.named_datasets import fetched_folder
+
+    folder = fetched_folder(named)
     return {
         "name": named.name,
         "description": named.description,
@@ -167,7 +173,7 @@ def _described(named: NamedDataset) -> dict[str, Any]:
         "licence": named.licence,
         "note": named.note,
         "get": named.manual_steps or f"mooring data fetch {named.name}",
-        "where": str(where) if where else None,
+        "where": str(folder) if folder else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""`mooring doctor`: what is here, what is missing, and the command to get it."""
+"""`mooring doctor`: the environment, what is missing in it, and how to get it."""
 
 import typer
 
@@ -10,8 +10,8 @@ __all__ = ["doctor"]
 
 
 def doctor(json: AsJson = False) -> None:
-    """Tell what is here (torch, devices, extras, data), what is missing, and the command to get it."""
-    found = examine()
-    typer.echo(as_json(found.to_dict()) if json else str(found))
-    if not found.torch["ready"]:
+    """Run `mooring doctor`."""
+    environment = examine()
+    typer.echo(as_json(environment.to_dict()) if json else str(environment))
+    if not environment.torch["ready"]:
         raise typer.Exit(1)

@@ -1,6 +1,6 @@
-"""What is on this machine: Python, torch, devices, extras, data; what is missing, and the command to get it.
+"""The environment that `mooring doctor` shows: Python, torch, devices, extras and data sets.
 
-Needs torch alone, so that it can tell what else is missing.
+It imports torch alone, so that it can name everything else that is missing.
 """
 
 import os
@@ -21,13 +21,13 @@ REQUIREMENT = re.compile(r"^([\w.-]+)[^;>]*(?:>=([\d.]+))?[^;]*(?:;(.*))?$")
 
 @dataclass(frozen=True)
 class Extra:
-    """An extra of this package.
+    """An optional set of libraries, installed with `pip install "mooring[NAME]"`.
 
     Attributes:
-        name: what it is called in `pip install "mooring[NAME]"`.
-        ready: whether all of it is installed, in versions that are new enough.
-        libraries: the version of each of its libraries; None where it is missing.
-        missing: those to get: missing, or too old.
+        name: its name.
+        ready: whether all its libraries are installed in versions that are new enough.
+        libraries: the installed version of each library; None if it is not installed.
+        missing: the libraries that are not installed or too old.
     """
 
     name: str
@@ -38,16 +38,16 @@ class Extra:
 
 @dataclass(frozen=True)
 class Environment:
-    """What `mooring doctor` tells.
+    """The content of `mooring doctor`.
 
     Attributes:
         mooring: version and folder.
         python: version and system.
         torch: version, and whether it is new enough.
-        devices: what there is to train on.
-        extras: each extra of the package.
-        data: the folder of each named image set; None where it has not been fetched. Nothing without the laboratory.
-        missing: what is missing, and the command to get it.
+        devices: the devices to train on.
+        extras: the extras of this package.
+        data: the folder of each named image set; None if it was not downloaded. Empty without `mooring[lab]`.
+        missing: what is missing, and the command that gets it.
     """
 
     mooring: dict[str, str]
@@ -59,50 +59,49 @@ class Environment:
     missing: tuple[dict[str, str], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain dictionaries, lists, strings and numbers."""
+        """Return everything as plain dictionaries, lists, strings and numbers."""
         return asdict(self)
 
     def __str__(self) -> str:
-        """Lines for people."""
         lines = [f"mooring {self.mooring['version']} in {self.mooring['folder']}"]
         lines.append(f"python {self.python['version']} on {self.python['system']}")
         lines.append(f"torch {self.torch['version']}" + ("" if self.torch["ready"] else ": too old"))
-        lines += [f"device {each['name']}: {each['what']}" for each in self.devices]
+        lines += [f"device {device['name']}: {device['what']}" for device in self.devices]
         for extra in self.extras:
-            told = "ready" if extra.ready else f"missing {', '.join(extra.missing)}"
-            lines.append(f"extra {extra.name}: {told}")
+            state = "ready" if extra.ready else f"missing {', '.join(extra.missing)}"
+            lines.append(f"extra {extra.name}: {state}")
         lines += [f"data {name}: {folder or 'not fetched'}" for name, folder in self.data.items()]
-        width = max((len(each["what"]) for each in self.missing), default=0)
+        width = max((len(item["what"]) for item in self.missing), default=0)
         lines += ["to get what is missing:" if self.missing else "nothing is missing"]
-        lines += [f"  {each['what']:<{width}}  {each['get']}" for each in self.missing]
+        lines += [f"  {item['what']:<{width}}  {item['get']}" for item in self.missing]
         return "\n".join(lines)
 
 
 def examine() -> Environment:
-    """Look around; nothing is changed, fetched or installed.
+    """Collect the environment; nothing is changed, downloaded or installed.
 
     Example:
         >>> examine().mooring["version"] == mooring.__version__
         True
     """
-    import torch  # it is here, or mooring would not be
+    import torch
 
-    wanted = _requirements()
-    oldest = next((version for extra, name, version in wanted if name == "torch" and not extra), "")
+    requirements = _requirements()
+    oldest = next((version for extra, name, version in requirements if name == "torch" and not extra), "")
     ready = _new_enough(torch.__version__, oldest)
     missing = [] if ready else [{"what": f"torch {oldest} or newer", "get": "pip install --upgrade torch"}]
     devices = [{"name": "cpu", "what": f"threads {torch.get_num_threads()}, cores {os.cpu_count()}"}]
     for number in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(number)
-        devices.append({"name": f"cuda:{number}", "what": f"{found.name}, {found.total_memory / 2**30:.0f} GiB"})
+        gpu = torch.cuda.get_device_properties(number)
+        devices.append({"name": f"cuda:{number}", "what": f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"})
     if len(devices) == 1 and Path("/dev/nvidia0").exists():
         get = "a torch with CUDA, see https://pytorch.org/get-started/locally"
         missing.append({"what": "a GPU is here that torch cannot use", "get": get})
-    extras = [_extra(name, wanted) for name in dict.fromkeys(extra for extra, _, _ in wanted if extra)]
+    extras = [_extra(name, requirements) for name in dict.fromkeys(extra for extra, _, _ in requirements if extra)]
     missing += [{"what": f"extra {e.name}", "get": f'pip install "mooring[{e.name}]"'} for e in extras if not e.ready]
-    if not wanted:
-        missing.append({"what": "mooring is not installed, only found", "get": "pip install -e . in its checkout"})
-    data, commands = _data()
+    if not requirements:
+        missing.append({"what": "mooring is not installed, only importable", "get": "pip install -e . in its checkout"})
+    data, commands = _data_sets()
     missing += [{"what": f"data {name}", "get": commands[name]} for name, folder in data.items() if folder is None]
     return Environment(
         mooring={"version": mooring.__version__, "folder": str(Path(mooring.__file__).parent)},
@@ -116,13 +115,13 @@ def examine() -> Environment:
 
 
 def _requirements() -> list[tuple[str, str, str]]:
-    """(extra, library, oldest version) of each requirement that counts on this Python; dev is for working on it."""
+    """Return (extra, library, oldest version) of each requirement on this Python, except those of `dev`."""
     try:
-        told = metadata.requires("mooring") or []
+        lines = metadata.requires("mooring") or []
     except metadata.PackageNotFoundError:
         return []
-    found = []
-    for line in told:
+    requirements = []
+    for line in lines:
         match = REQUIREMENT.match(line)
         assert match, line
         name, oldest, marker = match[1], match[2] or "", match[3] or ""
@@ -130,14 +129,14 @@ def _requirements() -> list[tuple[str, str, str]]:
         if below and sys.version_info >= (int(below[1]), int(below[2])):
             continue
         extra = re.search(r"extra == '(\w+)'", marker)
-        found.append((extra[1] if extra else "", name, oldest))
-    return [each for each in found if each[0] != "dev"]
+        requirements.append((extra[1] if extra else "", name, oldest))
+    return [requirement for requirement in requirements if requirement[0] != "dev"]
 
 
-def _extra(name: str, wanted: list[tuple[str, str, str]]) -> Extra:
+def _extra(name: str, requirements: list[tuple[str, str, str]]) -> Extra:
     libraries: dict[str, str | None] = {}
     missing = []
-    for library, oldest in ((library, oldest) for extra, library, oldest in wanted if extra == name):
+    for library, oldest in ((library, oldest) for extra, library, oldest in requirements if extra == name):
         try:
             libraries[library] = version = metadata.version(library)
         except metadata.PackageNotFoundError:
@@ -149,8 +148,8 @@ def _extra(name: str, wanted: list[tuple[str, str, str]]) -> Extra:
     return Extra(name, not missing, libraries, tuple(missing))
 
 
-def _data() -> tuple[dict[str, str | None], dict[str, str]]:
-    """Where each named set is, and how to get it."""
+def _data_sets() -> tuple[dict[str, str | None], dict[str, str]]:
+    """Return the folder of each named image set, and the command that gets it."""
     try:
         from mooring.lab.streams.named_datasets import NAMED_DATASETS, fetched_folder
     except ModuleNotFoundError:
@@ -164,5 +163,5 @@ def _data() -> tuple[dict[str, str | None], dict[str, str]]:
 
 
 def _new_enough(version: str, oldest: str) -> bool:
-    numbers = [[int(part) for part in re.findall(r"\d+", each.partition("+")[0])[:3]] for each in (version, oldest)]
-    return numbers[0] >= numbers[1]
+    parts = [[int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3]] for text in (version, oldest)]
+    return parts[0] >= parts[1]

@@ -1,110 +1,133 @@
-"""`mooring frontier`: every method over its own dial, and who is on the frontier."""
+"""`mooring frontier`: every method at several strengths, and the methods on the frontier."""
+
+from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooring.cli import parse as text
-from mooring.cli.option_groups import AsJson, Seeds, StreamFlags, StudyFlags, TrainingFlags, one_of, spread
-from mooring.cli.output import command_line, opened
+from mooring.cli.option_groups import (
+    METHODS_HELP,
+    AsJson,
+    Seeds,
+    StreamFlags,
+    StudyFlags,
+    TrainingFlags,
+    complete_list,
+    with_option_groups,
+)
 from mooring.cli.terminal_tables import as_json, print_table
 from mooring.errors import MooringError
-from mooring.lab.methods import registry, resolve_methods
-from mooring.lab.model.atomic_files import check_writable, write_atomically
-from mooring.lab.study.comparison import comparison
-from mooring.lab.study.frontier import METHODS, NEAR, Frontier, Swept, dials, frontiers
+from mooring.lab.methods import registry
+from mooring.lab.study.defaults import SWEPT_METHODS
+
+if TYPE_CHECKING:
+    from mooring.lab.study.frontier import Frontier, Swept
 
 __all__ = ["frontier"]
 
 
-@spread
+@with_option_groups
 def frontier(
-    streams: StreamFlags,
-    training: TrainingFlags,
-    kept: StudyFlags,
+    stream_flags: StreamFlags,
+    training_flags: TrainingFlags,
+    study_flags: StudyFlags,
     methods: Annotated[
         str,
         typer.Option(
             "--methods",
-            help=f"Names with commas, or all; `mooring methods` lists them. {len(METHODS.split(','))} by default.",
-            autocompletion=one_of(lambda: registry.METHODS),
+            help=f"{METHODS_HELP} {len(SWEPT_METHODS.split(','))} by default.",
+            autocompletion=complete_list(lambda: registry.METHODS),
             show_default=False,
         ),
-    ] = METHODS,
+    ] = SWEPT_METHODS,
     seeds: Seeds = "5",
     strength: Annotated[
         list[str] | None,
-        typer.Option("--strength", help="METHOD=NUMBERS instead of the method's own dial; may be repeated."),
+        typer.Option("--strength", help="METHOD=NUMBERS in place of the method's own strengths; repeatable."),
     ] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="The learning rate of all methods.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write figures and numbers here.", metavar="DIR")] = None,
     json: AsJson = False,
 ) -> None:
-    """Sweep every method over its dial, and draw what was learned against what was kept."""
-    names = resolve_methods(methods)
-    asked = comparison(
-        streams.options(),
+    """Run `mooring frontier`."""
+    from mooring.cli.output import command_line, open_study
+    from mooring.cli.parse import parse_seeds
+    from mooring.lab.study.comparison import comparison
+    from mooring.lab.study.frontier import dials, frontiers
+
+    names = registry.resolve_methods(methods)
+    compared = comparison(
+        stream_flags.options(),
         names,
-        text.seeds(seeds),
-        strength={**dials(names), **_told(strength or [])},
+        parse_seeds(seeds),
+        strength={**dials(names), **_strengths(strength or [])},
         lr=lr,
-        **asdict(training),
+        **asdict(training_flags),
     )
-    study = opened(kept, out)
-    found = frontiers(study.compare(asked))
+    study = open_study(study_flags, out)
+    by_stream = frontiers(study.compare(compared))
     study.store.log(command_line())
-    files = [] if out is None else _write(found, out)
+    files = [] if out is None else _write(by_stream, out)
     if json:
-        told = {"study": str(study.store.path), "frontiers": [each.to_json() for each in found]}
-        typer.echo(as_json({**told, "files": [str(path) for path in files]}))
+        contents = [stream_frontier.to_json() for stream_frontier in by_stream]
+        typer.echo(
+            as_json({"study": str(study.store.path), "frontiers": contents, "files": [str(path) for path in files]})
+        )
         return
-    for each in found:
-        _print(each)
+    for stream_frontier in by_stream:
+        _print(stream_frontier)
     figures = [f"figure:  {path}" for path in files if path.suffix == ".png"]
-    typer.echo("\n".join([f"results: {study.store.path}", *(figures or ["--out DIR draws it"])]))
+    typer.echo("\n".join([f"results: {study.store.path}", *(figures or ["--out DIR writes the figure"])]))
 
 
-def _told(given: list[str]) -> dict[str, list[float]]:
-    """Dials by method; numbers for all would mean something else to each."""
-    found = text.numbers_by_method("--strength", given)
-    if found is not None and not isinstance(found, dict):
-        raise MooringError("--strength wants METHOD=NUMBERS here: each method has a dial of its own")
-    return found or {}
+def _strengths(values: list[str]) -> dict[str, list[float]]:
+    """Return strengths by method; the same numbers mean something else to each method."""
+    from mooring.cli.parse import parse_numbers_by_method
+
+    by_method = parse_numbers_by_method("--strength", values)
+    if by_method is not None and not isinstance(by_method, dict):
+        raise MooringError("--strength takes METHOD=NUMBERS here: each method has its own range of strengths")
+    return by_method or {}
 
 
-def _print(found: Frontier) -> None:
+def _print(frontier: Frontier) -> None:
+    from mooring.lab.study.frontier import NEAR
+
     header = ("method", "best at", "accuracy %", "forgetting", "learned", "good from", "to", "decades", "area %", "")
-    on = {id(row) for _, row in found.hull}
-    rows = [_cells(each, on) for each in found.swept]
-    print_table(header, rows, f"{found.stream}: each method at the best of its dial")
+    on_frontier = {id(row) for _, row in frontier.hull}
+    rows = [_cells(sweep, on_frontier) for sweep in frontier.swept]
+    print_table(header, rows, f"{frontier.stream}: each method at its best strength")
     typer.echo(
-        f"good: within {NEAR:g} points of the best. area: under what was learned over what was kept, 100 is all.\n"
-        f"on the frontier: {', '.join(row.label for _, row in found.hull)}"
+        f"good: within {NEAR:g} points of the best. area: under the curve of learned over retained, at most 100.\n"
+        f"on the frontier: {', '.join(row.label for _, row in frontier.hull)}"
     )
-    for _, row in found.hull:
-        rival, apart = found.rival(row.setting.method), found.ahead(row.setting.method)
-        if rival and rival.best and apart and row is next(e.best for e in found.swept if row in e.rows):
-            against = f"{row.label} against {rival.best.label}, the best of another kind"
-            typer.echo(f"{against}: {apart.mean:+.2f} [{apart.low:+.2f}, {apart.high:+.2f}] points of accuracy")
+    for _, row in frontier.hull:
+        rival, difference = frontier.rival(row.setting.method), frontier.ahead(row.setting.method)
+        if rival and rival.best and difference and row is next(s.best for s in frontier.swept if row in s.rows):
+            interval = f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+            versus = f"{row.label} against {rival.best.label}, the best of another kind"
+            typer.echo(f"{versus}: {interval} points of accuracy")
 
 
-def _cells(each: Swept, on: set[int]) -> list[str]:
-    best, good, size = each.best, each.good, each.area
+def _cells(sweep: Swept, on_frontier: set[int]) -> list[str]:
+    best, good, area = sweep.best, sweep.good, sweep.area
     if best is None:
-        return [each.method, *[""] * 8, "no setting finished with every seed"]
-    told = [str(best.metrics[name]) for name in ("accuracy", "forgetting", "learned")]
-    dial = ["", "", ""] if good is None else [f"{good[0]:g}", f"{good[1]:g}", f"{each.decades:.1f}"]
+        return [sweep.method, *[""] * 8, "no setting finished with every seed"]
+    metrics = [str(best.metrics[name]) for name in ("accuracy", "forgetting", "learned")]
+    good_range = ["", "", ""] if good is None else [f"{good[0]:g}", f"{good[1]:g}", f"{sweep.decades:.1f}"]
     strength = best.setting.strength
-    at = "" if strength is None else f"{strength:g}"
-    standing = "on the frontier" if any(id(row) in on for row in each.rows) else ""
-    return [each.method, at, *told, *dial, "" if size is None else str(size), standing]
+    best_at = "" if strength is None else f"{strength:g}"
+    mark = "on the frontier" if any(id(row) in on_frontier for row in sweep.rows) else ""
+    return [sweep.method, best_at, *metrics, *good_range, "" if area is None else str(area), mark]
 
 
-def _write(found: list[Frontier], out: Path) -> list[Path]:
-    """Figures of every stream, and `frontier.json`."""
-    from mooring.report.figures.frontier_figure import draw  # matplotlib is slow to import
+def _write(by_stream: list[Frontier], out: Path) -> list[Path]:
+    """Write the figure of every stream and `frontier.json`, and return the files."""
+    from mooring.lab.model.atomic_files import check_writable, write_atomically
+    from mooring.report.figures.frontier_figure import draw
     from mooring.report.picture import picture
     from mooring.report.section import slug
     from mooring.report.style import drawing
@@ -112,12 +135,12 @@ def _write(found: list[Frontier], out: Path) -> list[Path]:
     check_writable(out)
     files, slugs = list[Path](), list[str]()
     with drawing():
-        for each in found:
-            slugs.append(slug(each.stream, slugs))
-            made = picture(draw(each), slugs[-1])
-            for ending, content in (("svg", made.svg), ("png", made.png)):
-                files.append(out / f"{made.name}.{ending}")
+        for stream_frontier in by_stream:
+            slugs.append(slug(stream_frontier.stream, slugs))
+            image = picture(draw(stream_frontier), slugs[-1])
+            for ending, content in (("svg", image.svg), ("png", image.png)):
+                files.append(out / f"{image.name}.{ending}")
                 write_atomically(files[-1], content)
     files.append(out / "frontier.json")
-    write_atomically(files[-1], (as_json([each.to_json() for each in found]) + "\n").encode())
+    write_atomically(files[-1], (as_json([stream_frontier.to_json() for stream_frontier in by_stream]) + "\n").encode())
     return files

@@ -1,4 +1,4 @@
-"""`mooring methods`: every method, a line each."""
+"""`mooring methods`: a table of all methods."""
 
 import typer
 
@@ -11,15 +11,15 @@ __all__ = ["methods"]
 
 
 def methods(json: AsJson = False) -> None:
-    """List every method with a line about it, and the strengths it has when none is given."""
+    """Run `mooring methods`."""
     strengths = {m.name: [default_strength(m, paper=paper) for paper in (False, True)] for m in METHODS.values()}
     if json:
-        told = []
+        entries = []
         for m in METHODS.values():
             digits, elsewhere = strengths[m.name]
-            usual = {"on_digits": digits, "elsewhere": elsewhere}
-            told.append({"name": m.name, "line": m.line, "strength": usual, "memory": m.memory})
-        typer.echo(as_json(told))
+            strength = {"on_digits": digits, "elsewhere": elsewhere}
+            entries.append({"name": m.name, "line": m.line, "strength": strength, "memory": m.memory})
+        typer.echo(as_json(entries))
         return
     rows = [[m.name, m.line, *("" if s is None else f"{s:g}" for s in strengths[m.name])] for m in METHODS.values()]
     print_table(("method", "what it does", "strength on digits", "elsewhere"), rows)

@@ -1,4 +1,4 @@
-"""A study behind a command: its progress shown, its results told."""
+"""Open the study of a command, and print its results."""
 
 import shlex
 import sys
@@ -19,30 +19,29 @@ from mooring.lab.model.summary import Row
 from mooring.lab.study.protocol import Tuned
 from mooring.lab.study.study import Study
 
-__all__ = ["command_line", "opened", "tell", "tell_tuned"]
+__all__ = ["command_line", "open_study", "print_results", "print_tuned"]
 
 
-class _Shown(Study):
-    """A study that shows a bar while images are decoded, and takes its bars away whatever happens."""
+class _CommandStudy(Study):
+    """A study that shows a progress bar while images are decoded."""
 
     def open(self, source: Any, progress: Any = None) -> Any:
         if isinstance(self.reporter, Silent):
             return super().open(source, progress)
-        with progress_bar() as shown:
-            return super().open(source, progress or shown)
+        with progress_bar() as bar:
+            return super().open(source, progress or bar)
 
 
-def opened(flags: StudyFlags, report: Path | None = None) -> Study:
-    """The study that the options name, with its progress on stderr; a page that cannot be written is refused."""
+def open_study(flags: StudyFlags, report: Path | None = None) -> Study:
+    """Open the study that the options name, with progress on stderr; refuse a page that cannot be written."""
     if report is not None:
         check_writable(report, create=False)
-    told = reporter(flags.quiet)
-    return _Shown(
+    return _CommandStudy(
         flags.study,
         device=flags.device,
         fleet=flags.fleet,
         wait=flags.wait,
-        reporter=told,
+        reporter=reporter(flags.quiet),
         engine=flags.engine,
         address=flags.address,
         share=flags.share,
@@ -50,40 +49,42 @@ def opened(flags: StudyFlags, report: Path | None = None) -> Study:
     )
 
 
-def tell(study: Study, rows: Sequence[Row], output: OutputFlags, searched: Sequence[Result] = (), **rest: Any) -> None:
-    """Print rows as a table or as JSON, and write the page where it was asked for.
+def print_results(
+    study: Study, rows: Sequence[Row], output: OutputFlags, searched: Sequence[Result] = (), **entries: Any
+) -> None:
+    """Print rows as tables or as JSON, and write the page if the options ask for it.
 
     Args:
-        study: where they come from.
-        rows: what to tell.
-        output: how.
-        searched: runs that the page has beside those of the rows.
-        rest: what else the JSON has.
+        study: the study of the rows.
+        rows: the results.
+        output: the options of the output.
+        searched: further runs for the page.
+        entries: further entries for the JSON object.
     """
     page = None
     if output.report is not None:
-        from mooring.report import write_report  # matplotlib is slow to import
+        from mooring.report import write_report  # imports matplotlib, which is slow
 
         results = [result for row in rows for result in row.results] + list(searched)
         title, command = study.store.path.stem, command_line()
         page = write_report(results, output.report, title=title, command=command, baseline=output.baseline)
     if output.json:
-        told = {"study": str(study.store.path), "rows": [row.to_json() for row in rows], **rest}
-        typer.echo(as_json({**told, "report": None if page is None else str(page)}))
+        content = {"study": str(study.store.path), "rows": [row.to_json() for row in rows], **entries}
+        typer.echo(as_json({**content, "report": None if page is None else str(page)}))
         return
     print_rows(rows, output.baseline)
     typer.echo(f"results: {study.store.path}" + (f"\npage:    {page}" if page else ""))
 
 
-def tell_tuned(study: Study, tuned: Tuned, output: OutputFlags) -> None:
-    """Print what a search chose and what came of it, and write the page with both."""
+def print_tuned(study: Study, tuned: Tuned, output: OutputFlags) -> None:
+    """Print the choices of a search and the results of training with them; the page shows both."""
     if not output.json:
         print_choices(tuned.choices)
-    told = [choice.to_json() for choice in tuned.choices]
+    choices = [choice.to_json() for choice in tuned.choices]
     searched = [result for choice in tuned.choices for row in choice.grid for result in row.results]
-    tell(study, tuned.rows, output, searched, choices=told)
+    print_results(study, tuned.rows, output, searched, choices=choices)
 
 
 def command_line() -> str:
-    """The command as it was typed."""
+    """Return the command as it was typed."""
     return shlex.join(["mooring", *sys.argv[1:]])

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.option_groups import AsJson, StudyFlags, spread
-from mooring.cli.output import command_line, opened
+from mooring.cli.option_groups import AsJson, StudyFlags, with_option_groups
+from mooring.cli.output import command_line, open_study
 from mooring.cli.terminal_tables import as_json
 from mooring.errors import MooringError, unknown
 from mooring.lab.model.atomic_files import check_writable
@@ -31,7 +31,7 @@ def _target_list() -> str:
     return "; ".join(f"{target.name}: {target.summary}" for target in TARGETS.values())
 
 
-@spread
+@with_option_groups
 def paper(
     flags: StudyFlags,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"all, or some of {_target_list()}.")],
@@ -76,7 +76,7 @@ def paper(
     check_writable(out, create=False)
     if other_init and scale.second_network == scale.network:
         raise MooringError("--other-init is for a second network, and this scale has only one: give --init")
-    study = opened(flags)
+    study = open_study(flags)
     backbones = {scale.second_network: other_init or [], scale.network: init or []}
     backbones = {network: paths for network, paths in backbones.items() if paths}
     context = PaperContext(study, scale, backbones, trained_on, instead)

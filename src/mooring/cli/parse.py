@@ -1,71 +1,71 @@
-"""How numbers and seeds are read from text."""
+"""Read numbers and seeds from the text of an option."""
 
 from collections.abc import Sequence
 
 from mooring.errors import MooringError
-from mooring.lab.study.comparison import MOST_SEEDS
+from mooring.lab.study.defaults import MAX_SEEDS
 
-__all__ = ["numbers", "numbers_by_method", "seeds"]
+__all__ = ["parse_numbers", "parse_numbers_by_method", "parse_seeds"]
 
 
-def seeds(text: str, option: str = "--seeds") -> int | list[int]:
-    """How many seeds, or which.
+def parse_seeds(text: str, option: str = "--seeds") -> int | list[int]:
+    """Return the number of seeds, or the seeds of a list or range.
 
     Example:
-        >>> seeds("5"), seeds("0,3"), seeds("2-4")
+        >>> parse_seeds("5"), parse_seeds("0,3"), parse_seeds("2-4")
         (5, [0, 3], [2, 3, 4])
     """
     try:
-        if text.strip().isdecimal() and 0 < int(text) <= MOST_SEEDS:
+        if text.strip().isdecimal() and 0 < int(text) <= MAX_SEEDS:
             return int(text)
-        found: list[int] = []
+        seeds: list[int] = []
         for part in (part for part in text.split(",") if part.strip()):
             first, _, last = part.partition("-")
-            found += _between(int(first), int(last or first))
-        if not found or not {",", "-"} & set(text):
+            seeds += _inclusive_range(int(first), int(last or first))
+        if not seeds or not {",", "-"} & set(text):
             raise ValueError
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(seeds))
     except ValueError:
-        allowed = f"say how many (5) or which (0,3,7 or 0-4), at most {MOST_SEEDS}"
+        allowed = f"give how many (5) or which (0,3,7 or 0-4), at most {MAX_SEEDS}"
         raise MooringError(f"{option} {text} is not allowed: {allowed}") from None
 
 
-def _between(first: int, last: int) -> range:
-    if last - first >= MOST_SEEDS:
+def _inclusive_range(first: int, last: int) -> range:
+    if last - first >= MAX_SEEDS:
         raise ValueError
     return range(first, last + 1)
 
 
-def numbers(option: str, text: str) -> list[float]:
-    """Numbers with commas.
+def parse_numbers(option: str, text: str) -> list[float]:
+    """Return numbers that are separated by commas.
 
     Example:
-        >>> numbers("--lrs", "0.1, 1e-3")
+        >>> parse_numbers("--lrs", "0.1, 1e-3")
         [0.1, 0.001]
     """
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise MooringError(f"{option} {text} is not allowed: give numbers, with commas between them") from None
+        raise MooringError(f"{option} {text} is not allowed: give numbers, separated by commas") from None
 
 
-def numbers_by_method(option: str, given: Sequence[str]) -> list[float] | float | dict[str, list[float]] | None:
-    """Numbers for all methods, or for single ones as METHOD=NUMBERS.
+def parse_numbers_by_method(option: str, values: Sequence[str]) -> list[float] | float | dict[str, list[float]] | None:
+    """Return numbers for all methods, or for single methods if given as METHOD=NUMBERS.
 
     Example:
-        >>> numbers_by_method("--strength", ["ewc=10,100", "mas=0.1"])
+        >>> parse_numbers_by_method("--strength", ["ewc=10,100", "mas=0.1"])
         {'ewc': [10.0, 100.0], 'mas': [0.1]}
-        >>> numbers_by_method("--lr", ["0.1"])
+        >>> parse_numbers_by_method("--lr", ["0.1"])
         0.1
     """
-    if not given:
+    if not values:
         return None
-    if all("=" in part for part in given):
-        found: dict[str, list[float]] = {}
-        for name, _, values in (part.partition("=") for part in given):
-            found.setdefault(name.strip(), []).extend(numbers(option, values))
-        return found
-    if len(given) > 1:
-        raise MooringError(f"{option} was given {len(given)} times: say METHOD=NUMBER in each, or give it once")
-    common = numbers(option, given[0])
+    if all("=" in value for value in values):
+        by_method: dict[str, list[float]] = {}
+        for name, _, text in (value.partition("=") for value in values):
+            by_method.setdefault(name.strip(), []).extend(parse_numbers(option, text))
+        return by_method
+    if len(values) > 1:
+        raise MooringError(f"{option} was given {len(values)} times: write METHOD=NUMBER in each, or give it once")
+    common = parse_numbers(option, values[0])
     return common[0] if len(common) == 1 else common

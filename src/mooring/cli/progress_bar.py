@@ -1,24 +1,28 @@
-"""A progress bar for long work, on stderr, and nothing at all where nobody looks at it."""
+"""A progress bar on stderr, if stderr is a terminal."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from mooring.lab.streams.progress_callback import ProgressCallback
+if TYPE_CHECKING:
+    from mooring.lab.streams.progress_callback import ProgressCallback
 
 __all__ = ["progress_bar"]
 
 
 @contextmanager
 def progress_bar(*, in_bytes: bool = False, console: Console | None = None) -> Iterator[ProgressCallback]:
-    """A function to tell what is done, which shows a bar with the time that is left.
+    """Give a callback `report(what, done, total)` that shows a bar and the remaining time.
 
     Args:
-        in_bytes: what is counted are bytes.
-        console: where to; by default stderr.
+        in_bytes: whether bytes are pluralize.
+        console: where the bar appears; by default stderr.
 
     Example:
         >>> with progress_bar() as report:
@@ -31,11 +35,11 @@ def progress_bar(*, in_bytes: bool = False, console: Console | None = None) -> I
     count = DownloadColumn() if in_bytes else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True) as bars:
-        shown: dict[str, TaskID] = {}
+        tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int | None) -> None:
-            if what not in shown:
-                shown[what] = bars.add_task(what, total=total)
-            bars.update(shown[what], completed=done, total=total)
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
 
         yield report

@@ -1,42 +1,47 @@
-"""`mooring show` and `mooring report`: what a study holds, in the terminal and as a page."""
+"""`mooring show` and `mooring report`: the results of a study as tables and as a page."""
+
+from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mooring.backends.gc_control import gc_disabled
-from mooring.cli.option_groups import AsJson
-from mooring.cli.terminal_tables import as_json, print_rows
+from mooring.cli.option_groups import BASELINE_HELP, AsJson
 from mooring.errors import MooringError
-from mooring.lab.methods import METHODS
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.model.summary import summarize
-from mooring.lab.study.store import Store, checkpoint_folder
+
+if TYPE_CHECKING:
+    from mooring.lab.model.results import Result
+    from mooring.lab.model.spec import RunSpec
+    from mooring.lab.study.store import Store
 
 __all__ = ["report", "show"]
 
 StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="[FILE]")]
-Baseline = Annotated[str | None, typer.Option("--baseline", help="Compare accuracy with this method.")]
+Baseline = Annotated[str | None, typer.Option("--baseline", help=BASELINE_HELP)]
 
 
 @gc_disabled
 def show(
     study: StudyFile = Path("mooring.sqlite"),
     baseline: Baseline = None,
-    runs: Annotated[bool, typer.Option("--runs", help="With --json, every run with all that is known of it.")] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="With --json, add every run with its full record.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Show every result of a study as tables, one for each stream."""
+    """Run `mooring show`."""
+    from mooring.cli.terminal_tables import as_json, print_rows
+    from mooring.lab.model.summary import summarize
+
     store, results = _read(study)
     rows = summarize(results, baseline)
-    if json:
-        told = {"study": str(study), "commands": store.commands(), "rows": [row.to_json() for row in rows]}
-        every = {"runs": [{"key": result.spec.key, **result.to_json()} for result in results]} if runs else {}
-        typer.echo(as_json({**told, **every}))
+    if not json:
+        print_rows(rows, baseline)
         return
-    print_rows(rows, baseline)
+    content = {"study": str(study), "commands": store.commands(), "rows": [row.to_json() for row in rows]}
+    if runs:
+        content["runs"] = [{"key": result.spec.key, **result.to_json()} for result in results]
+    typer.echo(as_json(content))
 
 
 @gc_disabled
@@ -44,11 +49,12 @@ def report(
     study: StudyFile = Path("mooring.sqlite"),
     to: Annotated[Path | None, typer.Option("--to", "--out", help="The folder to write.", metavar="DIR")] = None,
     baseline: Baseline = None,
-    title: Annotated[str | None, typer.Option("--title", help="Of the page.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="The title of the page.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Write a study as one page with its figures, which needs no network to be read."""
-    from mooring.report import write_report  # matplotlib is slow to import
+    """Run `mooring report`."""
+    from mooring.cli.terminal_tables import as_json
+    from mooring.report import write_report
 
     store, results = _read(study)
     folder = to or study.with_name(f"{study.stem}-report")
@@ -57,19 +63,22 @@ def report(
     typer.echo(as_json({"page": str(page), "runs": len(results)}) if json else f"page: {page}")
 
 
-def _place(spec: RunSpec, ranks: dict[str, int]) -> tuple[object, ...]:
-    """Where a run stands in a table: by stream, method, setting and seed."""
-    return spec.stream, ranks.get(spec.method, len(ranks)), spec.lr, spec.strength or 0.0, spec.seed
-
-
 def _read(path: Path) -> tuple[Store, list[Result]]:
+    """Return the study and its results, sorted by stream, method, setting and seed."""
+    from mooring.lab.methods import METHODS
+    from mooring.lab.study.store import Store, checkpoint_folder
+
     if not path.exists():
         if checkpoint_folder(path).is_dir():
-            raise MooringError(f"no run of {path} has finished yet: the command that began it goes on where it was")
+            raise MooringError(f"no run of {path} has finished yet: repeat the command that began it to continue")
         raise MooringError(f"there is no study {path}: `mooring compare --study {path}` makes one")
     store = Store(path)
     ranks = {name: rank for rank, name in enumerate(METHODS)}
-    results = sorted(store.results(), key=lambda result: _place(result.spec, ranks))
+
+    def order(spec: RunSpec) -> tuple[object, ...]:
+        return spec.stream, ranks.get(spec.method, len(ranks)), spec.lr, spec.strength or 0.0, spec.seed
+
+    results = sorted(store.results(), key=lambda result: order(result.spec))
     if not results:
-        raise MooringError(f"the study {path} has no finished runs yet: run the command that made it again")
+        raise MooringError(f"the study {path} has no finished runs yet: repeat the command that made it")
     return store, results

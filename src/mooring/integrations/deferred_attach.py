@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mooring.attach import attach
+from mooring.attachment import attach
 from mooring.errors import MooringError, unknown
 from mooring.importance import State
 from mooring.integrations.state_file import load, load_for, save

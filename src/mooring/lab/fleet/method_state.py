@@ -13,7 +13,7 @@ from mooring.lab.fleet.budget_terms import KroneckerTerm, Line, pull_back, spent
 from mooring.lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 from mooring.lab.methods import Method
 from mooring.lab.model.results import Stability
-from mooring.pulls import Budget, GradientPull, ParameterPull
+from mooring.pulls import Budget, GradientPull, ParameterPull, merges
 from mooring.pulls.budget import budget_solved
 from mooring.pulls.pull import acts
 from mooring.pulls.run_axis import per_run
@@ -219,7 +219,8 @@ class Moorings:
         current = _scaled(held.state["current"], factor)
         if not self.importance.merges:
             return current
-        return self.method.merge(torch.zeros_like(current) if held.previous is None else held.previous, current)
+        merge = merges.resolve(self.method.merge)
+        return merge(torch.zeros_like(current) if held.previous is None else held.previous, current)
 
     def _fresh(self, name: str, theta: Tensor, task: int) -> Held:
         """Anchored here. What an importance draws at random, each run draws by its own seed."""

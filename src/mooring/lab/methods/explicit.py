@@ -1,11 +1,17 @@
 """The paper's explicit step: interpolate towards the anchor after each update, without a strength."""
 
-from functools import partial
+from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
+import mooring
 from mooring.lab.methods.method import Method
 from mooring.lab.methods.penalties import IMPORTANCES
-from mooring.pulls import Interpolation
-from mooring.pulls.run_axis import Number
+
+if TYPE_CHECKING:
+    from mooring.pulls import Interpolation
+    from mooring.pulls.run_axis import Number
 
 __all__ = ["METHODS", "VARIANTS"]
 
@@ -18,7 +24,7 @@ ROOTS = {"cube": (3, "cube roots"), "ratio": (1, "plain values")}
 
 
 def _interpolation(root: float, strength: Number) -> Interpolation:
-    return Interpolation(root=root)
+    return mooring.Interpolation(root=root)
 
 
 VARIANTS = [

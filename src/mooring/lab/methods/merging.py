@@ -3,18 +3,22 @@
 Each method is an importance and a pull of `mooring`; its strength is a stiffness, a share or a weight.
 """
 
-from typing import ClassVar
+from __future__ import annotations
 
-from mooring.importance import Uniform
+from typing import TYPE_CHECKING
+
+import mooring
 from mooring.lab.methods.method import Method
-from mooring.lab.methods.penalties import DIALS, IMPORTANCES
+from mooring.lab.methods.penalties import DIALS, IMPORTANCES, penalty
 from mooring.lab.methods.proximal_steps import mean_fisher
 from mooring.lab.methods.strengths import DIGITS_STRENGTHS
-from mooring.pulls import Blend, Interpolation, Penalty
-from mooring.pulls.merges import total
-from mooring.pulls.run_axis import Number
 
-__all__ = ["METHODS", "TaskCount"]
+if TYPE_CHECKING:
+    from mooring.importance import Importance
+    from mooring.pulls import Blend, Interpolation
+    from mooring.pulls.run_axis import Number
+
+__all__ = ["METHODS"]
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 STIFFNESSES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -24,24 +28,19 @@ SOUP_INTERVAL = 50
 """The number of iterations between two blends of a running soup."""
 
 
-class TaskCount(Uniform):
-    """An importance of 1 per task; summed, it is the number of tasks that have trained a parameter.
+def _task_count(seed: int) -> Importance:
+    from mooring.lab.methods.task_count import TaskCount
 
-    Example:
-        >>> TaskCount().merges
-        True
-    """
-
-    merges: ClassVar[bool] = True
+    return TaskCount()
 
 
 def _soft(stiffness: Number) -> Interpolation:
-    return Interpolation(stiffness=stiffness)
+    return mooring.Interpolation(stiffness=stiffness)
 
 
 def _merge(weight: Number) -> Interpolation:
     """Return a merge at the end of a task, by the ratio of the two models' importances."""
-    return Interpolation(root=1, every="task", weight=weight)
+    return mooring.Interpolation(root=1, every="task", weight=weight)
 
 
 def _merge_equally(strength: Number) -> Interpolation:
@@ -49,7 +48,7 @@ def _merge_equally(strength: Number) -> Interpolation:
 
 
 def _soup(share: Number) -> Blend:
-    return Blend(share, every=SOUP_INTERVAL)
+    return mooring.pulls.Blend(share, every=SOUP_INTERVAL)
 
 
 METHODS = [
@@ -68,8 +67,8 @@ METHODS = [
     Method(
         "l2-sp",
         "penalty on the distance to the weights that training started from (L2-SP)",
-        lambda seed: Uniform(),
-        Penalty,
+        lambda seed: mooring.Uniform(),
+        penalty,
         strength=DIGITS_STRENGTHS["l2-sp"],
         anchors="start",
         dial=DIALS["uniform"],
@@ -77,7 +76,7 @@ METHODS = [
     Method(
         "sfa",
         f"move a share (its strength) of the distance back in every {SOUP_INTERVAL}th step (SFA, a running soup)",
-        lambda seed: Uniform(),
+        lambda seed: mooring.Uniform(),
         _soup,
         strength=DIGITS_STRENGTHS["sfa"],
         dial=SHARES,
@@ -85,24 +84,24 @@ METHODS = [
     Method(
         "wise-ft",
         "move a share (its strength) of the distance back at the end of each task (WiSE-FT)",
-        lambda seed: Uniform(),
-        Blend,
+        lambda seed: mooring.Uniform(),
+        lambda share: mooring.pulls.Blend(share),
         strength=DIGITS_STRENGTHS["wise-ft"],
         dial=SHARES,
     ),
     Method(
         "imm-mean",
         "average the weights over the tasks so far, at the end of each task (mean-IMM)",
-        lambda seed: TaskCount(),
+        _task_count,
         _merge_equally,
-        merge=total,
+        merge="sum",
     ),
     Method(
         "imm-mode",
         "average the weights over the tasks so far, by Fisher information (mode-IMM, Fisher merging)",
         mean_fisher,
         _merge_equally,
-        merge=total,
+        merge="sum",
     ),
     Method(
         "cofima",
@@ -110,7 +109,7 @@ METHODS = [
         mean_fisher,
         _merge,
         strength=DIGITS_STRENGTHS["cofima"],
-        merge=total,
+        merge="sum",
         dial=WEIGHTS,
     ),
 ]

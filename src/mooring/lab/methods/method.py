@@ -1,14 +1,23 @@
-"""The definition of a method: an importance and a pull, or another use of data and gradients."""
+"""The definition of a method: an importance and a pull, or another use of data and gradients.
 
+The importance and the pull are imported when a run needs them, so that methods are listed without torch.
+"""
+
+from __future__ import annotations
+
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+import mooring
 from mooring.errors import MooringError
-from mooring.importance import Importance
-from mooring.pulls import GradientPull, Interpolation, Pull
-from mooring.pulls.merges import Merge, average
-from mooring.pulls.run_axis import Number
+
+if TYPE_CHECKING:
+    from mooring.importance import Importance
+    from mooring.pulls import Pull
+    from mooring.pulls.merges import Merge
+    from mooring.pulls.run_axis import Number
 
 __all__ = ["Method", "decades"]
 
@@ -33,7 +42,8 @@ class Method:
         importance: a function that makes the importance from a run's seed; None if nothing is moored.
         pull: a function that makes the pull from a strength, one number or one per run; the explicit step by default.
         strength: the default strength; None for a method without a strength.
-        merge: how the importance of a finished task is merged with the previous importance.
+        merge: how the importance of a finished task is merged with the previous importance: "average", "sum", "max"
+            or a function.
         anchors: the parameters to hold on to: those at the end of the "last" task, or those at the "start".
         dial: the strengths that a sweep tries.
         frozen: when the backbone is frozen: "never", "always" or "after first".
@@ -51,9 +61,9 @@ class Method:
     name: str
     line: str
     importance: Callable[[int], Importance] | None = None
-    pull: Callable[[Number], Pull] = lambda strength: Interpolation()
+    pull: Callable[[Number], Pull] = lambda strength: mooring.Interpolation()
     strength: float | None = None
-    merge: Merge = average
+    merge: Literal["average", "sum", "max"] | Merge = "average"
     anchors: Literal["last", "start"] = "last"
     dial: tuple[float, ...] = ()
     frozen: Literal["never", "always", "after first"] = "never"
@@ -63,9 +73,9 @@ class Method:
 
     def __post_init__(self) -> None:
         """Check that the importance and the pull are functions, and that a pull has an importance."""
-        for name, kind, argument in (("importance", Importance, "seed"), ("pull", Pull, "strength")):
+        for name, argument in (("importance", "seed"), ("pull", "strength")):
             value = getattr(self, name)
-            if isinstance(value, kind):
+            if value is not None and not callable(value):
                 class_name = type(value).__name__
                 raise MooringError(
                     f"{name} of method {self.name!r} is one {class_name}, and every run needs its own: give a function "
@@ -74,7 +84,7 @@ class Method:
         default = type(self).__dataclass_fields__["pull"].default
         if self.pull is not default:
             try:
-                self.pull(self.strength or 0.0)
+                inspect.signature(self.pull).bind(self.strength)
             except TypeError as error:
                 raise MooringError(
                     f"pull of method {self.name!r} must take one argument, the strength, used or not ({error}): "
@@ -111,4 +121,5 @@ class Method:
     def can_extrapolate(self) -> bool:
         """Whether a strong pull moves a parameter beyond its anchor."""
         pull = self.pull(self.strength or 0.0)
-        return self.importance is not None and isinstance(pull, GradientPull) and not getattr(pull, "clamp", False)
+        gradient_pull = isinstance(pull, mooring.pulls.GradientPull)
+        return self.importance is not None and gradient_pull and not getattr(pull, "clamp", False)

@@ -1,23 +1,29 @@
 """Quadratic penalties on the distance to the anchor: every importance, also balanced or clamped, and SI's signs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from mooring.importance import EWC, MAS, SI, Balanced, Importance, Random, RWalk, Uniform
+import mooring
 from mooring.lab.methods.method import Method, decades
 from mooring.lab.methods.strengths import DIGITS_STRENGTHS
-from mooring.pulls import Penalty, Pull
-from mooring.pulls.run_axis import Number
 
-__all__ = ["DIALS", "IMPORTANCES", "METHODS", "VARIANTS"]
+if TYPE_CHECKING:
+    from mooring.importance import Importance
+    from mooring.pulls import Penalty, Pull
+    from mooring.pulls.run_axis import Number
+
+__all__ = ["DIALS", "IMPORTANCES", "METHODS", "VARIANTS", "clamped", "penalty"]
 
 IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
-    "ewc": (lambda seed: EWC(), "the squared gradient"),
-    "mas": (lambda seed: MAS(), "the sensitivity of the outputs"),
-    "si": (lambda seed: SI(), "the contribution to lowering the loss"),
-    "rwalk": (lambda seed: RWalk(), "Fisher information plus path integral"),
-    "uniform": (lambda seed: Uniform(), "1 everywhere (the paper's Vanilla)"),
-    "random": (lambda seed: Random(seed=seed), "a random number"),
+    "ewc": (lambda seed: mooring.EWC(), "the squared gradient"),
+    "mas": (lambda seed: mooring.MAS(), "the sensitivity of the outputs"),
+    "si": (lambda seed: mooring.SI(), "the contribution to lowering the loss"),
+    "rwalk": (lambda seed: mooring.RWalk(), "Fisher information plus path integral"),
+    "uniform": (lambda seed: mooring.Uniform(), "1 everywhere (the paper's Vanilla)"),
+    "random": (lambda seed: mooring.Random(seed=seed), "a random number"),
 }
 """For every importance, a function that makes it from a run's seed, and a short description."""
 
@@ -38,6 +44,16 @@ SIGNS: dict[str, tuple[str | float, str]] = {
 }
 
 
+def penalty(strength: Number) -> Penalty:
+    """Return a penalty with that strength.
+
+    Example:
+        >>> penalty(10.0)
+        Penalty(strength=10.0, clamp=False)
+    """
+    return mooring.Penalty(strength)
+
+
 def clamped(strength: Number) -> Penalty:
     """Return a penalty whose importance is capped where it would extrapolate.
 
@@ -45,19 +61,19 @@ def clamped(strength: Number) -> Penalty:
         >>> clamped(10.0)
         Penalty(strength=10.0, clamp=True)
     """
-    return Penalty(strength, clamp=True)
+    return mooring.Penalty(strength, clamp=True)
 
 
 def _balanced(make: Callable[[int], Importance], seed: int) -> Importance:
-    return Balanced(make(seed))
+    return mooring.Balanced(make(seed))
 
 
 def _signed(sign: str | float, seed: int) -> Importance:
-    return SI(sign=sign, seed=seed)  # type: ignore[arg-type]
+    return mooring.SI(sign=sign, seed=seed)  # type: ignore[arg-type]
 
 
 def _penalty(
-    name: str, line: str, importance: Callable[[int], Importance], base: str, pull: Callable[[Number], Pull] = Penalty
+    name: str, line: str, importance: Callable[[int], Importance], base: str, pull: Callable[[Number], Pull] = penalty
 ) -> Method:
     """Return a penalty with the default strength and the sweep of the importance called `base`."""
     return Method(name, line, importance, pull, DIGITS_STRENGTHS[base], dial=DIALS[base])

@@ -1,10 +1,15 @@
 """EWC's penalty as a proximal step, which does not extrapolate at any strength."""
 
-from mooring.importance import EWC
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mooring
 from mooring.lab.methods.method import Method, decades
 from mooring.lab.methods.strengths import DIGITS_STRENGTHS
-from mooring.pulls import Proximal
-from mooring.pulls.merges import total
+
+if TYPE_CHECKING:
+    from mooring.importance import EWC
 
 __all__ = ["METHODS", "mean_fisher"]
 
@@ -16,7 +21,7 @@ def mean_fisher(seed: int) -> EWC:
         >>> mean_fisher(seed=0).per_sample
         True
     """
-    return EWC(decay=None, per_sample=True)
+    return mooring.EWC(decay=None, per_sample=True)
 
 
 METHODS = [
@@ -24,9 +29,9 @@ METHODS = [
         "proximal-ewc",
         "EWC's penalty as a proximal step, with the sum of the tasks' mean Fisher information",
         mean_fisher,
-        Proximal,
+        lambda strength: mooring.Proximal(strength),
         strength=DIGITS_STRENGTHS["proximal-ewc"],
-        merge=total,
+        merge="sum",
         dial=decades(0, 7),
     )
 ]

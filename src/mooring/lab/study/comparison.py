@@ -12,16 +12,11 @@ from mooring.lab.model.training import Training, default_training
 from mooring.lab.networks import backbone_factory, versioned_name
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.streams.stream import Stream
+from mooring.lab.study.defaults import COMPARED_METHODS, MAX_SEEDS
 
 __all__ = ["Comparison", "comparison"]
 
 Numbers = float | Sequence[float]
-
-METHODS = "plain,joint,ewc,explicit-ewc,explicit-mas"
-"""What is compared where nothing is said."""
-
-MOST_SEEDS = 100_000
-"""More are a slip of the finger."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ class Comparison:
 
 def comparison(
     stream: str | StreamOptions | Stream | Sequence[str | StreamOptions | Stream] = "digits",
-    methods: str | Sequence[str] = METHODS,
+    methods: str | Sequence[str] = COMPARED_METHODS,
     seeds: int | Sequence[int] = 5,
     *,
     lr: Numbers | Mapping[str, Numbers] | None = None,
@@ -141,7 +136,7 @@ def comparison(
 def seeds_of(given: int | Sequence[int]) -> tuple[int, ...]:
     """Which seeds, from how many or which."""
     if isinstance(given, int) and not isinstance(given, bool):
-        check_whole("seeds", given, 0, MOST_SEEDS)  # that there are none is refused with what there is to run
+        check_whole("seeds", given, 0, MAX_SEEDS)  # that there are none is refused with what there is to run
         return tuple(range(given))
     if not isinstance(given, list | tuple | range):
         raise MooringError(f"seeds={given!r} is not allowed: say how many, or which in a list")

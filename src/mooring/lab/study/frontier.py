@@ -11,13 +11,7 @@ from mooring.lab.model.metrics import Interval, confidence_interval, paired_diff
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
 
-__all__ = ["METHODS", "NEAR", "Frontier", "Swept", "area", "dials", "frontiers", "hull"]
-
-METHODS = (
-    "plain,frozen-after-first,joint,ewc,mas,si,rwalk,uniform,l2-sp,explicit-ewc,soft-ewc,soft-mas,soft-si,soft-rwalk,"
-    "sfa,wise-ft,imm-mean,imm-mode,cofima,proximal-ewc,budget-ewc,budget-kronecker,er"
-)
-"""What is swept where nothing is said."""
+__all__ = ["NEAR", "Frontier", "Swept", "area", "dials", "frontiers", "hull"]
 
 KINDS = {"soft": "explicit", "proximal": "curvature", "budget": "curvature"}
 """Methods that are variants of one another, by how their names begin."""

@@ -19,7 +19,7 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.training import Training
 from mooring.lab.streams.slices import merge_tasks
 from mooring.lab.streams.stream import Stream
-from mooring.lab.study.comparison import MOST_SEEDS
+from mooring.lab.study.defaults import MAX_SEEDS
 
 __all__ = ["PretrainedBackbone", "Pretraining", "pretrain"]
 
@@ -64,7 +64,7 @@ class Pretraining:
 
     def __post_init__(self) -> None:
         """Refuse numbers outside their range, and unknown names."""
-        check_whole("seeds", self.seeds, 1, MOST_SEEDS)
+        check_whole("seeds", self.seeds, 1, MAX_SEEDS)
         self.spec(self.seed)
 
     def spec(self, seed: int, stream: str = "", data: str = "") -> RunSpec:

@@ -14,14 +14,11 @@ from mooring.lab.networks.initialization import BackboneWeights, initial_network
 from mooring.lab.streams.slices import select_tasks
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.comparison import Comparison, comparison, seeds_of
+from mooring.lab.study.defaults import LRS, STRENGTHS
 from mooring.lab.study.study import Study, checked_baseline, read_start
 from mooring.pulls import Penalty, Proximal
 
-__all__ = ["LRS", "STRENGTHS", "Choice", "Tuned", "choices_of", "tune"]
-
-LRS = (0.1, 0.03, 0.01, 0.003, 0.001)
-STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
-"""The paper's grids."""
+__all__ = ["Choice", "Tuned", "choices_of", "tune"]
 
 
 @dataclass(frozen=True)

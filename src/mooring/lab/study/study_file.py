@@ -11,7 +11,7 @@ from mooring.errors import MooringError, unknown
 from mooring.lab.methods import find_method, resolve_methods
 from mooring.lab.model.training import Training
 from mooring.lab.streams.options import StreamOptions
-from mooring.lab.study.comparison import METHODS
+from mooring.lab.study.defaults import COMPARED_METHODS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -93,7 +93,7 @@ class _Reader:
         if "tune" in told:
             search = {TUNE[key]: value for key, value in self.table(told, "tune").items() if self.known(key)}
             self.untuned(train, self.table(told, "method"))
-        methods = self.methods(told.get("methods", METHODS.split(",")))
+        methods = self.methods(told.get("methods", COMPARED_METHODS.split(",")))
         comparison = {
             "stream": [self.stream(each) for each in (streams if isinstance(streams, list) else [streams])],
             "methods": methods,

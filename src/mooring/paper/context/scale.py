@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mooring.errors import MooringError, unknown
 from mooring.lab.streams.options import StreamOptions
-from mooring.lab.study.protocol import LRS, STRENGTHS
+from mooring.lab.study.defaults import LRS, STRENGTHS
 
 __all__ = [
     "CONTROLS",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mooring.attach import attach
+from mooring.attachment import attach
 from mooring.importance import State
 from mooring.lab.model.order import task_order
 from mooring.lab.networks.initialization import BackboneWeights, initial_network

@@ -1,0 +1,19 @@
+"""Default methods, learning rates and limits of studies, which the command line shows without importing torch."""
+
+__all__ = ["COMPARED_METHODS", "LRS", "MAX_SEEDS", "STRENGTHS", "SWEPT_METHODS"]
+
+COMPARED_METHODS = "plain,joint,ewc,explicit-ewc,explicit-mas"
+"""The methods of a comparison that names none."""
+
+SWEPT_METHODS = (
+    "plain,frozen-after-first,joint,ewc,mas,si,rwalk,uniform,l2-sp,explicit-ewc,soft-ewc,soft-mas,soft-si,soft-rwalk,"
+    "sfa,wise-ft,imm-mean,imm-mode,cofima,proximal-ewc,budget-ewc,budget-kronecker,er"
+)
+"""The methods of a frontier that names none."""
+
+LRS = (0.1, 0.03, 0.01, 0.003, 0.001)
+STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
+"""The paper's grids."""
+
+MAX_SEEDS = 100_000
+"""A larger number of seeds is taken for a typing error."""
