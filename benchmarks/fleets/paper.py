@@ -18,7 +18,7 @@ from typing import Any
 from fleets.noise import cifar100
 from fleets.output import add_common, keep, say, where
 from mooring.lab import Result, Row, RunSpec, Study, tune
-from mooring.lab.engines.reporting import Silent
+from mooring.lab.engines.reporting import SilentReporter
 from mooring.lab.methods import find_method, resolve_methods
 from mooring.lab.streams import Stream
 from mooring.lab.streams.options import StreamOptions
@@ -142,7 +142,7 @@ def _grid(options: argparse.Namespace, study: Study, asked: dict[str, Any]) -> S
     return tuned.rows
 
 
-class Log(Silent):
+class Log(SilentReporter):
     """Says when each fleet of a study was done, and keeps the figures."""
 
     def __init__(self, options: argparse.Namespace, phases: Sequence[str]) -> None:

@@ -71,7 +71,7 @@ def test_sixty_four_fleets_at_once_lose_nothing_and_the_drivers_memory_stays_fla
         ray = ["--engine", "ray", "--address", made.address, "--fleet", "1", "--share", str(2 / FLEETS)]
         child = Child(tmp_path / "crowd", command, *asked, *ray, patience=PATIENCE, RAY_AUTH_MODE="disabled")
         while child.running():
-            if sum(len(workers(node, b"ray::_crewed")) for node in made.nodes) == FLEETS:
+            if sum(len(workers(node, b"ray::_run_remote_job")) for node in made.nodes) == FLEETS:
                 full.append((time.monotonic(), megabytes(child.process.pid)))
             time.sleep(1)
         told = child.ended()

@@ -40,7 +40,7 @@ def test_fifty_kills_of_drivers_workers_and_nodes_at_random_moments(tmp_path, wh
             return Child(tmp_path / str(study), often, 0.1, *ASKED, *ray, patience=PATIENCE, RAY_AUTH_MODE="disabled")
 
         def at_work() -> list[int]:
-            return [pid for node in made.nodes for pid in workers(node, b"ray::_crewed")]
+            return [pid for node in made.nodes for pid in workers(node, b"ray::_run_remote_job")]
 
         while sum(kills.values()) < KILLS:
             driver = driver or begin()

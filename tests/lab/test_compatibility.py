@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mooring.lab.engines.reporting import Silent
+from mooring.lab.engines.reporting import SilentReporter
 from mooring.lab.model.results import Result
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.store import Store
@@ -35,7 +35,7 @@ COMPARISONS = {
 """Comparisons by the number of steps in their checkpoint."""
 
 
-class RecordingReporter(Silent):
+class RecordingReporter(SilentReporter):
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.steps: list[int] = []
@@ -43,7 +43,7 @@ class RecordingReporter(Silent):
     def note(self, line: str) -> None:
         self.notes.append(line)
 
-    def sailing(self, number, fleet, done) -> None:
+    def advanced(self, number, fleet, done) -> None:
         self.steps.append(fleet.steps)
 
 

@@ -15,9 +15,9 @@ from faults.small import often, times
 from lab.small import Once, class_stream, gpu, spec_for
 from lab.test_kill import rows
 from mooring.errors import MooringError
-from mooring.lab.engines.checkpoint_index import Unfinished
-from mooring.lab.engines.local import Local
-from mooring.lab.engines.runner import Aboard
+from mooring.lab.engines.checkpoint_index import CheckpointIndex
+from mooring.lab.engines.local import LocalEngine
+from mooring.lab.engines.runner import RunContext
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.determinism import configure_cublas, deterministic
 from mooring.lab.study.store import Store
@@ -82,17 +82,17 @@ def test_fleets_do_not_depend_on_finished_runs(tmp_path):
     stream = class_stream(tasks=2, images=8)
     specs = [spec_for("plain", stream, seed, epochs=1) for seed in range(10)]
     study = Study(tmp_path / "study.sqlite", fleet=4, deterministic=True)
-    runner = Local(Aboard({stream.fingerprint: stream}, {}, deterministic=True), study.checkpoints)
-    whole = study._planned(specs, runner, False, specs)
+    runner = LocalEngine(RunContext({stream.fingerprint: stream}, {}, deterministic=True), study.checkpoints)
+    whole = study._plan_fleets(specs, runner, False, specs)
     assert [len(fleet) for fleet in whole] == [4, 3, 3]
-    assert study._planned([*whole[0], *whole[2]], runner, False, specs) == [whole[0], whole[2]]
-    assert study._planned(whole[1][1:], runner, False, specs) == [whole[1][1:]]
+    assert study._plan_fleets([*whole[0], *whole[2]], runner, False, specs) == [whole[0], whole[2]]
+    assert study._plan_fleets(whole[1][1:], runner, False, specs) == [whole[1][1:]]
 
 
 def test_deterministic_fleet_continues_only_from_a_checkpoint_of_the_same_runs(tmp_path):
     stream = class_stream(tasks=2, images=8)
     specs = [spec_for("plain", stream, seed, batch=4, epochs=1) for seed in range(4)]
-    every = {same: Unfinished(tmp_path, "cpu", False, deterministic=same) for same in (False, True)}
+    every = {same: CheckpointIndex(tmp_path, "cpu", False, deterministic=same) for same in (False, True)}
     for unfinished in every.values():
         Fleet(specs, stream).run(Once(unfinished.path([spec.key for spec in specs])))
     for same, unfinished in every.items():

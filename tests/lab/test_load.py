@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from mooring.lab.engines.local import Local
-from mooring.lab.engines.runner import Aboard
-from mooring.lab.engines.sizing import Sizes
+from mooring.lab.engines.local import LocalEngine
+from mooring.lab.engines.runner import RunContext
+from mooring.lab.engines.sizing import FleetSizer
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams import by_class, digits
@@ -58,10 +58,11 @@ def folder(tmp_path_factory):
 
 
 def test_ten_thousand_runs_are_planned_in_seconds(tmp_path, monkeypatch):
-    monkeypatch.setattr(Sizes, "_tried", lambda self, runs, stream, counted, work: counted)  # that is training
+    monkeypatch.setattr(FleetSizer, "_measure", lambda self, runs, stream, estimate, work: estimate)  # that is training
     specs, study = all_specs(), Study(tmp_path / "study.sqlite")
+    engine = LocalEngine(RunContext({STREAM.fingerprint: STREAM}, {}), study.checkpoints)
     start = time.process_time()
-    fleets = study._planned(specs, Local(Aboard({STREAM.fingerprint: STREAM}, {}), study.checkpoints), False)
+    fleets = study._plan_fleets(specs, engine, False)
     assert time.process_time() - start < MAX_SECONDS
     assert sum(map(len, fleets)) == 10_000
 

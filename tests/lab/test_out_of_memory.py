@@ -16,9 +16,9 @@ from rich.console import Console
 from lab.small import class_stream, spec_for
 from mooring.cli.study_progress import BarReporter, LineReporter
 from mooring.errors import MooringError
-from mooring.lab.engines import runner as voyage
-from mooring.lab.engines.checkpoint_index import Unfinished
-from mooring.lab.engines.reporting import Silent
+from mooring.lab.engines import runner
+from mooring.lab.engines.checkpoint_index import CheckpointIndex
+from mooring.lab.engines.reporting import SilentReporter
 from mooring.lab.engines.signals import InterruptedStudyError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.results import Result
@@ -48,7 +48,7 @@ class Cramped(Fleet):
 
     def no_room(self):
         Cramped.made.append(weakref.ref(self.stack))  # what takes the memory; it holds itself
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        raise torch.OutOfMemoryError("CUDA out of memory. SizeProbe to allocate 20.00 MiB")
 
     def run(self, watcher=None):
         Cramped.sailed.append(len(self.specs))
@@ -64,7 +64,7 @@ class Cramped(Fleet):
 @pytest.fixture(autouse=True)
 def _cramped(monkeypatch):
     Cramped.most, Cramped.at, Cramped.made, Cramped.sailed, Cramped.taken = 10**6, 0, [], [], 0
-    monkeypatch.setattr(voyage, "Fleet", Cramped)
+    monkeypatch.setattr(runner, "Fleet", Cramped)
 
 
 def runs_of(methods: str, seeds: int = 4, **rest) -> list[RunSpec]:
@@ -72,7 +72,7 @@ def runs_of(methods: str, seeds: int = 4, **rest) -> list[RunSpec]:
     return [spec_for(method, STREAM, seed, **told) for method in methods.split(",") for seed in range(seeds)]
 
 
-class Listening(Silent):
+class Listening(SilentReporter):
     """Writes down what it is told."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Listening(Silent):
     def begin(self, fleets, work, done) -> None:
         self.work = list(work)
 
-    def sailing(self, number, fleet, done) -> None:
+    def advanced(self, number, fleet, done) -> None:
         assert number not in self.ended
         self.done.setdefault(number, []).append(done)
 
@@ -282,7 +282,7 @@ def test_killed_at_every_moment_around_a_split_nothing_is_lost_or_trained_twice(
                 break
             except KilledError:
                 Cramped.made = []  # the error, and what it holds, is not gone yet
-        saved = Unfinished(Path(f"{path}.fleets"), "cpu", reject=False).found()
+        saved = CheckpointIndex(Path(f"{path}.fleets"), "cpu", reject=False).entries()
         left = {run.key for run in runs} - {result.spec.key for result in Study(path).results()}
         ahead = [STEPS - max((each.steps for each in saved if key in each.runs), default=0) for key in left]
         Cramped.taken, Cramped.sailed = 0, []
@@ -302,12 +302,12 @@ def test_with_the_whole_and_its_halves_on_disk_each_run_goes_on_from_the_furthes
     with monkeypatch.context() as during:
         during.setattr(Path, "unlink", lambda *args, **rest: None)  # the whole stays, as after a power cut
         with monkeypatch.context() as at_first:
-            at_first.setattr(voyage.Voyage, "_sailed", once_then_stop(voyage.Voyage._sailed))
+            at_first.setattr(runner.FleetRunner, "_run_part", once_then_stop(runner.FleetRunner._run_part))
             with pytest.raises(KilledError):
                 ran(path, runs)
         with pytest.raises(InterruptedStudyError):
             ran(path, runs, reporter=Stopping(at=(0, 6)))
-    found = Unfinished(Path(f"{path}.fleets"), "cpu", reject=False).found()
+    found = CheckpointIndex(Path(f"{path}.fleets"), "cpu", reject=False).entries()
     assert [(saved.steps, len(saved.runs)) for saved in found] == [(6, 2), (3, 2), (3, 4)]
     Cramped.taken, Cramped.sailed = 0, []
     near(ran(path, runs), expected)
@@ -327,13 +327,13 @@ def once_then_stop(act):
     return acted
 
 
-class Stopping(Silent):
+class Stopping(SilentReporter):
     """Stops the n-th fleet when it is so many steps on its way."""
 
     def __init__(self, at: tuple[int, int]) -> None:
         self.at = at
 
-    def sailing(self, number, fleet, done):
+    def advanced(self, number, fleet, done):
         if (number, fleet.steps) == self.at:
             raise InterruptedStudyError("stopped")
 
@@ -344,7 +344,7 @@ def test_asked_to_stop_in_a_half_it_saves_and_goes_on_in_halves(tmp_path):
     Cramped.most, Cramped.at = 2, 4
     with pytest.raises(InterruptedStudyError):
         ran(path, runs, reporter=Stopping(at=(0, 6)))
-    found = Unfinished(Path(f"{path}.fleets"), "cpu", reject=False).found()
+    found = CheckpointIndex(Path(f"{path}.fleets"), "cpu", reject=False).entries()
     assert [(saved.steps, len(saved.runs)) for saved in found] == [(6, 2), (3, 2)]  # the whole one is gone
     Cramped.sailed, Cramped.taken = [], 0
     near(ran(path, runs), expected)
@@ -369,7 +369,7 @@ def test_some_of_the_runs_of_an_interrupted_fleet_go_on_from_it_and_the_others_l
 
 @pytest.mark.parametrize("every", [0.0, 1e9], ids=["saved often", "saved after tasks"])
 def test_what_is_done_counts_all_parts_goes_back_once_and_ends_at_the_whole(tmp_path, monkeypatch, every):
-    monkeypatch.setattr(voyage, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "REPORT_SECONDS", 0.0)
     runs = runs_of("plain,si")
     Cramped.most, Cramped.at = 4, 5
     listening = Listening()

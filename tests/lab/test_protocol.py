@@ -7,7 +7,7 @@ import pytest
 
 from mooring.cli.terminal_tables import print_choices
 from mooring.errors import MooringError
-from mooring.lab.engines import runner as voyage
+from mooring.lab.engines import runner
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.slices import select_tasks
@@ -37,7 +37,7 @@ class Counted(Fleet):
 @pytest.fixture(autouse=True)
 def _counted(monkeypatch):
     Counted.taken = {}
-    monkeypatch.setattr(voyage, "Fleet", Counted)
+    monkeypatch.setattr(runner, "Fleet", Counted)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from cluster import cluster, needs_ray, workers
 from lab.engines import ASKED
 from lab.test_kill import DIGITS, rows, saved
 from mooring.errors import MooringError
-from mooring.lab.engines.runner import Aboard
+from mooring.lab.engines.runner import RunContext
 from mooring.lab.study.store import Store
 from mooring.lab.study.study import Study
 from processes import Child, Ended, command, wait_for
@@ -104,7 +104,7 @@ def shared_gpu(folder: str) -> int:
     """How many fleets are on a GPU at once that this machine says it has, and what they see of it."""
     import ray
 
-    from mooring.lab.engines.ray import Ray
+    from mooring.lab.engines.ray import RayEngine
 
     ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
 
@@ -120,8 +120,8 @@ def shared_gpu(folder: str) -> int:
         return os.environ["CUDA_VISIBLE_DEVICES"], here
 
     for share, wanted, patience in ((1.0, 2, 1.0), (0.3, 3, 60.0)):
-        engine = Ray(Aboard({}, {}, "cuda"), Path(folder), share=share)
-        task = ray.remote(**engine.takes())(seen)
+        engine = RayEngine(RunContext({}, {}, "cuda"), Path(folder), share=share)
+        task = ray.remote(**engine.resources())(seen)
         told = ray.get([task.remote(wanted, patience) for _ in range(3)])
         print(json.dumps([sorted({gpu for gpu, _ in told}), max(here for _, here in told), engine._slots(ray)]))
     return 0

@@ -9,9 +9,9 @@ from lab.small import class_stream
 from mooring.lab.engines import device_memory as memory
 from mooring.lab.engines import size_probe as trial
 from mooring.lab.engines import sizing as sizes
-from mooring.lab.engines.reporting import Silent
-from mooring.lab.engines.size_probe import Tried
-from mooring.lab.engines.sizing import AT_ONCE, FIRST, Sizes
+from mooring.lab.engines.reporting import SilentReporter
+from mooring.lab.engines.size_probe import SizeProbe
+from mooring.lab.engines.sizing import FIRST_PROBE_RUNS, MAX_RUNS, FleetSizer
 from mooring.lab.fleet.grouping import group_into_fleets, split_evenly
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams import Stream
@@ -54,11 +54,11 @@ class Machine:
             peak = self.memory[0] + len(specs) * self.memory[1]
             if peak > self.room:
                 return None
-        return Tried(len(specs), step, self.took, peak)
+        return SizeProbe(len(specs), step, self.took, peak)
 
-    def sizes(self, device: str = "cpu", **rest) -> Sizes:
-        told = {"note": self.notes.append, "trial": self.trial, "free": lambda device: self.room, **rest}
-        return Sizes({STREAM.fingerprint: STREAM}, device=device, **told)
+    def sizes(self, device: str = "cpu", **rest) -> FleetSizer:
+        told = {"note": self.notes.append, "probe": self.trial, "free": lambda device: self.room, **rest}
+        return FleetSizer({STREAM.fingerprint: STREAM}, device=device, **told)
 
 
 def parts(machine: Machine, runs: list[RunSpec], device: str = "cpu") -> list[int]:
@@ -93,7 +93,7 @@ def test_no_more_runs_than_there_are_and_than_are_worth_it_are_tried():
     assert machine.tried == [8, 16, 32]  # 40 are no more than one and a half times 32
     machine = Machine(full=10_000)
     assert parts(machine, runs_of(1000)) == [125] * 8
-    assert max(machine.tried) == AT_ONCE["cpu"]
+    assert max(machine.tried) == MAX_RUNS["cpu"]
 
 
 def test_fleets_are_of_one_size_and_a_few_more_sail_along():
@@ -114,16 +114,16 @@ def test_parts_are_even_in_order_and_no_larger_than_they_may_be(number, most):
     assert len(made) == -(-number // most)
 
 
-@pytest.mark.parametrize("device", AT_ONCE)
+@pytest.mark.parametrize("device", MAX_RUNS)
 def test_a_fixed_size_asks_neither_a_clock_nor_how_much_is_free(device):
     def never(*args, **rest):
         pytest.fail("it was measured")
 
-    told = {"device": device, "trial": never, "free": never, "fixed": True}
-    sized = Sizes({STREAM.fingerprint: STREAM}, **told)
+    told = {"device": device, "probe": never, "free": never, "fixed": True}
+    sized = FleetSizer({STREAM.fingerprint: STREAM}, **told)
     assert sized(runs_of(40)) == 40
-    assert sized(runs_of(10_000)) == AT_ONCE[device]
-    assert 1 <= Sizes({STREAM.fingerprint: STREAM}, **told)(runs_of(500, batch=2000)) < AT_ONCE[device]
+    assert sized(runs_of(10_000)) == MAX_RUNS[device]
+    assert 1 <= FleetSizer({STREAM.fingerprint: STREAM}, **told)(runs_of(500, batch=2000)) < MAX_RUNS[device]
 
 
 # How much memory
@@ -157,7 +157,7 @@ def test_a_trial_that_does_not_fit_is_the_end_of_trying():
     def cramped(specs, *args, **rest):
         return None if len(specs) > 20 else machine.trial(specs, *args, **rest)
 
-    sized = machine.sizes("cuda", trial=cramped)
+    sized = machine.sizes("cuda", probe=cramped)
     assert sized(runs_of(400)) == 16
     (note,) = machine.notes
     assert "more do not fit into memory" in note
@@ -165,8 +165,8 @@ def test_a_trial_that_does_not_fit_is_the_end_of_trying():
 
 def test_where_not_even_the_first_trial_fits_fewer_sail():
     machine = Machine(memory=(0, GIB), room=4 * GIB)
-    assert machine.sizes("cuda")(runs_of(400)) == FIRST // 2
-    assert machine.tried == [FIRST]
+    assert machine.sizes("cuda")(runs_of(400)) == FIRST_PROBE_RUNS // 2
+    assert machine.tried == [FIRST_PROBE_RUNS]
 
 
 def test_where_images_leave_no_room_runs_sail_one_by_one():
@@ -185,12 +185,12 @@ def test_free_memory_is_what_the_machine_says_and_a_container_allows(tmp_path):
     told = tmp_path / "told"
     told.write_text("MemTotal:       24000000 kB\nMemFree:         1000 kB\nMemAvailable:   2048 kB\n")
     assert memory._available(told) == 2 << 20
-    assert memory._available(tmp_path / "nothing") == memory.UNKNOWN
+    assert memory._available(tmp_path / "nothing") == memory.ASSUMED_FREE_BYTES
     told.write_text("3000000\n")
-    assert memory._allowed(told) == 3_000_000
+    assert memory._container_limit(told) == 3_000_000
     told.write_text("max\n")
-    assert memory._allowed(told) > 1 << 60
-    assert 0 < memory.free("cpu") < 1 << 60
+    assert memory._container_limit(told) > 1 << 60
+    assert 0 < memory.free_memory("cpu") < 1 << 60
 
 
 def test_on_a_gpu_the_peak_is_what_was_reserved_above_what_was_before(monkeypatch):
@@ -200,9 +200,9 @@ def test_on_a_gpu_the_peak_is_what_was_reserved_above_what_was_before(monkeypatc
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 700)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5000, 9000))
-    assert memory.Peak("cuda:1").bytes() == 600
+    assert memory.PeakMemory("cuda:1").bytes() == 600
     assert said == ["empty", "reset cuda:1"]
-    assert memory.free("cuda:1") == 5000
+    assert memory.free_memory("cuda:1") == 5000
     assert said[2:] == ["empty"]  # what PyTorch keeps for later is free
 
 
@@ -227,7 +227,7 @@ def test_a_trial_that_takes_long_beside_the_work_is_not_followed_by_another():
 
 def test_where_runs_are_lost_in_a_trial_it_counts_for_nothing():
     machine = Machine(full=1000)
-    lossy = machine.sizes(trial=lambda specs, *args, **rest: replace(machine.trial(specs, *args, **rest), runs=3))
+    lossy = machine.sizes(probe=lambda specs, *args, **rest: replace(machine.trial(specs, *args, **rest), runs=3))
     assert lossy(runs_of(100)) == 100
     assert machine.tried == [8]
 
@@ -252,7 +252,7 @@ def test_what_is_tried_is_what_takes_most_memory_method_by_method():
 
     machine = Machine(full=1000)
     runs = [run for method in ("plain", "ewc", "si") for run in runs_of(30, method, strength=None)]
-    machine.sizes(trial=spy)(runs)
+    machine.sizes(probe=spy)(runs)
     assert seen[0] == ["si"] * 8
     assert seen[2] == ["si"] * 30 + ["ewc"] * 2
 
@@ -270,7 +270,7 @@ def test_what_was_chosen_and_why_is_told_in_one_line():
 # In a study
 
 
-class Noting(Silent):
+class Noting(SilentReporter):
     def __init__(self) -> None:
         self.notes, self.closed = list[str](), False
 
@@ -284,10 +284,10 @@ class Noting(Silent):
 @pytest.fixture
 def eager(monkeypatch):
     """Trials of two runs and more, however little there is to do."""
-    monkeypatch.setattr(sizes, "FEW", 2)
-    monkeypatch.setattr(sizes, "FIRST", 2)
-    monkeypatch.setattr(sizes, "SHARE", 1e9)
-    monkeypatch.setattr(sizes, "WORTH", {"cpu": 0})
+    monkeypatch.setattr(sizes, "MAX_RUNS_UNPROBED", 2)
+    monkeypatch.setattr(sizes, "FIRST_PROBE_RUNS", 2)
+    monkeypatch.setattr(sizes, "MAX_PROBE_SHARE", 1e9)
+    monkeypatch.setattr(sizes, "MIN_PROBED_WORK", {"cpu": 0})
 
 
 TOLD = {"network": "mlp", "batch": 10, "epochs": 1, "dtype": "float64", "lr": 0.05}
@@ -325,7 +325,7 @@ def test_interrupted_in_a_trial_nothing_is_left_and_the_next_time_is_as_the_firs
     noting, before = Noting(), torch.get_rng_state()
     path = tmp_path / "s.sqlite"
     with monkeypatch.context() as during:
-        during.setattr(trial._Clock, "on_step", pressed)
+        during.setattr(trial._StepTimer, "on_step", pressed)
         with pytest.raises(KeyboardInterrupt):
             Study(path, reporter=noting).compare(methods="plain", seeds=4, stream=small(), **TOLD)
     assert noting.closed

@@ -9,9 +9,9 @@ from torch import nn
 
 from lab.small import class_stream, spec_for, trained_by_hand
 from lab.test_batched_layers import randomized
-from mooring.lab.engines.local import Local
-from mooring.lab.engines.reporting import Silent
-from mooring.lab.engines.runner import Aboard
+from mooring.lab.engines.local import LocalEngine
+from mooring.lab.engines.reporting import SilentReporter
+from mooring.lab.engines.runner import RunContext
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.stack import stack as stack_module
 from mooring.lab.fleet.stack.batched_layers import LAYERS
@@ -116,7 +116,7 @@ def test_transformer_in_a_fleet_equals_the_run_alone_and_a_plain_loop(network, m
 
 
 def test_transformer_with_dropout_trains_sequentially_and_the_user_is_told(tmp_path):
-    class Listening(Silent):
+    class Listening(SilentReporter):
         def note(self, line: str) -> None:
             lines.append(line)
 
@@ -124,8 +124,8 @@ def test_transformer_with_dropout_trains_sequentially_and_the_user_is_told(tmp_p
     stream = class_stream(tasks=1, images=20)
     specs = [spec_for("plain", stream, seed, network=f"{HERE}:dropping", epochs=1) for seed in (0, 1)]
     assert Fleet(specs, stream).stack.mode == "sequential"
-    aboard = Aboard({stream.fingerprint: stream}, {}, reporter=Listening())
-    Local(aboard, tmp_path).run([specs], lambda results: None)
+    aboard = RunContext({stream.fingerprint: stream}, {}, reporter=Listening())
+    LocalEngine(aboard, tmp_path).run([specs], lambda results: None)
     assert lines == [f"{specs[0].network} cannot be stacked: its runs train one after the other"]
 
 

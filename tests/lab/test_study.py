@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from lab.small import class_stream
 from mooring.errors import MooringError
-from mooring.lab.engines import runner as voyage
-from mooring.lab.engines.reporting import Silent
+from mooring.lab.engines import runner
+from mooring.lab.engines.reporting import SilentReporter
 from mooring.lab.engines.signals import InterruptedStudyError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.results import Result
@@ -42,7 +42,7 @@ class Counted(Fleet):
 @pytest.fixture(autouse=True)
 def _counted(monkeypatch):
     Counted.sailed, Counted.steps_taken = [], 0
-    monkeypatch.setattr(voyage, "Fleet", Counted)
+    monkeypatch.setattr(runner, "Fleet", Counted)
 
 
 @pytest.fixture
@@ -62,13 +62,13 @@ def told(results) -> dict[str, str]:
     return {result.spec.key: repr(replace(result, seconds=0.0)) for result in results}
 
 
-class Interrupting(Silent):
+class Interrupting(SilentReporter):
     """Stops at a fleet's first task, as a kill would: after the checkpoint."""
 
     def __init__(self, fleet: int = 0) -> None:
         self.fleet = fleet
 
-    def sailing(self, number, fleet, done):
+    def advanced(self, number, fleet, done):
         if number == self.fleet and fleet.position.task == 1:
             raise InterruptedStudyError("stopped")
 
@@ -310,7 +310,7 @@ DAMAGES = {
 }
 
 
-class Noting(Silent):
+class Noting(SilentReporter):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -365,7 +365,7 @@ def test_a_checkpoint_left_by_a_kill_after_its_results_were_kept_is_cleared_away
     study = interrupted(path, methods="plain", seeds=1)
     (checkpoint,) = study.checkpoints.glob("*.safetensors")
     left = checkpoint.read_bytes()
-    study.reporter = Silent()
+    study.reporter = SilentReporter()
     study.compare(methods="plain", seeds=1, **TOLD)
     study.checkpoints.mkdir()
     checkpoint.write_bytes(left)  # as if killed between keeping and deleting
@@ -462,8 +462,8 @@ class Listening:
         self.calls.append(("begin", len(fleets)))
         self.work = list(work)
 
-    def sailing(self, number, fleet, done) -> None:
-        self.calls.append(("sailing", number))
+    def advanced(self, number, fleet, done) -> None:
+        self.calls.append(("advanced", number))
         self.done.append(done)
         assert self.done[-1] <= self.work[number]
 
@@ -490,8 +490,8 @@ def test_a_reporter_is_told_in_order_and_at_a_bounded_rate(path):
         mine = [kind for kind, which in rest if which == number]
         assert mine[-1] == "finished"
         assert mine.count("finished") == 1
-        assert mine.count("sailing") >= len(STREAM.tasks)  # one after each task
-    assert len(rest) <= 3 * (len(STREAM.tasks) + 1) + took / voyage.LOOK_SECONDS + 1
+        assert mine.count("advanced") >= len(STREAM.tasks)  # one after each task
+    assert len(rest) <= 3 * (len(STREAM.tasks) + 1) + took / runner.REPORT_SECONDS + 1
     assert listening.work == [2 * 2 * 2 * 10] * 3
 
 

@@ -5,7 +5,7 @@ import pytest
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import summarize
-from mooring.lab.study.protocol import choices_of
+from mooring.lab.study.protocol import choose_settings
 from mooring.paper.claims import claims_table, search_claims, table_claims
 from mooring.paper.claims.claim import mean_gain, sign_verdict
 from mooring.paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS, REPLAY, ROWS
@@ -137,7 +137,7 @@ def search_results(**grids):
         for lr, strength, status, accuracy in tried:
             spec = RunSpec("digits", "0", method, 0, lr=lr, strength=strength)
             results.append(Result(spec, status, "", [10.0], [[accuracy]] if status == "finished" else []))
-        choices += choices_of("digits", results, [method])
+        choices += choose_settings("digits", results, [method])
     return {CONDITION: choices}
 
 

@@ -60,13 +60,13 @@ def pretrain(
 ) -> None:
     """Run `mooring pretrain`."""
     from mooring.cli.progress_bar import progress_bar
-    from mooring.lab.engines.signals import InterruptedStudyError, stoppable
+    from mooring.lab.engines.signals import InterruptedStudyError, stop_on_signal
     from mooring.lab.model.atomic_files import check_writable
     from mooring.lab.model.determinism import deterministic as deterministic_mode
     from mooring.lab.networks import backbone_factory
     from mooring.lab.streams.options import open_stream
     from mooring.lab.study import pretraining
-    from mooring.lab.study.study import checked_device
+    from mooring.lab.study.study import check_device
 
     settings = pretraining.Pretraining(
         network, seed, epochs, lr, batch, momentum, weight_decay, flips, shifts, schedule, seeds, dtype
@@ -79,13 +79,13 @@ def pretrain(
         if file.is_dir():
             example = file / "backbone.safetensors"
             raise MooringError(f"{file} is a folder: give a file for the backbone, such as {example}")
-    settings.on(checked_device(device, deterministic=deterministic))
+    settings.on(check_device(device, deterministic=deterministic))
     check_writable(out.parent, create=False)
     notes: list[str] = []
     with progress_bar() as progress:
         stream = open_stream(options[0], progress)
         check_writable(out.parent)
-        with stoppable() as stop, deterministic_mode(deterministic):
+        with stop_on_signal() as stop, deterministic_mode(deterministic):
 
             def report(what: str, done: int, total: int | None) -> None:
                 if stop.asked:

@@ -7,7 +7,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mooring.lab.engines.reporting import Reporter, Seen, Silent
+from mooring.lab.engines.reporting import FleetProgress, Reporter, SilentReporter
 from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
@@ -20,10 +20,10 @@ def reporter(quiet: bool, console: Console | None = None) -> Reporter:
 
     Example:
         >>> type(reporter(quiet=True)).__name__
-        'Silent'
+        'SilentReporter'
     """
     if quiet:
-        return Silent()
+        return SilentReporter()
     console = console or Console(stderr=True)
     return BarReporter(console) if console.is_terminal else LineReporter(sys.stderr)
 
@@ -44,7 +44,7 @@ class BarReporter:
         self.fleet = self.bars.add_task("fleet 1", total=work[0], status="")
         self.bars.start()
 
-    def sailing(self, number: int, fleet: Seen, done: int) -> None:
+    def advanced(self, number: int, fleet: FleetProgress, done: int) -> None:
         """Advance both bars."""
         label, status = f"fleet {number + 1}", describe(fleet)
         self.bars.update(self.fleet, description=label, total=self.work[number], completed=done, status=status)
@@ -81,7 +81,7 @@ class LineReporter:
         self.count = len(fleets)
         self._print(planned(fleets, done))
 
-    def sailing(self, number: int, fleet: Seen, done: int) -> None:
+    def advanced(self, number: int, fleet: FleetProgress, done: int) -> None:
         """Print a line when a task is finished."""
         if fleet.position.epoch == fleet.position.step == 0 and fleet.position.task:
             line = f"fleet {number + 1} of {self.count}: {describe(fleet)}"
@@ -112,7 +112,7 @@ def planned(fleets: Sequence[Sequence[RunSpec]], done: int) -> str:
     return f"{pluralize(sum(map(len, fleets)), 'run')} to train in {pluralize(len(fleets), 'fleet')}{known}"
 
 
-def describe(fleet: Seen) -> str:
+def describe(fleet: FleetProgress) -> str:
     """Describe the position of a fleet, and the mean accuracy of its runs on the finished tasks."""
     tasks, runs = fleet.tasks, pluralize(fleet.runs, "run")
     position = f"{runs}, task {min(fleet.position.task + 1, tasks)} of {tasks}"

@@ -1,1 +1,1 @@
-"""Engines: what runs a study's fleets, and where."""
+"""Engines: what trains the fleets of a study, on this machine or on a cluster."""

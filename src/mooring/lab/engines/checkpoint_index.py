@@ -1,4 +1,4 @@
-"""Unfinished fleets on disk: which runs continue from where."""
+"""The checkpoints of unfinished fleets on disk, and which runs can continue from which of them."""
 
 import hashlib
 import operator
@@ -9,17 +9,17 @@ from pathlib import Path
 from mooring.lab.fleet import checkpoint
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["Saved", "Unfinished"]
+__all__ = ["CheckpointEntry", "CheckpointIndex"]
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint.
+class CheckpointEntry:
+    """A checkpoint on disk.
 
     Attributes:
-        path: where it is.
-        runs: the keys of its runs, those that were lost on the way included.
-        steps: how many steps they have behind them.
+        path: the file.
+        runs: the keys of its runs, including those that were stopped before the checkpoint.
+        steps: how many steps its runs have taken.
     """
 
     path: Path
@@ -28,17 +28,18 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Unfinished:
-    """The checkpoints of fleets that sail in one way, in one folder.
+class CheckpointIndex:
+    """The checkpoints in one folder of fleets that are trained with the same options.
 
     Args:
-        folder: where they are.
-        device: where the fleets compute.
-        reject: whether they reject runs.
-        deterministic: whether they give the same bits each time: they continue whole, and from their like only.
+        folder: the folder of checkpoints.
+        device: the device of the fleets.
+        reject: whether the fleets reject runs.
+        deterministic: whether the fleets are deterministic. Such a fleet continues whole, and only from a checkpoint
+            of a deterministic fleet.
 
     Example:
-        >>> Unfinished(Path("study.sqlite.fleets"), "cpu", reject=False).found()
+        >>> CheckpointIndex(Path("study.sqlite.fleets"), "cpu", reject=False).entries()
         []
     """
 
@@ -48,59 +49,59 @@ class Unfinished:
     deterministic: bool = False
 
     def path(self, runs: Collection[str]) -> Path:
-        """Where the checkpoint of these runs together is, by their keys."""
+        """Return the path of the checkpoint of a fleet of these runs, given by their keys."""
         name = repr((sorted(runs), self.reject, self.device, *(["deterministic"] if self.deterministic else [])))
         return self.folder / f"{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}.safetensors"
 
-    def found(self, note: Callable[[str], None] = lambda line: None) -> list[Saved]:
-        """Every checkpoint there is: the furthest first, and of equals the smallest.
+    def entries(self, note: Callable[[str], None] = lambda line: None) -> list[CheckpointEntry]:
+        """Return every checkpoint: most steps first, and with equal steps fewest runs first.
 
-        A fleet that was split is on disk whole and in parts for a moment: the parts go before the whole.
+        While a fleet is split, both the whole and its parts are on disk; the parts come before the whole.
 
         Args:
-            note: told of those that cannot be read.
+            note: called with a line for each checkpoint that cannot be read.
         """
-        every = []
+        entries = []
         for path in sorted(self.folder.glob("*.safetensors")):
             try:
-                saved = Saved(path, frozenset(checkpoint.runs_in(path)), checkpoint.steps_in(path))
+                entry = CheckpointEntry(path, frozenset(checkpoint.runs_in(path)), checkpoint.steps_in(path))
             except checkpoint.CheckpointError as error:
                 note(f"{error}; its runs start again")
                 continue
-            if self.path(saved.runs) == path:
-                every.append(saved)
-        return sorted(every, key=lambda saved: (-saved.steps, len(saved.runs)))
+            if self.path(entry.runs) == path:
+                entries.append(entry)
+        return sorted(entries, key=lambda entry: (-entry.steps, len(entry.runs)))
 
     def sources(self, specs: Sequence[RunSpec]) -> list[Path]:
-        """Where these runs can continue from: a checkpoint of their own, or else one that they share with others."""
+        """Return the checkpoints from which these runs can continue: their own first, then those of larger fleets."""
         own = self.path(_keys(specs))
-        shared = [saved.path for saved in self.covering(specs) if saved.path != own]
+        shared = [entry.path for entry in self.covering(specs) if entry.path != own]
         return [own, *shared] if own.exists() else shared
 
-    def covering(self, specs: Sequence[RunSpec]) -> list[Saved]:
-        """The checkpoints that have all of these runs, the furthest first."""
+    def covering(self, specs: Sequence[RunSpec]) -> list[CheckpointEntry]:
+        """Return the checkpoints that contain all of these runs, most steps first."""
         keys = _keys(specs)
-        fits = operator.eq if self.deterministic else operator.ge
-        return [saved for saved in self.found() if fits(saved.runs, keys)]
+        covers = operator.eq if self.deterministic else operator.ge
+        return [entry for entry in self.entries() if covers(entry.runs, keys)]
 
     def split(self, parts: Sequence[Sequence[RunSpec]]) -> int:
-        """Give parts of a fleet checkpoints of their own, where it has one, and delete that.
+        """Split the checkpoint of a fleet, if it has one, into one checkpoint for each part.
 
-        A kill in between leaves the whole and some of the parts, and no run without a checkpoint.
+        A kill during the split leaves the whole and some of the parts, and no run without a checkpoint.
 
         Args:
-            parts: the runs of each.
+            parts: the runs of each part.
 
         Returns:
-            How many steps they have behind them.
+            How many steps the runs have taken.
         """
-        every = [spec for part in parts for spec in part]
-        own = self.path(_keys(every))
-        for source in self.sources(every):
+        specs = [spec for part in parts for spec in part]
+        own = self.path(_keys(specs))
+        for source in self.sources(specs):
             try:
                 steps = checkpoint.split(source, {self.path(_keys(part)): _keys(part) for part in parts})
             except checkpoint.CheckpointError:
-                continue  # told when the parts try to continue from it
+                continue  # reported when the parts try to continue from it
             own.unlink(missing_ok=True)
             return steps
         return 0

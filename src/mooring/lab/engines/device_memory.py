@@ -1,80 +1,80 @@
-"""Memory of a device: how much is free, how much something takes, and whether there was too little."""
+"""The memory of a device: how much is free, how much a computation takes, and whether it ran out."""
 
 import gc
 from pathlib import Path
 
 import torch
 
-__all__ = ["Peak", "free", "ran_out", "release"]
+__all__ = ["PeakMemory", "free_memory", "is_out_of_memory", "release_memory"]
 
-UNKNOWN = 4 << 30
-"""What a machine is taken to have free where it does not say."""
+ASSUMED_FREE_BYTES = 4 << 30
+"""The free memory of a machine that does not report it."""
 
-WORDS = (
+OUT_OF_MEMORY_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-"""How PyTorch says that there is too little memory where it has no error of its own for it."""
+"""Parts of the messages with which PyTorch reports missing memory by an error of another type."""
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether an error says that there was too little memory.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error reports missing memory.
 
     Example:
-        >>> ran_out(torch.OutOfMemoryError("CUDA out of memory")), ran_out(RuntimeError("shapes differ"))
+        >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory")), is_out_of_memory(RuntimeError("shapes"))
         (True, False)
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in WORDS)
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in OUT_OF_MEMORY_MESSAGES)
 
 
-def release(device: str) -> None:
-    """Give back what nobody holds any more, also what was held in a circle."""
+def release_memory(device: str) -> None:
+    """Free what nobody references any more, reference cycles included."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
 
 
-def free(device: str) -> int:
-    """Bytes that could be had on a device.
+def free_memory(device: str) -> int:
+    """Return how many bytes can be allocated on a device.
 
     Example:
-        >>> free("cpu") > 0
+        >>> free_memory("cpu") > 0
         True
     """
     if torch.device(device).type == "cuda":
-        release(device)  # what PyTorch keeps for later counts as free
+        release_memory(device)  # what PyTorch's allocator caches counts as free
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(_available(), _allowed())
+    return min(_available(), _container_limit())
 
 
-def _available(told: Path = Path("/proc/meminfo")) -> int:
-    """What the machine has left, where it says so."""
+def _available(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the free memory that the machine reports."""
     try:
-        lines = dict(line.split(":", 1) for line in told.read_text().splitlines())
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) << 10
     except (OSError, LookupError, ValueError):
-        return UNKNOWN
+        return ASSUMED_FREE_BYTES
 
 
-def _allowed(told: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """What a container may take: past that a process is killed, not told."""
+def _container_limit(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Return what a container may take; beyond that a process is killed without an error."""
     try:
-        return int(told.read_text())
+        return int(limit.read_text())
     except (OSError, ValueError):  # there is no container, or "max": no limit
         return 1 << 62
 
 
-class Peak:
-    """The most bytes that were taken on a device since this was made; None where nobody counts them.
+class PeakMemory:
+    """The peak number of bytes reserved on a device since this object was created; None if it is not counted.
 
-    What counts is what the device no longer has for others: recorded steps keep memory that no tensor is in.
+    Reserved memory counts, not allocated memory: CUDA graphs keep memory that no tensor occupies.
 
     Example:
-        >>> Peak("cpu").bytes() is None
+        >>> PeakMemory("cpu").bytes() is None
         True
     """
 
@@ -82,10 +82,10 @@ class Peak:
         self.device, self.before = device, 0
         self.counted = torch.device(device).type == "cuda"
         if self.counted:
-            release(device)
+            release_memory(device)
             torch.cuda.reset_peak_memory_stats(device)
             self.before = torch.cuda.memory_reserved(device)
 
     def bytes(self) -> int | None:
-        """Above what was taken before."""
+        """Return the peak above what was reserved before."""
         return torch.cuda.max_memory_reserved(self.device) - self.before if self.counted else None

@@ -1,51 +1,52 @@
-"""The local engine: one fleet after the other on this machine, saved as they go."""
+"""The local engine: one fleet after the other, in this process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooring.lab.engines.checkpoint_index import Unfinished
-from mooring.lab.engines.runner import Aboard, Voyage
-from mooring.lab.engines.signals import stoppable
-from mooring.lab.engines.sizing import Sizes
+from mooring.lab.engines.checkpoint_index import CheckpointIndex
+from mooring.lab.engines.runner import FleetRunner, RunContext
+from mooring.lab.engines.signals import stop_on_signal
+from mooring.lab.engines.sizing import FleetSizer
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["Local"]
+__all__ = ["LocalEngine"]
 
 
 @dataclass
-class Local:
-    """Runs fleets one after the other.
+class LocalEngine:
+    """An engine that trains fleets one after the other.
 
     Args:
-        aboard: what every fleet takes along.
-        folder: where checkpoints go.
+        context: what every fleet of the study shares.
+        folder: the folder of checkpoints.
 
     Example:
-        >>> Local(Aboard({}, {}), Path("study.sqlite.fleets")).run([], print)
+        >>> LocalEngine(RunContext({}, {}), Path("study.sqlite.fleets")).run([], print)
     """
 
-    aboard: Aboard
+    context: RunContext
     folder: Path
 
-    def sizes(self, specs: Sequence[RunSpec]) -> Callable[[list[RunSpec]], int]:
-        """How many of the runs of a shape sail together, of all these: as fits this machine, and as is fastest."""
-        aboard = self.aboard
-        told = aboard.streams, aboard.weights, aboard.device, aboard.reporter.note
-        return Sizes(*told, fixed=aboard.deterministic)
+    def fleet_sizes(self, specs: Sequence[RunSpec]) -> Callable[[list[RunSpec]], int]:
+        """Return the sizes that fit into this machine's memory and are fastest; see `Engine`."""
+        context = self.context
+        return FleetSizer(
+            context.streams, context.weights, context.device, context.reporter.note, fixed=context.deterministic
+        )
 
     def run(
         self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
     ) -> None:
-        """Run every fleet, one after the other; see `Engine`."""
-        unfinished = Unfinished(self.folder, self.aboard.device, reject, self.aboard.deterministic)
+        """Train every fleet, one after the other; see `Engine`."""
+        index = CheckpointIndex(self.folder, self.context.device, reject, self.context.deterministic)
 
-        def put_away(results: list[Result], path: Path) -> None:
+        def keep_and_delete(results: list[Result], path: Path) -> None:
             keep(results)
             path.unlink(missing_ok=True)
 
-        with stoppable() as stop:
+        with stop_on_signal() as stop:
             for number, specs in enumerate(fleets):
-                voyage = Voyage(self.aboard, number, specs, unfinished, stop)
-                self.aboard.reporter.finished(number, voyage.results(put_away))
+                results = FleetRunner(self.context, number, specs, index, stop).run(keep_and_delete)
+                self.context.reporter.finished(number, results)

@@ -1,4 +1,4 @@
-"""Who is told how a study gets on."""
+"""The interface by which a study reports its progress."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from mooring.lab.fleet.position import Position
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["Reporter", "Seen", "Silent"]
+__all__ = ["FleetProgress", "Reporter", "SilentReporter"]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What is seen of a fleet from outside, also from another machine.
+class FleetProgress:
+    """The progress of a fleet, as plain values that can be sent from another machine.
 
     Attributes:
-        runs: how many it has.
-        position: where it is.
-        steps: how many are behind it.
-        tasks: how many there are.
-        accuracy: in percent on the tasks behind it, the mean of its runs; None before the first.
+        runs: how many runs it has.
+        position: the task, epoch and step it has reached.
+        steps: how many steps it has taken.
+        tasks: how many tasks its stream has.
+        accuracy: the mean accuracy of its runs on the finished tasks, in percent; None before the first is finished.
 
     Example:
-        >>> Seen(runs=2, position=Position(task=1), steps=18, tasks=5).accuracy is None
+        >>> FleetProgress(runs=2, position=Position(task=1), steps=18, tasks=5).accuracy is None
         True
     """
 
@@ -35,52 +35,52 @@ class Seen:
     accuracy: float | None = None
 
     @classmethod
-    def of(cls, fleet: Fleet) -> "Seen":
-        """What is seen of this one now."""
+    def of(cls, fleet: Fleet) -> "FleetProgress":
+        """Return the progress of a fleet now."""
         rows = [record.matrix[-1][: len(record.matrix)] for record in fleet.records if record.matrix]
         accuracy = sum(sum(row) / len(row) for row in rows) / len(rows) if rows else None
         return cls(len(fleet.specs), fleet.position, fleet.steps, len(fleet.stream.tasks), accuracy)
 
 
 class Reporter(Protocol):
-    """Who is told how a study gets on."""
+    """A receiver of the progress of a study."""
 
     def begin(self, fleets: Sequence[Sequence[RunSpec]], work: Sequence[int], done: int) -> None:
-        """The fleets to run, how many run-steps each is, and how many runs were done before."""
+        """Receive the fleets to train, the run-steps of each, and how many runs have a result already."""
 
-    def sailing(self, number: int, fleet: Seen, done: int) -> None:
-        """A fleet has come further; at a bounded rate.
+    def advanced(self, number: int, fleet: FleetProgress, done: int) -> None:
+        """Receive the progress of a fleet; called at a limited rate.
 
         Args:
             number: which of the fleets.
-            fleet: what sails now: that fleet, or a part of it where it did not fit into memory.
-            done: how many of the fleet's run-steps are behind it. It goes back where memory ran out.
+            fleet: the progress of that fleet, or of the part of it that is trained now if it did not fit into memory.
+            done: how many run-steps of the fleet are done. It decreases after memory ran out.
         """
 
     def finished(self, number: int, results: Sequence[Result]) -> None:
-        """All of a fleet's results are kept."""
+        """Receive the results of a fleet, once all of them are stored."""
 
     def note(self, line: str) -> None:
-        """Something a user should know."""
+        """Receive a line that the user should read."""
 
     def close(self) -> None:
-        """It is over, one way or another."""
+        """Stop reporting, whether the study finished or failed."""
 
 
-class Silent:
-    """Tells nobody."""
+class SilentReporter:
+    """A reporter that does nothing."""
 
     def begin(self, fleets: Sequence[Sequence[RunSpec]], work: Sequence[int], done: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def sailing(self, number: int, fleet: Seen, done: int) -> None:
-        """Nothing."""
+    def advanced(self, number: int, fleet: FleetProgress, done: int) -> None:
+        """Do nothing."""
 
     def finished(self, number: int, results: Sequence[Result]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def note(self, line: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""A voyage: one fleet from where it was last saved to its results, in parts where it does not fit into memory."""
+"""The training of one fleet, from its last checkpoint to its results, in parts if it does not fit into memory."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mooring.errors import MooringError
-from mooring.lab.engines.checkpoint_index import Unfinished
-from mooring.lab.engines.device_memory import ran_out, release
-from mooring.lab.engines.reporting import Reporter, Seen, Silent
-from mooring.lab.engines.signals import Stop
+from mooring.lab.engines.checkpoint_index import CheckpointIndex
+from mooring.lab.engines.device_memory import is_out_of_memory, release_memory
+from mooring.lab.engines.reporting import FleetProgress, Reporter, SilentReporter
+from mooring.lab.engines.signals import StopRequest
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.grouping import fleet_shape, split_evenly
@@ -20,225 +20,230 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["CHECKPOINT_SECONDS", "Aboard", "Voyage", "steps_of"]
+__all__ = ["CHECKPOINT_SECONDS", "FleetRunner", "RunContext", "steps_per_run"]
 
 CHECKPOINT_SECONDS = 120.0
-LOOK_SECONDS = 0.1
+REPORT_SECONDS = 0.1
 
-PART = 0.02
-"""The part of the time that saving after tasks may take; a large fleet with short tasks is not saved after each."""
+MAX_SAVING_SHARE = 0.02
+"""The share of the time that checkpoints after tasks may take; a large fleet with short tasks skips some."""
 
-QUICK = 0.1
-"""Seconds that saving may take in any case."""
+ALLOWED_SAVE_SECONDS = 0.1
+"""A checkpoint that takes no longer than this is always written."""
 
-SPEED = 1e9
-"""Bytes that are saved in a second, until it is known."""
+ASSUMED_BYTES_PER_SECOND = 1e9
+"""The speed of writing a checkpoint, until it has been measured."""
 
 
-def steps_of(spec: RunSpec, stream: Stream) -> int:
-    """How many iterations a run takes.
+def steps_per_run(spec: RunSpec, stream: Stream) -> int:
+    """Return how many steps a run takes.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=5)
-        >>> steps_of(RunSpec("digits", stream.fingerprint, "plain", 0, epochs=2, batch=500), stream)
+        >>> steps_per_run(RunSpec("digits", stream.fingerprint, "plain", 0, epochs=2, batch=500), stream)
         8
     """
     return sum(len(batch_sizes(len(task.train), spec.batch)) for task in stream.tasks) * spec.epochs
 
 
 @dataclass
-class Aboard:
-    """What every voyage of a study takes along.
+class RunContext:
+    """What all fleets of a study share.
 
     Attributes:
-        streams: by fingerprint.
-        weights: what backbones start from, by fingerprint.
-        device: where to compute.
-        every: seconds between checkpoints within a task.
-        reporter: who is told.
-        deterministic: every run gives the same bits each time: fleets stay whole.
-        most: how many runs of a shape fit into memory, where that was found out.
+        streams: the streams by fingerprint.
+        weights: the initial weights of backbones by fingerprint.
+        device: the device to train on.
+        checkpoint_seconds: seconds between checkpoints within a task.
+        reporter: the receiver of progress.
+        deterministic: whether every run gives the same bits each time; then fleets are not split.
+        max_runs: how many runs of a shape fit into memory, for shapes that ran out of it.
     """
 
     streams: Mapping[str, Stream]
     weights: Mapping[str, BackboneWeights]
     device: str = "cpu"
-    every: float = CHECKPOINT_SECONDS
-    reporter: Reporter = field(default_factory=Silent)
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    reporter: Reporter = field(default_factory=SilentReporter)
     deterministic: bool = False
-    most: dict[tuple[object, ...], int] = field(default_factory=dict)
+    max_runs: dict[tuple[object, ...], int] = field(default_factory=dict)
 
 
 @dataclass
 class _Part:
-    """Runs that sail together, and how many steps they have behind them on disk."""
+    """Runs that are trained together, and how many steps they had taken at their checkpoint."""
 
     specs: Sequence[RunSpec]
     steps: int = 0
 
 
 @dataclass
-class Voyage:
-    """One fleet on its way: whole, or in parts one after the other.
+class FleetRunner:
+    """The training of one fleet, whole or in parts one after the other.
 
-    A fleet that does not fit into memory is split in two, each half from the last checkpoint on, and so is each half
-    that does not fit. Later fleets of the same shape are then no larger than what did fit.
+    A fleet that does not fit into memory is split in two; each half continues from the last checkpoint, and is split
+    again if it does not fit. Later fleets of the same shape start no larger than what did fit.
 
     Args:
-        aboard: what it takes along.
-        number: which of the study's fleets it is.
+        context: what all fleets of the study share.
+        number: which of the study's fleets this is.
         specs: its runs.
-        unfinished: its checkpoints.
-        stop: whether it is to stop.
+        index: the checkpoints of the study.
+        stop: whether to stop.
     """
 
-    aboard: Aboard
+    context: RunContext
     number: int
     specs: Sequence[RunSpec]
-    unfinished: Unfinished
-    stop: Stop
+    index: CheckpointIndex
+    stop: StopRequest
 
     def __post_init__(self) -> None:
-        """What all parts have in common."""
+        """Derive what all parts have in common."""
         self.common, self.shape = self.specs[0], fleet_shape(self.specs[0])
-        self.stream = self.aboard.streams[self.common.data]
-        self.steps = steps_of(self.common, self.stream)
-        self.noted = False
+        self.stream = self.context.streams[self.common.data]
+        self.steps = steps_per_run(self.common, self.stream)
+        self.noted_slow_stack = False
 
-    def results(self, keep: Callable[[list[Result], Path], None]) -> list[Result]:
-        """Those of all runs.
+    def run(self, keep: Callable[[list[Result], Path], None]) -> list[Result]:
+        """Train all runs and return their results.
 
         Args:
-            keep: called with the results of each part as soon as there are any, and with the checkpoint that is to be
-                deleted once they are put away.
+            keep: called with the results of each part as soon as they exist, and with the checkpoint to delete once
+                the results are stored.
         """
-        waiting, kept = [_Part(self.specs)], list[Result]()
-        most = self.aboard.most
+        waiting, results = [_Part(self.specs)], list[Result]()
+        max_runs = self.context.max_runs
         while waiting:
             part = waiting.pop(0)
-            if len(part.specs) > most.get(self.shape, len(part.specs)):
+            if len(part.specs) > max_runs.get(self.shape, len(part.specs)):
                 waiting = self._split(part) + waiting
                 continue
-            before = len(kept) * self.steps + sum(len(other.specs) * other.steps for other in waiting)
-            results = self._sailed(part, before)
-            if results is None:
-                self._fewer(len(part.specs))
+            other_steps = len(results) * self.steps + sum(len(other.specs) * other.steps for other in waiting)
+            part_results = self._run_part(part, other_steps)
+            if part_results is None:
+                self._halve(len(part.specs))
                 waiting.insert(0, part)
                 continue
-            keep(results, self._own(part))
-            kept += results
-        return kept
-
-    def _split(self, part: _Part) -> list[_Part]:
-        """Parts that fit, each with a checkpoint of its own where there was one."""
-        parts = split_evenly(part.specs, self.aboard.most[self.shape])
-        steps = self.unfinished.split(parts)
-        return [_Part(specs, steps) for specs in parts]
-
-    def _fewer(self, runs: int) -> None:
-        """Memory ran out with so many runs: half of them at a time from here on."""
-        if runs == 1:
-            raise MooringError(
-                f"one run of {self.common.network} with batch={self.common.batch} does not fit into the memory of "
-                f"{self.aboard.device}: give a smaller batch, or another device"
-            )
-        half = (runs + 1) // 2
-        if self.aboard.deterministic:
-            raise MooringError(
-                f"{runs} runs of {self.common.network} do not fit into the memory of {self.aboard.device}, and a "
-                f"deterministic fleet is not split: give --fleet {half}"
-            )
-        self.aboard.most[self.shape] = half
-        self.aboard.reporter.note(f"out of memory with {runs} runs: going on with {half} at a time")
-
-    def _sailed(self, part: _Part, before: int) -> list[Result] | None:
-        """The results of a part, or None where memory ran out; `before` are the run-steps of all the others."""
-        results = None
-        try:
-            with deterministic(self.aboard.deterministic):
-                results = self._sail(part, before)
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-        # out here the error is gone, and with it the fleet that its traceback held
-        if results is None or self.aboard.device != "cpu":
-            release(self.aboard.device)
+            keep(part_results, self._path(part))
+            results += part_results
         return results
 
-    def _sail(self, part: _Part, before: int) -> list[Result]:
-        fleet = self._restored(part.specs)
-        reporter, runs = self.aboard.reporter, len(part.specs)
-        if fleet.stack.mode == "sequential" and not self.noted:
-            self.noted = True
+    def _split(self, part: _Part) -> list[_Part]:
+        """Return parts that fit, each with its own checkpoint if there was one."""
+        parts = split_evenly(part.specs, self.context.max_runs[self.shape])
+        steps = self.index.split(parts)
+        return [_Part(specs, steps) for specs in parts]
+
+    def _halve(self, runs: int) -> None:
+        """Allow half as many runs of this shape from here on, because memory ran out."""
+        network, device = self.common.network, self.context.device
+        if runs == 1:
+            raise MooringError(
+                f"one run of {network} with batch={self.common.batch} does not fit into the memory of {device}: "
+                "give a smaller batch, or another device"
+            )
+        half = (runs + 1) // 2
+        if self.context.deterministic:
+            raise MooringError(
+                f"{runs} runs of {network} do not fit into the memory of {device}, and a deterministic fleet is not "
+                f"split: give --fleet {half}"
+            )
+        self.context.max_runs[self.shape] = half
+        self.context.reporter.note(f"out of memory with {runs} runs: going on with {half} at a time")
+
+    def _run_part(self, part: _Part, other_steps: int) -> list[Result] | None:
+        """Return the results of a part, or None if memory ran out; `other_steps` are the run-steps of other parts."""
+        results = None
+        try:
+            with deterministic(self.context.deterministic):
+                results = self._train(part, other_steps)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Release only here: inside the handler the error's traceback still holds the fleet.
+        if results is None or self.context.device != "cpu":
+            release_memory(self.context.device)
+        return results
+
+    def _train(self, part: _Part, other_steps: int) -> list[Result]:
+        fleet = self._restore(part.specs)
+        reporter, runs = self.context.reporter, len(part.specs)
+        if fleet.stack.mode == "sequential" and not self.noted_slow_stack:
+            self.noted_slow_stack = True
             reporter.note(f"{self.common.network} cannot be stacked: its runs train one after the other")
 
-        def tell(fleet: Fleet) -> None:
-            reporter.sailing(self.number, Seen.of(fleet), before + runs * fleet.steps)
+        def report(fleet: Fleet) -> None:
+            reporter.advanced(self.number, FleetProgress.of(fleet), other_steps + runs * fleet.steps)
 
-        if not fleet.specs:  # all of them were lost on the way here
+        if not fleet.specs:  # all of them were stopped before the checkpoint
             return fleet.results
-        results = fleet.run(_Watch(self._own(part), self.aboard.every, self.stop, tell))
+        results = fleet.run(_CheckpointCallback(self._path(part), self.context.checkpoint_seconds, self.stop, report))
         if fleet.recorder.failure:
             reporter.note(
                 f"steps of {self.common.network} could not be recorded, and took longer: {fleet.recorder.failure}"
             )
         return results
 
-    def _restored(self, specs: Sequence[RunSpec]) -> Fleet:
-        """The fleet of these runs, where they were when they were last saved."""
-        for path in self.unfinished.sources(specs):
-            fleet = self._fresh(specs)
+    def _restore(self, specs: Sequence[RunSpec]) -> Fleet:
+        """Return the fleet of these runs, as it was at their last checkpoint."""
+        for path in self.index.sources(specs):
+            fleet = self._new_fleet(specs)
             try:
                 checkpoint.restore(fleet, path)
             except checkpoint.CheckpointError as error:
-                self.aboard.reporter.note(f"{error}; its runs start again")
+                self.context.reporter.note(f"{error}; its runs start again")
                 path.unlink(missing_ok=True)
-                del fleet
+                del fleet  # before the next one is built: memory may hold only one
             else:
                 return fleet
-        return self._fresh(specs)
+        return self._new_fleet(specs)
 
-    def _fresh(self, specs: Sequence[RunSpec]) -> Fleet:
-        aboard, reject = self.aboard, self.unfinished.reject
-        return Fleet(specs, self.stream, device=aboard.device, weights=aboard.weights, reject=reject)
+    def _new_fleet(self, specs: Sequence[RunSpec]) -> Fleet:
+        context = self.context
+        return Fleet(specs, self.stream, device=context.device, weights=context.weights, reject=self.index.reject)
 
-    def _own(self, part: _Part) -> Path:
-        return self.unfinished.path([spec.key for spec in part.specs])
+    def _path(self, part: _Part) -> Path:
+        return self.index.path([spec.key for spec in part.specs])
 
 
-class _Watch:
-    """Saves a fleet after tasks and every few minutes, and stops it between two steps when asked to."""
+class _CheckpointCallback:
+    """A callback that saves a fleet after tasks and at intervals, and stops it between two steps when asked."""
 
-    def __init__(self, path: Path, every: float, stop: Stop, tell: Callable[[Fleet], None]) -> None:
-        self.path, self.every, self.stop, self.tell = path, every, stop, tell
-        self.saved = self.told = time.monotonic()
-        self.cost: float | None = None
+    def __init__(self, path: Path, seconds: float, stop: StopRequest, report: Callable[[Fleet], None]) -> None:
+        self.path, self.seconds, self.stop, self.report = path, seconds, stop, report
+        self.saved_at = self.reported_at = time.monotonic()
+        self.save_seconds: float | None = None
 
     def on_step(self, fleet: Fleet) -> None:
         now = time.monotonic()
-        if now - self.told >= LOOK_SECONDS:
-            self.told = now
-            self.tell(fleet)
+        if now - self.reported_at >= REPORT_SECONDS:
+            self.reported_at = now
+            self.report(fleet)
         if self.stop.asked:
             self.save(fleet)
             raise self.stop.error()
-        if now - self.saved >= self.every:
+        if now - self.saved_at >= self.seconds:
             self.save(fleet)
 
     def on_task_end(self, fleet: Fleet) -> None:
-        cost = checkpoint.size(fleet) / SPEED if self.cost is None else self.cost
-        over = fleet.position.task == len(fleet.stream.tasks)
-        if not over and cost <= max(QUICK, PART * (time.monotonic() - self.saved)):
+        cost = checkpoint.size(fleet) / ASSUMED_BYTES_PER_SECOND if self.save_seconds is None else self.save_seconds
+        is_last = fleet.position.task == len(fleet.stream.tasks)
+        elapsed = time.monotonic() - self.saved_at
+        if not is_last and cost <= max(ALLOWED_SAVE_SECONDS, MAX_SAVING_SHARE * elapsed):
             self.save(fleet)
-        self.tell(fleet)
+        self.report(fleet)
 
     def save(self, fleet: Fleet) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise MooringError(f"cannot write in {self.path.parent} ({error.strerror}): it is in the way") from error
-        began = time.monotonic()
+            raise MooringError(
+                f"cannot create the folder {self.path.parent} ({error.strerror}): move what has its name, or choose "
+                "another place with --study"
+            ) from error
+        start = time.monotonic()
         checkpoint.save(fleet, self.path)
-        self.saved = time.monotonic()
-        self.cost = self.saved - began
+        self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - start

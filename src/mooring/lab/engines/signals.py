@@ -1,4 +1,4 @@
-"""Stopping politely: a first Ctrl-C or SIGTERM asks, and what runs comes to where it can continue from."""
+"""Stopping on a signal: the first Ctrl-C or SIGTERM asks, so that everything can be saved first."""
 
 import signal
 import threading
@@ -8,33 +8,33 @@ from types import FrameType
 
 from mooring.errors import MooringError
 
-__all__ = ["InterruptedStudyError", "Stop", "stoppable"]
+__all__ = ["InterruptedStudyError", "StopRequest", "stop_on_signal"]
 
-SAVED = "interrupted; everything so far is saved, and the same command continues from here"
+SAVED_MESSAGE = "interrupted; everything so far is saved, and the same command continues from here"
 
 
 class InterruptedStudyError(MooringError):
-    """Stopped by Ctrl-C or a signal; everything up to here is saved.
+    """A stop by Ctrl-C or a signal, after everything was saved.
 
     Args:
-        told: one line.
-        status: what a command exits with: 130 after Ctrl-C, and 0 after SIGTERM, which asks for no more than this.
+        message: one line.
+        status: the exit status of a command: 130 after Ctrl-C, and 0 after SIGTERM, because stopping was all it asked.
 
     Example:
         >>> InterruptedStudyError().status, InterruptedStudyError(status=0).status
         (130, 0)
     """
 
-    def __init__(self, told: str = SAVED, status: int = 130) -> None:
-        super().__init__(told)
+    def __init__(self, message: str = SAVED_MESSAGE, status: int = 130) -> None:
+        super().__init__(message)
         self.status = status
 
 
-class Stop:
-    """Whether something is to stop, and who asked.
+class StopRequest:
+    """A flag that says whether to stop, and which signal asked for it.
 
     Example:
-        >>> stop = Stop()
+        >>> stop = StopRequest()
         >>> stop.ask(signal.SIGTERM)
         >>> stop.asked, stop.error().status
         (True, 0)
@@ -46,37 +46,39 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        """Whether it is to stop."""
+        """Whether somebody asked to stop."""
         return self._event.is_set()
 
     def ask(self, number: int = signal.SIGINT) -> None:
-        """Ask it to, on behalf of a signal."""
+        """Ask to stop, on behalf of a signal."""
         self.number = number
         self._event.set()
 
     def error(self) -> InterruptedStudyError:
-        """What to raise once everything is saved."""
+        """Return the error to raise once everything is saved."""
         return InterruptedStudyError(status=0 if self.number == signal.SIGTERM else 130)
 
 
 @contextmanager
-def stoppable() -> Iterator[Stop]:
-    """While this lasts, a first Ctrl-C or SIGTERM asks politely, and a second one does what it always does."""
-    stop = Stop()
+def stop_on_signal() -> Iterator[StopRequest]:
+    """Turn the first Ctrl-C or SIGTERM into a request to stop; the second one acts as it always does."""
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
     def ask(number: int, frame: FrameType | None) -> None:
         stop.ask(number)
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
 
-    for number in before:
+    for number in previous:
         signal.signal(number, ask)
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()

@@ -1,4 +1,4 @@
-"""A trial: a fleet that sails a little way and is thrown away, to see how fast it is and what memory it takes."""
+"""A size probe: a fleet that trains for a few steps and is discarded, to measure its speed and its memory."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from mooring.lab.engines.device_memory import Peak, ran_out, release
+from mooring.lab.engines.device_memory import PeakMemory, is_out_of_memory, release_memory
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.order import batch_sizes
 from mooring.lab.model.spec import RunSpec
@@ -17,111 +17,112 @@ from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.slices import limit_images
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["STEPS", "TASKS", "Tried", "tried"]
+__all__ = ["PROBE_STEPS", "PROBE_TASKS", "SizeProbe", "probe_size"]
 
-TASKS = 2
+PROBE_TASKS = 2
 """Pulls act from the second task on."""
 
-STEPS = 16
-"""In each task of a trial."""
+PROBE_STEPS = 16
+"""The steps of each task of a probe."""
 
-STRETCH = 4
-"""Steps of the last task that are timed together. The first stretch is not: things are still warming up."""
+TIMED_STEPS = 4
+"""Steps of the last task that are timed together. The first such stretch is a warm-up and does not count."""
 
-CALM = 1e-6
-"""The learning rate and the strength in a trial: a run that diverged would make it faster than it is."""
+SAFE_VALUE = 1e-6
+"""The learning rate and the strength in a probe: runs that diverge are taken out, which would make it look faster."""
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What a trial showed.
+class SizeProbe:
+    """The outcome of a probe.
 
     Attributes:
-        runs: how many there were at its end.
-        step: seconds that one step of all of them takes.
-        took: seconds that the whole trial took.
-        peak: bytes on the device at the most; None where nobody counts them.
+        runs: how many runs were left at its end.
+        step_seconds: how long one step of all runs takes.
+        total_seconds: how long the whole probe took.
+        peak_bytes: the peak memory on the device; None if it is not counted.
     """
 
     runs: int
-    step: float
-    took: float
-    peak: int | None = None
+    step_seconds: float
+    total_seconds: float
+    peak_bytes: int | None = None
 
     @property
-    def each(self) -> float:
-        """Seconds that a step of one run takes.
+    def run_step_seconds(self) -> float:
+        """How long a step of one run takes.
 
         Example:
-            >>> Tried(runs=8, step=0.004, took=1.0).each
+            >>> SizeProbe(runs=8, step_seconds=0.004, total_seconds=1.0).run_step_seconds
             0.0005
         """
-        return self.step / self.runs if self.runs else math.inf
+        return self.step_seconds / self.runs if self.runs else math.inf
 
 
-def tried(
+def probe_size(
     specs: Sequence[RunSpec],
     stream: Stream,
     *,
     device: str = "cpu",
     weights: Mapping[str, BackboneWeights] | None = None,
     now: Callable[[], float] = time.perf_counter,
-) -> Tried | None:
-    """Let runs sail a little way; None where they do not fit into memory. Global random state stays put.
+) -> SizeProbe | None:
+    """Train runs together for a few steps; return None if they do not fit into memory.
+
+    The global random state is left as it was.
 
     Args:
-        specs: the runs; of one shape.
-        stream: what they go through, in the end; its first images are enough here.
-        device: where to compute.
-        weights: what backbones start from, by fingerprint.
-        now: what time it is.
+        specs: the runs, all of one shape.
+        stream: their stream; only its first images are used.
+        device: the device to train on.
+        weights: the initial weights of backbones by fingerprint.
+        now: the clock.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=2)
-        >>> tried([RunSpec("digits", stream.fingerprint, "plain", seed) for seed in range(3)], stream).runs
+        >>> probe_size([RunSpec("digits", stream.fingerprint, "plain", seed) for seed in range(3)], stream).runs
         3
     """
-    found = None
+    probe = None
     try:
         with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
-            found = _sailed(specs, stream, device, weights, now)
+            probe = _train_briefly(specs, stream, device, weights, now)
     except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
-    release(device)  # the fleet is gone, also where it was held by an error
-    return found
+    release_memory(device)  # here neither a frame nor the error's traceback holds the fleet
+    return probe
 
 
-def _sailed(
+def _train_briefly(
     specs: Sequence[RunSpec],
     stream: Stream,
     device: str,
     weights: Mapping[str, BackboneWeights] | None,
     now: Callable[[], float],
-) -> Tried:
-    began, peak = now(), Peak(device)
-    short = limit_images(replace(stream, tasks=stream.tasks[:TASKS]), STEPS * specs[0].batch)
-    fewest = min(len(batch_sizes(len(task.train), specs[0].batch)) for task in short.tasks)
-    epochs = -(-STEPS // fewest)
-    clock = _Clock(device, len(short.tasks) - 1, now)
-    fleet = Fleet([_calm(spec, epochs) for spec in specs], short, device=device, weights=weights)
-    with suppress(_EnoughError):
-        fleet.run(clock)
-    return Tried(len(fleet.specs), clock.fastest() / STRETCH, now() - began, peak.bytes())
+) -> SizeProbe:
+    start, peak = now(), PeakMemory(device)
+    short = limit_images(replace(stream, tasks=stream.tasks[:PROBE_TASKS]), PROBE_STEPS * specs[0].batch)
+    steps_per_epoch = min(len(batch_sizes(len(task.train), specs[0].batch)) for task in short.tasks)
+    epochs = -(-PROBE_STEPS // steps_per_epoch)
+    timer = _StepTimer(device, len(short.tasks) - 1, now)
+    safe = [
+        replace(spec, lr=SAFE_VALUE, strength=None if spec.strength is None else SAFE_VALUE, epochs=epochs)
+        for spec in specs
+    ]
+    fleet = Fleet(safe, short, device=device, weights=weights)
+    with suppress(_EndOfProbeError):
+        fleet.run(timer)
+    return SizeProbe(len(fleet.specs), timer.fastest() / TIMED_STEPS, now() - start, peak.bytes())
 
 
-def _calm(spec: RunSpec, epochs: int) -> RunSpec:
-    """The same work on the same shapes, with nothing that could diverge."""
-    return replace(spec, lr=CALM, strength=None if spec.strength is None else CALM, epochs=epochs)
+class _EndOfProbeError(Exception):
+    """The probe has taken all its steps."""
 
 
-class _EnoughError(Exception):
-    """Nothing more is to be seen."""
-
-
-class _Clock:
-    """Times the last task's steps, a stretch at a time; the fastest counts, as others may be using the machine too."""
+class _StepTimer:
+    """A callback that times the last task's steps. The fastest stretch counts: others may use the machine too."""
 
     def __init__(self, device: str, task: int, now: Callable[[], float]) -> None:
         self.device, self.task, self.now = device, task, now
@@ -131,16 +132,16 @@ class _Clock:
         if fleet.position.task != self.task:
             return
         self.steps += 1
-        if self.steps % STRETCH == 0:
+        if self.steps % TIMED_STEPS == 0:
             if self.device.startswith("cuda"):
                 torch.cuda.synchronize(self.device)
             self.marks.append(self.now())
-        if self.steps == STEPS:
-            raise _EnoughError
+        if self.steps == PROBE_STEPS:
+            raise _EndOfProbeError
 
     def on_task_end(self, fleet: Fleet) -> None:
-        """The first task's end is not what a study spends its time on."""
+        """Do nothing: the end of a task takes little of a study's time."""
 
     def fastest(self) -> float:
-        """Seconds of a stretch; infinite where there was none, as when every run was lost."""
+        """Return the seconds of the fastest stretch; infinity if there was none, as when every run was lost."""
         return min((later - mark for mark, later in pairwise(self.marks)), default=math.inf)

@@ -1,51 +1,63 @@
-"""What sails a fleet in another process, here or elsewhere: a generator that tells what the driver should know."""
+"""A worker: trains one fleet in another process, and sends messages to the process that drives the study."""
 
 import os
 import platform
 import queue
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mooring
 from mooring.errors import MooringError
-from mooring.lab.engines.checkpoint_index import Unfinished
-from mooring.lab.engines.device_memory import free
-from mooring.lab.engines.reporting import Seen, Silent
-from mooring.lab.engines.runner import Aboard, Voyage
-from mooring.lab.engines.signals import InterruptedStudyError, Stop
-from mooring.lab.engines.sizing import Sizes
+from mooring.lab.engines.checkpoint_index import CheckpointIndex
+from mooring.lab.engines.device_memory import free_memory
+from mooring.lab.engines.reporting import FleetProgress, SilentReporter
+from mooring.lab.engines.runner import FleetRunner, RunContext
+from mooring.lab.engines.signals import InterruptedStudyError, StopRequest
+from mooring.lab.engines.sizing import FleetSizer
 from mooring.lab.model.determinism import configure_cublas
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["Begun", "Failed", "Kept", "Noted", "Order", "Sailing", "Stopped", "places", "sail", "sized"]
+__all__ = [
+    "Advanced",
+    "Failed",
+    "Finished",
+    "Job",
+    "Message",
+    "Noted",
+    "Started",
+    "Stopped",
+    "measure_fleet_size",
+    "module_search_path",
+    "run_job",
+]
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a crew is told.
+class Job:
+    """What a worker is asked to train.
 
     Attributes:
-        specs: the runs.
-        device: where to compute.
-        every: seconds between checkpoints within a task.
-        reject: take out runs whose penalty does not interpolate after the first task.
-        folder: where checkpoints go, which every machine has in the same place.
-        beacon: a file in it; where it is not seen, the folder is another.
-        path: where modules are found beside the usual places.
-        deterministic: whether the same bits are to come each time.
-        version: of the library that gave the order.
+        specs: the runs, all of one fleet.
+        device: the device to train on.
+        checkpoint_seconds: seconds between checkpoints within a task.
+        reject: stop runs whose penalty does not interpolate after the first task.
+        folder: the folder of checkpoints, which must have the same path on every machine.
+        beacon: the name of a file in the folder; a worker that does not see it has another folder.
+        path: the driver's `sys.path`, where networks of the user are found.
+        deterministic: whether to give the same bits each time.
+        version: the version of the library that made the job.
     """
 
     specs: tuple[RunSpec, ...]
     device: str
-    every: float
+    checkpoint_seconds: float
     reject: bool
     folder: Path
     beacon: str
@@ -55,28 +67,28 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A crew is at work."""
+class Started:
+    """The worker has started."""
 
 
 @dataclass(frozen=True)
-class Sailing:
-    """The fleet has come further: so many run-steps are behind it."""
+class Advanced:
+    """The fleet has taken more steps: `done` run-steps in all."""
 
-    seen: Seen
+    progress: FleetProgress
     done: int
 
 
 @dataclass(frozen=True)
 class Noted:
-    """Something a user should know."""
+    """A line that the user should read."""
 
     line: str
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Results to put away; then the checkpoint of that name can go."""
+class Finished:
+    """Results to store; then the checkpoint of that name can be deleted."""
 
     results: list[Result]
     checkpoint: str
@@ -84,40 +96,43 @@ class Kept:
 
 @dataclass(frozen=True)
 class Failed:
-    """A user's error, in one line."""
+    """An error for the user, in one line."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """It was asked to stop, and is saved."""
+    """The worker stopped because it was asked to, and its fleet is saved."""
 
 
-Heard = Begun | Sailing | Noted | Kept | Failed | Stopped
+Message = Started | Advanced | Noted | Finished | Failed | Stopped
+_Queue = queue.SimpleQueue[Message | BaseException | None]
 
 
-class _Telling(Silent):
-    """A reporter whose words travel."""
+class _QueueReporter(SilentReporter):
+    """A reporter that puts messages into a queue."""
 
-    def __init__(self, told: "queue.SimpleQueue[Heard | BaseException | None]") -> None:
-        self.told = told
+    def __init__(self, messages: _Queue) -> None:
+        self.messages = messages
 
-    def sailing(self, number: int, fleet: Seen, done: int) -> None:
-        self.told.put(Sailing(fleet, done))
+    def advanced(self, number: int, fleet: FleetProgress, done: int) -> None:
+        self.messages.put(Advanced(fleet, done))
 
     def note(self, line: str) -> None:
-        self.told.put(Noted(line))
+        self.messages.put(Noted(line))
 
 
-def sail(order: Order, stream: Stream, weights: dict[str, BackboneWeights], stopped: Any = None) -> Iterator[Heard]:
-    """Sail the runs of an order to their end, from their last checkpoint on.
+def run_job(
+    job: Job, stream: Stream, weights: dict[str, BackboneWeights], stopped: Callable[[], Any] | None = None
+) -> Iterator[Message]:
+    """Train the runs of a job to the end, from their last checkpoint, and yield messages about it.
 
     Args:
-        order: what to sail.
-        stream: through what.
-        weights: what backbones start from, by fingerprint.
-        stopped: makes a future that is done when everything is to stop.
+        job: the runs and how to train them.
+        stream: their stream.
+        weights: the initial weights of backbones by fingerprint.
+        stopped: returns a future that is done when the worker has to stop.
 
     Example:
         >>> import tempfile
@@ -125,59 +140,61 @@ def sail(order: Order, stream: Stream, weights: dict[str, BackboneWeights], stop
         >>> stream = by_class(digits(), per_task=5)
         >>> spec = RunSpec("digits", stream.fingerprint, "plain", 0, epochs=1)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     order = Order((spec,), "cpu", 60.0, False, Path(folder), beacon="")
-        ...     heard = list(sail(order, stream, {}))
-        >>> heard[0], heard[-1].results[0].status
-        (Begun(), 'finished')
+        ...     job = Job((spec,), "cpu", 60.0, False, Path(folder), beacon="")
+        ...     messages = list(run_job(job, stream, {}))
+        >>> messages[0], messages[-1].results[0].status
+        (Started(), 'finished')
     """
-    yield Begun()
-    _look_in(order.path)
-    if order.version != mooring.__version__:
-        where = f"mooring {mooring.__version__} on {platform.node()}, {order.version} where the study is driven"
-        yield Failed(f"the machines differ ({where}): install the same version on all of them")
+    yield Started()
+    _extend_module_search_path(job.path)
+    if job.version != mooring.__version__:
+        versions = f"mooring {mooring.__version__} on {platform.node()}, {job.version} where the study is driven"
+        yield Failed(f"the machines differ ({versions}): install the same version on all of them")
         return
-    if not (order.folder / order.beacon).exists():
-        yield Noted(f"{order.folder} is not shared with {platform.node()}: what is interrupted there starts again")
-    told: queue.SimpleQueue[Heard | BaseException | None] = queue.SimpleQueue()
-    stop = Stop()
+    if not (job.folder / job.beacon).exists():
+        yield Noted(f"{job.folder} is not shared with {platform.node()}: what is interrupted there starts again")
+    messages: _Queue = queue.SimpleQueue()
+    stop = StopRequest()
     if stopped is not None:
         stopped().add_done_callback(lambda future: None if future.exception() else stop.ask())
-    rest = order.device, order.every, _Telling(told), order.deterministic
-    aboard = Aboard({stream.fingerprint: stream}, weights, *rest)
-    threading.Thread(target=_work, args=(order, aboard, stop, told), daemon=True).start()
-    while (heard := told.get()) is not None:
-        if isinstance(heard, BaseException):
-            raise heard
-        yield heard
+    reporter = _QueueReporter(messages)
+    streams = {stream.fingerprint: stream}
+    context = RunContext(streams, weights, job.device, job.checkpoint_seconds, reporter, job.deterministic)
+    # In a thread of its own, so that messages can be sent while the fleet trains.
+    threading.Thread(target=_train, args=(job, context, stop, messages), daemon=True).start()
+    while (message := messages.get()) is not None:
+        if isinstance(message, BaseException):
+            raise message
+        yield message
 
 
-def _work(order: Order, aboard: Aboard, stop: Stop, told: "queue.SimpleQueue[Heard | BaseException | None]") -> None:
-    """Beside the generator, which tells what this puts into the queue, and ends with None."""
-    unfinished = Unfinished(order.folder, order.device, order.reject, order.deterministic)
+def _train(job: Job, context: RunContext, stop: StopRequest, messages: _Queue) -> None:
+    """Train the fleet and put messages into the queue; the last one is None."""
+    index = CheckpointIndex(job.folder, job.device, job.reject, job.deterministic)
     try:
-        if order.deterministic:
-            configure_cublas(order.device)
-        voyage = Voyage(aboard, 0, order.specs, unfinished, stop)
-        voyage.results(lambda results, path: told.put(Kept(results, path.name)))
+        if job.deterministic:
+            configure_cublas(job.device)
+        runner = FleetRunner(context, 0, job.specs, index, stop)
+        runner.run(lambda results, path: messages.put(Finished(results, path.name)))
     except InterruptedStudyError:
-        told.put(Stopped())
+        messages.put(Stopped())
     except MooringError as error:
-        told.put(Failed(str(error)))
+        messages.put(Failed(str(error)))
     except BaseException as error:
-        told.put(error)
-    told.put(None)
+        messages.put(error)
+    messages.put(None)
 
 
-def places() -> tuple[str, ...]:
-    """Where networks of one's own are found here; crews look there too."""
-    return tuple(os.path.abspath(each) for each in sys.path)
+def module_search_path() -> tuple[str, ...]:
+    """Return this process's `sys.path` with absolute folders, for workers to find the user's networks."""
+    return tuple(os.path.abspath(folder) for folder in sys.path)
 
 
-def _look_in(path: Sequence[str]) -> None:
-    sys.path += [each for each in path if each not in sys.path]
+def _extend_module_search_path(path: Sequence[str]) -> None:
+    sys.path += [folder for folder in path if folder not in sys.path]
 
 
-def sized(
+def measure_fleet_size(
     specs: Sequence[RunSpec],
     stream: Stream,
     weights: dict[str, BackboneWeights],
@@ -185,23 +202,25 @@ def sized(
     path: Sequence[str] = (),
     share: float = 1.0,
 ) -> tuple[int, list[str]]:
-    """How many of these runs, which are of one shape, sail together on this machine, and what there is to note.
+    """Return how many of these runs to train together on this machine, and notes for the user.
 
     Args:
-        specs: the runs.
-        stream: what they go through.
-        weights: what backbones start from, by fingerprint.
-        device: where to compute.
-        path: where modules are found beside the usual places.
-        share: what part of the device's memory is theirs.
+        specs: the runs, all of one shape.
+        stream: their stream.
+        weights: the initial weights of backbones by fingerprint.
+        device: the device to train on.
+        path: the driver's `sys.path`, where networks of the user are found.
+        share: the part of the device's memory that the runs may use.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
         >>> stream = by_class(digits(), per_task=5)
-        >>> sized([RunSpec("digits", stream.fingerprint, "plain", seed) for seed in range(3)], stream, {}, "cpu")
+        >>> specs = [RunSpec("digits", stream.fingerprint, "plain", seed) for seed in range(3)]
+        >>> measure_fleet_size(specs, stream, {}, "cpu")
         (3, [])
     """
-    _look_in(path)
+    _extend_module_search_path(path)
     notes: list[str] = []
-    known = Sizes({stream.fingerprint: stream}, weights, device, notes.append, free=lambda on: int(share * free(on)))
-    return known(specs), notes
+    streams = {stream.fingerprint: stream}
+    sizer = FleetSizer(streams, weights, device, notes.append, free=lambda on: int(share * free_memory(on)))
+    return sizer(specs), notes

@@ -8,8 +8,8 @@ from pathlib import Path
 from safetensors.torch import save as to_bytes
 
 from mooring.errors import MooringError, check_whole
-from mooring.lab.engines.device_memory import ran_out
-from mooring.lab.engines.runner import steps_of
+from mooring.lab.engines.device_memory import is_out_of_memory
+from mooring.lab.engines.runner import steps_per_run
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.gpu.run_kernel import NEVER
@@ -157,7 +157,7 @@ def pretrain(
     try:
         return _pretrain(merge_tasks(stream), settings, path, device, report, note)
     except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
         raise MooringError(f"memory ran out with seeds={settings.seeds}, batch={settings.batch}: give fewer") from error
 
@@ -168,7 +168,7 @@ def _pretrain(
     files, partial = settings.files(path), path.with_name(f"{path.name}.partial")
     specs = [settings.spec(seed, stream.name, stream.fingerprint) for seed in files]
     fleet = _resumed(specs, stream, device, partial)
-    epochs = _EpochCheckpoints(partial, steps_of(specs[0], stream), settings, report)
+    epochs = _EpochCheckpoints(partial, steps_per_run(specs[0], stream), settings, report)
     if fleet.steps < epochs.steps:
         epochs.report_progress(fleet)
     results = fleet.run(epochs)

@@ -1,4 +1,4 @@
-"""The paper's protocol: search a grid on the first tasks, then train on the rest with what was best there."""
+"""The paper's protocol: search a grid on the first tasks, then train on the other tasks with the best setting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,25 +10,25 @@ from mooring.lab.model.metrics import SCORE_TOLERANCE
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row, summarize
-from mooring.lab.networks.initialization import BackboneWeights, initial_network
+from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.slices import select_tasks
 from mooring.lab.streams.stream import Stream
-from mooring.lab.study.comparison import Comparison, comparison, seeds_of
+from mooring.lab.study.comparison import Comparison, comparison, seed_numbers
 from mooring.lab.study.defaults import LRS, STRENGTHS
-from mooring.lab.study.study import Study, checked_baseline, read_start
+from mooring.lab.study.study import Study, resolve_baseline
 from mooring.pulls import Penalty, Proximal
 
-__all__ = ["Choice", "Tuned", "choices_of", "tune"]
+__all__ = ["Choice", "Tuned", "choose_settings", "tune"]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the grid search chose for a method on a stream.
+    """The setting that the grid search chose for a method on a stream.
 
     Attributes:
-        stream: what was searched.
-        method: which method.
-        best: the row of the grid with the highest mean accuracy, the first where there are several; None where none
+        stream: the stream that was searched.
+        method: the method.
+        best: the row of the grid with the highest mean accuracy, the first if there are several; None if no row
             finished.
         grid: every row.
     """
@@ -40,34 +40,38 @@ class Choice:
 
     @property
     def dropped(self) -> tuple[Row, ...]:
-        """The rows of the grid that were rejected or unstable with some seed, which is why they were not chosen."""
+        """The rows that were not considered, because a seed was rejected or unstable."""
         return tuple(row for row in self.grid if row.unfinished)
 
     @property
     def as_good(self) -> tuple[Row, ...]:
-        """The other rows with the accuracy of the best: between these the order of the grid decided."""
+        """The other rows with the accuracy of the best; the order of the grid decided between them."""
         if self.best is None:
             return ()
-        most = self.best.metrics["accuracy"].mean
-        steady = (row for row in self.grid if not row.unfinished and row is not self.best)
-        return tuple(row for row in steady if row.metrics["accuracy"].mean >= most - SCORE_TOLERANCE)
+        limit = self.best.metrics["accuracy"].mean - SCORE_TOLERANCE
+        others = (row for row in self.grid if not row.unfinished and row is not self.best)
+        return tuple(row for row in others if row.metrics["accuracy"].mean >= limit)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        best = None if self.best is None else self.best.to_json()
+        """Return the choice as plain values."""
         dropped = [
-            {"lr": row.setting.lr, "strength": row.setting.strength, "status": bad.status, "reason": bad.reason}
+            {"lr": row.setting.lr, "strength": row.setting.strength, "status": result.status, "reason": result.reason}
             for row in self.dropped
-            for bad in row.unfinished[:1]
+            for result in row.unfinished[:1]
         ]
-        as_good = [{"lr": row.setting.lr, "strength": row.setting.strength} for row in self.as_good]
-        told = {"stream": self.stream, "method": self.method, "best": best, "as_good": as_good, "dropped": dropped}
-        return {**told, "grid": len(self.grid)}
+        return {
+            "stream": self.stream,
+            "method": self.method,
+            "best": None if self.best is None else self.best.to_json(),
+            "as_good": [{"lr": row.setting.lr, "strength": row.setting.strength} for row in self.as_good],
+            "dropped": dropped,
+            "grid": len(self.grid),
+        }
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of a search and of the training after it.
+    """The outcome of a search and of the training after it.
 
     Attributes:
         choices: one for each stream and method.
@@ -86,38 +90,38 @@ def tune(
     strengths: Sequence[float] | None = None,
     search_seeds: int | Sequence[int] = 1,
     baseline: str | None = None,
-    **told: Any,
+    **arguments: Any,
 ) -> Tuned:
-    """Search learning rates and strengths on the first tasks, then train on the rest.
+    """Search learning rates and strengths on the first tasks, then train on the others.
 
-    The best is the one with the highest average accuracy over the searched tasks. Settings whose penalty does not
-    interpolate everywhere after the first task (0 < lr * strength * importance < 1) are rejected there and then.
+    The best setting is the one with the highest average accuracy over the searched tasks. Settings whose penalty does
+    not interpolate everywhere after the first task (0 < lr * strength * importance < 1) are rejected there.
 
     Args:
         study: where results are kept.
         tasks: how many tasks are searched; the others are trained and scored.
         lrs: the learning rates to try.
         strengths: the strengths to try, for methods that have one; by default the paper's grid for penalties, and
-            each method's own dial where its strength is something else.
-        search_seeds: of the search; how many, or which.
+            each method's own dial if its strength is something else.
+        search_seeds: the seeds of the search: how many, or which.
         baseline: a method to compare accuracy with, seed by seed.
-        told: the arguments of `mooring.lab.study.comparison.comparison` but for lr and strength.
+        arguments: the arguments of `mooring.lab.study.comparison.comparison`, except lr and strength.
 
     Example:
         >>> import tempfile
-        >>> told = {"stream": "digits", "methods": "plain,ewc", "seeds": 1, "epochs": 1}
+        >>> arguments = {"stream": "digits", "methods": "plain,ewc", "seeds": 1, "epochs": 1}
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     tuned = tune(Study(f"{folder}/digits.sqlite"), lrs=[0.02], strengths=[1.0, 1e9], **told)
+        ...     tuned = tune(Study(f"{folder}/digits.sqlite"), lrs=[0.02], strengths=[1.0, 1e9], **arguments)
         >>> [choice.best.label for choice in tuned.choices], [row.label for row in tuned.choices[1].dropped]
         (['plain', 'ewc 1'], ['ewc 1e+09'])
     """
     check_whole("tasks", tasks, 1)
-    for name, given in (("lrs", lrs), ("strengths", strengths)):
-        if given is not None and not isinstance(given, list | tuple):
-            raise MooringError(f"{name}={given!r} is not allowed: give numbers in a list")
-    asked = comparison(**told)
-    asked = replace(asked, streams=tuple((each, how.on(study.device)) for each, how in asked.streams))
-    baseline = checked_baseline(baseline, asked.methods)
+    for name, values in (("lrs", lrs), ("strengths", strengths)):
+        if values is not None and not isinstance(values, list | tuple):
+            raise MooringError(f"{name}={values!r} is not allowed: give numbers in a list")
+    asked = comparison(**arguments)
+    asked = replace(asked, streams=tuple((source, training.on(study.device)) for source, training in asked.streams))
+    baseline = resolve_baseline(baseline, asked.methods)
     grid = _grid(asked, lrs, strengths, search_seeds)
     study.store.check_writable()
     choices: list[Choice] = []
@@ -125,24 +129,24 @@ def tune(
     streams: dict[str, Stream] = {}
     weights: dict[str, BackboneWeights] = {}
     for number, (source, training) in enumerate(asked.streams):
-        init = read_start(training, weights)
-        stream = study.open(source)
+        stream, init = study.load(source, training, weights)
         if len(stream.tasks) <= tasks:
             raise MooringError(f"{stream.name} has {len(stream.tasks)} tasks: search fewer than that, not {tasks}")
-        first, rest = select_tasks(stream, 0, tasks), select_tasks(stream, tasks)
-        first = replace(first, name=f"{stream.name}: first {tasks}, searched")
-        rest = replace(rest, name=f"{stream.name}: other {len(rest.tasks)}, trained")
-        initial_network(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be
-        searched = grid.specs(grid.streams[number][1], first.name, first.fingerprint, init)
-        results = study.run(searched, {first.fingerprint: first}, weights, reject=True)
-        found = choices_of(first.name, results, asked.methods)
-        choices += found
-        streams[rest.fingerprint] = rest
-        for spec in asked.specs(training, rest.name, rest.fingerprint, init):
-            best = next(choice.best for choice in found if choice.method == spec.method)
-            if best is not None:
-                chosen.append(replace(spec, lr=best.setting.lr, strength=best.setting.strength))
-    known = baseline if any(spec.method == baseline for spec in chosen) else None  # all of its settings may be dropped
+        searched, trained = select_tasks(stream, 0, tasks), select_tasks(stream, tasks)
+        searched = replace(searched, name=f"{stream.name}: first {tasks}, searched")
+        trained = replace(trained, name=f"{stream.name}: other {len(trained.tasks)}, trained")
+        specs = grid.specs(grid.streams[number][1], searched.name, searched.fingerprint, init)
+        results = study.run(specs, {searched.fingerprint: searched}, weights, reject=True)
+        stream_choices = choose_settings(searched.name, results, asked.methods)
+        choices += stream_choices
+        best = {choice.method: choice.best for choice in stream_choices}
+        streams[trained.fingerprint] = trained
+        for spec in asked.specs(training, trained.name, trained.fingerprint, init):
+            row = best[spec.method]
+            if row is not None:
+                chosen.append(replace(spec, lr=row.setting.lr, strength=row.setting.strength))
+    # Every setting of the baseline may have been dropped.
+    known = baseline if any(spec.method == baseline for spec in chosen) else None
     rows = summarize(study.run(chosen, streams, weights), known) if chosen else []
     return Tuned(tuple(choices), tuple(rows))
 
@@ -150,35 +154,39 @@ def tune(
 def _grid(
     asked: Comparison, lrs: Sequence[float], strengths: Sequence[float] | None, seeds: int | Sequence[int]
 ) -> Comparison:
-    """The same comparison at every point of the grid."""
-    strong = [find_method(name) for name in asked.methods if find_method(name).has_strength]
+    """Return the same comparison at every point of the grid."""
+    methods = [find_method(name) for name in asked.methods]
     return replace(
         asked,
-        seeds=seeds_of(seeds),
+        seeds=seed_numbers(seeds),
         lr=dict.fromkeys(asked.methods, tuple(lrs)),
-        strength={method.name: _strengths(method) if strengths is None else tuple(strengths) for method in strong},
+        strength={
+            method.name: _default_strengths(method) if strengths is None else tuple(strengths)
+            for method in methods
+            if method.has_strength
+        },
     )
 
 
-def _strengths(method: Method) -> tuple[float, ...]:
-    """The paper's grid where the strength is a penalty's; else the method's dial."""
+def _default_strengths(method: Method) -> tuple[float, ...]:
+    """Return the paper's grid for the strength of a penalty, else the method's dial."""
     return STRENGTHS if isinstance(method.pull(1.0), Penalty | Proximal) else method.dial
 
 
-def choices_of(stream: str, results: Sequence[Result], methods: Sequence[str]) -> list[Choice]:
-    """For each method, the best of what was tried: the highest mean accuracy, among those that every seed finished.
+def choose_settings(stream: str, results: Sequence[Result], methods: Sequence[str]) -> list[Choice]:
+    """Choose, for each method, the setting with the highest mean accuracy among those that every seed finished.
 
-    Where several have it, the first of the grid is taken, and `Choice.as_good` names the others.
+    If several settings have it, the first of the grid is chosen, and `Choice.as_good` names the others.
 
     Args:
-        stream: what was searched.
+        stream: the stream that was searched.
         results: the runs of the search, of any of the methods.
-        methods: those to choose for.
+        methods: the methods to choose for.
     """
-    found = []
+    choices = []
     for method in methods:
         grid = summarize([result for result in results if result.spec.method == method])
-        steady = [row for row in grid if not row.unfinished]
-        best = max(steady, key=lambda row: row.metrics["accuracy"].mean, default=None)
-        found.append(Choice(stream, method, best, tuple(grid)))
-    return found
+        finished = [row for row in grid if not row.unfinished]
+        best = max(finished, key=lambda row: row.metrics["accuracy"].mean, default=None)
+        choices.append(Choice(stream, method, best, tuple(grid)))
+    return choices

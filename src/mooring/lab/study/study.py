@@ -1,4 +1,4 @@
-"""A study: runs, their results in one file, and whatever is still missing."""
+"""A study: runs and their results in one file. It trains the runs that have no result yet."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,11 +10,10 @@ import torch
 
 from mooring.backends.gc_control import gc_frozen
 from mooring.errors import MooringError, check_whole
-from mooring.lab.engines.checkpoint_index import Unfinished
-from mooring.lab.engines.choice import Engine, check_engine, engine
-from mooring.lab.engines.reporting import Reporter, Silent
-from mooring.lab.engines.runner import CHECKPOINT_SECONDS, Aboard, steps_of
-from mooring.lab.engines.sizing import AT_ONCE
+from mooring.lab.engines.checkpoint_index import CheckpointIndex
+from mooring.lab.engines.engine import Engine, check_engine, open_engine
+from mooring.lab.engines.reporting import Reporter, SilentReporter
+from mooring.lab.engines.runner import CHECKPOINT_SECONDS, RunContext, steps_per_run
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.grouping import group_into_fleets
 from mooring.lab.methods import find_method
@@ -33,30 +32,33 @@ from mooring.lab.study.comparison import Comparison, comparison
 from mooring.lab.study.lock import lock_study
 from mooring.lab.study.store import Store, checkpoint_folder
 
-__all__ = ["Study", "read_start"]
+__all__ = ["Study", "check_device", "resolve_baseline"]
 
-SCRATCH = (".*.safetensors.*", ".driver-*")
-"""What a process that was killed leaves among its checkpoints."""
+DEVICES = ("cpu", "cuda")
+"""The kinds of devices that fleets train on."""
+
+TEMPORARY_FILES = (".*.safetensors.*", ".driver-*")
+"""Patterns of the files that a killed process leaves among the checkpoints."""
 
 
 class Study:
     """A set of runs and their results, kept in one SQLite file.
 
-    A run that has a result is never trained again: asking twice costs nothing, and adding a seed runs that seed. What
-    is interrupted, by Ctrl-C or by a kill, continues where it was when it is asked for again.
+    A run that has a result is never trained again: asking twice costs nothing, and adding a seed trains that seed. What
+    was interrupted, by Ctrl-C or by a kill, continues from its last checkpoint when it is asked for again.
 
     Args:
-        path: the file; it is made when there is something to keep. Checkpoints go into a folder beside it.
-        device: where to compute.
+        path: the file; it is created with the first result. Checkpoints go into a folder next to it.
+        device: the device to train on.
         fleet: the most runs to train together; None decides by what fits into memory and what is fastest.
         every: seconds between checkpoints within a task.
         wait: wait for another process that runs this study, instead of refusing.
-        reporter: who is told how it gets on.
-        engine: "local", here; or "ray", side by side on this machine or on a cluster.
-        address: of the Ray cluster; None for one on this machine.
+        reporter: the receiver of progress.
+        engine: "local", one fleet after the other; or "ray", several at a time on this machine or on a cluster.
+        address: the address of the Ray cluster; None starts one on this machine.
         share: with "ray", the part of a core or of a GPU that a fleet takes; several fleets share one.
-        deterministic: the same bits each time, on a GPU too: fleets are of a size that nothing is measured for, and
-            stay whole.
+        deterministic: give the same bits each time, on a GPU too. The size of fleets does not depend on measurements,
+            and fleets are not split.
 
     Example:
         >>> import tempfile
@@ -84,41 +86,62 @@ class Study:
         self.store = Store(path)
         check_engine(engine, address, share)
         self.engine, self.address, self.share, self.deterministic = engine, address, share, deterministic
-        self.device = checked_device(device, here=engine == "local", deterministic=deterministic)
+        self.device = check_device(device, local=engine == "local", deterministic=deterministic)
         self.fleet, self.every, self.wait = fleet, every, wait
-        self.reporter = reporter or Silent()
+        self.reporter = reporter or SilentReporter()
         if fleet is not None:
             check_whole("fleet", fleet, 1)
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of unfinished fleets."""
+        """The folder of the checkpoints of unfinished fleets."""
         return checkpoint_folder(self.store.path)
 
-    def compare(self, asked: Comparison | None = None, *, baseline: str | None = None, **told: Any) -> list[Row]:
-        """Run what is missing of a comparison; one row for each method at each setting.
+    def compare(self, asked: Comparison | None = None, *, baseline: str | None = None, **arguments: Any) -> list[Row]:
+        """Train the runs of a comparison that have no result; return one row for each method at each setting.
 
         Args:
-            asked: the comparison; or give the arguments of `mooring.lab.study.comparison.comparison`.
+            asked: the comparison; None makes one of the arguments.
             baseline: a method to compare accuracy with, seed by seed.
-            told: those arguments.
+            arguments: the arguments of `mooring.lab.study.comparison.comparison`.
         """
-        asked = asked or comparison(**told)
-        baseline = checked_baseline(baseline, asked.methods)
+        asked = asked or comparison(**arguments)
+        baseline = resolve_baseline(baseline, asked.methods)
         self.store.check_writable()
         specs: list[RunSpec] = []
         streams: dict[str, Stream] = {}
         weights: dict[str, BackboneWeights] = {}
-        for source, training in ((each, how.on(self.device)) for each, how in asked.streams):
-            init = read_start(training, weights)
-            stream = self.open(source)
-            initial_network(training.network, stream, 0, weights=weights.get(init))  # refused here, if it is to be
+        for source, options in asked.streams:
+            training = options.on(self.device)
+            stream, init = self.load(source, training, weights)
             streams[stream.fingerprint] = stream
             specs += asked.specs(training, stream.name, stream.fingerprint, init)
         return summarize(self.run(specs, streams, weights), baseline)
 
+    def load(
+        self, source: StreamOptions | Stream, training: Training, weights: dict[str, BackboneWeights]
+    ) -> tuple[Stream, str]:
+        """Open a stream, read the backbone's initial weights, and refuse weights or networks that do not fit.
+
+        Args:
+            source: the stream, or the options to open it with.
+            training: names the network and the file of weights.
+            weights: receives the weights, by fingerprint.
+
+        Returns:
+            The stream, and the fingerprint of the weights; empty for random weights.
+        """
+        init = ""
+        if training.init is not None:
+            start = read_weights(training.init)
+            weights[start.fingerprint] = start
+            init = start.fingerprint
+        stream = self.open(source)
+        initial_network(training.network, stream, 0, weights=weights.get(init))
+        return stream, init
+
     def open(self, source: StreamOptions | Stream, progress: ProgressCallback | None = None) -> Stream:
-        """The stream that options ask for; a stream made in Python is one already."""
+        """Return the stream that the options describe, or the stream itself."""
         return source if isinstance(source, Stream) else open_stream(source, progress)
 
     def run(
@@ -129,13 +152,13 @@ class Study:
         *,
         reject: bool = False,
     ) -> list[Result]:
-        """The results of these runs, in their order; those that are missing are trained first.
+        """Train those runs that have no result, and return the results of all, in the order of `specs`.
 
         Args:
             specs: the runs.
-            streams: by fingerprint.
-            weights: what backbones start from, by fingerprint.
-            reject: take out runs whose penalty does not interpolate after the first task.
+            streams: the streams by fingerprint.
+            weights: the initial weights of backbones by fingerprint.
+            reject: stop runs whose penalty does not interpolate after the first task.
         """
         self.store.check_writable()
         try:
@@ -153,117 +176,114 @@ class Study:
     ) -> list[Result]:
         check_writable(self.store.path.parent)
         with lock_study(self.store.path, wait=self.wait):
-            self._tidy()
-            found = self._done(specs, reject)
-            missing = [spec for spec in dict.fromkeys(specs) if spec.key not in found]
+            self._delete_leftovers()
+            results = self._stored_results(specs, reject)
+            missing = [spec for spec in dict.fromkeys(specs) if spec.key not in results]
             if missing:
-                aboard = Aboard(streams, weights, self.device, self.every, self.reporter, self.deterministic)
-                runner = engine(self.engine, aboard, self.checkpoints, self.address, self.share)
-                planned = self._planned(missing, runner, reject, specs)
-                work = [len(fleet) * steps_of(fleet[0], streams[fleet[0].data]) for fleet in planned]
-                self.reporter.begin(planned, work, len(found))
-                runner.run(planned, self.store.add, reject=reject)
-                found = self._done(specs, reject)
-                self._tidy()
+                context = RunContext(streams, weights, self.device, self.every, self.reporter, self.deterministic)
+                engine = open_engine(self.engine, context, self.checkpoints, self.address, self.share)
+                planned = self._plan_fleets(missing, engine, reject, specs)
+                work = [len(fleet) * steps_per_run(fleet[0], streams[fleet[0].data]) for fleet in planned]
+                self.reporter.begin(planned, work, len(results))
+                engine.run(planned, self.store.add, reject=reject)
+                results = self._stored_results(specs, reject)
+                self._delete_leftovers()
             with suppress(OSError):
-                self.checkpoints.rmdir()  # where nothing is unfinished
-        return [found[spec.key] for spec in dict.fromkeys(specs)]
+                self.checkpoints.rmdir()  # it fails if a fleet is unfinished
+        return [results[spec.key] for spec in dict.fromkeys(specs)]
 
     def results(self) -> list[Result]:
-        """Every result there is."""
+        """Return every result of the study."""
         return list(self.store.results())
 
-    def _done(self, specs: Sequence[RunSpec], reject: bool) -> dict[str, Result]:
-        """What need not be trained. A rejected run is trained where nothing is to be rejected."""
-        found = self.store.get(specs)
+    def _stored_results(self, specs: Sequence[RunSpec], reject: bool) -> dict[str, Result]:
+        """Return the results that need no training. Without `reject`, a rejected run has to be trained."""
+        results = self.store.get(specs)
         if reject:
-            return {key: _rejected(result) for key, result in found.items()}
-        return {key: result for key, result in found.items() if result.status != "rejected"}
+            return {key: _reject_if_unstable(result) for key, result in results.items()}
+        return {key: result for key, result in results.items() if result.status != "rejected"}
 
-    def _planned(
-        self, missing: Sequence[RunSpec], runner: Engine, reject: bool, asked: Sequence[RunSpec] = ()
+    def _plan_fleets(
+        self, missing: Sequence[RunSpec], engine: Engine, reject: bool, specs: Sequence[RunSpec] = ()
     ) -> list[list[RunSpec]]:
-        """Runs that were interrupted together go on together; the rest is put together anew.
+        """Group runs into fleets: those of a checkpoint continue together, the others are grouped anew.
 
-        Where the same bits are to come each time, fleets are those of all that was asked for, whatever is done.
+        In a deterministic study the fleets are those of all runs that were asked for (`specs`), whatever is done.
         """
         waiting = {spec.key: spec for spec in missing}
         if self.deterministic:
-            every = self._fleets(list(asked), runner)
-            parts = [[spec for spec in fleet if spec.key in waiting] for fleet in every]
+            parts = [[spec for spec in fleet if spec.key in waiting] for fleet in self._group(list(specs), engine)]
             return [part for part in parts if part]
         planned = []
-        for saved in Unfinished(self.checkpoints, self.device, reject).found(self.reporter.note):
-            if fleet := [spec for key, spec in waiting.items() if key in saved.runs]:
+        for entry in CheckpointIndex(self.checkpoints, self.device, reject).entries(self.reporter.note):
+            if fleet := [spec for key, spec in waiting.items() if key in entry.runs]:
                 planned.append(fleet)
-                waiting = {key: spec for key, spec in waiting.items() if key not in saved.runs}
-        return planned + self._fleets(list(waiting.values()), runner)
+                waiting = {key: spec for key, spec in waiting.items() if key not in entry.runs}
+        return planned + self._group(list(waiting.values()), engine)
 
-    def _fleets(self, specs: list[RunSpec], runner: Engine) -> list[list[RunSpec]]:
-        """Runs put together, as many as was asked for or as is best."""
-        most = self.fleet
-        return group_into_fleets(specs, runner.sizes(specs) if most is None else lambda runs: most) if specs else []
+    def _group(self, specs: list[RunSpec], engine: Engine) -> list[list[RunSpec]]:
+        """Group runs into fleets of the size that the user or else the engine chose."""
+        if not specs:
+            return []
+        limit = self.fleet
+        return group_into_fleets(specs, engine.fleet_sizes(specs) if limit is None else lambda runs: limit)
 
-    def _tidy(self) -> None:
-        """Delete what a kill left: files half written, and checkpoints of runs that have their results."""
-        for scratch in (each for kind in SCRATCH for each in self.checkpoints.glob(kind)):
-            scratch.unlink(missing_ok=True)
-        left = sorted(self.checkpoints.glob("*.safetensors"))
-        kept = {result.spec.key for result in self.store.results() if result.status != "rejected"} if left else set()
-        for path in left:
+    def _delete_leftovers(self) -> None:
+        """Delete what a kill left: temporary files, and checkpoints of runs that all have their results."""
+        for pattern in TEMPORARY_FILES:
+            for path in self.checkpoints.glob(pattern):
+                path.unlink(missing_ok=True)
+        paths = sorted(self.checkpoints.glob("*.safetensors"))
+        if not paths:
+            return
+        stored = {result.spec.key for result in self.store.results() if result.status != "rejected"}
+        for path in paths:
             with suppress(MooringError):
-                if checkpoint.runs_in(path) <= kept:
+                if checkpoint.runs_in(path) <= stored:
                     path.unlink(missing_ok=True)
 
 
-def _rejected(result: Result) -> Result:
-    """The result as it would be had its penalty been judged after the first task."""
+def _reject_if_unstable(result: Result) -> Result:
+    """Return the result as it would be if its penalty had been judged after the first task."""
     if not result.stability or not result.stability[0].warning or not find_method(result.spec.method).can_extrapolate:
         return result
     return replace(result, status="rejected", reason=result.stability[0].warning)
 
 
-def read_start(training: Training, known: dict[str, BackboneWeights]) -> str:
-    """The fingerprint of the weights to start from, read and remembered; nothing for a random start."""
-    if training.init is None:
-        return ""
-    found = read_weights(training.init)
-    known[found.fingerprint] = found
-    return found.fingerprint
-
-
-def checked_baseline(baseline: str | None, methods: Sequence[str]) -> str | None:
-    """The baseline by its own name; refused where it is not compared."""
+def resolve_baseline(baseline: str | None, methods: Sequence[str]) -> str | None:
+    """Return the baseline by its registered name; refuse one that is not among the methods."""
     baseline = ALIASES.get(baseline, baseline) if baseline else None
     if baseline is not None and baseline not in methods:
-        among = f"the baseline {baseline!r} is not among the methods: they are {', '.join(methods)}"
-        raise MooringError(f"{among}; give one of them, or add it to --methods")
+        raise MooringError(
+            f"the baseline {baseline!r} is not among the methods: they are {', '.join(methods)}; "
+            "give one of them, or add it to --methods"
+        )
     return baseline
 
 
-def checked_device(device: str, *, here: bool = True, deterministic: bool = False) -> str:
-    """The device, refused where there is none.
+def check_device(device: str, *, local: bool = True, deterministic: bool = False) -> str:
+    """Return the device; refuse one that does not exist, and configure it.
 
     Args:
         device: its name.
-        here: whether it must be on this machine.
-        deterministic: whether it must give the same bits each time, which is settled before it starts.
+        local: whether it must be on this machine.
+        deterministic: whether it must give the same bits each time, which has to be configured before it starts.
     """
     try:
         kind = torch.device(device).type
     except RuntimeError:
         kind = ""
-    if kind not in AT_ONCE:
+    if kind not in DEVICES:
         raise MooringError(f"unknown device {device!r}: give cpu, cuda or cuda:N")
-    if not here:
+    if not local:
         return device
     if kind == "cuda" and not torch.cuda.is_available():
         raise MooringError("cuda is not available here: give --device cpu")
     if deterministic:
         configure_cublas(device)
-    number = torch.device(device).index
-    if kind == "cuda" and number is not None:
-        if number >= torch.cuda.device_count():
+    index = torch.device(device).index
+    if kind == "cuda" and index is not None:
+        if index >= torch.cuda.device_count():
             raise MooringError(f"there is no {device} here: the last is cuda:{torch.cuda.device_count() - 1}")
-        torch.cuda.set_device(device)  # kernels of our own and recordings go to the current one
+        torch.cuda.set_device(device)  # our own kernels and CUDA graphs use the current device
     return device

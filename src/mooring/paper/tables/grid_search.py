@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.study.protocol import Choice, choices_of
+from mooring.lab.study.protocol import Choice, choose_settings
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import CONTROLS, ROWS, Condition, Scale
 from mooring.paper.context.target_result import ResultTable, TargetResult
@@ -45,7 +45,7 @@ def search(
     specs = {condition: _specs(context, condition, methods) for condition in conditions}
     known = context.run([spec for grid in specs.values() for spec in grid], reject=True, decides=True)
     return {
-        condition: choices_of(str(condition), [known[spec] for spec in grid], methods)
+        condition: choose_settings(str(condition), [known[spec] for spec in grid], methods)
         for condition, grid in specs.items()
     }
 
