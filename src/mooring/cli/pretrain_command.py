@@ -43,7 +43,7 @@ def pretrain(
         str,
         typer.Option(
             "--schedule",
-            help="The learning rate: constant, steps (a tenth after 5/12 of the epochs, a hundredth after 10/12) or cosine.",
+            help="Learning rate: constant, steps (a tenth after 5/12 of all epochs, a hundredth after 10/12), cosine.",
         ),
     ] = "steps",
     batch: Annotated[int, typer.Option("--batch", help="Samples per batch.")] = 128,
