@@ -151,5 +151,5 @@ def test_the_suite_catches_a_broken_pull(broken):
 
 
 def test_an_importance_in_place_of_what_makes_it_is_refused():
-    with pytest.raises(MooringError, match=r"was given one EWC: give what makes it, EWC or lambda: EWC"):
+    with pytest.raises(MooringError, match=r"got an instance: give a function, EWC or lambda: EWC"):
         check_importance(mooring.EWC())

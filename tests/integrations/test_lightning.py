@@ -112,7 +112,7 @@ class Rivals(Lines):
 
 
 def test_of_several_optimizers_one_is_named():
-    with pytest.raises(MooringError, match="the model has 2 optimizers: name the one to moor"):
+    with pytest.raises(MooringError, match="the model has 2 optimizers: give the one to moor"):
         trainer(MooringCallback()).fit(Rivals(), loader(0))
     with pytest.raises(MooringError, match=r"optimizer=2 is not allowed: the model has 2, counted from 0"):
         trainer(MooringCallback(optimizer=2)).fit(Rivals(), loader(0))
@@ -138,7 +138,7 @@ def test_a_sharded_strategy_is_refused(name):
     import lightning.pytorch.strategies as strategies
 
     strategy = object.__new__(getattr(strategies, name))
-    with pytest.raises(MooringError, match=f"under {name} yet: use one device, or DDP"):
+    with pytest.raises(MooringError, match=f"does not support {name}: use one device or DDP"):
         MooringCallback().on_fit_start(SimpleNamespace(strategy=strategy), Lines())
 
 

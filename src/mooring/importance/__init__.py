@@ -1,4 +1,4 @@
-"""Importances: how much each parameter matters to a task. One file per definition."""
+"""Importances: scores of how much each parameter matters to a task. One file per definition."""
 
 from mooring.importance.balanced import Balanced
 from mooring.importance.definition import Importance, Iteration, State

@@ -1,4 +1,4 @@
-"""The average over a task's iterations that EWC, MAS and RWalk share."""
+"""The average over the iterations of a task, used by EWC, MAS, RWalk and Kronecker."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ __all__ = ["average", "check_decay"]
 
 
 def average(current: Tensor, score: Tensor, decay: float | None, count: int, *, out: Tensor | None = None) -> Tensor:
-    """The running average, or the mean over the task when decay is None.
+    """Update the running average, or the mean over the task if decay is None.
 
     current <- decay * current + (1 - decay) * score
     current <- current + (score - current) / count        (decay=None)
@@ -19,7 +19,7 @@ def average(current: Tensor, score: Tensor, decay: float | None, count: int, *, 
         score: this iteration's score, of the same shape.
         decay: the weight of the past, 0 <= decay < 1, or None.
         count: the number of scores including this one, from 1.
-        out: where to put the result, `current` itself if you like; by default a new tensor.
+        out: the tensor for the result, which may be `current`; by default a new one.
 
     Example:
         >>> average(torch.tensor([1.0]), torch.tensor([6.0]), 0.2, 2)

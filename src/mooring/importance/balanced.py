@@ -1,4 +1,4 @@
-"""Balanced: another importance with every layer's scores rescaled to the same mean."""
+"""Balanced: rescales the scores of another importance to the same mean in each layer."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -13,13 +13,13 @@ __all__ = ["Balanced", "balance"]
 
 
 def balance(sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-    """The factor that brings each layer's mean to the mean over all layers' scores.
+    """Return the factors that bring each layer's mean to the mean over all layers.
 
-    factor_l = mean over all scores / mean over layer l; 1 where a layer has no importance at all.
+    factor_l = mean over all scores / mean over layer l; 1 if a layer has no importance.
 
     Args:
         sums: the sum of absolute scores in each layer, 0-d or of shape (runs,).
-        sizes: how many scores each layer has (in one run).
+        sizes: the number of scores in each layer (of one run).
 
     Example:
         >>> balance([torch.tensor(8.0), torch.tensor(2.0)], [1, 1])
@@ -31,13 +31,13 @@ def balance(sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
 
 
 class Balanced(Importance):
-    """Every layer's scores rescaled to the same mean, so that deep layers are protected like early ones.
+    """An importance whose scores have the same mean in each layer, so that deep layers are held like early ones.
 
     A layer is a module that owns parameters; its weight and bias are scaled together. Both `current` and
-    `previous` are balanced, and the mean over the whole model stays what it was.
+    `previous` are balanced, and the mean over the whole model does not change.
 
     Args:
-        importance: the importance to balance, an instance or a name.
+        importance: the importance to balance; an instance or a name.
 
     Example:
         >>> import mooring
@@ -63,60 +63,60 @@ class Balanced(Importance):
 
     @property
     def name(self) -> str:
-        """Balanced(...) around the inner definition's name."""
+        """Balanced(...) with the name of the inner importance."""
         return f"Balanced({self.importance.name})"
 
     @property
     def needs_step(self) -> bool:  # type: ignore[override]
-        """As the inner importance."""
+        """See the inner importance."""
         return self.importance.needs_step
 
     @property
     def needs_anchor(self) -> bool:  # type: ignore[override]
-        """As the inner importance."""
+        """See the inner importance."""
         return self.importance.needs_anchor
 
     @property
     def averages(self) -> bool:
-        """As the inner importance."""
+        """See the inner importance."""
         return self.importance.averages
 
     @property
     def signed(self) -> bool:
-        """As the inner importance."""
+        """See the inner importance."""
         return self.importance.signed
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
-        """As the inner importance."""
+        """See the inner importance."""
         return self.importance.draws
 
     @property
     def merges(self) -> bool:  # type: ignore[override]
-        """As the inner importance."""
+        """See the inner importance."""
         return self.importance.merges
 
     @property
     def watches(self) -> Literal["nothing", "samples", "outputs"]:
-        """As the inner importance."""
+        """See the inner importance."""
         return self.importance.watches
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
-        """As the inner importance."""
+        """See the inner importance."""
         return self.importance.start(like, name=name, task=task)
 
     def update(self, state: State, it: Iteration) -> None:
-        """As the inner importance."""
+        """See the inner importance."""
         self.importance.update(state, it)
 
     def averaged(self) -> "Balanced":
-        """As the inner importance."""
+        """See the inner importance."""
         return Balanced(self.importance.averaged())
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """As the inner importance."""
+        """See the inner importance."""
         return self.importance.probe(outputs, generator)
 
     def factors(self, sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """`balance` over the layers."""
+        """Return `balance` of the layers."""
         return balance(sums, sizes)

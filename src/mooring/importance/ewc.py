@@ -1,4 +1,4 @@
-"""EWC: the squared gradient of the loss, an estimate of the Fisher information's diagonal."""
+"""EWC: the squared gradient of the loss, an estimate of the diagonal of the Fisher information."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -14,23 +14,23 @@ __all__ = ["EWC", "fisher_observed", "fisher_sampled"]
 
 
 def fisher_observed(g: Tensor, samples: int | Tensor = 1) -> Tensor:
-    """The score of one batch with the labels it came with: samples * g^2.
+    """Return the score of one batch with its own labels: samples * g^2.
 
-    g is the batch mean, so the square is taken after the mean. With samples=1 this is the paper's score,
-    which shrinks as the batch grows; with samples=B it is on the scale of a single sample's Fisher.
+    g is the mean over the batch, so the square is taken after the mean. With samples=1 this is the paper's score,
+    which shrinks as the batch grows; with samples=B it has the scale of a single sample's Fisher.
 
     Example:
         >>> fisher_observed(torch.tensor([3.0]), samples=10)
         tensor([90.])
     """
-    once = isinstance(samples, int) and samples == 1
-    return g.square() if once else g.square().mul_(samples)
+    is_one = isinstance(samples, int) and samples == 1
+    return g.square() if is_one else g.square().mul_(samples)
 
 
 def fisher_sampled(score: Tensor, samples: int | Tensor) -> Tensor:
-    """An unbiased estimate of the Fisher diagonal from labels the model drew itself: score^2 / samples.
+    """Return an unbiased estimate of the Fisher diagonal from labels sampled from the model: score^2 / samples.
 
-    score is the gradient of the log-likelihood summed over the batch. Drawn labels make the per-sample
+    score is the gradient of the log-likelihood summed over the batch. Sampled labels make the per-sample
     gradients independent with mean zero, so the cross terms of the square vanish in expectation:
     E[(sum_i s_i)^2] = sum_i E[s_i^2], and no per-sample gradient is needed.
 
@@ -46,14 +46,14 @@ class EWC(Importance):
     """Elastic weight consolidation: current <- decay * current + (1 - decay) * g^2.
 
     Args:
-        decay: the weight of the past in the running average; None takes the mean over the task.
-        labels: "observed" squares the batch-mean gradient the optimizer gets; "sampled" draws labels from the
-            model's own prediction (softmax over the outputs' last dimension; each position of a sequence is a
-            sample) and costs one extra backward pass.
+        decay: the weight of earlier iterations in the running average; None takes the mean over the task.
+        labels: "observed" squares the batch-mean gradient that the optimizer gets. "sampled" draws labels from the
+            model's prediction (softmax over the outputs' last dimension; each position of a sequence is a sample) and
+            costs one extra backward pass.
         per_sample: multiply observed squares by the batch size, so that the scale does not depend on it.
             Sampled labels always have that scale.
-        batch_size: samples per iteration, where the model's outputs do not show it.
-        seed: for the drawn labels.
+        batch_size: the number of samples per iteration, if the model's outputs do not show it.
+        seed: the seed of the sampled labels.
 
     Example:
         >>> import mooring
@@ -75,29 +75,29 @@ class EWC(Importance):
     needs_anchor: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range."""
+        """Check the options."""
         check_decay(self.decay)
         if self.labels not in ("observed", "sampled"):
             raise unknown("labels", self.labels, ["observed", "sampled"])
         if self.batch_size is not None:
             check_whole("batch_size", self.batch_size, 1)
             if self.labels == "observed" and not self.per_sample:
-                raise MooringError("batch_size has no effect here: give per_sample=True or labels='sampled' with it")
+                raise MooringError("batch_size has no effect here: give per_sample=True or labels='sampled' too")
 
     @property
     def averages(self) -> bool:
-        """Without a decay."""
+        """True without a decay."""
         return self.decay is None
 
     @property
     def watches(self) -> Literal["nothing", "samples", "outputs"]:
-        """Outputs with sampled labels; else the batch size where it is needed and not given."""
+        """Outputs with sampled labels; else the number of samples if it is needed and not given."""
         if self.labels == "sampled":
             return "outputs"
         return "samples" if self.per_sample and self.batch_size is None else "nothing"
 
     def update(self, state: State, it: Iteration) -> None:
-        """current <- average(current, the squared gradient)."""
+        """Update current <- average(current, squared gradient)."""
         samples = self.batch_size or it.samples
         if self.labels == "sampled":
             assert it.probe is not None
@@ -107,18 +107,18 @@ class EWC(Importance):
         average(state["current"], score, self.decay, it.count, out=state["current"])
 
     def averaged(self) -> "EWC":
-        """Without a decay."""
+        """Return the same importance without a decay."""
         return replace(self, decay=None)
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """log p(y | x) summed over the batch, y drawn from the model's own prediction."""
+        """Return log p(y | x) summed over the batch, with y sampled from the model's prediction."""
         if outputs.ndim not in (2, 3):
             raise MooringError(
                 f"EWC(labels='sampled') cannot draw labels from outputs of shape {tuple(outputs.shape)}: pass "
                 "outputs=, a function that gives (samples, classes) or (samples, positions, classes)"
             )
         if outputs.shape[-1] == 1:
-            raise MooringError("EWC(labels='sampled') has no classes to draw from in one output: take EWC() or MAS()")
+            raise MooringError("EWC(labels='sampled') needs classes, but there is one output: use EWC() or MAS()")
         rows = outputs.reshape(-1, outputs.shape[-1]).log_softmax(-1)
         drawn = torch.multinomial(rows.detach().exp().nan_to_num(nan=1.0), 1, generator=generator)
         return rows.gather(1, drawn).sum()

@@ -1,4 +1,4 @@
-"""Kronecker: the curvature of a layer as the product of what goes in and what comes back, not weight by weight."""
+"""Kronecker: the curvature of a layer as a Kronecker product of two factors, from its inputs and output gradients."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -13,24 +13,23 @@ __all__ = ["Kronecker"]
 
 @dataclass(frozen=True)
 class Kronecker(Importance):
-    """The Fisher information of each linear and convolutional layer as G (x) A; for `Budget` alone.
+    """The Fisher information of each linear and convolutional layer as G (x) A; only for `Budget`.
 
-    A is the mean of a a' over a layer's inputs a, G the mean of b b' over the gradients b that come back to its
-    outputs, both over the iterations of a task. A weight displaced by d then costs tr(G d A d') / 2 nats, in which
-    weights that move together count together; the diagonal, which `EWC` keeps, misses that by orders of magnitude.
-    Biases have their own G. Parameters of other layers have the diagonal.
+    A is the mean of a a' over a layer's inputs a, and G is the mean of b b' over the gradients b of its outputs, both
+    over the iterations of a task. A weight displaced by d then costs tr(G d A d') / 2 nats, which includes the effect
+    of weights that move together. The diagonal, which `EWC` keeps, misses that by orders of magnitude. Biases have
+    their own G. Parameters of other layers have the diagonal.
 
-    Costs two products per layer in every `every`-th iteration, two more for each pull, one eigendecomposition of A and
-    of G per consolidation, and 3 * (in^2 + out^2) numbers per layer, for a convolution with in = channels * kernel.
+    It costs two matrix products per layer in each `every`-th iteration, two more for each pull, one eigendecomposition
+    of A and of G per consolidation, and 3 * (in^2 + out^2) numbers per layer; for a convolution in = channels * kernel.
 
-    What comes back is taken as the gradient of the loss itself: with float16 and a GradScaler it is not, and G would be
-    too large by the square of the scale; use bfloat16.
+    The gradients b must be those of the loss itself. With float16 and a GradScaler they are scaled, and G would be too
+    large by the square of the scale; use bfloat16.
 
     Args:
-        every: look at layers in each `every`-th iteration of a task only.
-        batch_size: samples per iteration, where the model's outputs do not show it.
-        largest: layers with more inputs or outputs than that have the diagonal, such as the output layer of a language
-            model.
+        every: observe layers in each `every`-th iteration of a task.
+        batch_size: the number of samples per iteration, if the model's outputs do not show it.
+        largest: layers with more inputs or outputs have the diagonal, such as the output layer of a language model.
 
     Example:
         >>> import torch, mooring
@@ -55,7 +54,7 @@ class Kronecker(Importance):
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range."""
+        """Check the options."""
         check_whole("every", self.every, 1)
         check_whole("largest", self.largest, 1)
         if self.batch_size is not None:
@@ -63,19 +62,19 @@ class Kronecker(Importance):
 
     @property
     def averages(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     @property
     def watches(self) -> Literal["nothing", "samples", "outputs"]:
-        """The batch size, where it is not given."""
+        """The number of samples, unless batch_size is given."""
         return "samples" if self.batch_size is None else "nothing"
 
     def averaged(self) -> "Kronecker":
-        """Looking at layers in each iteration."""
+        """Return the same importance with every=1."""
         return replace(self, every=1)
 
     def update(self, state: State, it: Iteration) -> None:
-        """current <- mean over the task of samples * g^2, for parameters that no layer has factors of."""
+        """Update current <- mean over the task of samples * g^2, for parameters without Kronecker factors."""
         score = fisher_observed(it.g, self.batch_size or it.samples)
         average(state["current"], score, None, it.count, out=state["current"])

@@ -1,4 +1,4 @@
-"""MAS: how sensitive the squared norm of the outputs is to each parameter; needs no labels."""
+"""MAS: the sensitivity of the outputs' squared norm to each parameter; needs no labels."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -13,7 +13,7 @@ __all__ = ["MAS", "sensitivity"]
 
 
 def sensitivity(probe: Tensor) -> Tensor:
-    """The score of one batch: |gradient of sum_x ||f(x)||^2|, the absolute value taken after the sum.
+    """Return the score of one batch: |gradient of sum_x ||f(x)||^2|, with the absolute value after the sum.
 
     Example:
         >>> sensitivity(torch.tensor([-2.0, 3.0]))
@@ -26,12 +26,12 @@ def sensitivity(probe: Tensor) -> Tensor:
 class MAS(Importance):
     """Memory aware synapses: current <- decay * current + (1 - decay) * |grad of sum ||f(x)||^2|.
 
-    A forward hook sees the outputs f(x), and one extra backward pass takes the gradient beside the loss's own. It
-    touches no `.grad` of a parameter, but it is a backward pass: hooks of your own on tensors and modules run in
-    it too, and activations that `retain_grad()` collect it. Until the loss's backward pass, the outputs keep it alive.
+    A forward hook reads the outputs f(x), and one extra backward pass takes their gradient. It does not change the
+    `.grad` of any parameter. But it is a backward pass: your own hooks on tensors and modules run in it too, and
+    activations with `retain_grad()` receive it. The outputs keep its result alive until the loss's backward pass.
 
     Args:
-        decay: the weight of the past in the running average; None takes the mean over the task.
+        decay: the weight of earlier iterations in the running average; None takes the mean over the task.
 
     Example:
         >>> import mooring
@@ -50,28 +50,28 @@ class MAS(Importance):
     needs_anchor: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range."""
+        """Check the options."""
         check_decay(self.decay)
 
     @property
     def averages(self) -> bool:
-        """Without a decay."""
+        """True without a decay."""
         return self.decay is None
 
     @property
     def watches(self) -> Literal["outputs"]:
-        """The outputs, whose squared norm is differentiated."""
+        """The outputs, to differentiate their squared norm."""
         return "outputs"
 
     def update(self, state: State, it: Iteration) -> None:
-        """current <- average(current, |probe|)."""
+        """Update current <- average(current, |probe|)."""
         assert it.probe is not None
         average(state["current"], sensitivity(it.probe), self.decay, it.count, out=state["current"])
 
     def averaged(self) -> "MAS":
-        """Without a decay."""
+        """Return the same importance without a decay."""
         return replace(self, decay=None)
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """sum over the batch of ||f(x)||^2."""
+        """Return the sum of ||f(x)||^2 over the batch."""
         return outputs.square().sum()

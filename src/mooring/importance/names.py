@@ -1,4 +1,4 @@
-"""The importances that a string can name."""
+"""Importances by name."""
 
 from mooring.errors import MooringError, unknown
 from mooring.importance.definition import Importance
@@ -22,7 +22,7 @@ IMPORTANCES: dict[str, type[Importance]] = {
 
 
 def resolve(importance: str | Importance) -> Importance:
-    """The importance of that name with its default options, or the instance given.
+    """Return the importance of that name with default options, or the instance itself.
 
     Example:
         >>> resolve("mas")

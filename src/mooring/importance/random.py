@@ -1,4 +1,4 @@
-"""Random: importance drawn at random, the baseline that any definition should beat."""
+"""Random: scores drawn at random, a baseline that every definition should beat."""
 
 import zlib
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ __all__ = ["Random", "uniform_draw"]
 
 
 def uniform_draw(like: Tensor, seed: int, name: str, task: int) -> Tensor:
-    """Uniform numbers on [0, 1), fixed by (seed, name, task) alone.
+    """Draw uniform numbers on [0, 1) that depend only on (seed, name, task).
 
-    Drawn on the CPU in float32, so that they are the same on every device and in every dtype, and without
-    touching the global random state.
+    They are drawn on the CPU in float32, so that they are the same on every device and in every dtype. The global
+    random state is not used.
 
     Example:
         >>> a, b = (uniform_draw(torch.empty(3), 0, "weight", 1) for _ in range(2))
@@ -26,15 +26,15 @@ def uniform_draw(like: Tensor, seed: int, name: str, task: int) -> Tensor:
     key = zlib.crc32(f"{seed}/{task}/{name}".encode())
     generator = torch.Generator("cpu").manual_seed(key)
     drawn = torch.rand(like.shape, generator=generator, dtype=torch.float32, device="cpu")
-    return drawn.to(like.device, like.dtype)  # whole, also where `like` is sharded
+    return drawn.to(like.device, like.dtype)  # the whole tensor, even if `like` is sharded
 
 
 @dataclass(frozen=True)
 class Random(Importance):
-    """current uniform on [0, 1), drawn anew for each task; not merged.
+    """Scores uniform on [0, 1), drawn again for each task and not merged.
 
     Args:
-        seed: together with the parameter's name and the task's number it fixes the draw.
+        seed: with the parameter's name and the task's number it determines the draw.
 
     Example:
         >>> scores = Random(seed=1).start(torch.empty(1000), name="weight", task=0)["current"]
@@ -48,5 +48,5 @@ class Random(Importance):
     merges: ClassVar[bool] = False
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
-        """The draw for this task."""
+        """Return the draw for this task."""
         return {"current": uniform_draw(like, self.seed, name, task)}

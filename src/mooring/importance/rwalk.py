@@ -1,4 +1,4 @@
-"""RWalk: the Fisher diagonal plus the path's contribution measured in the Fisher's own distance."""
+"""RWalk: the Fisher diagonal plus the path's contribution, relative to the distance in the Fisher metric."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,15 +16,15 @@ __all__ = ["RWalk", "walk_score"]
 
 
 def walk_score(fisher: Tensor, path: Tensor, d: Tensor, damping: float, *, out: Tensor | None = None) -> Tensor:
-    """fisher + relu(path) / (fisher * d^2 / 2 + damping).
+    """Return fisher + relu(path) / (fisher * d^2 / 2 + damping).
 
     Example:
         >>> one = torch.tensor([1.0])
         >>> walk_score(fisher=2 * one, path=3 * one, d=one, damping=0.5)
         tensor([4.])
     """
-    twice = d.square().mul_(fisher).add_(2 * damping)  # of the denominator, to save a pass
-    return torch.addcdiv(fisher, path.relu(), twice, value=2, out=out)
+    doubled = d.square().mul_(fisher).add_(2 * damping)  # twice the denominator, to save a pass over memory
+    return torch.addcdiv(fisher, path.relu(), doubled, value=2, out=out)
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class RWalk(Importance):
     """Riemannian walk: current = F + relu(path) / (F * d^2 / 2 + damping), F as in EWC, path as in SI.
 
     Args:
-        decay: the weight of the past in F's running average; None takes the mean over the task.
-        damping: keeps the score finite where the walk was short.
+        decay: the weight of earlier iterations in F's running average; None takes the mean over the task.
+        damping: keeps the score finite for parameters that hardly moved.
 
     Example:
         >>> import mooring
@@ -52,16 +52,16 @@ class RWalk(Importance):
     needs_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range."""
+        """Check the options."""
         check_decay(self.decay)
         check_number("damping", self.damping, 0, above=True)
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
-        """current, F and path at zero."""
+        """Return current, F and path at zero."""
         return {slot: torch.zeros_like(like) for slot in ("current", "fisher", "path")}
 
     def update(self, state: State, it: Iteration) -> None:
-        """F and path, then current = walk_score."""
+        """Update F and path, then current = walk_score."""
         fisher = average(state["fisher"], fisher_observed(it.g), self.decay, it.count, out=state["fisher"])
         path = path_integral(state["path"], it.g, it.step, out=state["path"])
         walk_score(fisher, path, it.d, self.damping, out=state["current"])

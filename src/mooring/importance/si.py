@@ -1,4 +1,4 @@
-"""SI: what each parameter contributed to the fall of the loss, along the path training took."""
+"""SI: each parameter's contribution to the decrease of the loss along the path of training."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,14 +13,14 @@ from mooring.importance.random import uniform_draw
 __all__ = ["SI", "path_integral", "path_score", "signed_score"]
 
 SIGNS = ("rectified", "absolute", "signed")
-"""What can become of every score alike."""
+"""Options of `sign` that treat every score in the same way."""
 
 FLIPPED = 0.001
-"""The share of parameters whose score is made negative by "flipped"."""
+"""The share of parameters whose score "flipped" makes negative."""
 
 
 def path_integral(path: Tensor, g: Tensor, step: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """path <- path - g * step: the loss a step saved, to first order, parameter by parameter.
+    """Compute path <- path - g * step: the first-order decrease of the loss in a step, parameter by parameter.
 
     Example:
         >>> path_integral(torch.tensor([0.0]), g=torch.tensor([2.0]), step=torch.tensor([-0.5]))
@@ -30,7 +30,7 @@ def path_integral(path: Tensor, g: Tensor, step: Tensor, *, out: Tensor | None =
 
 
 def path_score(path: Tensor, d: Tensor, damping: float) -> Tensor:
-    """path / (d^2 + damping), with the sign of the path.
+    """Return path / (d^2 + damping), with the sign of the path.
 
     Example:
         >>> path_score(torch.tensor([1.0]), d=torch.tensor([1.0]), damping=1.0)
@@ -43,9 +43,10 @@ def path_score(path: Tensor, d: Tensor, damping: float) -> Tensor:
 def signed_score(
     score: Tensor, sign: str | float, chosen: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:
-    """What becomes of negative scores: "rectified" to 0, "absolute", "signed" as they are.
+    """Apply the option for negative scores: "rectified" sets them to 0, "absolute" and "signed" as named.
 
-    With a fraction, absolute except where `chosen` is true, which keep their sign; "flipped", negative there.
+    With a fraction, scores are absolute except where `chosen` is true, where they keep their sign; with "flipped" they
+    are negative there.
 
     Example:
         >>> signed_score(torch.tensor([-1.0, 2.0]), "rectified")
@@ -66,12 +67,12 @@ class SI(Importance):
     """Synaptic intelligence: path <- path - g * step; current = relu(path) / (d^2 + damping).
 
     Args:
-        damping: keeps the score finite where a parameter hardly moved.
-        sign: "rectified" (what the original code does), "absolute", "signed" (what the original paper says), or
-            a fraction such as 0.001: absolute, but that share of the parameters, picked at random, keeps
-            its sign; or "flipped": absolute, but a thousandth of the parameters is negative, to see what
-            that does. Negative scores make a penalty extrapolate; see `mooring.diagnose.stability`.
-        seed: for the parameters that keep their sign, or are flipped.
+        damping: keeps the score finite for parameters that hardly moved.
+        sign: "rectified" (as in the original code), "absolute", "signed" (as in the original paper), or a fraction such
+            as 0.001: absolute, but that share of the parameters, chosen at random, keeps its sign; or "flipped":
+            absolute, but a thousandth of the parameters is negative, to show the effect. Negative scores make a
+            penalty extrapolate; see `mooring.diagnose.stability`.
+        seed: the seed of the choice of these parameters.
 
     Example:
         >>> import mooring
@@ -91,7 +92,7 @@ class SI(Importance):
     needs_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range."""
+        """Check the options."""
         check_number("damping", self.damping, 0, above=True)
         if isinstance(self.sign, str):
             if self.sign not in (*SIGNS, "flipped"):
@@ -101,11 +102,11 @@ class SI(Importance):
 
     @property
     def signed(self) -> bool:
-        """Unless rectified or absolute."""
+        """True unless rectified or absolute."""
         return self.sign not in ("rectified", "absolute")
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
-        """current and path at zero, and which parameters keep their sign, or are flipped, where some do."""
+        """Return current and path at zero and, if needed, the parameters that keep their sign or are flipped."""
         state = {"current": torch.zeros_like(like), "path": torch.zeros_like(like)}
         if self.sign not in SIGNS:
             share = FLIPPED if isinstance(self.sign, str) else self.sign
@@ -113,7 +114,7 @@ class SI(Importance):
         return state
 
     def update(self, state: State, it: Iteration) -> None:
-        """path <- path - g * step; current = the signed path_score."""
+        """Update path <- path - g * step and current = signed_score(path_score(path))."""
         path = path_integral(state["path"], it.g, it.step, out=state["path"])
         score = path_score(path, it.d, self.damping)
         signed_score(score, self.sign, state.get("keeps_sign"), out=state["current"])

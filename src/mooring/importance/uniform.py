@@ -1,4 +1,4 @@
-"""Uniform: every parameter matters the same (the paper's Vanilla)."""
+"""Uniform: the same score for every parameter (the paper's Vanilla)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,9 +12,9 @@ __all__ = ["Uniform"]
 
 @dataclass(frozen=True)
 class Uniform(Importance):
-    """current = 1 everywhere; not merged. With a penalty this is L2 regularization towards the anchor.
+    """A score of 1 everywhere, not merged. With a penalty this is L2 regularization towards the anchor.
 
-    Costs no memory beyond the anchor: the score is one number per parameter tensor.
+    It needs no memory beyond the anchor: the score is one number per parameter tensor.
 
     Example:
         >>> import torch
@@ -26,5 +26,5 @@ class Uniform(Importance):
     merges: ClassVar[bool] = False
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
-        """current = 1, which broadcasts."""
+        """Return current = 1, which broadcasts."""
         return {"current": like.new_ones(())}

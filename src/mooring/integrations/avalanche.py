@@ -1,4 +1,4 @@
-"""Mooring in Avalanche's strategies: a plugin, in place of their EWC, SI or MAS."""
+"""A plugin for Avalanche's strategies, in place of their EWC, SI or MAS."""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ __all__ = ["MooringPlugin"]
 
 
 class MooringPlugin(SupervisedPlugin):  # type: ignore[misc]
-    """Moors the model of an Avalanche strategy: one experience is one task, consolidated at its end.
+    """A plugin that moors the model of an Avalanche strategy; each experience is a task, consolidated at its end.
 
     Args:
-        state: what to go on from: a `state_dict()`, or the file or folder that one was saved to.
-        options: those of `mooring.attach`, such as `importance`, `pull` and `exclude` (the heads).
+        state: the state to resume from: a `state_dict()`, or the file or folder that it was saved to.
+        options: options of `mooring.attach`, such as `importance`, `pull` and `exclude` (the heads).
 
     Example:
         >>> import torch
@@ -45,21 +45,21 @@ class MooringPlugin(SupervisedPlugin):  # type: ignore[misc]
 
     @property
     def moor(self) -> Mooring:
-        """The Mooring, from the start of the first experience on."""
+        """The Mooring; it exists from the start of the first experience."""
         return self._deferred.moor
 
     def save(self, path: str | Path) -> Path:
-        """Write the state to a file, or into a folder."""
+        """Write the state to a file or into a folder."""
         return self._deferred.save(path)
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """An experience begins: the model is adapted to it, and its optimizer is there."""
+        """Attach to the model and optimizer; Avalanche calls this after it adapted both to the experience."""
         self._deferred.attach(strategy.model, strategy.optimizer)
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """An experience is over: what was learned is now part of what is kept."""
+        """Consolidate at the end of an experience."""
         self.moor.consolidate()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What Avalanche's checkpoints hold: the state, which the next experience goes on from."""
+        """Return what Avalanche's checkpoints store: the state that the next experience resumes from."""
         return {**self.__dict__, "_deferred": DeferredAttach(self._deferred.state(), self._deferred.options)}

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint: a mooring's state read by any number of ranks, whatever number wrote it."""
+"""Loading from torch.distributed.checkpoint, with any number of ranks."""
 
 import os
 import warnings
@@ -25,17 +25,17 @@ def load(
     key: str = "mooring",
     storage_reader: StorageReader | None = None,
 ) -> None:
-    """Go on from a state that `torch.distributed.checkpoint.save` wrote; every rank calls this.
+    """Load a state that `torch.distributed.checkpoint.save` wrote; every rank must call this.
 
-    `dcp.load` fills tensors that are there already. Which there are depends on what was trained before the checkpoint,
-    so they are made here as the checkpoint says, laid out like the model's parameters. Load the model and its optimizer
-    first, and attach then: to get an optimizer's state, torch may take a step of its own.
+    `dcp.load` fills existing tensors. Which tensors a state has depends on what was trained before the checkpoint, so
+    they are created here from the checkpoint's metadata, sharded like the model's parameters. Load the model and its
+    optimizer first and attach then, because torch may take a step to create an optimizer's state.
 
     Args:
-        moor: attached to the model and optimizer that training goes on with.
-        checkpoint_id: the folder that was saved to.
-        key: under which `moor.state_dict()` was saved.
-        storage_reader: in the place of a folder.
+        moor: a Mooring of the model and optimizer to train.
+        checkpoint_id: the folder of the checkpoint.
+        key: the key that `moor.state_dict()` was saved under.
+        storage_reader: a reader, instead of a folder.
 
     Example:
         >>> import mooring
@@ -45,26 +45,26 @@ def load(
     """
     if storage_reader is None:
         if checkpoint_id is None:
-            raise MooringError("give the folder that the checkpoint was saved to, or a storage_reader")
+            raise MooringError("give checkpoint_id, the folder of the checkpoint, or a storage_reader")
         storage_reader = FileSystemReader(checkpoint_id)
     entries = storage_reader.read_metadata().state_dict_metadata
     inside = {name.removeprefix(f"{key}."): entry for name, entry in entries.items() if name.startswith(f"{key}.")}
     if not inside:
-        there = ", ".join(sorted({repr(name.partition(".")[0]) for name in entries}))
-        raise MooringError(f"the checkpoint has nothing under key={key!r}; it has {there}")
+        keys = ", ".join(sorted({repr(name.partition(".")[0]) for name in entries}))
+        raise MooringError(f"the checkpoint has nothing under key={key!r}; it has {keys}")
     moor._states.refresh()
     by_name = {name: p for p, name in moor._states.names.items()}
-    state = {name: _room(entry, by_name.get(name.partition(".")[2])) for name, entry in inside.items()}
+    state = {name: _allocate(entry, by_name.get(name.partition(".")[2])) for name, entry in inside.items()}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is as good as many
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a single process is allowed
         load_into({key: state}, checkpoint_id=checkpoint_id, storage_reader=storage_reader)
     moor.load_state_dict(state)
 
 
-def _room(entry: Any, p: Tensor | None) -> Tensor:
-    """A tensor to be filled: in parts where the parameter that it belongs to is."""
+def _allocate(entry: Any, p: Tensor | None) -> Tensor:
+    """Return an empty tensor for an entry, sharded like the parameter that it belongs to."""
     if not isinstance(entry, TensorStorageMetadata):
-        raise MooringError("this is not the state of a Mooring: it has entries that are no tensors")
+        raise MooringError("this is not the state of a Mooring: it has entries that are not tensors")
     dtype = entry.properties.dtype
     if p is None or entry.size != p.shape:
         return torch.empty(entry.size, dtype=dtype)

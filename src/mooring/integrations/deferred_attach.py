@@ -1,4 +1,4 @@
-"""Where a training stack keeps its Mooring: attached when model and optimizer are there, carried from task to task."""
+"""A Mooring that is attached once a training library has created its model and optimizer."""
 
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,25 @@ from mooring.moor import Mooring
 __all__ = ["DeferredAttach", "SavedState"]
 
 SavedState = State | str | Path | None
-"""A mooring's state, the file or folder that it was saved to, or nothing."""
+"""The state of a Mooring, the file or folder that it was saved to, or None."""
 
 
 class DeferredAttach:
-    """Holds the options of `mooring.attach` until a stack has made its model and optimizer.
+    """The options of `mooring.attach`, kept until a library has created its model and optimizer.
 
-    A stack may make a new optimizer for each task, which the Mooring is then bound to, or even a new model: that one is
-    moored from the state of the one before.
+    A library may create a new optimizer for each task, to which the Mooring is bound then. It may also create a new
+    model, which is moored with the state of the model before.
 
     Args:
-        state: what the first Mooring goes on from; None starts afresh.
-        options: of `mooring.attach`.
+        state: the state that the first Mooring resumes from; None starts without one.
+        options: options of `mooring.attach`.
 
     Example:
         >>> model = nn.Linear(2, 1)
-        >>> berth = DeferredAttach(None, {"importance": "uniform"})
-        >>> first = berth.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> deferred = DeferredAttach(None, {"importance": "uniform"})
+        >>> first = deferred.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
         >>> first.consolidate()
-        >>> berth.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)).tasks
+        >>> deferred.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)).tasks
         1
     """
 
@@ -47,26 +47,28 @@ class DeferredAttach:
 
     @property
     def moor(self) -> Mooring:
-        """The Mooring; there is none before training began."""
+        """The Mooring; it exists once training has started."""
         if self._moor is None:
-            raise MooringError("nothing is moored yet: train first, or give the state to go on from as state=")
+            raise MooringError(
+                "there is no Mooring before training: train first, or give the state to resume from as state="
+            )
         return self._moor
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, resumes: bool = False) -> Mooring:
-        """The Mooring of this model and optimizer, with the state so far.
+        """Return the Mooring of this model and optimizer, with the state so far.
 
-        A reference is for a model that nothing is known of: not where there is a state, or one is about to come.
+        A reference is used only if there is no state; with resumes=True a state is loaded right after this call.
         """
         before = self._moor
         if before is not None and before.model is model:
             before.rebind(optimizer)
-            self.settle()
+            self.move_to_model()
             return before
         if before is not None:
             self._state = before.state_dict()
             before.detach()
-        known = resumes or self._state is not None
-        options = {k: v for k, v in self.options.items() if not (known and k in ("reference", "loss"))}
+        has_state = resumes or self._state is not None
+        options = {k: v for k, v in self.options.items() if not (has_state and k in ("reference", "loss"))}
         moor = attach(model, optimizer, **options)
         if self._state is not None:
             try:
@@ -77,28 +79,28 @@ class DeferredAttach:
         self._moor, self._state = moor, None
         return moor
 
-    def settle(self) -> None:
-        """Bring what is kept to where the model is now: Lightning takes it to the GPU to train, and back."""
+    def move_to_model(self) -> None:
+        """Move the state to the model's device; Lightning moves the model to the GPU for training, and back."""
         if self.moor._states.astray():
             self.moor.load_state_dict(self.moor.state_dict())
 
     def state(self) -> State | None:
-        """What the next Mooring would go on from; None where nothing is known yet."""
+        """Return the state that the next Mooring would resume from; None if there is none."""
         return self._state if self._moor is None else self._moor.state_dict()
 
     def resume(self, state: State) -> None:
-        """Go on from this state: at once, or as soon as something is moored."""
+        """Load this state now, or as soon as there is a Mooring."""
         if self._moor is None:
             self._state = state
         else:
             self._moor.load_state_dict(state)
 
-    def resume_from(self, *places: Path) -> Path:
-        """Go on from the first of these files whose state belongs to the weights that the model has now."""
-        state, file = load_for(self.moor.model, places)
+    def resume_from(self, *files: Path) -> Path:
+        """Load the first of these files whose state belongs to the model's present weights, and return it."""
+        state, file = load_for(self.moor.model, files)
         self.moor.load_state_dict(state)
         return file
 
     def save(self, path: str | Path) -> Path:
-        """Write the state to a file, or into a folder; a kill meanwhile leaves the old file as it was."""
+        """Write the state to a file or into a folder; if the process is killed meanwhile, the old file is unchanged."""
         return save(self.moor, path)

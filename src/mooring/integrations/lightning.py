@@ -1,4 +1,4 @@
-"""Mooring in Lightning's Trainer: a callback that moors what the Trainer trains, and travels in its checkpoints."""
+"""A callback for Lightning's Trainer, with its state in Lightning's checkpoints."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,30 +22,30 @@ else:
 __all__ = ["MooringCallback"]
 
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
-"""Strategies in which no rank has whole parameters."""
+"""Strategies that shard the parameters."""
 
 
 class MooringCallback(Callback):
-    """Moors the model that Lightning's `Trainer` trains, with the optimizer of `configure_optimizers`.
+    """A callback that moors the model of Lightning's `Trainer` with the optimizer of `configure_optimizers`.
 
-    One `fit()` is one task: at its end the task is consolidated, and the next `fit()` with this callback, of whichever
-    Trainer, goes on from there. The state travels in Lightning's checkpoints: `fit(ckpt_path=...)` takes it up again.
+    Each `fit()` is a task, consolidated at its end. The next `fit()` with this callback continues from there, also with
+    another Trainer. Lightning's checkpoints contain the state, and `fit(ckpt_path=...)` loads it.
 
     Args:
         consolidate: whether the end of `fit()` is the end of a task; if not, call `callback.moor.consolidate()`.
-        state: what to go on from: a `state_dict()`, or the file or folder that one was saved to. A checkpoint that
-            training is resumed from comes first.
-        optimizer: which optimizer's parameters to moor, by number, where `configure_optimizers` gives several; each may
-            have a callback of its own.
-        module: the name of the submodule to moor, by default the whole LightningModule. Importances that look at
-            outputs ("mas", "ewc" with `labels="sampled"` or `per_sample`) look at those of this module, so name the
-            one that `training_step` calls.
-        options: those of `mooring.attach`, such as `importance`, `pull` and `exclude`.
+        state: the state to resume from: a `state_dict()`, or the file or folder that it was saved to. The checkpoint of
+            a resumed `fit()` replaces it.
+        optimizer: the number of the optimizer to moor, if `configure_optimizers` returns several; each may have its
+            own callback.
+        module: the name of the submodule to moor; by default the whole LightningModule. Importances that read outputs
+            ("mas", "ewc" with `labels="sampled"` or `per_sample`) read those of this module, so name the one that
+            `training_step` calls.
+        options: options of `mooring.attach`, such as `importance`, `pull` and `exclude`.
 
     Example:
         >>> import torch
         >>> from lightning.pytorch import LightningModule, Trainer
-        >>> class DiagonalTerm(LightningModule):
+        >>> class Model(LightningModule):
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.net = torch.nn.Linear(3, 1)
@@ -57,7 +57,7 @@ class MooringCallback(Callback):
         >>> trainer = Trainer(max_steps=2, accelerator="cpu", enable_model_summary=False, **quiet)
         >>> callback = MooringCallback(importance="mas", module="net")
         >>> trainer.callbacks.append(callback)
-        >>> trainer.fit(DiagonalTerm(), torch.utils.data.DataLoader(torch.ones(8, 3), batch_size=4))
+        >>> trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(8, 3), batch_size=4))
         >>> callback.moor.tasks
         1
     """
@@ -78,46 +78,46 @@ class MooringCallback(Callback):
 
     @property
     def moor(self) -> Mooring:
-        """The Mooring, from the start of the first `fit()` on."""
+        """The Mooring; it exists from the start of the first `fit()`."""
         return self._deferred.moor
 
     def save(self, path: str | Path) -> Path:
-        """Write the state to a file, or into a folder, for another process's `MooringCallback(state=...)`."""
+        """Write the state to a file or into a folder, for `MooringCallback(state=...)` in another process."""
         return self._deferred.save(path)
 
     @property
     def state_key(self) -> str:
-        """What the state is called in checkpoints: a name of its own for each optimizer that is named."""
+        """The key of the state in checkpoints; it contains the number of the optimizer if one is given."""
         return "MooringCallback" if self.optimizer is None else f"MooringCallback{self.optimizer}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the mooring."""
+        """Return the state for a checkpoint."""
         return dict(self._deferred.state() or {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A checkpoint is taken up; Lightning does so before it makes the optimizer."""
+        """Load the state of a checkpoint; Lightning calls this before it creates the optimizer."""
         self._deferred.resume(state_dict)
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """The optimizers are there, and no data was read."""
+        """Attach; Lightning calls this with the optimizers created and before it reads data."""
         if (strategy := type(trainer.strategy).__name__) in SHARDED:
-            raise MooringError(f"MooringCallback cannot moor a model under {strategy} yet: use one device, or DDP")
+            raise MooringError(f"MooringCallback does not support {strategy}: use one device or DDP")
         optimizers = trainer.optimizers
         if self.optimizer is None and len(optimizers) != 1:
             raise MooringError(
-                f"the model has {len(optimizers)} optimizers: name the one to moor, as in MooringCallback(optimizer=0)"
+                f"the model has {len(optimizers)} optimizers: give the one to moor, as in MooringCallback(optimizer=0)"
             )
         number = self.optimizer or 0
         if not 0 <= number < len(optimizers):
             raise MooringError(f"optimizer={number} is not allowed: the model has {len(optimizers)}, counted from 0")
         modules = dict(pl_module.named_modules())
         if (name := self.module or "") not in modules:
-            known = ", ".join(name for name, _ in pl_module.named_children())
-            raise MooringError(f"module={name!r} is not a module of this model; it has {known}")
+            children = ", ".join(name for name, _ in pl_module.named_children())
+            raise MooringError(f"module={name!r} is not a module of this model; it has {children}")
         self._deferred.attach(modules[name], optimizers[number])
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Training is over, and so are its checkpoints; the model is back on the CPU."""
-        self._deferred.settle()
+        """Consolidate; Lightning calls this after its last checkpoint, with the model back on the CPU."""
+        self._deferred.move_to_model()
         if self.consolidate:
             self.moor.consolidate()

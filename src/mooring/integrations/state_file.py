@@ -1,4 +1,4 @@
-"""A mooring's state in a safetensors file, with a mark that tells which weights it belongs to."""
+"""The state of a Mooring in a safetensors file, with a fingerprint of the weights it belongs to."""
 
 import json
 import math
@@ -16,70 +16,72 @@ from mooring.moor import Mooring
 __all__ = ["NAME", "load", "load_for", "save"]
 
 NAME = "mooring.safetensors"
-"""What the file is called in a folder of a checkpoint."""
+"""The name of the file in a checkpoint folder."""
 
 
-def place(path: str | Path) -> Path:
-    """The file itself, where a folder may be meant."""
+def state_path(path: str | Path) -> Path:
+    """Return the path of the file, for a file or a folder."""
     return Path(path) if str(path).endswith(".safetensors") else Path(path) / NAME
 
 
 def save(moor: Mooring, path: str | Path) -> Path:
-    """Write a mooring's state, and the mark of the model's weights, to a file or into a folder, all or nothing."""
+    """Write the state and the fingerprint of the model's weights atomically, to a file or into a folder."""
     from safetensors.torch import save_file
 
-    file = place(path)
+    file = state_path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f"{file.name}.tmp")
     state = {key: tensor.detach().contiguous() for key, tensor in moor.state_dict().items()}
-    save_file(state, unfinished, metadata={"weights": json.dumps(mark(moor.model))})
+    save_file(state, unfinished, metadata={"weights": json.dumps(fingerprint(moor.model))})
     os.replace(unfinished, file)
     return file
 
 
 def load(path: str | Path) -> State:
-    """Read a state from a file or folder, whichever weights it belongs to."""
-    file = place(path)
+    """Read a state from a file or folder, without a check of the weights."""
+    file = state_path(path)
     if not file.is_file():
-        raise MooringError(f"there is no {file}: give the file or folder that a mooring's state was saved to")
+        raise MooringError(f"{file} does not exist: give the file or folder that the state of a Mooring was saved to")
     return read(file)[0]
 
 
-def load_for(model: nn.Module, places: Sequence[Path]) -> tuple[State, Path]:
-    """Read the first of these files that belongs to the weights that the model has now.
+def load_for(model: nn.Module, files: Sequence[Path]) -> tuple[State, Path]:
+    """Read the first of these files that belongs to the model's present weights.
 
-    A file that was written at another time would pull the model to the wrong anchors, in silence.
+    The state of other weights would pull the model to the wrong anchors without an error.
     """
-    there = [file for file in places if file.is_file()]
-    for file in there:
+    existing = [file for file in files if file.is_file()]
+    for file in existing:
         state, weights = read(file)
-        if belongs(weights, mark(model)):
+        if belongs(weights, fingerprint(model)):
             return state, file
-    if there:
-        raise MooringError(f"the state in {there[0]} belongs to other weights than these: resume from where both are")
-    raise MooringError(f"there is no {places[0]}: resume from a checkpoint that was written with a MooringCallback")
+    if existing:
+        raise MooringError(
+            f"the state in {existing[0]} belongs to other weights: resume from a checkpoint that has both"
+        )
+    raise MooringError(f"{files[0]} does not exist: resume from a checkpoint that was saved with a MooringCallback")
 
 
 def read(file: Path) -> tuple[State, dict[str, float]]:
-    """What a file holds: the state, and the mark of the weights."""
+    """Return the state in a file, and the fingerprint of the weights."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="pt") as opened:
-            told = json.loads((opened.metadata() or {}).get("weights", "{}"))
-            return {key: opened.get_tensor(key) for key in opened.keys()}, told  # noqa: SIM118
+            weights = json.loads((opened.metadata() or {}).get("weights", "{}"))
+            return {key: opened.get_tensor(key) for key in opened.keys()}, weights  # noqa: SIM118
     except (SafetensorError, ValueError) as error:
-        raise MooringError(f"{file} is not a mooring's state: {error}") from error
+        raise MooringError(f"{file} is not the state of a Mooring: {error}") from error
 
 
 @torch.no_grad()
-def mark(model: nn.Module) -> dict[str, float]:
-    """What tells one training step's weights from another's: the sum of each trainable parameter.
+def fingerprint(model: nn.Module) -> dict[str, float]:
+    """Return the sum of each trainable parameter, which differs between training steps.
 
     Example:
         >>> layer = nn.Linear(2, 1, bias=False)
         >>> _ = nn.init.constant_(layer.weight, 0.5)
-        >>> mark(layer)
+        >>> fingerprint(layer)
         {'weight': 1.0}
     """
     trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
@@ -87,7 +89,7 @@ def mark(model: nn.Module) -> dict[str, float]:
 
 
 def belongs(weights: dict[str, float], model: dict[str, float]) -> bool:
-    """Whether two marks are of the same weights; another machine may add in another order.
+    """Return whether two fingerprints are of the same weights; another machine may sum in another order.
 
     Example:
         >>> belongs({"weight": 1.0}, {"weight": 1.0 + 1e-15}), belongs({"weight": 1.0}, {"weight": 1.001})

@@ -1,4 +1,4 @@
-"""Mooring in `transformers.Trainer`: a callback that moors what the Trainer trains, and saves it where it saves."""
+"""A callback for `transformers.Trainer`, with its state in the Trainer's checkpoints."""
 
 import os
 from pathlib import Path
@@ -23,21 +23,21 @@ except ImportError as error:
 __all__ = ["MooringCallback", "last_checkpoint"]
 
 STAGED = "mooring-next.safetensors"
-"""The state that a checkpoint under way will hold: written before it, moved into it when it is whole."""
+"""The state of the checkpoint in progress: written before it, and moved into it when it is complete."""
 
 
 class MooringCallback(TrainerCallback):
-    """Moors the model that a `transformers.Trainer` trains, with the optimizer that it makes.
+    """A callback that moors the model and optimizer of a `transformers.Trainer`.
 
-    One `train()` is one task: at its end the task is consolidated, and the next `train()`, of the same Trainer or of
-    another one with this callback, goes on from there. Each checkpoint folder holds the state as `mooring.safetensors`,
-    which `resume_from_checkpoint` takes up again; what the next task starts from is written to `output_dir` at the end.
+    Each `train()` is a task, consolidated at its end. The next `train()` with this callback continues from there, also
+    with another Trainer. Each checkpoint folder contains the state as `mooring.safetensors`, which
+    `resume_from_checkpoint` loads. The state that the next task starts from is written to `output_dir` at the end.
 
     Args:
         consolidate: whether the end of `train()` is the end of a task; if not, call `callback.moor.consolidate()`.
-        state: what to go on from: a `state_dict()`, or the file or folder that one was saved to. A checkpoint that
-            training is resumed from comes first.
-        options: those of `mooring.attach`, such as `importance`, `pull` and `exclude`.
+        state: the state to resume from: a `state_dict()`, or the file or folder that it was saved to. The checkpoint of
+            a resumed `train()` replaces it.
+        options: options of `mooring.attach`, such as `importance`, `pull` and `exclude`.
 
     Example:
         >>> import tempfile
@@ -61,16 +61,16 @@ class MooringCallback(TrainerCallback):
 
     @property
     def moor(self) -> Mooring:
-        """The Mooring, from the start of the first `train()` on."""
+        """The Mooring; it exists from the start of the first `train()`."""
         return self._deferred.moor
 
     def save(self, path: str | Path) -> Path:
-        """Write the state to a file, or into a folder, such as one that a model was saved to."""
+        """Write the state to a file or into a folder, such as that of a saved model."""
         return self._deferred.save(path)
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """The Trainer is made: refuse what cannot be moored, before any data is read."""
-        _refuse(args)
+        """Refuse unsupported options before any data is read."""
+        _check_supported(args)
 
     def on_train_begin(
         self,
@@ -81,11 +81,11 @@ class MooringCallback(TrainerCallback):
         optimizer: torch.optim.Optimizer | None = None,
         **given: Any,
     ) -> None:
-        """The model and optimizer are there, with a checkpoint's weights where training is resumed from one."""
-        _refuse(args)
+        """Attach, and load the state if training is resumed; the model already has the checkpoint's weights."""
+        _check_supported(args)
         if state.is_hyper_param_search:
             raise MooringError(
-                "a hyperparameter search trains many models and cannot be moored: train with one setting"
+                "a hyperparameter search trains many models, which cannot be moored: train with one setting"
             )
         assert model is not None
         assert optimizer is not None
@@ -94,27 +94,27 @@ class MooringCallback(TrainerCallback):
         if state.global_step:
             folders = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
             folders.append(_folder(args, state))
-            found = self._deferred.resume_from(*(folder / NAME for folder in folders), _output(args) / STAGED)
-            if args.should_save and found.name == STAGED and folders[-1].is_dir():
-                self.save(folders[-1])  # before the next checkpoint takes its place
+            file = self._deferred.resume_from(*(folder / NAME for folder in folders), _output(args) / STAGED)
+            if args.should_save and file.name == STAGED and folders[-1].is_dir():
+                self.save(folders[-1])  # before the next checkpoint overwrites the staged file
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """A step was taken, and a checkpoint may be due."""
+        """Stage the state if a checkpoint follows."""
         if control.should_save:
             self._stage(args, state)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """An epoch is over, and a checkpoint may be due."""
+        """Stage the state if a checkpoint follows."""
         if control.should_save:
             self._stage(args, state)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """The model was evaluated, and may turn out to be the best so far."""
+        """Stage the state if the Trainer may save the model as the best so far."""
         if self._training and args.save_strategy == "best":
             self._stage(args, state)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """The Trainer has written its checkpoint: the mooring's state takes its place in the folder."""
+        """Move the staged state into the checkpoint that the Trainer has written."""
         if not args.should_save:
             return
         if self._staged == state.global_step:
@@ -124,10 +124,10 @@ class MooringCallback(TrainerCallback):
             self.save(_folder(args, state))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Training is over, and the best weights are back where that was asked for: their state comes with them."""
+        """Load the state of the best weights if the Trainer loaded those, then consolidate and save."""
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             if world_size() > 1:
-                dist.barrier()  # the first rank may still be writing
+                dist.barrier()  # the first rank may still be writing the file
             self._deferred.resume_from(Path(state.best_model_checkpoint) / NAME)
         if self.consolidate:
             self.moor.consolidate()
@@ -137,9 +137,9 @@ class MooringCallback(TrainerCallback):
         self._training = False
 
     def _stage(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Write the state before the Trainer writes its checkpoint, and before it deletes an older one.
+        """Write the state before the Trainer writes its checkpoint and deletes an older one.
 
-        Killed between the two, the checkpoint is whole and its mooring beside it.
+        If the process is killed between the two, the checkpoint is complete and the staged file has its state.
         """
         if args.should_save and self._staged != state.global_step:
             self.save(_output(args) / STAGED)
@@ -147,9 +147,10 @@ class MooringCallback(TrainerCallback):
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:
-    """The newest checkpoint that was written whole, to resume from; None where there is none.
+    """Return the newest complete checkpoint to resume from; None if there is none.
 
-    A kill while a checkpoint is written leaves half a folder, which `resume_from_checkpoint=True` would take.
+    If the process is killed while it writes a checkpoint, the folder is incomplete, and `resume_from_checkpoint=True`
+    would still use it.
 
     Example:
         >>> last_checkpoint("nowhere") is None
@@ -159,7 +160,7 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
     steps = {int(number): folder for folder in root.glob("checkpoint-*") if (number := folder.name[11:]).isdigit()}
     for _, folder in sorted(steps.items(), reverse=True):
         try:
-            TrainerState.load_from_json(str(folder / "trainer_state.json"))  # what the Trainer writes last
+            TrainerState.load_from_json(str(folder / "trainer_state.json"))  # the last file that the Trainer writes
         except (OSError, ValueError, TypeError):
             continue
         if (folder / NAME).is_file() or (root / STAGED).is_file():
@@ -175,8 +176,8 @@ def _folder(args: TrainingArguments, state: TrainerState) -> Path:
     return _output(args) / f"checkpoint-{state.global_step}"
 
 
-def _refuse(args: TrainingArguments) -> None:
-    """Refuse the ways of training in which no optimizer of torch takes the steps, or no rank has whole parameters."""
-    for way in ("deepspeed", "fsdp"):
-        if getattr(args, way, None):
-            raise MooringError(f"MooringCallback cannot moor a model under {way} yet: train on one device, or with DDP")
+def _check_supported(args: TrainingArguments) -> None:
+    """Refuse DeepSpeed, which has its own optimizer, and FSDP, which flattens parameters."""
+    for option in ("deepspeed", "fsdp"):
+        if getattr(args, option, None):
+            raise MooringError(f"MooringCallback does not support {option}: train on one device or with DDP")

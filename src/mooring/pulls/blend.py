@@ -35,7 +35,7 @@ class Blend(ParameterPull):
     reads_current: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range."""
+        """Check the options."""
         check_numbers("share", self.share, 0, 1)
         check_every(self.every)
 

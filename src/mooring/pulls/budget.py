@@ -195,7 +195,7 @@ class Budget:
     over: Literal["mean", "sum"] = "mean"
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range."""
+        """Check the options."""
         check_strength(self.nats, "nats")
         check_whole("every", self.every, 1)
         check_number("growth", self.growth, 0, above=True)

@@ -59,7 +59,7 @@ class Interpolation(ParameterPull):
     weight: Number = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range."""
+        """Check the options."""
         check_numbers("stiffness", self.stiffness, 0, 1)
         check_number("root", self.root, 0, above=True)
         check_every(self.every)

@@ -57,7 +57,7 @@ class Penalty(GradientPull):
     clamp: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range."""
+        """Check the options."""
         check_strength(self.strength)
 
     def force(self, previous: Tensor, d: Tensor, lr: Number) -> Tensor:

@@ -49,7 +49,7 @@ class Proximal(ParameterPull):
     reads_current: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range."""
+        """Check the options."""
         check_strength(self.strength)
 
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:

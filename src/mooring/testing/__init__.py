@@ -1,4 +1,4 @@
-"""What every importance and every pull must keep, to run on your own: `check_importance`, `check_pull`."""
+"""Conformance suites for your own importances and pulls: `check_importance` and `check_pull`."""
 
 from mooring.testing.cases import CASES, Case
 from mooring.testing.checks import check_equal, check_resumes

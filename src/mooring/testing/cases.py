@@ -1,4 +1,4 @@
-"""The cases every importance and pull must pass: tiny networks, dtypes and optimizers."""
+"""Cases of the conformance suites: tiny networks, dtypes and optimizers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ __all__ = ["CASES", "Case", "Snapshot"]
 
 
 class _Attention(nn.Module):
-    """Self-attention over tokens, the embedding tied to the output layer."""
+    """Self-attention over tokens, with the embedding tied to the output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 DTYPES = {"float64": torch.float64, "bfloat16": torch.bfloat16}
 
 Snapshot = dict[str, Tensor]
-"""Everything a training step might change: parameters, gradients, buffers, modes, random state."""
+"""Everything that a training step may change: parameters, gradients, buffers, modes, random state."""
 
 
 @dataclass
@@ -83,25 +83,25 @@ class Case:
 
     @property
     def moor(self) -> mooring.Mooring:
-        """The mooring of a case that has one."""
-        assert self._moor is not None, "attach() gives a case with a mooring"
+        """The Mooring of a case made by `attach`."""
+        assert self._moor is not None, "attach() returns a case with a Mooring"
         return self._moor
 
     def __str__(self) -> str:
         return f"{self.network}-{self.dtype}-{self.optimizer_name}"
 
     def new(self) -> "Case":
-        """The same case, untrained."""
+        """Return the same case, untrained."""
         return Case(self.network, self.dtype, self.optimizer_name)
 
     def attach(self, importance: Importance | str, pull: Pull | None = None) -> "Case":
-        """The same case, untrained, with a mooring."""
+        """Return the same case, untrained, with a Mooring."""
         case = self.new()
         case._moor = mooring.attach(case.model, case.optimizer, importance=importance, pull=pull)
         return case
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
-        """Batch number `index`: inputs and labels."""
+        """Return batch number `index`: inputs and labels."""
         _, inputs, classes = NETWORKS[self.network]
         generator = torch.Generator().manual_seed(index)
         x = inputs(generator)
@@ -109,7 +109,7 @@ class Case:
         return x, torch.randint(classes, (8,), generator=generator)
 
     def train(self, steps: int, first: int = 0) -> None:
-        """Train on batches first, first + 1, ... with dropout drawn from the global random state."""
+        """Train on batches first, first + 1, ...; dropout uses the global random state."""
         for index in range(first, first + steps):
             x, y = self.batch(index)
             self.optimizer.zero_grad()
@@ -117,7 +117,7 @@ class Case:
             self.optimizer.step()
 
     def snapshot(self) -> Snapshot:
-        """A copy of everything a training step might change."""
+        """Copy everything that a training step may change."""
         kept = {f"parameter {name}": p.detach().clone() for name, p in self.model.named_parameters()}
         grads = [(name, p.grad) for name, p in self.model.named_parameters()]
         kept |= {f"gradient {name}": grad.clone() for name, grad in grads if grad is not None}

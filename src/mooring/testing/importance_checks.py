@@ -17,34 +17,34 @@ Make = Callable[[], Importance]
 
 
 def check_importance(make: Make, cases: Iterable[Case] = CASES) -> None:
-    """Raise AssertionError unless an importance keeps what Mooring promises, in every case.
+    """Raise AssertionError unless an importance conforms in every case.
 
-    It leaves the model alone, gives finite scores of the right shape that are not all zero, starts anew with
-    each task, can be saved and resumed in the middle of one, is elementwise over a leading run axis, and does not
-    write to what it is given.
+    It must not change the model. Its scores must be finite, of the right shape and not all zero, and start again with
+    each task. It must resume from a saved state in the middle of a task, be elementwise over a leading run axis, and
+    not write to the iteration.
 
     Args:
-        make: makes the importance with the options to check.
+        make: creates the importance with the options to check.
         cases: networks, dtypes and optimizers; by default all.
 
     Example:
         >>> import mooring
         >>> check_importance(lambda: mooring.SI(damping=0.1), cases=CASES[:1])
     """
-    given: object = make
-    if isinstance(given, Importance):
-        what = type(given).__name__
-        raise MooringError(f"check_importance was given one {what}: give what makes it, {what} or lambda: {what}(...)")
+    argument: object = make
+    if isinstance(argument, Importance):
+        name = type(argument).__name__
+        raise MooringError(f"check_importance got an instance: give a function, {name} or lambda: {name}(...)")
     check_rule(make)
     for case in cases:
-        check_leaves_training_alone(make, case)
+        check_does_not_change_training(make, case)
         check_scores(make, case)
         check_resumes(lambda case=case: case.attach(make(), Penalty(0.01)))  # type: ignore[misc]
         check_resumes(lambda case=case: case.attach(make(), Interpolation()))  # type: ignore[misc]
 
 
-def check_leaves_training_alone(make: Make, case: Case) -> None:
-    """Estimating importance leaves parameters, gradients, buffers, modes and random state bit-identical."""
+def check_does_not_change_training(make: Make, case: Case) -> None:
+    """Check that an importance leaves parameters, gradients, buffers, modes and random state bit-identical."""
     snapshots = []
     for run in (case.new(), case.attach(make())):
         torch.manual_seed(1)
@@ -54,7 +54,7 @@ def check_leaves_training_alone(make: Make, case: Case) -> None:
 
 
 def check_scores(make: Make, case: Case) -> None:
-    """Scores are finite, of the parameter's shape, not all zero, reproducible, and start anew with each task."""
+    """Check that scores are finite, of the parameter's shape, not all zero, reproducible, and reset with each task."""
     states = []
     for _ in range(2):
         run = case.attach(make())
@@ -68,7 +68,7 @@ def check_scores(make: Make, case: Case) -> None:
         if not bool(score.isfinite().all()):
             raise AssertionError(f"{case}: current[{name!r}] is not finite")
     if not any(bool(score.any()) for score in states[0].values()):
-        raise AssertionError(f"{case}: every score is zero after three steps: the importance does nothing")
+        raise AssertionError(f"{case}: every score is zero after three steps")
     check_equal(f"{case}: two equal runs", states[0], states[1])
     run.moor.consolidate()
     fresh = {n: make().start(c, name=n, task=1)["current"].expand_as(c) for n, c in run.moor.current.items()}
@@ -77,7 +77,7 @@ def check_scores(make: Make, case: Case) -> None:
 
 
 def check_rule(make: Make) -> None:
-    """`update` is elementwise over a leading run axis, and does not write to the iteration it is given."""
+    """Check that `update` is elementwise over a leading run axis and does not write to the iteration."""
     importance = make()
     iterations = [_iteration(seed) for seed in (0, 1)]
     alone = [_updated(importance, importance.start(it.theta, name="w", task=0), it) for it in iterations]
@@ -86,12 +86,12 @@ def check_rule(make: Make) -> None:
     stacked = {name: torch.stack([getattr(it, name) for it in iterations]) for name in Iteration.TENSORS}
     together = _updated(importance, stack, Iteration(**stacked, samples=8, count=1))
     expected = {slot: torch.stack([state[slot] for state in alone]) for slot in together}
-    check_equal("two runs stacked and each alone", together, expected)
+    check_equal("two runs stacked, and each run alone", together, expected)
     if importance.needs_step:
         it = _iteration(0)
         shared = importance.start(it.theta, name="w", task=0)
         assert it.before is not None
-        shared["current"] = it.before.clone()  # as a training step shares the memory
+        shared["current"] = it.before.clone()  # a training step shares the memory too
         _updated(importance, shared, replace(it, before=shared["current"]), may_write={"before"})
         check_equal("with `before` in the memory of `current`", shared, alone[0])
 
