@@ -1,4 +1,4 @@
-"""The paper's formulas written out by hand around a plain optimizer, in float64, and loops to compare with."""
+"""Oracle: the paper's formulas around a plain optimizer in float64, and training loops to compare with."""
 
 import copy
 from collections.abc import Callable
@@ -32,7 +32,7 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class ByHand:
-    """What `mooring.attach` should do, around an optimizer whose `step` is called here instead."""
+    """The expected effect of `mooring.attach`; call its `step` instead of the optimizer's."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, importance: str, pull: str) -> None:
         self.model, self.optimizer, self.importance, self.pull = model, optimizer, importance, pull
@@ -46,37 +46,37 @@ class ByHand:
         self.samples = 0
 
     def parameters(self) -> list[tuple[str, Tensor, float]]:
-        """Name, parameter and learning rate as it is now."""
+        """Return name, parameter and present learning rate of each trained parameter."""
         rates = {p: float(g.get("lr", 1.0)) for g in self.optimizer.param_groups for p in g["params"]}
         return [(name, p, rates[p]) for name, p in self.model.named_parameters() if p in rates and p.requires_grad]
 
-    def look(self, x: Tensor) -> None:
-        """The gradient of the outputs that MAS and EWC with drawn labels want, summed until the next step."""
+    def observe(self, x: Tensor) -> None:
+        """Add the gradient of the outputs that MAS and EWC with sampled labels need, until the next step."""
         outputs = self.outputs(self.model(x))
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         self.samples += len(outputs)
         if self.importance in ("mas", "sampled"):
             rows = outputs.log_softmax(-1)
-            looked = outputs.square().sum() if self.importance == "mas" else rows.amax(-1).sum()
+            scalar = outputs.square().sum() if self.importance == "mas" else rows.amax(-1).sum()
             named = [(name, p) for name, p, _ in self.parameters()]
-            gradients = torch.autograd.grad(looked, [p for _, p in named], allow_unused=True)
+            gradients = torch.autograd.grad(scalar, [p for _, p in named], allow_unused=True)
             for (name, _), gradient in zip(named, gradients, strict=True):
                 if gradient is not None:
                     self.probe[name] = self.probe.get(name, 0) + wide(gradient)
 
     @torch.no_grad()
     def step(self) -> None:
-        due = [(name, p, lr) for name, p, lr in self.parameters() if p.grad is not None]
-        for name, p, _ in due:
+        updated = [(name, p, lr) for name, p, lr in self.parameters() if p.grad is not None]
+        for name, p, _ in updated:
             self.start(name, p)
-        gradients = {name: p.grad.clone() for name, p, _ in due}
-        before = {name: wide(p).clone() for name, p, _ in due}
+        gradients = {name: p.grad.clone() for name, p, _ in updated}
+        before = {name: wide(p).clone() for name, p, _ in updated}
         if self.pull == "penalty":
-            for name, p, lr in due:
+            for name, p, lr in updated:
                 cap = 1 / (lr * STRENGTH) if lr else float("inf")
                 p.grad = p.grad + STRENGTH * self.previous[name].clamp(max=cap) * (p - self.anchor[name])
         self.optimizer.step()
-        for name, p, lr in due:
+        for name, p, lr in updated:
             p.grad = gradients[name]
             self.score(name, p, before[name])
             weight = self.weight(self.previous[name], self.current[name], lr)
@@ -105,7 +105,7 @@ class ByHand:
 
     def weight(self, previous: Tensor, current: Tensor, lr: float) -> Tensor:
         if self.pull == "interpolation":
-            return (previous.sqrt() / (previous.sqrt() + current.sqrt())).nan_to_num(0.0)  # 0/0 is free
+            return (previous.sqrt() / (previous.sqrt() + current.sqrt())).nan_to_num(0.0)  # 0/0 counts as 0
         p = lr * STRENGTH * previous if self.pull == "proximal" else torch.zeros_like(previous)
         return p / (1 + p)
 
@@ -129,7 +129,7 @@ def network(dtype: torch.dtype = F64) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
 
 
-def some_batches(seed: int, count: int = 4, dtype: torch.dtype = F64) -> Batches:
+def make_batches(seed: int, count: int = 4, dtype: torch.dtype = F64) -> Batches:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(count, 8, 7, generator=generator, dtype=F64).to(dtype)
     return [(rows[:, :4] + seed, rows[:, 4:]) for rows in drawn]
@@ -142,16 +142,16 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def pair(
     make: Make = sgd, importance: str = "ewc", pull: str = "interpolation", model: nn.Module | None = None
 ) -> tuple[mooring.Mooring, ByHand]:
-    """The same model and optimizer twice: moored, and by hand."""
+    """Return the same model and optimizer twice: moored, and with the oracle."""
     model = network() if model is None else model
-    twin = copy.deepcopy(model)
+    hand_model = copy.deepcopy(model)
     optimizer = make(model)
     moor = mooring.attach(model, optimizer, importance=IMPORTANCES[importance], pull=PULLS[pull])
-    return moor, ByHand(twin, make(twin), importance, pull)
+    return moor, ByHand(hand_model, make(hand_model), importance, pull)
 
 
 def train(moor: mooring.Mooring, batches: Batches) -> None:
-    """The loop that a user has."""
+    """Train with a user's loop."""
     for x, y in batches:
         moor.optimizer.zero_grad()
         mse_loss(moor.model(x), y).backward()
@@ -161,7 +161,7 @@ def train(moor: mooring.Mooring, batches: Batches) -> None:
 def train_by_hand(hand: ByHand, batches: Batches) -> None:
     for x, y in batches:
         hand.optimizer.zero_grad()
-        hand.look(x)
+        hand.observe(x)
         mse_loss(hand.model(x), y).backward()
         hand.step()
 
@@ -174,10 +174,10 @@ def train_plain(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Bat
 
 
 def two_tasks(loop: Callable[[Any, Batches], Any], moored: Any) -> None:
-    """One task, a consolidation, and half of the next, so that importances of both kinds are at hand."""
-    loop(moored, some_batches(1))
+    """Train one task, consolidate, and train half of the next, so that previous and current importances exist."""
+    loop(moored, make_batches(1))
     moored.consolidate()
-    loop(moored, some_batches(2))
+    loop(moored, make_batches(2))
 
 
 def close(actual: Tensor, expected: Tensor, rtol: float = 1e-10) -> None:
@@ -185,12 +185,12 @@ def close(actual: Tensor, expected: Tensor, rtol: float = 1e-10) -> None:
 
 
 def agree(moor: mooring.Mooring, hand: ByHand) -> None:
-    """Parameters and all that is kept of them are as by hand, and not for want of anything to compare."""
+    """Check that parameters, anchors and importances equal the oracle's, and that no importance is all zero."""
     expected = dict(hand.model.named_parameters())
     for name, p in moor.model.named_parameters():
         close(p, expected[name.replace("_orig_mod.", "")])
-    for kept in ("anchor", "previous", "current"):
-        ours, theirs = getattr(moor, kept), getattr(hand, kept)
+    for attribute in ("anchor", "previous", "current"):
+        ours, theirs = getattr(moor, attribute), getattr(hand, attribute)
         assert ours.keys() == theirs.keys()
         for name in ours:
             close(ours[name], theirs[name])
@@ -203,7 +203,7 @@ def check(
     loop: Callable[[mooring.Mooring, Batches], Any] = train,
     loop_by_hand: Callable[[ByHand, Batches], Any] = train_by_hand,
 ) -> None:
-    """Two tasks in a user's loop give what they give by hand."""
+    """Check that two tasks in a user's loop equal the oracle."""
     two_tasks(loop, moor)
     two_tasks(loop_by_hand, hand)
     agree(moor, hand)
@@ -221,7 +221,7 @@ def identical(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def draw_the_likeliest(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def draw_most_likely(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
     assert count == 1
     return rows.argmax(-1, keepdim=True)
 
@@ -235,7 +235,7 @@ def scaled_step(scaler: torch.amp.GradScaler, moor: mooring.Mooring, x: Tensor, 
 
 
 class SignDescent(torch.optim.Optimizer):
-    """An optimizer that a user wrote."""
+    """A user's own optimizer."""
 
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr})
@@ -257,7 +257,7 @@ class SignDescent(torch.optim.Optimizer):
 
 
 class DecaysInPlace(SignDescent):
-    """Adds weight decay to `p.grad` itself, as many optimizers outside torch do."""
+    """An optimizer that adds weight decay to `p.grad` in place, as many outside torch do."""
 
     def move(self, p: Tensor, lr: float) -> None:
         p.sub_(lr * p.grad.add_(p, alpha=0.5))

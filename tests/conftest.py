@@ -1,4 +1,4 @@
-"""Tests run side by side on few cores, each on one thread; continuous integration repeats the same cases."""
+"""Session set-up: one thread per test process, fixed random cases in CI, and the table of faults."""
 
 import os
 
@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 import torch
 
-from ledger import Ledger
+from fault_table import FaultTable
 
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
@@ -25,28 +25,28 @@ def _seeded():
     torch.manual_seed(0)
 
 
-LEDGER = Ledger()
+FAULT_TABLE = FaultTable()
 
 
 @pytest.fixture
-def ledger():
-    """What was injected and what came of it, for the table at the end."""
-    return LEDGER
+def fault_table():
+    """Return the table of injected faults, which is printed at the end."""
+    return FAULT_TABLE
 
 
 @pytest.fixture(scope="session")
 def alone_here(tmp_path_factory):
-    """What the study that engines are compared by gives, one fleet after the other in one process."""
+    """Return the rows of the engines' study, run one fleet after the other in one process."""
     from lab.engines import ASKED
     from lab.test_kill import rows
     from processes import Child, command
 
     folder = tmp_path_factory.mktemp("alone")
-    told = Child(folder, command, *ASKED).ended()
-    assert told.status == 0, told.err
+    finished = Child(folder, command, *ASKED).ended()
+    assert finished.status == 0, finished.err
     return rows(folder)
 
 
 def pytest_terminal_summary(terminalreporter):
-    for line in LEDGER.table():
+    for line in FAULT_TABLE.table():
         terminalreporter.write_line(line)

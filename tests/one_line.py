@@ -1,4 +1,4 @@
-"""What a refusal looks like: exit status 2, one line on stderr, nothing on stdout, nothing written, nothing trained."""
+"""Checks of a refused command: exit status 2, one line on stderr, and nothing on stdout, written or trained."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ CONTROL = ("\x1b", "│", "─", "╭", "━")
 
 
 def everything_under(folder: Path) -> dict[str, bytes | None]:
-    """Every file with its content, and every folder."""
-    found = sorted(folder.rglob("*"))
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
+    """Return every file with its content, and every folder with None."""
+    paths = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def refused(folder: Path, arguments: list[str], capsys, monkeypatch) -> str:
-    """The line that a command is refused with, after checking that it is refused as it should be."""
+    """Run a command that must be refused, check how it is refused, and return its error line."""
 
     def trained(*args: object, **kwargs: object) -> None:
         pytest.fail("it trained")
@@ -26,10 +26,10 @@ def refused(folder: Path, arguments: list[str], capsys, monkeypatch) -> str:
     monkeypatch.chdir(folder)
     before = everything_under(folder)
     status = main([str(argument) for argument in arguments])
-    told = capsys.readouterr()
-    assert one_line(status, told.out, told.err)
+    captured = capsys.readouterr()
+    assert one_line(status, captured.out, captured.err)
     assert everything_under(folder) == before, "something was written"
-    return told.err.rstrip("\n")
+    return captured.err.rstrip("\n")
 
 
 def one_line(status: int, out: str, err: str) -> bool:

@@ -1,7 +1,8 @@
-"""Every mode of the fleet benchmark runs in miniature on a CPU, and says in lines and in JSON what it found."""
+"""Tests that the benchmarks run in miniature on a CPU, and of what they print and write as JSON."""
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,43 +17,43 @@ BRIEF = [*SMALL, "--steps", "13", "--repeats", "1"]
 
 @pytest.fixture
 def bench(monkeypatch, tmp_path, capsys):
-    """Runs a mode; what it printed, and the JSON it wrote."""
+    """Return a function that runs a mode of the fleet benchmark and returns its output and its JSON."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     main = importlib.import_module("fleet").main
 
     def run(*arguments):
-        kept = tmp_path / "found.json"
+        kept = tmp_path / "results.json"
         status = main([*map(str, arguments), "--json", str(kept)])
-        told = capsys.readouterr()
-        assert status == 0, told.err
-        return told.out, json.loads(kept.read_text()) if kept.exists() else None
+        captured = capsys.readouterr()
+        assert status == 0, captured.err
+        return captured.out, json.loads(kept.read_text()) if kept.exists() else None
 
     run.main, run.piece = main, lambda name: importlib.import_module(f"fleets.{name}")
     return run
 
 
 def test_step_is_the_default_and_prints_a_ratio_for_each_method_and_precision(bench):
-    out, found = bench("--runs", 2, "--loop-runs", 1, "--dtype", "float32,float64", *BRIEF)
-    assert [(row["dtype"], row["method"]) for row in found] == [
+    out, results = bench("--runs", 2, "--loop-runs", 1, "--dtype", "float32,float64", *BRIEF)
+    assert [(row["dtype"], row["method"]) for row in results] == [
         ("float32", "plain"),
         ("float32", "explicit-ewc"),
         ("float64", "plain"),
         ("float64", "explicit-ewc"),
     ]
-    assert all(row["ratio"] == row["loop_us"] / row["fleet_us"] > 0 for row in found)
+    assert all(row["ratio"] == row["loop_us"] / row["fleet_us"] > 0 for row in results)
     assert "2 runs of mlp, batch 4, float64" in out
     assert out.count("explicit-ewc") == 2
 
 
-def test_json_without_a_file_is_all_there_is_on_standard_output(bench, capsys):
+def test_json_without_a_file_goes_to_standard_output_alone(bench, capsys):
     assert bench.main(["step", "--runs", "2", "--methods", "plain", *BRIEF, "--json"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)[0]["ratio"] > 0
-    assert "one by one" in told.err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)[0]["ratio"] > 0
+    assert "one by one" in captured.err
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn6"])
-def test_operations_are_three_times_the_forward_pass_less_what_the_first_layer_saves(bench, network):
+def test_operations_are_three_forward_passes_minus_the_first_layers_input_gradient(bench, network):
     from mooring.lab.networks.initialization import initial_network
 
     stream = bench.piece("noise").noise(batch=4, steps=1)
@@ -72,59 +73,59 @@ def test_operations_are_three_times_the_forward_pass_less_what_the_first_layer_s
     assert work.limit_us(rate=work.flops / 2.0, bandwidth=work.bytes / 3.0) == pytest.approx(5e6)
 
 
-def test_tflops_are_beside_those_of_a_matrix_product(bench):
-    out, found = bench("tflops", *BRIEF, "--runs", 2, "--matmul", 64)
-    assert found[0]["tflops"] == pytest.approx(found[0]["flops"] / found[0]["fleet_us"] / 1e6)
-    assert found[0]["share"] == pytest.approx(found[0]["tflops"] / found[0]["matmul_tflops"])
+def test_tflops_are_compared_with_a_matrix_product(bench):
+    out, results = bench("tflops", *BRIEF, "--runs", 2, "--matmul", 64)
+    assert results[0]["tflops"] == pytest.approx(results[0]["flops"] / results[0]["fleet_us"] / 1e6)
+    assert results[0]["share"] == pytest.approx(results[0]["tflops"] / results[0]["matmul_tflops"])
     assert "3 * forward - forward of the first layer" in out
 
 
 @pytest.mark.faults
-def test_first_tells_import_building_and_first_step_apart(bench):
-    out, found = bench("first", *SMALL, "--runs", 2, "--steps", 2)
+def test_first_separates_import_build_and_first_step(bench):
+    out, results = bench("first", *SMALL, "--runs", 2, "--steps", 2)
     cases = ["a fresh process, caches empty", "a fresh process, caches kept", "a second fleet in that process"]
-    assert [row["case"] for row in found] == cases
-    for row in found:
+    assert [row["case"] for row in results] == cases
+    for row in results:
         assert row["sum"] == pytest.approx(row["import"] + row["build"] + row["first_step"])
         assert row["case"] in out
-    assert found[0]["import"] > found[2]["import"] == 0
-    assert all(row["build"] > 0 and row["first_step"] > 0 for row in found)
+    assert results[0]["import"] > results[2]["import"] == 0
+    assert all(row["build"] > 0 and row["first_step"] > 0 for row in results)
 
 
-def test_first_says_in_one_line_why_a_process_failed(bench, capsys, monkeypatch):
+def test_first_reports_a_failed_process_in_one_line(bench, capsys, monkeypatch):
     failed = SimpleNamespace(returncode=1, stderr="Traceback:\nRuntimeError: no room\n", stdout="")
     monkeypatch.setattr("subprocess.run", lambda *args, **kwargs: failed)
     assert bench.main(["first", *SMALL]) == 2
     assert capsys.readouterr().err == "error: a fresh process failed: RuntimeError: no room\n"
 
 
-def test_scaling_draws_what_it_measured_and_the_limit(bench, tmp_path):
+def test_scaling_plots_measurements_and_the_limit(bench, tmp_path):
     picture = tmp_path / "scaling.png"
     small = ["--matmul", 64, "--copy", 4096]
-    _, found = bench("scaling", *BRIEF, *small, "--sizes", "1,2", "--plot", picture)
-    (curve,) = found["curves"]
-    assert [point["runs"] for point in curve["points"]] == [1, 2]
-    assert all(point["steps_per_second"] == pytest.approx(1e6 / point["us"]) for point in curve["points"])
-    limit = found["flops"] / curve["matmul_flops_per_second"] + found["bytes"] / found["copy_bytes_per_second"]
-    assert curve["limit_us"] == pytest.approx(1e6 * limit)
+    _, results = bench("scaling", *BRIEF, *small, "--sizes", "1,2", "--plot", picture)
+    (series,) = results["curves"]
+    assert [point["runs"] for point in series["points"]] == [1, 2]
+    assert all(point["steps_per_second"] == pytest.approx(1e6 / point["us"]) for point in series["points"])
+    limit = results["flops"] / series["matmul_flops_per_second"] + results["bytes"] / results["copy_bytes_per_second"]
+    assert series["limit_us"] == pytest.approx(1e6 * limit)
     drawn = picture.read_bytes()
     assert drawn.startswith(b"\x89PNG")
     picture.unlink()
-    (tmp_path / "kept.json").write_text(json.dumps(found))
+    (tmp_path / "kept.json").write_text(json.dumps(results))
     bench("scaling", "--draw", tmp_path / "kept.json", "--plot", picture)
     assert picture.read_bytes() == drawn
 
 
-def test_scaling_begins_nothing_when_its_time_is_over(bench):
+def test_scaling_starts_nothing_after_its_time_limit(bench):
     out, _ = bench("scaling", *BRIEF, "--matmul", 64, "--copy", 4096, "--sizes", "1,2", "--seconds", 0)
     assert out.count("not begun") == 2
 
 
 def test_paper_times_the_table_and_the_grid_search_twice(bench):
     few = ["--methods", "plain,ewc,er", "--seeds", 2, "--tasks", 3, "--search-tasks", 2, "--limit", 20]
-    out, found = bench("paper", *SMALL, *few, "--lrs", "0.01,0.001", "--strengths", "1,10,100")
-    assert [(part["part"], part["time"]) for part in found] == [("table", 1), ("table", 2), ("grid", 1), ("grid", 2)]
-    for part in found:
+    out, results = bench("paper", *SMALL, *few, "--lrs", "0.01,0.001", "--strengths", "1,10,100")
+    assert [(part["part"], part["time"]) for part in results] == [("table", 1), ("table", 2), ("grid", 1), ("grid", 2)]
+    for part in results:
         phases = [(phase["phase"], phase["runs"]) for phase in part["studies"]]
         assert phases == ([("table", 6)] if part["part"] == "table" else [("search", 10), ("rest", 6)])
         assert part["runs"] == sum(count for _, count in phases) == sum(part["statuses"].values())
@@ -144,26 +145,26 @@ def test_the_papers_grid_has_335_configurations_and_its_table_65_runs(bench):
     assert len(LRS) * (len(STRENGTHS) * len(strong) + len(methods) - len(strong)) == 335
 
 
-def test_random_images_are_cut_as_cifar100_is(bench):
+def test_random_images_are_split_like_cifar100(bench):
     stream = bench.piece("noise").cifar100()
     assert (len(stream.tasks), stream.outputs, stream.heads, stream.shape) == (10, 10, "per task", (3, 32, 32))
     assert {(len(task.train), len(task.test)) for task in stream.tasks} == {(5000, 1000)}
 
 
-def test_peer_without_avalanche_says_how_to_install_it(bench, monkeypatch):
+def test_peer_without_avalanche_prints_how_to_install_it(bench, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    out, found = bench("peer", *BRIEF)
+    out, results = bench("peer", *BRIEF)
     assert "pip install avalanche-lib" in out
-    assert not found
+    assert not results
 
 
-def test_peer_prints_avalanche_over_ours(bench, monkeypatch):
+def test_peer_prints_the_ratio_of_avalanche_to_mooring(bench, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     theirs = SimpleNamespace(through_avalanche=lambda spec, stream, device, workers: 1e6)
     monkeypatch.setitem(sys.modules, "fleets.through_avalanche", theirs)
-    _, found = bench("peer", *BRIEF, "--runs", 2)
-    assert [row["method"] for row in found] == ["ewc", "si"]
-    for row in found:
+    _, results = bench("peer", *BRIEF, "--runs", 2)
+    assert [row["method"] for row in results] == ["ewc", "si"]
+    for row in results:
         assert row["avalanche_over_attach"] == pytest.approx(1e6 / row["attach_us"])
         assert row["avalanche_over_fleet"] == pytest.approx(1e6 / row["fleet_us"])
 
@@ -177,18 +178,18 @@ def test_peer_prints_avalanche_over_ours(bench, monkeypatch):
         (["scaling", "--draw", "some.json"], "--draw needs somewhere to draw to"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_one_line(bench, capsys, arguments, line):
+def test_bad_options_are_refused_in_one_line(bench, capsys, arguments, line):
     assert bench.main(arguments) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith(f"error: {line}")
-    assert told.err.count("\n") == 1
-    assert told.out == ""
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {line}")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
 
 
-def test_the_leanest_forms_keep_at_most_four_bytes_for_each_parameter(monkeypatch, capsys):
+def test_smallest_memory_options_use_at_most_four_bytes_per_parameter(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     memory = importlib.import_module("memory")
-    monkeypatch.setattr(memory.gc, "collect", lambda: 0)  # slow where much was imported; for a GPU's memory
+    monkeypatch.setattr(memory.gc, "collect", lambda: 0)  # slow after many imports, and needed only on a GPU
     small = ["--side", "64", "--layers", "2", "--batch", "2", "--times", "1", "--turns", "1"]
     assert memory.main(["--dtype", "bfloat16", "--json", *small]) == 0
     rows = {row["mode"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
@@ -198,3 +199,34 @@ def test_the_leanest_forms_keep_at_most_four_bytes_for_each_parameter(monkeypatc
     assert rows["8-bit, no current, host"]["device"] <= 2
     assert memory.main(small) == 0
     assert "full                         4.00     4.00    4.00 |  12.00  0.00" in capsys.readouterr().out
+
+
+def test_calibration_brings_the_forgetting_close_to_the_budget(tmp_path):
+    kept, figure = tmp_path / "results.json", tmp_path / "figure"
+    options = ["--stream", "digits", "--estimate", "Kronecker", "--nats", "0.03", "--seeds", "1"]
+    script = BENCHMARKS / "promised.py"
+    command = [sys.executable, "-W", "error", script, *options, "--json", kept, "--figure", figure]
+    done = subprocess.run(command, check=True, timeout=240, capture_output=True, text=True)
+    assert len(done.stdout.splitlines()) == 3
+    estimated, calibrated = json.loads(kept.read_text())
+    assert not estimated["calibrated"]
+    assert calibrated["calibrated"]
+    assert estimated["actual"] > 10 * 0.03
+    assert calibrated["actual"] < 5 * 0.03
+    assert calibrated["accuracy"] > estimated["accuracy"]
+    assert all(figure.with_suffix(f".{kind}").stat().st_size > 5000 for kind in ("svg", "png"))
+
+
+def test_saturated_prints_the_rows_of_its_page(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench = importlib.import_module("saturated")
+    monkeypatch.setattr(bench, "train", lambda *args, **kwargs: None)  # training takes minutes
+    monkeypatch.setattr(bench, "KNOWN", 2 * bench.BATCH)
+    monkeypatch.setattr(sys, "argv", ["saturated.py", "--seeds", "1"])
+    bench.main()
+    printed = capsys.readouterr().out.splitlines()
+    page = (BENCHMARKS.parent / "docs" / "budget.md").read_text()
+    assert printed[0] in page
+    assert len(printed) == 1 + len(bench.TASKS) * len(bench.HELD)
+    for line in printed[1:]:
+        assert line[:36].rstrip() in page

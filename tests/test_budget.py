@@ -1,4 +1,4 @@
-"""A budget: the smallest pull that keeps the estimated rise of the loss within so many nats, and none before that."""
+"""Tests of Budget: the smallest pull that keeps the estimated rise of the loss within a number of nats."""
 
 import math
 from copy import deepcopy
@@ -25,7 +25,7 @@ F64 = torch.float64
 
 
 def answer(previous: torch.Tensor, d: torch.Tensor, nats: float) -> float:
-    """mu by bisection, from the definition."""
+    """Compute mu by bisection from the definition."""
 
     def spent(mu: float) -> float:
         return float((previous * (d / (1 + mu * previous)).square()).sum() / 2)
@@ -67,7 +67,7 @@ def test_mu_is_the_smallest_that_keeps_the_budget(pairs, nats, begin):
         assert answer(previous, d, nats) == 0
 
 
-def test_the_slope_is_the_derivative():
+def test_slope_equals_the_derivative_of_what_is_spent():
     torch.manual_seed(0)
     previous, d = torch.rand(40, dtype=F64) * 9, torch.randn(40, dtype=F64)
     mu = torch.tensor(0.7, dtype=F64, requires_grad=True)
@@ -77,7 +77,7 @@ def test_the_slope_is_the_derivative():
     torch.testing.assert_close(spent_at(previous, d, 0.7), torch.stack([spent.detach(), -slope]))
 
 
-def test_few_steps_are_enough_and_one_or_two_from_nearby():
+def test_newton_needs_few_steps_and_at_most_three_from_a_close_start():
     torch.manual_seed(0)
     previous, d = torch.rand(10_000, dtype=F64) ** 8 * 100, torch.randn(10_000, dtype=F64) * 0.1
     for nats in (1e-6, 1e-3, 1.0, 100.0):
@@ -87,12 +87,12 @@ def test_few_steps_are_enough_and_one_or_two_from_nearby():
             assert search(previous, d, nats, float(mu) * aside)[1] <= 3
 
 
-def test_scores_below_0_count_as_none():
+def test_negative_scores_count_as_zero():
     previous, d = torch.tensor([-5.0, 2.0]), torch.tensor([3.0, 1.0])
     assert spent_at(previous, d, 0.0).tolist() == spent_at(previous.clamp(min=0), d, 0.0).tolist() == [1.0, 4.0]
 
 
-def test_runs_each_have_their_own():
+def test_stacked_runs_equal_each_run_alone():
     torch.manual_seed(0)
     previous, d, mu = torch.rand(3, 4, 5), torch.randn(3, 4, 5), torch.tensor([0.0, 1.0, 30.0])
     together = spent_at(previous, d, mu)
@@ -108,7 +108,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(F64)
 
 
-def trained(model, optimizer, moor, steps, seed, watch=lambda: None):
+def trained(model, optimizer, moor, steps, seed, after_step=lambda: None):
     random = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         x = torch.randn(16, 6, generator=random, dtype=F64)
@@ -116,18 +116,18 @@ def trained(model, optimizer, moor, steps, seed, watch=lambda: None):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x) * (1 + seed), y).backward()
         optimizer.step()
-        watch()
+        after_step()
     moor.consolidate()
 
 
-def moored(pull, **rest):
+def moored(pull, **options):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-    return model, optimizer, mooring.attach(model, optimizer, pull=pull, **rest)
+    return model, optimizer, mooring.attach(model, optimizer, pull=pull, **options)
 
 
 @pytest.mark.parametrize("nats", [1e-5, 1e-3, 0.05])
-def test_no_more_is_spent_and_all_of_it_where_more_would_be(nats):
+def test_budget_is_kept_and_used_up(nats):
     model, optimizer, moor = moored(mooring.Budget(nats))
     trained(model, optimizer, moor, 30, 0)
     spent = []
@@ -143,7 +143,7 @@ def test_no_more_is_spent_and_all_of_it_where_more_would_be(nats):
     assert moved > 0
 
 
-def test_within_its_budget_training_is_plain_fine_tuning_bit_for_bit():
+def test_training_within_the_budget_equals_plain_fine_tuning_bit_for_bit():
     model, optimizer, moor = moored(mooring.Budget(1e9))
     plain, other, left = moored(mooring.Interpolation(stiffness=0.0))
     for seed in (0, 1):
@@ -153,8 +153,8 @@ def test_within_its_budget_training_is_plain_fine_tuning_bit_for_bit():
         assert torch.equal(p, q)
 
 
-def test_the_step_is_the_projection_onto_what_is_allowed():
-    """The nearest point to where the optimizer went at which no more than the budget is spent."""
+def test_pull_projects_onto_the_budget():
+    """The result is the point within the budget that is closest to where the optimizer stepped."""
     model, optimizer, moor = moored(mooring.Budget(1e-3))
     trained(model, optimizer, moor, 30, 0)
     free, other, left = moored(
@@ -169,9 +169,9 @@ def test_the_step_is_the_projection_onto_what_is_allowed():
         opt.zero_grad()
         (30 * nn.functional.cross_entropy(net(x), y)).backward()
         opt.step()
-    went = dict(free.named_parameters())
+    free_parameters = dict(free.named_parameters())
     flat = lambda tensors: torch.cat([tensors[name].detach().flatten() for name in anchor])  # noqa: E731
-    f, d = flat(previous), flat(went) - flat(anchor)
+    f, d = flat(previous), flat(free_parameters) - flat(anchor)
     mu = answer(f, d, 1e-3)
     assert mu > 0
     expected = flat(anchor) + d / (1 + mu * f)
@@ -179,7 +179,7 @@ def test_the_step_is_the_projection_onto_what_is_allowed():
 
 
 @pytest.mark.parametrize(("over", "times"), [("mean", 3), ("sum", 1)])
-def test_nats_are_for_the_mean_of_past_tasks_or_for_their_sum(over, times):
+def test_nats_limit_the_mean_or_the_sum_over_past_tasks(over, times):
     model, optimizer, moor = moored(mooring.Budget(1e-4, over=over))
     for task in range(3):
         trained(model, optimizer, moor, 30, task)
@@ -189,28 +189,28 @@ def test_nats_are_for_the_mean_of_past_tasks_or_for_their_sum(over, times):
     assert max(spent) <= times * 1e-4 * (1 + 1e-12)
 
 
-def test_a_budget_may_grow_and_may_be_shared_out_among_layers():
+def test_budget_can_grow_by_task_and_be_shared_among_layers():
     model, optimizer, moor = moored(mooring.Budget(1e-3, growth=3.0, per="layer", over="sum"))
     trained(model, optimizer, moor, 30, 0)
-    most: list[float] = []
+    largest: list[float] = []
 
-    def look() -> None:
+    def record() -> None:
         spent: dict[str, float] = {}
         for name, p in model.named_parameters():
             d = p.detach() - moor.anchor[name]
             layer = name.partition(".")[0]
             spent[layer] = spent.get(layer, 0.0) + float((moor.previous[name] * d.square()).sum() / 2)
         assert len(spent) == 2
-        most.append(max(spent.values()))
+        largest.append(max(spent.values()))
 
     for task, allowed in ((1, 1e-3), (2, 3e-3)):
-        most.clear()
-        trained(model, optimizer, moor, 30, task, look)
-        assert max(most) == pytest.approx(allowed / 2, rel=UNSPENT_TOLERANCE)
-        assert max(most) <= allowed / 2 * (1 + 1e-12)
+        largest.clear()
+        trained(model, optimizer, moor, 30, task, record)
+        assert max(largest) == pytest.approx(allowed / 2, rel=UNSPENT_TOLERANCE)
+        assert max(largest) <= allowed / 2 * (1 + 1e-12)
 
 
-def test_what_parameters_without_a_gradient_spent_is_counted_in():
+def test_parameters_without_a_gradient_count_towards_the_budget():
     model, optimizer, moor = moored(mooring.Budget(1e-3))
     trained(model, optimizer, moor, 30, 0)
     trained_some = list(model[2].parameters())
@@ -218,7 +218,7 @@ def test_what_parameters_without_a_gradient_spent_is_counted_in():
         p.requires_grad_(False)
     random = torch.Generator().manual_seed(7)
     for step in range(30):
-        if step == 15:  # now the other layer moves, and the first rests where it is
+        if step == 15:  # now the other layer trains, and the first one stays
             for p in model.parameters():
                 p.requires_grad_(not p.requires_grad)
         x, y = torch.randn(16, 6, generator=random, dtype=F64), torch.randint(3, (16,), generator=random)
@@ -228,7 +228,7 @@ def test_what_parameters_without_a_gradient_spent_is_counted_in():
         assert moor.pull_energy() <= 1e-3 * (1 + 1e-9)
 
 
-def test_a_budget_of_0_moves_nothing_that_matters():
+def test_zero_budget_keeps_important_parameters_at_their_anchors():
     model, optimizer, moor = moored(mooring.Budget(0.0))
     trained(model, optimizer, moor, 30, 0)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -237,7 +237,7 @@ def test_a_budget_of_0_moves_nothing_that_matters():
         torch.testing.assert_close(p.detach(), before[name], rtol=1e-6, atol=1e-9)
 
 
-def test_a_saved_one_goes_on_from_where_it_was():
+def test_resumed_budget_equals_uninterrupted_training():
     model, optimizer, moor = moored(mooring.Budget(1e-3))
     trained(model, optimizer, moor, 30, 0)
     random = torch.Generator().manual_seed(3)
@@ -273,10 +273,10 @@ def test_a_saved_one_goes_on_from_where_it_was():
         (lambda: moored(mooring.Budget(torch.tensor([1.0, 2.0]))), "has a value per run"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(make, line):
-    with pytest.raises(MooringError, match=line.replace("'", ".")) as told:
+def test_bad_options_are_refused_in_one_line(make, line):
+    with pytest.raises(MooringError, match=line.replace("'", ".")) as error:
         make()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 @settings(max_examples=200, deadline=None)
@@ -287,21 +287,21 @@ def test_what_makes_no_sense_is_refused_in_one_line(make, line):
     left=st.floats(0.5, 2.0),
     seed=st.integers(0, 10_000),
 )
-def test_a_step_that_needs_no_second_look_ends_within_a_hundredth_below_the_budget(scores, spread, begin, left, seed):
+def test_unverified_last_step_stays_within_a_hundredth_below_the_budget(scores, spread, begin, left, seed):
     torch.manual_seed(seed)
     previous = torch.tensor(scores, dtype=F64).exp()
     d = torch.randn(len(scores), dtype=F64) * (spread * torch.randn(len(scores), dtype=F64)).exp()
     begin = torch.tensor(begin, dtype=F64).exp()
     nats = left * float(spent_at(previous, d, begin)[0])
-    looks = []
+    tried = []
 
     def spent(mu, done):
-        looks.append(float(mu))
+        tried.append(float(mu))
         return spent_at(previous, d, mu)
 
     mu = budget_solved(spent, nats, begin)
     kept = float(spent_at(previous, d, mu)[0])
-    if len(looks) < MAX_NEWTON_STEPS:  # it was found
+    if len(tried) < MAX_NEWTON_STEPS:  # it converged
         assert kept <= nats * (1 + 1e-9)
         assert float(mu) == 0 or kept >= (1 - UNSPENT_TOLERANCE) * nats * (1 - 1e-9)
-    assert abs(float(mu) - looks[-1]) <= MU_TOLERANCE * looks[-1] or len(looks) == MAX_NEWTON_STEPS
+    assert abs(float(mu) - tried[-1]) <= MU_TOLERANCE * tried[-1] or len(tried) == MAX_NEWTON_STEPS

@@ -1,4 +1,4 @@
-"""Calibration: what a task's curvature is multiplied by, so that its budget is in nats; nothing else changes by it."""
+"""Tests of calibration, which scales a task's curvature so that its budget is in nats."""
 
 import json
 from copy import deepcopy
@@ -11,14 +11,14 @@ import mooring
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Importance, Kronecker
 from mooring.testing import check_equal
-from sensitive import Net, unchanged
+from stateful_net import StatefulNet, model_unchanged
 
 F64 = torch.float64
 CURVATURE = torch.tensor([[0.5, 3.0, 40.0], [1.0, 0.0, 7.0]], dtype=F64)
 
 
-class Known(Importance):
-    """A curvature that is told, not estimated."""
+class FixedCurvature(Importance):
+    """A fixed curvature, scaled."""
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
@@ -42,15 +42,15 @@ def quadratic(importance, nats=0.02, **options):
 
 @pytest.mark.parametrize("slopes", [[0.0], [0.01, -0.03, 0.02]])
 @pytest.mark.parametrize("scale", [1.0, 2.0, 0.1])
-def test_an_exact_estimate_is_left_and_one_that_is_too_large_by_two_is_halved(scale, slopes):
-    moor, loss = quadratic(Known(scale))
+def test_calibration_corrects_the_scale_of_a_known_curvature(scale, slopes):
+    moor, loss = quadratic(FixedCurvature(scale))
     moor.consolidate(data=slopes, loss=loss)
     assert moor.calibration == [pytest.approx(1 / scale, rel=0.02)]
     torch.testing.assert_close(moor.previous["weight"], CURVATURE, rtol=0.02, atol=0)
 
 
-def test_a_task_without_data_counts_on_the_scale_of_the_one_before():
-    moor, loss = quadratic(Known(2.0))
+def test_task_without_data_takes_the_factor_of_the_task_before():
+    moor, loss = quadratic(FixedCurvature(2.0))
     moor.consolidate(data=[0.0], loss=loss)
     moor.optimizer.step()
     moor.consolidate()
@@ -58,8 +58,8 @@ def test_a_task_without_data_counts_on_the_scale_of_the_one_before():
     torch.testing.assert_close(moor.previous["weight"], 2 * CURVATURE, rtol=1e-2, atol=0)
 
 
-def test_kronecker_factors_that_are_exact_are_left():
-    """Of one sample whose gradient is plus or minus 1 at the output, under a squared error: H = x x'."""
+def test_exact_kronecker_factors_have_calibration_1():
+    """With a squared error and one sample whose output gradient is 1 or -1, the Hessian is x x'."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1, bias=False).to(F64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -74,8 +74,8 @@ def test_kronecker_factors_that_are_exact_are_left():
     assert moor.calibration == [pytest.approx(1.0, rel=0.02)]
 
 
-def test_the_next_tasks_budget_is_what_counts():
-    moor, loss = quadratic(Known(1.0), nats=0.02, growth=2.0)
+def test_calibration_is_measured_at_the_next_tasks_budget():
+    moor, loss = quadratic(FixedCurvature(1.0), nats=0.02, growth=2.0)
 
     def steep(model, slope):  # r + 10 r^2, of a quadratic r
         r = loss(model, slope)
@@ -103,12 +103,12 @@ IMPORTANCES = {
 def batches(seed, count=6):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, 8, 1, 6, 6, generator=generator)
-    return [(each, (each.mean((1, 2, 3)) > 0).long() + seed % 2) for each in x]
+    return [(inputs, (inputs.mean((1, 2, 3)) > 0).long() + seed % 2) for inputs in x]
 
 
 def moored(name, nats=0.05, **options):
     torch.manual_seed(1)
-    model = Net()
+    model = StatefulNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     pull = mooring.Budget(nats, **options)
     return model, optimizer, mooring.attach(model, optimizer, importance=IMPORTANCES[name](), pull=pull)
@@ -122,17 +122,17 @@ def train(model, optimizer, seed, times=5):
 
 
 @pytest.mark.parametrize("name", IMPORTANCES)
-def test_measuring_changes_nothing(name):
+def test_calibration_does_not_change_the_model(name):
     model, optimizer, moor = moored(name)
     train(model, optimizer, 0)
     model.drop.eval()
     data = torch.utils.data.DataLoader([(x[0], y[0]) for x, y in batches(10, 30)], batch_size=8, shuffle=True)
-    with unchanged(model):
+    with model_unchanged(model):
         moor.consolidate(data=data)
 
 
 @pytest.mark.parametrize("name", IMPORTANCES)
-def test_a_task_counts_its_factor_times_as_much_and_the_next_is_estimated_as_ever(name):
+def test_calibration_scales_the_task_and_does_not_affect_the_next_estimate(name):
     (_, _, plain), (_, _, measured) = both = [moored(name) for _ in range(2)]
     for model, optimizer, _ in both:
         torch.manual_seed(5)
@@ -152,14 +152,14 @@ def test_a_task_counts_its_factor_times_as_much_and_the_next_is_estimated_as_eve
         model.eval()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    looks = [{m.name: m.factor.looks for m in moor._states.records.values() if m.factor} for moor in (plain, measured)]
-    assert looks[0] == looks[1]  # what was evaluated in between left no trace
+    counts = [{m.name: m.factor.looks for m in moor._states.records.values() if m.factor} for moor in (plain, measured)]
+    assert counts[0] == counts[1]  # the calibration's evaluations were not counted
     check_equal("current", measured.current, plain.current)
 
 
 @pytest.mark.parametrize("options", [{}, {"per": "layer"}])
 @pytest.mark.parametrize("name", IMPORTANCES)
-def test_a_saved_state_has_the_factors(name, options):
+def test_saved_state_contains_the_calibration(name, options):
     model, optimizer, moor = moored(name, **options)
     train(model, optimizer, 0)
     moor.consolidate(data=batches(10))
@@ -178,7 +178,7 @@ def test_a_saved_state_has_the_factors(name, options):
     check_equal("state", left.state_dict(), moor.state_dict())
 
 
-def test_a_state_from_before_there_were_factors_still_loads():
+def test_state_without_calibration_loads_with_factor_1():
     model, optimizer, moor = moored("diagonal")
     train(model, optimizer, 0, 1)
     moor.consolidate()
@@ -208,19 +208,19 @@ def unsure(model, batch):
         ({"loss": unsure}, MooringError, "loss and batches have no effect without data"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line_and_nothing_changes(arguments, error, line):
+def test_bad_data_and_losses_are_refused_in_one_line_and_change_nothing(arguments, error, line):
     model, optimizer, moor = moored("diagonal")
     train(model, optimizer, 0, 1)
     before = {k: v.clone() for k, v in (*moor.state_dict().items(), *model.state_dict().items())}
-    with pytest.raises(error, match=line) as told:
+    with pytest.raises(error, match=line) as error:
         moor.consolidate(**arguments)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     check_equal("untouched", {**moor.state_dict(), **model.state_dict()}, before)
     assert moor.tasks == 0
 
 
-def test_data_after_training_without_a_budget_and_data_of_one_rank_are_refused(monkeypatch):
-    model = Net()
+def test_data_without_a_budget_and_data_of_one_rank_are_refused(monkeypatch):
+    model = StatefulNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with mooring.attach(model, optimizer, importance="ewc") as moor:
         train(model, optimizer, 0, 1)

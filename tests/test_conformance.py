@@ -1,4 +1,4 @@
-"""Every importance and every pull, over the whole case matrix: promises 3 and 6, and resuming."""
+"""The conformance suites on every importance and every pull, over all cases."""
 
 import pytest
 import torch
@@ -45,31 +45,31 @@ PULLS = {
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("name", IMPORTANCES)
-def test_every_importance_conforms(name, case):
+def test_importance_conforms(name, case):
     check_importance(IMPORTANCES[name], [case])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("name", PULLS)
-def test_every_pull_conforms(name, case):
+def test_pull_conforms(name, case):
     check_pull(PULLS[name], [case])
 
 
 class _Magnitude(Importance):
-    """A third party's importance, in one class."""
+    """An importance of a third party."""
 
     def update(self, state, it):
         state["current"].copy_(it.theta.abs())
 
 
 class _HalfwayHome(ParameterPull):
-    """A third party's pull, in one class."""
+    """A pull of a third party."""
 
     def rate(self, previous, current, lr):
         return 0.5 * (previous > 0)
 
 
-def test_a_third_party_importance_and_pull_pass_and_train():
+def test_third_party_importance_and_pull_conform_and_train():
     check_importance(_Magnitude, CASES[:1])
     check_pull(_HalfwayHome, CASES[:1])
     case = CASES[0].attach(_Magnitude(), _HalfwayHome())
@@ -99,7 +99,7 @@ class _TouchesTheRandomState(Importance):
 
 
 class _Forgets(Importance):
-    """Keeps part of its state in itself, where it is lost on resume."""
+    """An importance whose own attribute is lost on resume."""
 
     def __init__(self):
         self.calls = 0
@@ -119,7 +119,7 @@ class _ReadsItsOwnCurrent(Importance):
 @pytest.mark.parametrize(
     "broken", [_Nothing, _WritesToTheGradient, _MixesRuns, _TouchesTheRandomState, _Forgets, _ReadsItsOwnCurrent]
 )
-def test_the_suite_catches_a_broken_importance(broken):
+def test_suite_rejects_a_broken_importance(broken):
     with pytest.raises(AssertionError):
         check_importance(broken, CASES[:1])
 
@@ -145,11 +145,11 @@ class _IgnoresRuns(GradientPull):
 
 
 @pytest.mark.parametrize("broken", [_Extrapolates, _FreezesDeadUnits, _Inert, _IgnoresRuns])
-def test_the_suite_catches_a_broken_pull(broken):
+def test_suite_rejects_a_broken_pull(broken):
     with pytest.raises(AssertionError):
         check_pull(broken, CASES[:1])
 
 
-def test_an_importance_in_place_of_what_makes_it_is_refused():
+def test_instance_instead_of_a_function_is_refused():
     with pytest.raises(MooringError, match=r"got an instance: give a function, EWC or lambda: EWC"):
         check_importance(mooring.EWC())

@@ -1,4 +1,4 @@
-"""A converted strength gives the gradient of the other code's own formula, written out here and differentiated."""
+"""Tests that a converted strength gives the gradient of the other library's formula, by autograd."""
 
 from pathlib import Path
 
@@ -28,35 +28,35 @@ def batches(count, size):
 
 
 def squares(model, data, weight=lambda outputs, y: 1.0):
-    """The mean over batches of the squared gradient of the batch's mean loss, as Avalanche and Mammoth take it."""
-    found = [torch.zeros_like(p) for p in model.parameters()]
+    """Return the mean over batches of the squared gradient of the mean loss, as Avalanche and Mammoth compute it."""
+    scores = [torch.zeros_like(p) for p in model.parameters()]
     for x, y in data:
         outputs = model(x)
-        for score, g in zip(found, torch.autograd.grad(cross_entropy(outputs, y), model.parameters()), strict=True):
+        for score, g in zip(scores, torch.autograd.grad(cross_entropy(outputs, y), model.parameters()), strict=True):
             score += weight(outputs, y) * g.square() / len(data)
-    return found
+    return scores
 
 
 def probability(outputs, y):
-    """What Mammoth weighs a sample's square by: p(y | x)."""
+    """Return Mammoth's weight of a sample's square: p(y | x)."""
     return outputs.detach().softmax(1).gather(1, y[:, None]).squeeze()
 
 
 def stepped(model, penalty, x, y):
-    """The parameters after one step of gradient descent on the loss and a penalty of theirs, by autograd."""
+    """Return the parameters after a step of gradient descent on the loss plus a penalty, by autograd."""
     loss = cross_entropy(model(x), y) + penalty
     return [p - LR * g for p, g in zip(model.parameters(), torch.autograd.grad(loss, model.parameters()), strict=True)]
 
 
-def equal(model, moor, scores, written):
-    """Displace a moored model, then step: as their formula does."""
+def check_step(model, moor, scores, formula):
+    """Check that a step of a displaced moored model equals a step with the other library's formula."""
     anchors = [p.detach().clone() for p in model.parameters()]
     with torch.no_grad():
         for p in model.parameters():
             p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype)
     distances = [p - anchor for p, anchor in zip(model.parameters(), anchors, strict=True)]
     x, y = batches(1, 6)[0]
-    wanted = stepped(model, written(scores, distances), x, y)
+    wanted = stepped(model, formula(scores, distances), x, y)
     moor.optimizer.zero_grad()
     cross_entropy(model(x), y).backward()
     moor.optimizer.step()
@@ -84,7 +84,7 @@ def test_avalanche_ewc_has_no_half_and_squares_batches(per_sample):
     strength = convert_strength(STRENGTH, "avalanche-ewc", to=to, batch_size=8)
     moor = moored(model, strength, EWC(decay=None, per_sample=per_sample))
     moor.consolidate(data=data)
-    equal(model, moor, squares(model, data), whole)
+    check_step(model, moor, squares(model, data), whole)
 
 
 def test_avalanche_mas_has_no_half_and_takes_the_mean_over_a_batch():
@@ -96,11 +96,11 @@ def test_avalanche_mas_has_no_half_and_takes_the_mean_over_a_batch():
             score += g.abs() / len(data)
     moor = moored(model, convert_strength(STRENGTH, "avalanche-mas", batch_size=8), MAS())
     moor.consolidate(data=data)
-    equal(model, moor, scores, whole)
+    check_step(model, moor, scores, whole)
 
 
-@pytest.mark.parametrize(("convention", "written"), [("avalanche-si", half), ("mammoth-si", whole)])
-def test_si_of_avalanche_and_mammoth_differ_by_the_half(convention, written):
+@pytest.mark.parametrize(("convention", "formula"), [("avalanche-si", half), ("mammoth-si", whole)])
+def test_avalanche_si_has_a_half_and_mammoth_si_has_none(convention, formula):
     model, damping = network(), 1e-2
     start, paths = [p.detach().clone() for p in model.parameters()], [torch.zeros_like(p) for p in model.parameters()]
     moor = moored(model, convert_strength(STRENGTH, convention), SI(damping=damping, sign="signed"))
@@ -112,7 +112,7 @@ def test_si_of_avalanche_and_mammoth_differ_by_the_half(convention, written):
         moor.optimizer.step()
     distances = [p.detach() - first for p, first in zip(model.parameters(), start, strict=True)]
     moor.consolidate()
-    equal(model, moor, [o / (d**2 + damping) for o, d in zip(paths, distances, strict=True)], written)
+    check_step(model, moor, [o / (d**2 + damping) for o, d in zip(paths, distances, strict=True)], formula)
 
 
 def test_mammoth_ewc_has_no_half_and_squares_samples_weighted_by_their_probability():
@@ -124,32 +124,32 @@ def test_mammoth_ewc_has_no_half_and_squares_samples_weighted_by_their_probabili
 
     moor = moored(model, convert_strength(STRENGTH, "mammoth-ewc", batch_size=1), EWC(decay=None))
     moor.consolidate(data=data, loss=weighted)
-    equal(model, moor, squares(model, data, probability), whole)
+    check_step(model, moor, squares(model, data, probability), whole)
 
 
-def test_a_hand_written_penalty_is_described_by_its_half_and_its_scores():
+def test_own_convention_converts_an_own_penalty():
     model, data = network(), batches(20, 1)
-    mine = Convention(half=True, score="sample")
-    moor = moored(model, convert_strength(STRENGTH, mine, to="ewc-per-sample"), EWC(decay=None, per_sample=True))
+    own = Convention(half=True, score="sample")
+    moor = moored(model, convert_strength(STRENGTH, own, to="ewc-per-sample"), EWC(decay=None, per_sample=True))
     moor.consolidate(data=data)
-    equal(model, moor, squares(model, data), half)
+    check_step(model, moor, squares(model, data), half)
 
 
-def test_there_and_back_is_the_same_strength():
+def test_conversion_is_invertible():
     for name, other in (("avalanche-ewc", "mammoth-ewc"), ("avalanche-mas", "mas"), ("mammoth-si", "avalanche-si")):
         there = convert_strength(3.0, name, to=other, batch_size=16)
         assert convert_strength(there, other, to=name, batch_size=16) == pytest.approx(3.0)
         assert there != 3.0
 
 
-def test_a_batch_of_samples_is_worth_its_size_where_labels_are_drawn():
-    """The rule of thumb between squares of batches and of samples, where it is exact in expectation."""
+def test_batch_and_sample_squares_differ_by_the_batch_size_for_sampled_labels():
+    """The rule of thumb between squares of batches and of samples is exact in expectation for sampled labels."""
     model = network()
     x = batches(1, 16)[0][0]
     exact = torch.zeros_like(model[2].weight)
-    for each in x:
-        for label, p in enumerate(model(each[None]).softmax(1)[0]):
-            g = torch.autograd.grad(cross_entropy(model(each[None]), torch.tensor([label])), model[2].weight)[0]
+    for sample in x:
+        for label, p in enumerate(model(sample[None]).softmax(1)[0]):
+            g = torch.autograd.grad(cross_entropy(model(sample[None]), torch.tensor([label])), model[2].weight)[0]
             exact += p.detach() * g.square() / len(x)
     moor = moored(model, 1.0, EWC(decay=None, labels="sampled"))
     moor.estimate([x] * 400)
@@ -160,7 +160,7 @@ def test_a_batch_of_samples_is_worth_its_size_where_labels_are_drawn():
 
 
 @pytest.mark.parametrize(
-    ("told", "named"),
+    ("arguments", "named"),
     [
         ({"convention": "avalanch-ewc"}, "did you mean 'avalanche-ewc'"),
         ({"convention": "mammoth-ewc"}, "batch_size"),
@@ -169,13 +169,13 @@ def test_a_batch_of_samples_is_worth_its_size_where_labels_are_drawn():
         ({"convention": "avalanche-ewc", "strength": -1.0}, "strength=-1.0"),
     ],
 )
-def test_what_cannot_be_converted_is_refused_in_one_line(told, named):
+def test_bad_conversions_are_refused_in_one_line(arguments, named):
     with pytest.raises(MooringError, match=named) as refused:
-        convert_strength(**{"strength": 1.0, **told})
+        convert_strength(**{"strength": 1.0, **arguments})
     assert "\n" not in str(refused.value)
 
 
-def test_every_convention_is_in_the_table_of_the_documents():
+def test_every_convention_is_documented():
     page = (Path(__file__).parent.parent / "docs" / "migrating.md").read_text()
     for name in CONVENTIONS:
         assert f"`{name}`" in page, name

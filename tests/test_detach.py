@@ -1,4 +1,4 @@
-"""After detach() or a context manager, training is as if never moored."""
+"""Tests that training after detach() or a context manager is plain training."""
 
 import copy
 
@@ -12,8 +12,8 @@ from by_hand import (
     PULLS,
     SignDescent,
     identical,
+    make_batches,
     pair,
-    some_batches,
     states,
     train,
     train_plain,
@@ -24,7 +24,7 @@ from by_hand import (
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
 @pytest.mark.parametrize("how", ["detach", "context manager"])
-def test_afterwards_steps_are_plain(how: str, importance: str, pull: str) -> None:
+def test_steps_after_detach_equal_plain_training(how: str, importance: str, pull: str) -> None:
     moor, _ = pair(OPTIMIZERS["sgd momentum"], importance, pull)
     if how == "detach":
         two_tasks(train, moor)
@@ -37,8 +37,8 @@ def test_afterwards_steps_are_plain(how: str, importance: str, pull: str) -> Non
     optimizer = OPTIMIZERS["sgd momentum"](plain)
     optimizer.load_state_dict(copy.deepcopy(moor.optimizer.state_dict()))
     kept = copy.deepcopy(moor.state_dict())
-    train(moor, some_batches(3))
-    train_plain(plain, optimizer, some_batches(3))
+    train(moor, make_batches(3))
+    train_plain(plain, optimizer, make_batches(3))
     assert identical(states(moor.model), states(plain))
     assert not moor.model._forward_hooks
     assert kept.keys() == moor.state_dict().keys()
@@ -47,7 +47,7 @@ def test_afterwards_steps_are_plain(how: str, importance: str, pull: str) -> Non
 
 
 @pytest.mark.parametrize("pull", PULLS)
-def test_afterwards_steps_are_plain_even_if_the_optimizer_failed_half_way(pull: str) -> None:
+def test_steps_after_detach_equal_plain_training_even_after_a_failed_step(pull: str) -> None:
     class Fails(SignDescent):
         fails = False
 
@@ -60,7 +60,7 @@ def test_afterwards_steps_are_plain_even_if_the_optimizer_failed_half_way(pull: 
     with moor:
         two_tasks(train, moor)
         moor.optimizer.zero_grad()
-        x, y = some_batches(3)[0]
+        x, y = make_batches(3)[0]
         mse_loss(moor.model(x), y).backward()
         gradients = [p.grad.clone() for p in moor.model.parameters()]
         moor.optimizer.fails = True

@@ -1,4 +1,4 @@
-"""Promise 2: CPU and GPU give the same parameters, to 1e-9 in float64."""
+"""Tests that CPU and GPU give the same parameters, to 1e-9 in float64."""
 
 import gc
 from itertools import product
@@ -53,7 +53,7 @@ def test_gpu_equals_cpu(importance, pull):
 
 @needs_gpu
 @pytest.mark.parametrize("importance", IMPORTANCES)
-def test_a_fused_optimizer_equals_the_plain_one(importance):
+def test_fused_optimizer_equals_the_unfused_one(importance):
     plain = train("cuda", importance, "proximal", torch.optim.Adam)
     fused = train("cuda", importance, "proximal", torch.optim.Adam, fused=True)
     torch.testing.assert_close(fused, plain, rtol=1e-9, atol=1e-9)
@@ -61,7 +61,7 @@ def test_a_fused_optimizer_equals_the_plain_one(importance):
 
 @needs_gpu
 @pytest.mark.parametrize("fused", [False, True])
-def test_grad_scaler_on_the_gpu_hands_importance_the_true_gradient(fused):
+def test_importance_gets_unscaled_gradients_under_grad_scaler(fused):
     scores = []
     for enabled in (False, True):
         torch.manual_seed(0)
@@ -93,7 +93,7 @@ HOST = mooring.Memory(host=True, staging=1 << 20)
 
 
 def pulled(memory, pull, side=512, layers=6, steps=6, fused=True):
-    """Two tasks of a few wide layers on the GPU; the parameters, and the most memory that a step of the second took."""
+    """Train two tasks of a few wide layers; return the parameters and the peak memory of a step of the second."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(side, side) for _ in range(layers))).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=fused)
@@ -111,29 +111,29 @@ def pulled(memory, pull, side=512, layers=6, steps=6, fused=True):
 
 @needs_gpu
 @pytest.mark.parametrize("pull", [*(make() for make in PULLS.values()), mooring.Budget(1e-3)], ids=repr)
-def test_anchors_in_the_hosts_memory_give_the_same_numbers_on_a_gpu(pull):
+def test_offloaded_anchors_equal_anchors_on_the_gpu(pull):
     (near, _, _), (host, _, moor) = pulled(None, pull), pulled(HOST, pull)
-    exact = not isinstance(pull, mooring.Budget)  # whose sums are taken in another order
+    exact = not isinstance(pull, mooring.Budget)  # sums in another order
     torch.testing.assert_close(host, near, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-6)
     assert all(m.anchor.is_pinned() and m.anchor.device.type == "cpu" for m in moor._states.records.values())
     assert sum(room.bytes.numel() for room in moor._states.staging.rooms.values()) <= 2 * 4 * 512 * 512
 
 
 @needs_gpu
-def test_anchors_in_the_hosts_memory_leave_the_device_by_their_bytes():
+def test_offloaded_anchors_free_their_bytes_on_the_gpu():
     anchors = 4 * 24 * (512 * 512 + 512)
     peaks = {}
     for name, memory in (("near", None), ("host", HOST)):
         gc.collect()
         begin = torch.cuda.memory_allocated()
         peaks[name] = pulled(memory, mooring.Proximal(5.0), layers=24)[1] - begin
-    assert peaks["near"] - peaks["host"] >= 0.85 * anchors  # two rooms of one layer each stay
+    assert peaks["near"] - peaks["host"] >= 0.85 * anchors  # two slots of one layer each stay
 
 
 @needs_gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_nothing_waits_for_anchors_from_the_host():
-    """A step is told to the device and not waited for; torch raises where something would."""
+def test_offloading_does_not_synchronise():
+    """torch raises an error if a step synchronises."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
@@ -153,9 +153,9 @@ def test_nothing_waits_for_anchors_from_the_host():
 
 @needs_gpu
 @pytest.mark.parametrize("pull", PULLS)
-def test_a_lean_state_on_the_gpu_equals_one_on_the_cpu(pull):
-    """Codes and anchors in both, in float64, so that codes agree."""
-    found = []
+def test_state_with_less_memory_on_gpu_equals_cpu(pull):
+    """8-bit importances and offloaded anchors in float64, so that the codes agree."""
+    results = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 4)).to(device, torch.float64)
@@ -170,5 +170,5 @@ def test_a_lean_state_on_the_gpu_equals_one_on_the_cpu(pull):
             x = torch.randn(6, 48, generator=data, dtype=torch.float64).to(device)
             nn.functional.cross_entropy(model(x), torch.randint(4, (6,), generator=data).to(device)).backward()
             optimizer.step()
-        found.append({name: t.cpu() for name, t in (model.state_dict() | moor.state_dict()).items()})
-    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+        results.append({name: t.cpu() for name, t in (model.state_dict() | moor.state_dict()).items()})
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)

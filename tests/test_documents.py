@@ -1,4 +1,4 @@
-"""Documents and examples tell the truth: code runs, commands exist, links lead somewhere, figures name commands."""
+"""Tests of documents and examples: code runs, commands and options exist, links resolve, numbers name commands."""
 
 import json
 import re
@@ -35,19 +35,19 @@ DOCUMENTS = [
 ]
 
 
-ELSEWHERE = {"integrations.md", "distributed.md"}  # in the tests' folders of that name, with libraries and ranks
+ELSEWHERE = {"integrations.md", "distributed.md"}  # tested in tests/integrations and tests/distributed
 
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.name not in ELSEWHERE], ids=lambda path: path.name)
 def test_every_python_block_runs(document, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
     if blocks:
-        told = Child(tmp_path, executed, blocks, patience=240).ended()
-        assert told.status == 0, f"{told.out}\n{told.err}"
+        finished = Child(tmp_path, executed, blocks, patience=240).ended()
+        assert finished.status == 0, f"{finished.out}\n{finished.err}"
 
 
 def executed(blocks):
-    """Run blocks of code, each in a namespace of its own, in a child."""
+    """Run blocks of code in a child process, each in its own namespace."""
     warnings.simplefilter("error")
     for block in blocks:
         print(block)
@@ -55,7 +55,7 @@ def executed(blocks):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_inside_resolves(document):
+def test_every_internal_link_resolves(document):
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", document.read_text()):
         if "://" not in target:
             there = document.parent / target if target else document
@@ -66,12 +66,12 @@ def test_every_link_inside_resolves(document):
 
 
 def slug(heading):
-    """What a heading is linked by, on GitHub and on the site."""
+    """Return the anchor of a heading, on GitHub and on the site."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_figure_stands_beside_the_command_that_made_it(document):
+def test_every_number_is_next_to_the_command_that_produced_it(document):
     text = document.read_text()
     figures = re.findall(r"!\[(.*?)\]\((.*?)\)", text)
     commands = re.findall(r"(?:mooring (?:paper|frontier|compare|report)|python (?:benchmarks|examples|docs)/\w)", text)
@@ -81,7 +81,7 @@ def test_every_figure_stands_beside_the_command_that_made_it(document):
 
 
 def commands_in(text):
-    """Command lines in blocks that have no language, and between backticks: continued lines joined, no comments."""
+    """Return the command lines in code blocks without a language and in backticks; continued lines are joined."""
     blocks = [
         block for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if not language
     ]
@@ -89,12 +89,12 @@ def commands_in(text):
     lines += re.findall(r"`((?:mooring|python) [^`\n]+)`", text)
     for line in lines:
         whole = re.match(r"(\$ )?(mooring|python) \S", line) and not any(sign in line for sign in ("...", " | ", "["))
-        if whole and "--install-completion" not in line:  # which would do so at once
+        if whole and "--install-completion" not in line:  # it would exit at once
             yield shlex.split(line.removeprefix("$ "), comments=True)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_command_shown_exists_with_its_options(document):
+def test_every_documented_command_and_option_exists(document):
     for words in commands_in(document.read_text()):
         if words[0] == "mooring":
             parsed(typer.main.get_command(app), words)
@@ -109,33 +109,33 @@ def test_every_command_shown_exists_with_its_options(document):
 
 
 def parsed(command, words):
-    """Give a command's words to its parser, which raises where it does not know one, and do nothing with them."""
+    """Parse the words of a command without running it; the parser raises an error on an unknown word."""
     if len(words) > 1:
         context = command.make_context(words[0], words[1:])
-        if hasattr(command, "commands") and (rest := [*context._protected_args, *context.args]):
-            _, inner, _ = command.resolve_command(context, rest)
-            parsed(inner, rest)
+        if hasattr(command, "commands") and (arguments := [*context._protected_args, *context.args]):
+            _, inner, _ = command.resolve_command(context, arguments)
+            parsed(inner, arguments)
 
 
 def run(*command, strict=True, **options):
     if isinstance(command[0], Path) and command[0].parent.name == "examples" and not options:
         with tempfile.TemporaryDirectory() as folder:
-            told = Child(Path(folder), script, strict, *map(str, command), patience=240).ended()
-        assert told.status == 0, told.err
-        return told.out
+            finished = Child(Path(folder), script, strict, *map(str, command), patience=240).ended()
+        assert finished.status == 0, finished.err
+        return finished.out
     command = [sys.executable, *(["-W", "error"] if strict else []), *command]
     return subprocess.run(command, check=True, timeout=240, capture_output=True, text=True, **options).stdout
 
 
 def script(strict, *words):
-    """Run an example as `python WORDS` does, in a child."""
+    """Run an example in a child process as `python WORDS` does."""
     if strict:
         warnings.simplefilter("error")
     sys.argv, sys.path[0] = list(words), str(Path(words[0]).parent)
     runpy.run_path(words[0], run_name="__main__")
 
 
-def test_the_demo_shows_less_forgetting_with_the_explicit_step():
+def test_demo_shows_less_forgetting_with_interpolation():
     table = run(ROOT / "examples" / "digits.py", "--seeds", "1")
     forgotten = {line[:26].strip(): float(line[50:].split()[0]) for line in table.splitlines()[2:]}
     assert len(forgotten) == 5
@@ -144,76 +144,76 @@ def test_the_demo_shows_less_forgetting_with_the_explicit_step():
     assert forgotten["MAS, the explicit step"] < 0.3 * forgotten["plain fine-tuning"]
 
 
-def test_the_explosion_happens_and_every_piece_of_advice_cures_it():
+def test_penalty_example_explodes_and_every_advice_prevents_it():
     lines = run(ROOT / "examples" / "why_it_explodes.py").splitlines()
     assert "stopped after" in lines[0]
     assert sum(": trained, pull energy" in line for line in lines) == 4
 
 
-def test_the_readme_shows_the_fine_tuning_example_whole_and_what_it_prints():
+def test_readme_contains_the_fine_tuning_example_and_its_output():
     file, readme = ROOT / "examples" / "finetune.py", (ROOT / "README.md").read_text()
     code = file.read_text()
     assert f"```python\n{code[code.index('import torch') :]}```" in readme
     for line in run(file).splitlines():
-        name, old, new = line.split()[0], *(float(each) for each in re.findall(r"([\d.]+) %", line))
+        name, old, new = line.split()[0], *(float(percent) for percent in re.findall(r"([\d.]+) %", line))
         shown = re.search(rf"^{name} \['([\d.]+) %', '([\d.]+) %'\]$", readme, re.MULTILINE)
         assert shown
-        assert [old, new] == pytest.approx([float(each) for each in shown.groups()], abs=5)  # rounding differs
+        assert [old, new] == pytest.approx([float(percent) for percent in shown.groups()], abs=5)  # rounding differs
 
 
-def test_the_language_model_is_fine_tuned_in_miniature(tmp_path):
+def test_language_model_example_runs_in_miniature(tmp_path):
     script, out = ROOT / "examples" / "finetune_language_model.py", tmp_path / "out.json"
     methods = ["plain", "L2-SP 1", "Kronecker 0.1, own text"]
     command = [script, tmp_path / "cache", "--size", "tiny", "--json", out, "--figure", tmp_path / "out.png"]
     table = run(*command, "--methods", *methods)
-    found = json.loads(out.read_text())["runs"]
-    assert [each["method"] for each in found] == methods
-    assert all(f"{each['curve'][-1]['prose']:.3f}" in table for each in found)
-    prose = [each["curve"][-1]["prose"] for each in found]
-    assert prose[0] < found[0]["curve"][0]["prose"]  # plain fine-tuning learns
+    runs = json.loads(out.read_text())["runs"]
+    assert [run["method"] for run in runs] == methods
+    assert all(f"{run['curve'][-1]['prose']:.3f}" in table for run in runs)
+    prose = [run["curve"][-1]["prose"] for run in runs]
+    assert prose[0] < runs[0]["curve"][0]["prose"]  # plain fine-tuning learns
     assert (tmp_path / "out.png").stat().st_size > 10_000
-    again = run(*command, "--methods", "plain")  # from the model that was kept
+    again = run(*command, "--methods", "plain")  # starts from the saved model
     assert again.splitlines()[-1][:58] == table.splitlines()[3][:58]
 
 
-def test_the_benchmark_prints_ratios():
+def test_overhead_benchmark_prints_ratios():
     options = ["--model", "cnn6", "--importance", "uniform", "--pull", "proximal", "--turns", "2"]
     table = run(ROOT / "benchmarks" / "overhead.py", *options, "--no-memory")
     assert re.search(r"uniform +proximal +\d\.\d{3}", table)
 
 
-def test_the_fleet_benchmark_prints_ratios():
+def test_fleet_benchmark_prints_ratios():
     table = run(ROOT / "benchmarks" / "fleet.py", "--runs", "3", "--repeats", "1")
     assert re.search(r"explicit-ewc +\d+\.\d us +\d+\.\d us +\d+\.\d", table)
 
 
-def test_the_example_that_explodes_has_help_and_does_not_run_for_it():
-    told = run(ROOT / "examples" / "why_it_explodes.py", "--help")
-    assert told.startswith("usage: why_it_explodes.py")
-    assert "trained" not in told
+def test_example_prints_help_without_running():
+    output = run(ROOT / "examples" / "why_it_explodes.py", "--help")
+    assert output.startswith("usage: why_it_explodes.py")
+    assert "trained" not in output
 
 
-def test_the_study_file_in_the_documents_is_one_and_shows_every_key(tmp_path):
+def test_documented_study_file_is_valid_and_has_every_key(tmp_path):
     block = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / "studies.md").read_text(), re.DOTALL)
     assert block
     study = tmp_path / "study.toml"
     study.write_text(block[1])
-    told = read_study_file(study)
-    assert len(comparison(**told.comparison).specs(default_training("digits"), "", "", "")) == 25
+    options = read_study_file(study)
+    assert len(comparison(**options.comparison).specs(default_training("digits"), "", "", "")) == 25
     study.write_text(block[1].replace("# lr = 0.01 ", "lr = 0.01 "))
     assert comparison(**read_study_file(study).comparison).lr["ewc"] == (0.01,)
-    keys = {each.name for kind in (StreamOptions, Training) for each in fields(kind)} - {"paper"}
+    keys = {field.name for kind in (StreamOptions, Training) for field in fields(kind)} - {"paper"}
     for key in keys | {*TOP, *TUNE, *METHOD} - {"stream", "train", "method", "tune"}:
         assert re.search(rf"^(# )?{key} = ", block[1], re.MULTILINE), key
 
 
-def test_the_readme_shows_what_the_demo_compares():
+def test_readme_lists_what_the_demo_compares():
     text = (ROOT / "README.md").read_text()
     assert f"{len(METHODS)} methods" in text
     assert "mooring compare --stream digits --methods all --seeds 5" in (ROOT / "Makefile").read_text()
 
 
-def test_the_paper_in_one_file_runs_in_miniature(tmp_path):
+def test_paper_example_runs_in_miniature(tmp_path):
     study = str(tmp_path / "paper.sqlite")
     table = run(ROOT / "examples" / "paper_in_one_file.py", "--stream", "digits", "--seeds", "2", "--study", study)
     assert "52 settings searched" in table
@@ -221,7 +221,7 @@ def test_the_paper_in_one_file_runs_in_miniature(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["EWC", "MAS", "SI", "RWalk", "Uniform", "Random"])
-def test_the_cards_say_how_much_each_importance_keeps(name):
+def test_cards_state_the_memory_of_each_importance(name):
     model = torch.nn.Linear(100, 100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance=name.lower())
@@ -236,7 +236,7 @@ def test_the_cards_say_how_much_each_importance_keeps(name):
     assert repr(getattr(mooring, name)()).split("(")[0] in card
 
 
-def test_every_importance_and_pull_has_a_card_with_a_picture_its_cost_and_where_it_fails():
+def test_every_importance_and_pull_has_a_card_with_picture_cost_and_limits():
     for page, names in (("importances.md", importance.__all__), ("pulls.md", pulls.__all__)):
         text = (ROOT / "docs" / page).read_text()
         cards = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
@@ -251,25 +251,25 @@ def test_every_importance_and_pull_has_a_card_with_a_picture_its_cost_and_where_
 
 EXAMPLES = sorted((ROOT / "examples").iterdir())
 LONGER = {"finetune_language_model.py"}
-"""A whole language model and every method on it."""
+"""Examples that train a language model, which may be longer."""
 
 
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if e.is_file() and e.name not in LONGER], ids=lambda e: e.name)
-def test_every_example_is_short_says_what_it_is_and_is_run_here(example):
+def test_every_example_is_short_documented_and_tested(example):
     lines = example.read_text().splitlines()
     assert len(lines) < 150
     assert re.match(r'"""[A-Z].*\.$|# [A-Z].*`$', lines[0])
     assert f'"{example.name}"' in Path(__file__).read_text()
 
 
-def test_images_of_ones_own_are_checked_compared_and_reported(tmp_path):
+def test_own_images_example_runs(tmp_path):
     table = run(ROOT / "examples" / "own_images.py", "--seeds", "1", "--epochs", "1", cwd=tmp_path)
     assert table.startswith("stripes: 8 classes, 256 training images, 0 broken")
     assert re.search(r"^budget-ewc \S+ +accuracy [\d.]+ % +forgotten", table, re.MULTILINE)
     assert (tmp_path / "images-report" / "index.html").is_file()
 
 
-def test_an_importance_of_a_third_party_passes_the_suite_and_protects():
+def test_third_party_importance_example_runs():
     table = run(ROOT / "examples" / "third_party_importance.py")
     forgotten = {line[:12].strip(): float(line.split()[-2]) for line in table.splitlines()[1:]}
     assert forgotten["Relative()"] < 0.5 * forgotten["plain"]
@@ -282,16 +282,16 @@ def test_an_importance_of_a_third_party_passes_the_suite_and_protects():
         ("lightning", "lightning_trainer.py", ("--epochs", "1")),
     ],
 )
-def test_the_examples_in_trainers_run(library, example, options):
+def test_trainer_examples_run(library, example, options):
     pytest.importorskip(library)
-    table = run(ROOT / "examples" / example, *options, strict=False)  # the libraries warn of themselves
+    table = run(ROOT / "examples" / example, *options, strict=False)  # the libraries cause warnings
     assert [line.split()[0] for line in table.splitlines() if line.startswith(("plain", "moored"))] == [
         "plain",
         "moored",
     ]
 
 
-def test_the_study_file_among_the_examples_runs_and_is_short(tmp_path):
+def test_example_study_file_runs_and_is_short(tmp_path):
     study = tmp_path / "study.toml"
     study.write_text((ROOT / "examples" / "study.toml").read_text().replace("epochs = 5", "epochs = 1"))
     table = run("-m", "mooring", "run", study, "--quiet")
@@ -300,7 +300,7 @@ def test_the_study_file_among_the_examples_runs_and_is_short(tmp_path):
 
 
 @pytest.mark.faults
-def test_the_pictures_of_the_cards_are_drawn_again(tmp_path):
+def test_pictures_of_the_cards_can_be_redrawn(tmp_path):
     code = """if True:
         import runpy, sys
         folder, *scripts = sys.argv[1:]

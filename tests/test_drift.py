@@ -1,4 +1,4 @@
-"""Drift: parameters against their anchors, and CKA over all the inputs, against written-out formulas in float64."""
+"""Tests of parameter drift and CKA against direct formulas in float64."""
 
 import copy
 import itertools
@@ -21,7 +21,7 @@ def normal(*shape, seed=0):
 
 
 def hsic_by_definition(k: np.ndarray, m: np.ndarray) -> float:
-    """The U-statistic itself: the mean of k_ij (m_ij + m_qr - 2 m_iq) over all distinct i, j, q, r."""
+    """Compute the U-statistic: the mean of k_ij (m_ij + m_qr - 2 m_iq) over all distinct i, j, q, r."""
     quadruples = itertools.permutations(range(len(k)), 4)
     terms = [k[i, j] * (m[i, j] + m[q, r] - 2 * m[i, q]) for i, j, q, r in quadruples]
     return math.fsum(terms) / len(terms)
@@ -33,7 +33,7 @@ def cka_by_definition(x: Tensor, y: Tensor) -> float:
 
 
 def hsic_dense(k: np.ndarray, m: np.ndarray) -> float:
-    """Song et al.'s closed form, with explicit loops over pairs."""
+    """Compute the closed form of Song et al. with explicit loops over pairs."""
     n = len(k)
     pairs = list(itertools.permutations(range(n), 2))
     trace = sum(k[i, j] * m[j, i] for i, j in pairs)
@@ -60,21 +60,23 @@ def cka_biased(x: Tensor, y: Tensor) -> float:
 def test_parameter_drift_is_the_relative_distance_of_a_layers_parameters_taken_together():
     weight, bias, other = normal(3, 4), normal(3, seed=1), normal(5, seed=2)
     parts = [("a.weight", weight + 0.1, weight), ("b.c.weight", other * 3, other), ("a.bias", bias * 2, bias)]
-    found = drift.parameter_drift(parts)
-    assert list(found) == ["a", "b.c"]
+    scores = drift.parameter_drift(parts)
+    assert list(scores) == ["a", "b.c"]
     moved = math.sqrt(12 * 0.01 + float(bias.square().sum()))
-    assert found["a"] == pytest.approx(moved / math.sqrt(float(weight.square().sum() + bias.square().sum())), rel=1e-12)
-    assert found["b.c"] == pytest.approx(2.0, rel=1e-12)
+    assert scores["a"] == pytest.approx(
+        moved / math.sqrt(float(weight.square().sum() + bias.square().sum())), rel=1e-12
+    )
+    assert scores["b.c"] == pytest.approx(2.0, rel=1e-12)
 
 
-def test_parameter_drift_from_zero_is_infinite_and_without_a_move_0():
+def test_parameter_drift_is_infinite_from_a_zero_anchor_and_0_without_movement():
     zero, one = torch.zeros(2), torch.ones(2)
     parts = [("still.bias", zero, zero), ("away.bias", one, zero), ("kept.bias", one, one), ("scale", one, one)]
     assert drift.parameter_drift(parts) == {"still": 0.0, "away": math.inf, "kept": 0.0, "(root)": 0.0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_parameter_drift_is_not_lost_in_the_squares_of_small_numbers(dtype):
+def test_parameter_drift_does_not_underflow_for_small_numbers(dtype):
     anchor = torch.full((100,), 0.01, dtype=dtype)
     theta = anchor * 1.02
     expected = float((theta.double() - anchor.double()).norm() / anchor.double().norm())
@@ -82,7 +84,7 @@ def test_parameter_drift_is_not_lost_in_the_squares_of_small_numbers(dtype):
     assert drift.parameter_drift([("a.weight", theta, anchor)])["a"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_drift_of_a_moored_model_counts_from_the_last_consolidation():
+def test_drift_is_measured_from_the_last_consolidation():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -102,9 +104,9 @@ def test_drift_of_a_moored_model_counts_from_the_last_consolidation():
             now = torch.cat([model.get_parameter(n).detach().reshape(-1) for n in names])
             then = torch.cat([anchor[n].reshape(-1) for n in names])
             expected[layer] = float((now - then).norm() / then.norm())
-        found = moor.drift()
-        assert found == pytest.approx(expected, rel=1e-12)
-        assert min(found.values()) > 1e-4
+        scores = moor.drift()
+        assert scores == pytest.approx(expected, rel=1e-12)
+        assert min(scores.values()) > 1e-4
         moor.consolidate()
         assert moor.drift() == {"0": 0.0, "2": 0.0}
 
@@ -116,26 +118,26 @@ def test_drift_of_a_moored_model_counts_from_the_last_consolidation():
 def test_debiased_cka_equals_the_u_statistic_and_its_closed_form(n):
     x, y = normal(n, 3, seed=n), normal(n, 2, 4, seed=n + 1)
     y[:, 0, :3] += x  # related
-    found = drift.debiased_cka(x, y)
-    assert found == pytest.approx(cka_by_definition(x, y), rel=1e-9)
-    assert found == pytest.approx(cka_dense(x, y), rel=1e-9)
+    scores = drift.debiased_cka(x, y)
+    assert scores == pytest.approx(cka_by_definition(x, y), rel=1e-9)
+    assert scores == pytest.approx(cka_dense(x, y), rel=1e-9)
 
 
-def test_debiased_cka_does_not_change_under_rotation_scale_and_shift():
+def test_debiased_cka_is_invariant_to_rotation_scale_and_shift():
     x, y = normal(20, 5), normal(20, 6, seed=1)
     y[:, :5] += x
-    found = drift.debiased_cka(x, y)
-    assert 0.1 < found < 0.9
+    scores = drift.debiased_cka(x, y)
+    assert 0.1 < scores < 0.9
     rotation, _ = torch.linalg.qr(normal(5, 5, seed=2))
     for other in (x @ rotation, x * 1e-6, x * 1e6, -x, x + normal(5, seed=3), (x * 7 - 2) @ rotation):
-        assert drift.debiased_cka(other, y) == pytest.approx(found, rel=1e-9)
+        assert drift.debiased_cka(other, y) == pytest.approx(scores, rel=1e-9)
         assert drift.debiased_cka(x, other) == pytest.approx(1.0, rel=1e-9)
-    assert drift.debiased_cka(y, x) == pytest.approx(found, rel=1e-9)
-    stretched = x * torch.tensor([9.0, 1, 1, 1, 1], dtype=torch.float64)  # no rotation: this does matter
-    assert drift.debiased_cka(stretched, y) != pytest.approx(found, rel=1e-2)
+    assert drift.debiased_cka(y, x) == pytest.approx(scores, rel=1e-9)
+    stretched = x * torch.tensor([9.0, 1, 1, 1, 1], dtype=torch.float64)  # not a rotation, so it changes
+    assert drift.debiased_cka(stretched, y) != pytest.approx(scores, rel=1e-2)
 
 
-def test_debiased_cka_of_independent_features_averages_0_where_the_biased_one_does_not():
+def test_debiased_cka_of_independent_features_averages_0_unlike_the_biased_one():
     pairs = [(normal(20, 40, seed=2 * i), normal(20, 40, seed=2 * i + 1)) for i in range(200)]
     debiased = sum(drift.debiased_cka(x, y) for x, y in pairs) / len(pairs)
     biased = sum(cka_biased(x, y) for x, y in pairs) / len(pairs)
@@ -147,7 +149,7 @@ def test_debiased_cka_of_features_that_do_not_vary_is_undefined():
     assert math.isnan(drift.debiased_cka(torch.zeros(6, 3), normal(6, 3)))
 
 
-def test_debiased_cka_takes_one_number_for_each_input():
+def test_debiased_cka_accepts_one_feature_per_input():
     x, y = normal(9), normal(9, seed=1)
     assert drift.debiased_cka(x, y) == pytest.approx(cka_by_definition(x[:, None], y[:, None]), rel=1e-9)
 
@@ -167,7 +169,7 @@ def test_debiased_cka_refuses_too_few_or_unequal_inputs_in_one_line():
 
 
 class Pair(nn.Module):
-    """A module that returns a tuple: its features, and something else."""
+    """A module that returns a tuple of features and something else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +181,7 @@ class Pair(nn.Module):
 
 
 class Net(nn.Module):
-    """Convolution, batch norm, dropout and a tuple; modes can be mixed."""
+    """A network with a convolution, batch norm, dropout and a tuple."""
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
@@ -200,7 +202,7 @@ LAYERS = ["conv", "norm", "pair.inner", "head"]  # those that own parameters
 
 
 def two_nets(inplace=False):
-    """Two related networks in float64 with running statistics that are not the initial ones."""
+    """Return two related networks in float64 with trained running statistics."""
     torch.manual_seed(0)
     a = Net(inplace).double()
     for _ in range(5):
@@ -213,7 +215,7 @@ def two_nets(inplace=False):
 
 
 def images(n=22, seed=5):
-    """Inputs whose first ones are unlike the rest, so that a part of them does not stand for the whole."""
+    """Return inputs of which the first ones differ, so that a part gives another result than the whole."""
     x = normal(n, 1, 5, 5, seed=seed)
     x[: n // 3] = x[: n // 3] * 3 + 1
     return x
@@ -221,7 +223,7 @@ def images(n=22, seed=5):
 
 @torch.no_grad()
 def features_by_hand(model: Net, x: Tensor) -> dict[str, Tensor]:
-    """The forward pass written out, in eval mode, over all inputs at once."""
+    """Compute the features of each layer in eval mode over all inputs at once."""
     model = copy.deepcopy(model).eval()
     conv = F.conv2d(x, model.conv.weight, model.conv.bias)
     mean, var = model.norm.running_mean[:, None, None], model.norm.running_var[:, None, None]
@@ -241,21 +243,21 @@ def test_cka_uses_all_inputs_of_all_batches():
     a, b = two_nets()
     x = images()
     expected = cka_by_hand(a, b, x)
-    found = drift.cka(a, b, x, batch_size=5)
-    assert list(found) == LAYERS
-    assert found == pytest.approx({name: expected[name] for name in LAYERS}, rel=1e-8)
-    for part in (x[:5], x[-5:], x[:20]):  # the first batch, the last five, all whole batches
+    scores = drift.cka(a, b, x, batch_size=5)
+    assert list(scores) == LAYERS
+    assert scores == pytest.approx({name: expected[name] for name in LAYERS}, rel=1e-8)
+    for part in (x[:5], x[-5:], x[:20]):  # the first batch, the last five inputs, all full batches
         partial = cka_by_hand(a, b, part)
         for name in LAYERS:
-            assert abs(found[name] - partial[name]) > 1e-4, name
+            assert abs(scores[name] - partial[name]) > 1e-4, name
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 21, 22, 1000])
 def test_cka_does_not_depend_on_the_batch_size(batch_size):
     a, b = two_nets()
     expected = cka_by_hand(a, b, images())
-    found = drift.cka(a, b, images(), batch_size=batch_size)
-    assert found == pytest.approx({name: expected[name] for name in LAYERS}, rel=1e-8)
+    scores = drift.cka(a, b, images(), batch_size=batch_size)
+    assert scores == pytest.approx({name: expected[name] for name in LAYERS}, rel=1e-8)
 
 
 def loader_of_pairs(x):
@@ -278,32 +280,32 @@ def shuffled_loader(x):
     ],
     ids=["list", "tuples", "uneven lists", "loader of pairs", "loader of tensors", "shuffled loader"],
 )
-def test_cka_takes_batches_in_any_form(inputs):
+def test_cka_accepts_tensors_lists_and_loaders(inputs):
     a, b = two_nets()
     expected = cka_by_hand(a, b, images())
-    found = drift.cka(a, b, inputs(images()))
-    assert found == pytest.approx({name: expected[name] for name in LAYERS}, rel=1e-8)
+    scores = drift.cka(a, b, inputs(images()))
+    assert scores == pytest.approx({name: expected[name] for name in LAYERS}, rel=1e-8)
 
 
-def test_cka_of_a_model_with_itself_is_1_and_sees_what_changed():
+def test_cka_of_unchanged_layers_is_1_and_of_changed_ones_is_less():
     a, _ = two_nets()
     assert drift.cka(a, a, images()) == pytest.approx(dict.fromkeys(LAYERS, 1.0), rel=1e-9)
     b = copy.deepcopy(a)
     with torch.no_grad():
         b.pair.inner.weight.mul_(normal(3, 4))
-    found = drift.cka(a, b, images())
-    assert found["conv"] == found["norm"] == pytest.approx(1.0, rel=1e-9)
-    assert found["pair.inner"] < 0.999
+    scores = drift.cka(a, b, images())
+    assert scores["conv"] == scores["norm"] == pytest.approx(1.0, rel=1e-9)
+    assert scores["pair.inner"] < 0.999
 
 
-def test_cka_takes_layers_by_name_and_pattern_in_the_models_order():
+def test_cka_selects_layers_by_name_and_pattern_in_the_models_order():
     a, b = two_nets()
     expected = cka_by_hand(a, b, images())
-    found = drift.cka(a, b, images(), ["head", "conv"])
-    assert list(found) == ["conv", "head"]
-    found = drift.cka(a, b, images(), ["pair*", "norm"])  # a module without parameters of its own, too
-    assert list(found) == ["norm", "pair", "pair.inner"]
-    assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-8)
+    scores = drift.cka(a, b, images(), ["head", "conv"])
+    assert list(scores) == ["conv", "head"]
+    scores = drift.cka(a, b, images(), ["pair*", "norm"])  # a module without parameters of its own, too
+    assert list(scores) == ["norm", "pair", "pair.inner"]
+    assert scores == pytest.approx({name: expected[name] for name in scores}, rel=1e-8)
 
 
 def test_cka_of_a_module_that_returns_a_tuple_takes_its_first_tensor():
@@ -321,11 +323,11 @@ def test_cka_of_a_recurrent_layer_takes_its_outputs():
     assert drift.cka(a, b, x, batch_size=5) == pytest.approx({"0": expected}, rel=1e-8)
 
 
-def test_features_are_those_of_the_layer_even_where_the_next_one_works_in_place():
+def test_features_are_copied_before_the_next_layer_works_in_place():
     a, b = two_nets(inplace=True)
     expected = cka_by_hand(a, b, images())
-    found = drift.cka(a, b, images())
-    assert found == pytest.approx({name: expected[name] for name in LAYERS}, rel=1e-8)
+    scores = drift.cka(a, b, images())
+    assert scores == pytest.approx({name: expected[name] for name in LAYERS}, rel=1e-8)
 
 
 def test_cka_of_a_layer_that_gives_one_number_for_each_input():
@@ -350,11 +352,11 @@ def test_cka_of_a_model_in_lower_precision_loses_no_more_than_its_features_did(d
     assert drift.cka(a, b, x, batch_size=6) == pytest.approx({"0": expected}, rel=1e-5)
 
 
-# The models are left as they were
+# The models do not change
 
 
 def snapshot(model: nn.Module):
-    """Everything of a model that could have been touched."""
+    """Return everything of a model that could have changed."""
     return (
         {name: t.clone() for name, t in model.state_dict().items()},
         {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
@@ -374,7 +376,7 @@ def assert_untouched(model: nn.Module, before) -> None:
 
 
 def mixed_modes():
-    """Two networks with gradients, one frozen part, and submodules in train and eval mode."""
+    """Return two networks with gradients, a frozen part, and submodules in train and eval mode."""
     a, b = two_nets()
     a.train()
     a.norm.eval()
@@ -395,20 +397,20 @@ def test_cka_leaves_both_models_and_the_random_state_bit_identical():
     assert_untouched(b, before[1])
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.is_grad_enabled()
-    assert drift.cka(a, b, images(), batch_size=5) == first  # eval mode: no dropout, no statistics moved on
+    assert drift.cka(a, b, images(), batch_size=5) == first  # eval mode: no dropout, and constant statistics
     expected = cka_by_hand(a, b, images())
     assert first == pytest.approx({name: expected[name] for name in LAYERS}, rel=1e-8)
 
 
 @pytest.mark.parametrize("loader", [loader_of_pairs, shuffled_loader])
-def test_cka_leaves_the_random_state_alone_although_a_loader_draws_from_it(loader):
+def test_cka_restores_the_random_state_that_a_loader_uses(loader):
     a, b = two_nets()
     inputs, state = loader(images()), torch.get_rng_state()
     drift.cka(a, b, inputs)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_cka_leaves_a_moored_model_and_its_mooring_as_they_were():
+def test_cka_does_not_change_a_moored_model():
     a, b = two_nets()
     optimizer = torch.optim.SGD(a.parameters(), lr=0.1)
     moor = mooring.attach(a, optimizer, importance="mas")
@@ -430,7 +432,7 @@ def test_cka_leaves_a_moored_model_and_its_mooring_as_they_were():
     ],
     ids=["a batch that does not fit", "a dictionary", "a string"],
 )
-def test_a_failing_forward_pass_leaves_no_hooks_and_the_modes_as_they_were(inputs):
+def test_failed_forward_pass_removes_hooks_and_restores_modes(inputs):
     a, b = mixed_modes()
     before = snapshot(a), snapshot(b)
     with pytest.raises((RuntimeError, TypeError, AttributeError, MooringError)):
@@ -452,7 +454,7 @@ class Lacking(nn.Module):
 
 
 class Idle(Net):
-    """Has a layer that does not run."""
+    """A network with a layer that does not run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -466,13 +468,13 @@ def refused(words, *args, **options):
     assert "\n" not in str(error.value)
 
 
-def test_an_unknown_layer_is_refused_with_those_there_are():
+def test_unknown_layer_is_refused_with_the_list_of_layers():
     a, b = two_nets()
     refused("no layer matches 'nose'; the layers are conv, norm", a, b, images(), ["conv", "nose"])
     refused("no layer matches 'x*'", a, b, images(), ["x*"])
 
 
-def test_a_name_is_not_taken_for_a_list_of_letters():
+def test_single_layer_name_is_accepted():
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(11)])
     try:
@@ -481,7 +483,7 @@ def test_a_name_is_not_taken_for_a_list_of_letters():
         assert "'10'" in str(error)  # noqa: PT017
 
 
-def test_a_layer_that_the_second_model_lacks_is_named():
+def test_layer_missing_in_the_second_model_is_refused():
     a, _ = two_nets()
     refused("the second model has no layer 'norm'", a, Lacking(), images())
     assert list(drift.cka(a, Lacking(), images(), ["conv"])) == ["conv"]
@@ -494,7 +496,7 @@ def test_fewer_than_4_inputs_are_refused(n):
     refused(f"at least 4 inputs, not {n}", a, b, [part[None] for part in images()[:n]])
 
 
-def test_inputs_that_can_be_read_only_once_are_refused_before_anything_is_read():
+def test_iterator_of_inputs_is_refused_before_it_is_read():
     a, b = two_nets()
     read = []
 
@@ -508,14 +510,14 @@ def test_inputs_that_can_be_read_only_once_are_refused_before_anything_is_read()
     assert not read
 
 
-def test_a_layer_that_does_not_run_is_named():
+def test_layer_that_does_not_run_is_refused():
     torch.manual_seed(0)
     a = Idle().double()
     refused("layer 'unused' gave no tensor", a, a, images(), ["unused"])
     assert "unused" not in drift.cka(a, a, images())
 
 
-def test_a_model_without_layers_is_refused():
+def test_model_without_layers_is_refused():
     refused("no layers with parameters", nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU()), images())
 
 
@@ -523,7 +525,7 @@ def test_a_model_without_layers_is_refused():
 
 
 class Batches:
-    """Batches that count how often they are read through."""
+    """Batches that count how often they are read."""
 
     def __init__(self, x: Tensor, size: int) -> None:
         self.parts = x.split(size)
@@ -548,14 +550,14 @@ def test_features_that_do_not_fit_into_memory_are_collected_in_several_passes(mo
     expected = drift.cka(a, b, whole)
     assert whole.passes == 1
     monkeypatch.setattr(drift, "FEATURE_BYTES", 1)
-    found = kind(x, 5)
-    assert drift.cka(a, b, found) == expected  # bit for bit
-    assert found.passes == len(LAYERS)  # a layer at a time
+    inputs = kind(x, 5)
+    assert drift.cka(a, b, inputs) == expected  # bit for bit
+    assert inputs.passes == len(LAYERS)  # a layer at a time
     assert list(expected) == LAYERS
     assert expected == pytest.approx({n: v for n, v in cka_by_hand(a, b, x).items() if n in LAYERS}, rel=1e-8)
 
 
-def test_as_many_layers_as_fit_share_a_pass(monkeypatch):
+def test_one_pass_collects_as_many_layers_as_fit(monkeypatch):
     a, b = two_nets()
     x = images()
     conv = 2 * 22 * 4 * 3 * 3 * 8  # two models, inputs, channels, pixels, bytes: as much again for norm

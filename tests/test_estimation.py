@@ -1,4 +1,4 @@
-"""Importance from reference data, before a step is taken: it equals an oracle, and changes nothing."""
+"""Tests of importance estimated from reference data: it equals an oracle and does not change the model."""
 
 import itertools
 import random
@@ -14,7 +14,7 @@ from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Kronecker
 from mooring.reference.batches import add_sampled_labels
 from mooring.testing import check_equal
-from sensitive import Net, unchanged
+from stateful_net import StatefulNet, model_unchanged
 
 IMPORTANCES = {
     "ewc": lambda: {"importance": "ewc", "pull": mooring.Interpolation()},
@@ -37,9 +37,9 @@ def batches(count=5, size=8, seed=0):
     ]
 
 
-def made(lr=0.05):
+def make_model(lr=0.05):
     torch.manual_seed(1)
-    model = Net()
+    model = StatefulNet()
     return model, torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
@@ -52,13 +52,13 @@ def train(model, optimizer, data):
 
 @pytest.mark.parametrize("kind", ["loader", "inputs", "function"])
 @pytest.mark.parametrize("name", IMPORTANCES)
-def test_estimating_changes_nothing_about_the_model(name, kind):
-    model, optimizer = made()
+def test_estimate_does_not_change_the_model(name, kind):
+    model, optimizer = make_model()
     train(model, optimizer, batches(2, seed=5))
     model.drop.eval()
 
     def drawn(model):
-        model.train()  # a function may be careless
+        model.train()  # the function changes modes and random states
         model(torch.randn(8, 1, 6, 6))
         model.eval()
         random.random(), numpy.random.rand()
@@ -71,7 +71,7 @@ def test_estimating_changes_nothing_about_the_model(name, kind):
     }[kind]
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     moments = deepcopy(optimizer.state_dict())
-    with unchanged(model):
+    with model_unchanged(model):
         moor = mooring.attach(model, optimizer, reference=data, batches=4, **IMPORTANCES[name]())
     check_equal("anchor", moor.anchor, {key: before[key] for key in moor.anchor})
     assert len(moor.anchor) == len(list(model.parameters()))
@@ -81,13 +81,13 @@ def test_estimating_changes_nothing_about_the_model(name, kind):
 
 
 @pytest.mark.parametrize("name", IMPORTANCES)
-def test_the_estimate_is_that_of_training_which_does_not_move(name):
-    """In eval mode and with a learning rate of 0, all batches counting alike."""
+def test_estimate_equals_training_with_learning_rate_0(name):
+    """Training is in eval mode with learning rate 0, and all batches have the same weight."""
     options = IMPORTANCES[name]()
-    model, optimizer = made()
+    model, optimizer = make_model()
     moor = mooring.attach(model, optimizer, **options)
     moor.estimate(batches())
-    still, frozen = made(lr=0.0)
+    still, frozen = make_model(lr=0.0)
     importance = options.get("importance")
     if isinstance(importance, mooring.Balanced):
         options["importance"] = mooring.Balanced(mooring.MAS(decay=None))
@@ -106,16 +106,16 @@ def test_the_estimate_is_that_of_training_which_does_not_move(name):
             assert m.factor.looks == n.factor.looks == 5
 
 
-def test_inputs_alone_give_the_fisher_information_of_the_models_own_predictions():
-    """The mean of many draws against the sum over all labels, weighted by their probability."""
+def test_inputs_without_labels_give_the_fisher_of_the_models_predictions():
+    """The mean over many draws equals the sum over all labels weighted by their probability."""
     torch.manual_seed(0)
     model = nn.Linear(3, 4).double()
     with torch.no_grad():
         model.weight.mul_(3)
     x = torch.randn(6, 3, dtype=torch.float64)
     fisher = torch.zeros_like(model.weight)
-    for each in x:
-        log = model(each).log_softmax(-1)
+    for sample in x:
+        log = model(sample).log_softmax(-1)
         for label in range(4):
             (score,) = torch.autograd.grad(log[label], model.weight, retain_graph=True)
             fisher += log[label].exp().item() * score.square() / len(x)
@@ -125,7 +125,7 @@ def test_inputs_alone_give_the_fisher_information_of_the_models_own_predictions(
             torch.testing.assert_close(moor.current["weight"], fisher, rtol=0.15, atol=0.005)
 
 
-def test_labels_are_drawn_once_for_each_position_and_other_batches_are_left_alone():
+def test_labels_are_sampled_per_position_and_other_batches_are_unchanged():
     embedding = nn.Embedding(5, 5)
     tokens = torch.randint(5, (3, 7))
     state = torch.get_rng_state()
@@ -138,15 +138,15 @@ def test_labels_are_drawn_once_for_each_position_and_other_batches_are_left_alon
         assert add_sampled_labels(embedding, batch, seed=0) is batch
 
 
-def test_data_before_the_first_step_means_the_same_everywhere():
+def test_reference_consolidate_and_estimate_agree_before_the_first_step():
     states = []
-    for way in ("reference", "consolidate", "estimate"):
-        model, optimizer = made()
-        if way == "reference":
+    for how in ("reference", "consolidate", "estimate"):
+        model, optimizer = make_model()
+        if how == "reference":
             moor = mooring.attach(model, optimizer, reference=batches())
         else:
             moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
-            if way == "estimate":
+            if how == "estimate":
                 moor.estimate(batches())
             moor.consolidate(data=batches())
         assert moor.calibration != [1.0]
@@ -156,12 +156,12 @@ def test_data_before_the_first_step_means_the_same_everywhere():
         check_equal("state", other, states[0])
 
 
-def test_an_estimate_takes_the_place_of_what_training_saw():
-    model, optimizer = made()
+def test_estimate_replaces_the_importance_from_training():
+    model, optimizer = make_model()
     moor = mooring.attach(model, optimizer, importance=mooring.MAS())
     train(model, optimizer, batches(seed=3))
     moor.estimate(batches())
-    fresh = Net()
+    fresh = StatefulNet()
     fresh.load_state_dict(model.state_dict())
     again = mooring.attach(fresh, torch.optim.SGD(fresh.parameters(), lr=0.1), importance=mooring.MAS())
     again.estimate(batches())
@@ -171,19 +171,19 @@ def test_an_estimate_takes_the_place_of_what_training_saw():
     assert bool((moor.previous["head.weight"] > 0).all())
 
 
-def test_a_second_reference_joins_the_first():
-    model, optimizer = made()
+def test_second_reference_is_merged_with_the_first():
+    model, optimizer = make_model()
     moor = mooring.attach(model, optimizer, pull=mooring.Interpolation(), reference=batches(), merge="sum")
     first = {key: t.clone() for key, t in moor.previous.items()}
     moor.consolidate(data=batches(seed=1))
-    alone = mooring.attach(*made(), pull=mooring.Interpolation(), reference=batches(seed=1), merge="sum")
+    alone = mooring.attach(*make_model(), pull=mooring.Interpolation(), reference=batches(seed=1), merge="sum")
     check_equal("sum", moor.previous, {key: first[key] + t for key, t in alone.previous.items()})
 
 
-def test_a_backward_pass_before_the_estimate_still_counts_in_its_step():
-    found = []
+def test_backward_pass_before_an_estimate_counts_in_its_step():
+    currents = []
     for between in (False, True):
-        model, optimizer = made()
+        model, optimizer = make_model()
         moor = mooring.attach(model, optimizer, importance=mooring.MAS(decay=None))
         model.eval()
         x, y = batches()[0]
@@ -191,20 +191,20 @@ def test_a_backward_pass_before_the_estimate_still_counts_in_its_step():
         if between:
             moor.estimate(batches(1, seed=7))
             for m in moor._states.records.values():
-                m.count = 0  # start the mean anew
+                m.count = 0  # start the mean again
         optimizer.step()
-        found.append(moor.current)
-    check_equal("current", *found)
+        currents.append(moor.current)
+    check_equal("current", *currents)
 
 
-def test_only_so_many_batches_are_read_and_a_function_makes_as_many():
+def test_batches_limits_what_is_read_and_how_often_a_function_is_called():
     def endless():
         for x in itertools.count():
             read.append(x)
             yield batches(1, seed=x)[0]
 
     read, made_by = [], []
-    moor = mooring.attach(*made(), reference=endless(), batches=3)
+    moor = mooring.attach(*make_model(), reference=endless(), batches=3)
     assert read == [0, 1, 2]
 
     def make(model):
@@ -213,13 +213,13 @@ def test_only_so_many_batches_are_read_and_a_function_makes_as_many():
         made_by.append(len(made_by))
         return batches(1, seed=made_by[-1])[0]
 
-    other = mooring.attach(*made(), reference=make, batches=3)
+    other = mooring.attach(*make_model(), reference=make, batches=3)
     assert made_by == read
     check_equal("previous", other.previous, moor.previous)
 
 
 class Returns(nn.Module):
-    """As the models of transformers do."""
+    """A model that takes keyword arguments and returns its loss, as those of transformers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ class Returns(nn.Module):
         return {"logits": logits, **({} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)})}
 
 
-def test_a_mapping_is_what_the_model_takes_and_its_loss_is_used():
+def test_mapping_is_passed_as_keyword_arguments_and_the_models_loss_is_used():
     model = Returns()
     x, y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -243,10 +243,10 @@ def test_a_mapping_is_what_the_model_takes_and_its_loss_is_used():
         moor.estimate([{"x": x}])
 
 
-def test_a_bar_is_shown_where_it_is_asked_for_and_goes_away(capsys):
-    mooring.attach(*made(), reference=batches())
+def test_progress_bar_is_shown_on_request_and_cleared(capsys):
+    mooring.attach(*make_model(), reference=batches())
     assert capsys.readouterr() == ("", "")
-    mooring.attach(*made(), reference=batches(), progress=True)
+    mooring.attach(*make_model(), reference=batches(), progress=True)
     out, err = capsys.readouterr()
     assert out == ""
     assert "estimating importance [" in err
@@ -277,12 +277,12 @@ def test_a_bar_is_shown_where_it_is_asked_for_and_goes_away(capsys):
         ({"reference": None, "loss": lambda model, batch: 1.0}, MooringError, "loss has no effect without"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line_and_leaves_no_trace(options, error, line):
-    model, optimizer = made()
+def test_bad_references_are_refused_in_one_line_and_change_nothing(options, error, line):
+    model, optimizer = make_model()
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    with pytest.raises(error, match=line) as told:
+    with pytest.raises(error, match=line) as error:
         mooring.attach(model, optimizer, **{"reference": batches(), **options})
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     check_equal("model", model.state_dict(), before)
     assert model.training
     assert not optimizer._optimizer_step_pre_hooks
@@ -290,7 +290,7 @@ def test_what_makes_no_sense_is_refused_in_one_line_and_leaves_no_trace(options,
     mooring.attach(model, optimizer, reference=batches())
 
 
-def test_outputs_that_no_label_can_be_drawn_from_are_refused():
+def test_outputs_without_classes_are_refused():
     model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
     moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance="mas")
     with pytest.raises(MooringError, match=r"cannot draw labels from outputs of shape \(4,\)"):
@@ -303,13 +303,13 @@ def test_data_of_one_rank_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(MooringError, match="one rank only"):
-        mooring.attach(*made(), reference=batches())
+        mooring.attach(*make_model(), reference=batches())
 
 
-def test_a_state_saved_after_the_estimate_goes_on_without_the_data():
-    model, optimizer = made()
+def test_state_saved_after_an_estimate_resumes_without_the_data():
+    model, optimizer = make_model()
     moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(0.05), reference=batches())
-    again, other = made()
+    again, other = make_model()
     left = mooring.attach(again, other, importance=Kronecker(), pull=mooring.Budget(0.05))
     left.load_state_dict(deepcopy(moor.state_dict()))
     for net, opt in ((model, optimizer), (again, other)):
@@ -326,11 +326,11 @@ def test_a_state_saved_after_the_estimate_goes_on_without_the_data():
         ((torch.ones(8, 3), torch.zeros(5, dtype=torch.long)), "Expected input batch_size"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_named_and_nothing_changes(batch, reason):
+def test_batch_that_does_not_fit_the_model_is_named_and_nothing_changes(batch, reason):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(
         MooringError, match=rf"^batch 1 of the data or reference does not fit the model \({reason}.*: give batches"
     ):
         mooring.attach(model, optimizer, reference=[torch.ones(8, 3), batch])
-    mooring.attach(model, optimizer)  # nothing is left of the first
+    mooring.attach(model, optimizer)  # the first attempt left nothing

@@ -1,4 +1,4 @@
-"""Fine-tuning for one task: with the default options the new task is learned, and far less of the old one is lost."""
+"""Tests of fine-tuning with a reference: the new task is learned, and far less of the old one is forgotten."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ EPOCHS, BATCH = 10, 20
 
 
 class Network(nn.Module):
-    """A body, and a head for digits 0 to 4 and for 5 to 9."""
+    """A network with one head for digits 0 to 4 and one for 5 to 9."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,12 +25,12 @@ class Network(nn.Module):
 
 
 def digits(which):
-    """Training inputs and labels, test inputs and labels, of 0 to 4 or of 5 to 9."""
+    """Return training inputs and labels, then test inputs and labels, of digits 0 to 4 or 5 to 9."""
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    mine = [part[y[part] // 5 == ("old", "new").index(which)] for part in (order[:1400], order[1400:])]
-    return [t for part in mine for t in (x[part], y[part] % 5)]
+    indices = [part[y[part] // 5 == ("old", "new").index(which)] for part in (order[:1400], order[1400:])]
+    return [t for part in indices for t in (x[part], y[part] % 5)]
 
 
 def train(model, optimizer, head):
@@ -51,7 +51,7 @@ def accuracy(model, head):
 
 
 def finetuned(seed, options, *, labels=True):
-    """Accuracy on the old digits before and after, and on the new ones after."""
+    """Return the accuracy on the old digits before and after, and on the new ones after."""
     torch.manual_seed(seed)
     model = Network()
     train(model, torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9), "old")
@@ -71,7 +71,7 @@ def plain():
 
 
 @pytest.mark.parametrize("labels", [True, False], ids=["data", "inputs alone"])
-def test_the_default_learns_the_new_task_and_forgets_much_less(plain, labels):
+def test_default_options_learn_the_new_task_and_forget_much_less(plain, labels):
     before, old, new = finetuned(0, {}, labels=labels)
     assert plain[0] - plain[1] > 8
     assert before - old < 0.3 * (plain[0] - plain[1])
@@ -83,7 +83,7 @@ def test_the_default_learns_the_new_task_and_forgets_much_less(plain, labels):
     [{"pull": mooring.Interpolation()}, {"importance": Kronecker(), "pull": mooring.Budget(0.01)}],
     ids=["explicit", "kronecker"],
 )
-def test_others_learn_it_too_and_forget_less(plain, options):
+def test_other_options_learn_the_new_task_and_forget_less(plain, options):
     before, old, new = finetuned(0, options)
     assert before - old < 0.5 * (plain[0] - plain[1])
     assert new > plain[2] - 4

@@ -1,4 +1,4 @@
-"""Promise 10: a non-finite loss or gradient stops before anything is changed, and names the layer."""
+"""Tests that a non-finite loss or gradient stops the step before anything changes, and names the layer."""
 
 import copy
 import gc
@@ -22,7 +22,7 @@ def snapshot(model, optimizer, moor):
 @pytest.mark.parametrize("pull", PULLS, ids=lambda pull: type(pull).__name__)
 @pytest.mark.parametrize("importance", IMPORTANCES, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_non_finite_loss_changes_nothing_and_names_the_layer(importance, pull, bad):
+def test_non_finite_loss_changes_nothing_and_names_the_layer(importance, pull, bad):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     moor = mooring.attach(model, optimizer, importance=importance, pull=pull)
@@ -42,10 +42,10 @@ def test_a_non_finite_loss_changes_nothing_and_names_the_layer(importance, pull,
     after = snapshot(model, optimizer, moor)
     for old, new in zip(before, after, strict=True):
         torch.testing.assert_close(new, old, rtol=0, atol=0)
-    step(1.0)  # the next good batch goes on
+    step(1.0)  # training continues with the next good batch
 
 
-def test_the_worst_layer_is_the_one_with_the_largest_share():
+def test_error_names_the_layer_with_the_largest_share_of_bad_values():
     named = [
         ("fine", torch.ones(3)),
         ("one of four", torch.tensor([1.0, 1, 1, torch.nan])),
@@ -55,11 +55,11 @@ def test_the_worst_layer_is_the_one_with_the_largest_share():
         check_finite("gradient", named)
 
 
-def test_a_sum_that_overflows_is_not_mistaken_for_a_bad_gradient():
+def test_overflowing_sum_of_finite_gradients_is_accepted():
     check_finite("gradient", [("huge", torch.full((10,), 3e38)), ("half", torch.full((10,), 6e4, dtype=torch.float16))])
 
 
-def test_a_non_finite_closure_loss_stops_before_the_update():
+def test_non_finite_closure_loss_stops_before_the_update():
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mooring.attach(model, optimizer)
@@ -85,7 +85,7 @@ def test_a_non_finite_closure_loss_stops_before_the_update():
     assert torch.equal(model.weight, before)
 
 
-def test_a_bad_gradient_of_an_excluded_head_stops_the_step_too():
+def test_non_finite_gradient_of_an_excluded_head_stops_the_step():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mooring.attach(model, optimizer, exclude="1")
@@ -97,7 +97,7 @@ def test_a_bad_gradient_of_an_excluded_head_stops_the_step_too():
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
-def test_an_overflowing_penalty_is_named_as_such():
+def test_overflowing_penalty_is_named_in_the_error():
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance="uniform", pull=mooring.Penalty(1e38))
@@ -112,7 +112,7 @@ def test_an_overflowing_penalty_is_named_as_such():
     assert torch.equal(model.weight.grad, torch.ones(1, 2))
 
 
-def test_the_check_can_be_switched_off():
+def test_check_finite_false_disables_the_check():
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mooring.attach(model, optimizer, check_finite=False)
@@ -122,7 +122,7 @@ def test_the_check_can_be_switched_off():
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_the_collector_is_as_it_was_after_a_step_that_was_refused_and_after_one_that_was_not(before):
+def test_garbage_collector_is_restored_after_accepted_and_refused_steps(before):
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mooring.attach(model, optimizer)

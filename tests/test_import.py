@@ -1,4 +1,4 @@
-"""Importing the core costs little: torch, the standard library, and nothing else."""
+"""The core imports only torch and the standard library."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ print(json.dumps([sorted(new - sys.stdlib_module_names), "torch._dynamo" in sys.
 """
 
 
-def test_the_core_imports_torch_alone_and_not_its_compiler():
+def test_core_imports_only_torch_and_not_its_compiler():
     printed = subprocess.run([sys.executable, "-c", CODE], check=True, capture_output=True, text=True).stdout
     new, compiler, public = json.loads(printed)
     assert new == ["mooring"]

@@ -1,4 +1,4 @@
-"""Promise 4: every importance equals an oracle written out by hand, whatever the batch size where it says so."""
+"""Tests that every importance equals a direct computation, at every batch size if its definition says so."""
 
 from itertools import product
 
@@ -23,7 +23,7 @@ def batches(count, size=6, classes=4):
 
 
 def train(model, optimizer, data, record=None):
-    """An ordinary loop that also notes g, before and after of every step."""
+    """Train with a plain loop, and record the gradient and the parameters before and after each step."""
     for x, y in data:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
@@ -35,7 +35,7 @@ def train(model, optimizer, data, record=None):
 
 
 def per_sample_gradients(model, function, x):
-    """The gradient of function(outputs of one sample) for each sample, by parameter name."""
+    """Return the gradient of function(outputs of one sample) for each sample, by parameter name."""
     values = {n: p.detach() for n, p in model.named_parameters()}
 
     def one(values, sample):
@@ -59,7 +59,7 @@ def test_ewc_is_the_average_of_the_squared_batch_gradient(decay):
         torch.testing.assert_close(current, expected, rtol=1e-12, atol=1e-15)
 
 
-def test_ewc_per_sample_multiplies_by_the_batch_size_seen_or_given():
+def test_ewc_per_sample_multiplies_by_the_observed_or_given_batch_size():
     for batch_size in (None, 6):
         importance = mooring.EWC(decay=None, per_sample=True, batch_size=batch_size)
         model, record = network(), []
@@ -91,8 +91,8 @@ def test_sampled_fisher_is_unbiased_at_any_batch_size():
         torch.testing.assert_close(expected[name], exact[name], rtol=1e-10, atol=1e-14)
 
 
-def test_sampled_labels_come_from_the_models_own_prediction():
-    """Over many batches the estimate approaches the exact Fisher diagonal, whatever labels the data has."""
+def test_labels_are_sampled_from_the_models_prediction():
+    """Over many batches the estimate approaches the exact Fisher diagonal; the labels of the data have no effect."""
     model = network(classes=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     moor = mooring.attach(model, optimizer, importance=mooring.EWC(decay=None, labels="sampled"))
@@ -135,7 +135,7 @@ def test_si_is_the_path_integral_over_the_squared_displacement(sign, optimizer_c
         torch.testing.assert_close(current, expected, rtol=1e-10, atol=1e-14)
 
 
-def test_si_leaves_a_stated_fraction_negative():
+def test_si_keeps_the_sign_of_the_given_fraction():
     """Momentum from before the mooring carries parameters against their gradients, so that paths turn negative."""
     current = {}
     for sign in ("signed", 0.25):
@@ -155,7 +155,7 @@ def test_si_leaves_a_stated_fraction_negative():
     torch.testing.assert_close(current[0.25].abs(), current["signed"].abs())
 
 
-def test_si_makes_a_thousandth_of_its_scores_negative_where_asked_to():
+def test_si_flipped_makes_a_thousandth_of_the_scores_negative():
     current = {}
     for sign in ("absolute", "flipped"):
         torch.manual_seed(3)
@@ -170,7 +170,7 @@ def test_si_makes_a_thousandth_of_its_scores_negative_where_asked_to():
     torch.testing.assert_close(current["flipped"].abs(), current["absolute"])
 
 
-def test_rwalk_adds_the_walk_to_the_fisher():
+def test_rwalk_is_the_fisher_plus_the_path_score():
     model, record = network(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     moor = mooring.attach(model, optimizer, importance=mooring.RWalk(decay=0.3, damping=0.02))
@@ -185,8 +185,8 @@ def test_rwalk_adds_the_walk_to_the_fisher():
         torch.testing.assert_close(current, expected, rtol=1e-10, atol=1e-14)
 
 
-def test_the_importance_is_computed_before_the_pull():
-    """With Interpolation, SI's displacement is that of the step, not what the pull left of it."""
+def test_importance_is_updated_before_the_pull():
+    """With Interpolation, SI uses the displacement after the step and before the pull."""
     model, record = network(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     moor = mooring.attach(model, optimizer, importance=mooring.SI(damping=0.01))
@@ -232,7 +232,7 @@ def test_uniform_and_random_are_not_merged():
 @pytest.mark.parametrize(
     ("merge", "expected"), [("average", (0.0 + 4 / 2 + 2) / 2), ("sum", 6.0), ("max", 4.0), (lambda p, c: c * 10, 20.0)]
 )
-def test_merges_join_tasks_as_they_say(merge, expected):
+def test_merge_combines_tasks_by_its_formula(merge, expected):
     weight = nn.Linear(1, 1, bias=False).to(F64)
     optimizer = torch.optim.SGD(weight.parameters(), lr=0.0)
     moor = mooring.attach(weight, optimizer, importance=mooring.EWC(decay=0.0), merge=merge)
@@ -244,7 +244,7 @@ def test_merges_join_tasks_as_they_say(merge, expected):
     assert float(moor.previous["weight"]) == pytest.approx(expected)
 
 
-def test_balanced_gives_every_layer_the_same_mean_and_keeps_the_total():
+def test_balanced_layers_have_the_same_mean_and_the_total_is_kept():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     raw = mooring.attach(model, optimizer, importance="ewc")
@@ -267,7 +267,7 @@ def test_balanced_gives_every_layer_the_same_mean_and_keeps_the_total():
     torch.testing.assert_close(moor.previous["0.weight"], raw_scores["0.weight"] * ratio.flatten()[0] / 2)
 
 
-def test_balance_works_per_run_and_leaves_a_dead_layer_alone():
+def test_balance_works_per_run_and_ignores_a_layer_without_importance():
     sums = [[8.0, 2.0], [2.0, 8.0], [0.0, 0.0]]
     factors = balance([torch.tensor(layer) for layer in sums], [1, 1, 1])
     for run in range(2):

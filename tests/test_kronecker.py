@@ -1,4 +1,4 @@
-"""Kronecker factors: the curvature of a layer from what goes in and what comes back, and budgets in its basis."""
+"""Tests of Kronecker factors and of budgets in their eigenbasis."""
 
 from copy import deepcopy
 
@@ -16,7 +16,7 @@ F64 = torch.float64
 
 
 def seen(layer: nn.Module, x: torch.Tensor, loss):
-    """A, G and a bias's G of one batch, with the gradients of the layer's parameters."""
+    """Return A, G and the bias's G of one batch, and the gradients of the layer's parameters."""
     out = layer(x)
     out.retain_grad()
     loss(out).backward()
@@ -27,7 +27,7 @@ def cost(outputs: torch.Tensor, inputs: torch.Tensor, d: torch.Tensor) -> float:
     return float((outputs @ d @ inputs * d).sum() / 2)
 
 
-def test_with_one_sample_the_cost_of_a_displacement_is_that_of_the_fisher_information():
+def test_factors_of_one_sample_equal_its_fisher_information():
     torch.manual_seed(0)
     layer, x, d = nn.Linear(5, 3).to(F64), torch.randn(1, 5, dtype=F64), torch.randn(3, 5, dtype=F64)
     inputs, outputs, sums = seen(layer, x, lambda out: out.square().sum())
@@ -37,7 +37,7 @@ def test_with_one_sample_the_cost_of_a_displacement_is_that_of_the_fisher_inform
     assert float(b @ sums @ b / 2) == pytest.approx(float((layer.bias.grad @ b) ** 2 / 2), rel=1e-10)
 
 
-def test_a_convolution_that_sees_the_whole_image_is_a_linear_layer():
+def test_convolution_over_the_whole_image_equals_a_linear_layer():
     torch.manual_seed(0)
     layer, x = nn.Conv2d(2, 3, 4).to(F64), torch.randn(6, 2, 4, 4, dtype=F64)
     flat = nn.Linear(32, 3).to(F64)
@@ -52,7 +52,7 @@ def test_a_convolution_that_sees_the_whole_image_is_a_linear_layer():
 @pytest.mark.parametrize(
     "how", [{}, {"stride": 2}, {"padding": 1}, {"dilation": 2, "padding": (2, 1), "stride": (1, 2)}]
 )
-def test_a_convolution_sums_over_places(how):
+def test_convolution_sums_over_positions(how):
     torch.manual_seed(0)
     layer, x = nn.Conv2d(2, 3, 3, **how).to(F64), torch.randn(4, 2, 7, 7, dtype=F64)
     inputs, outputs, sums = seen(layer, x, lambda out: out.pow(3).mean())
@@ -60,12 +60,12 @@ def test_a_convolution_sums_over_places(how):
     out.retain_grad()
     out.pow(3).mean().backward()
     places = out[0, 0].numel()
-    b = out.grad.flatten(2)  # (samples, out, places)
+    b = out.grad.flatten(2)  # (samples, out, positions)
     torch.testing.assert_close(outputs, 4 / places * torch.einsum("nit,njt->ij", b, b))
     torch.testing.assert_close(sums, 4 * torch.einsum("ni,nj->ij", b.sum(2), b.sum(2)))
     one = nn.Conv2d(2, 3, 3, **how, bias=False).to(F64)
     patches = []
-    for place in range(18):  # what each weight sees: the response of a kernel that is 1 there
+    for place in range(18):  # the input of each weight: the response of a kernel that is 1 there
         with torch.no_grad():
             one.weight.zero_().view(3, -1)[0, place] = 1.0
         patches.append(one(x)[:, 0].flatten().detach())
@@ -73,7 +73,7 @@ def test_a_convolution_sums_over_places(how):
     torch.testing.assert_close(inputs, rows @ rows.T / 4)
 
 
-def test_positions_of_a_sequence_are_places():
+def test_sequence_positions_are_summed_like_image_positions():
     torch.manual_seed(0)
     layer, x = nn.Linear(5, 3).to(F64), torch.randn(4, 6, 5, dtype=F64)
     inputs, outputs, sums = seen(layer, x, lambda out: out.pow(3).mean())
@@ -86,11 +86,11 @@ def test_positions_of_a_sequence_are_places():
     torch.testing.assert_close(sums, torch.einsum("ni,nj->ij", b.sum(1), b.sum(1)) * 4)
 
 
-def test_sequences_count_as_their_positions_do_one_by_one():
+def test_sequences_equal_their_positions_as_separate_samples():
     """A mean loss over all positions has the same curvature whether they lie in sequences or in rows."""
     torch.manual_seed(0)
     x, y = torch.randn(4, 6, 5, dtype=F64), torch.randint(3, (4, 6))
-    found = []
+    results = []
     for inputs, labels in ((x, y), (x.flatten(0, 1), y.flatten())):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(5, 3, bias=False)).to(F64)
@@ -99,11 +99,11 @@ def test_sequences_count_as_their_positions_do_one_by_one():
         nn.functional.cross_entropy(model(inputs).flatten(0, -2), labels.flatten()).backward()
         optimizer.step()
         (record,) = moor._states.records.values()
-        found.append(torch.kron(record.factor.outputs, record.factor.inputs))
-    torch.testing.assert_close(found[0], found[1])
+        results.append(torch.kron(record.factor.outputs, record.factor.inputs))
+    torch.testing.assert_close(results[0], results[1])
 
 
-def test_the_scale_does_not_depend_on_the_batch():
+def test_scale_does_not_depend_on_the_batch_size():
     """With the same sample many times over, a mean loss gives the same factors as that sample alone."""
     torch.manual_seed(0)
     layer, x = nn.Linear(5, 3).to(F64), torch.randn(1, 5, dtype=F64)
@@ -115,7 +115,7 @@ def test_the_scale_does_not_depend_on_the_batch():
         torch.testing.assert_close(one, other)
 
 
-def test_in_its_basis_the_curvature_is_diagonal_and_back_is_back():
+def test_curvature_is_diagonal_in_its_eigenbasis_and_the_change_of_basis_is_invertible():
     torch.manual_seed(0)
     weight = torch.randn(3, 2, 2, 2, dtype=F64)
     factor = Factor.fresh(weight, F64)
@@ -125,9 +125,9 @@ def test_in_its_basis_the_curvature_is_diagonal_and_back_is_back():
         factor.looks += 1
         factor.consolidate()
     d = torch.randn_like(weight)
-    turned = factor.turned(d)
-    torch.testing.assert_close(factor.turned_back(turned, d), d)
-    spent = float(spent_at(factor.basis[2], turned, 0.0)[0])
+    rotated = factor.turned(d)
+    torch.testing.assert_close(factor.turned_back(rotated, d), d)
+    spent = float(spent_at(factor.basis[2], rotated, 0.0)[0])
     assert spent == pytest.approx(2 * cost(factor.past_outputs, factor.past_inputs, d.flatten(1)), rel=1e-9)
 
 
@@ -145,11 +145,15 @@ class Mixed(nn.Module):
         return self.head(torch.relu(self.norm(self.features(x))).flatten(1))
 
 
-def moored(nats, **rest):
+def moored(nats, **options):
     torch.manual_seed(1)
     model = Mixed().to(F64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return model, optimizer, mooring.attach(model, optimizer, importance=Kronecker(**rest), pull=mooring.Budget(nats))
+    return (
+        model,
+        optimizer,
+        mooring.attach(model, optimizer, importance=Kronecker(**options), pull=mooring.Budget(nats)),
+    )
 
 
 def train(model, optimizer, steps, seed, watch=lambda: None):
@@ -162,7 +166,7 @@ def train(model, optimizer, steps, seed, watch=lambda: None):
         watch()
 
 
-def test_layers_with_factors_have_no_scores_and_the_others_do():
+def test_only_layers_without_factors_have_scores():
     model, optimizer, moor = moored(1e-3)
     train(model, optimizer, 3, 0)
     moor.consolidate()
@@ -178,7 +182,7 @@ def test_layers_with_factors_have_no_scores_and_the_others_do():
     assert records["features.weight"].state["current"].numel() == 1
 
 
-def test_a_layer_that_is_too_large_has_the_diagonal():
+def test_layer_above_the_size_limit_has_the_diagonal():
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 9))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance=Kronecker(largest=8), pull=mooring.Budget(0.01))
@@ -193,7 +197,7 @@ def test_a_layer_that_is_too_large_has_the_diagonal():
 
 
 @pytest.mark.parametrize("nats", [1e-4, 1e-2])
-def test_no_more_is_spent_and_all_of_it_where_more_would_be(nats):
+def test_budget_is_kept_and_used_up(nats):
     model, optimizer, moor = moored(nats)
     train(model, optimizer, 20, 0)
     moor.consolidate()
@@ -203,7 +207,7 @@ def test_no_more_is_spent_and_all_of_it_where_more_would_be(nats):
     assert max(spent) >= (1 - UNSPENT_TOLERANCE) * nats
 
 
-def test_within_its_budget_training_is_plain_fine_tuning_bit_for_bit():
+def test_training_within_the_budget_equals_plain_fine_tuning_bit_for_bit():
     model, optimizer, moor = moored(1e9)
     torch.manual_seed(1)
     plain = Mixed().to(F64)
@@ -217,7 +221,7 @@ def test_within_its_budget_training_is_plain_fine_tuning_bit_for_bit():
 
 
 @pytest.mark.parametrize("stop", [0, 4])
-def test_a_saved_one_goes_on_from_where_it_was(stop):
+def test_resumed_training_equals_uninterrupted_training(stop):
     model, optimizer, moor = moored(1e-3, every=2)
     train(model, optimizer, 10, 0)
     moor.consolidate()
@@ -234,7 +238,7 @@ def test_a_saved_one_goes_on_from_where_it_was(stop):
         assert torch.equal(p, q)
 
 
-def test_an_evaluation_without_no_grad_leaves_no_trace():
+def test_evaluation_without_no_grad_is_not_counted():
     model, optimizer, moor = moored(1e-3)
     quiet, other, left = moored(1e-3)
     for net, opt, kept, noisy in ((model, optimizer, moor, True), (quiet, other, left, False)):
@@ -258,7 +262,7 @@ def test_an_evaluation_without_no_grad_leaves_no_trace():
 def test_accumulated_gradients_give_the_factors_of_the_whole_batch():
     random = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 1, 6, 6, generator=random, dtype=F64), torch.randint(3, (8,), generator=random)
-    found = []
+    results = []
     for cuts in ([8], [2, 6]):
         model, optimizer, moor = moored(1e-3)
         model.eval()  # the statistics of a batch norm would differ
@@ -266,16 +270,16 @@ def test_accumulated_gradients_give_the_factors_of_the_whole_batch():
         for xs, ys in zip(torch.split(x, cuts), torch.split(y, cuts), strict=True):
             (nn.functional.cross_entropy(model(xs), ys) * len(xs) / 8).backward()
         optimizer.step()
-        found.append({m.name: m.factor.slots() for m in moor._states.records.values() if m.factor})
+        results.append({m.name: m.factor.slots() for m in moor._states.records.values() if m.factor})
         assert {m.factor.looks for m in moor._states.records.values() if m.factor} == {1}
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(results[0], results[1])
 
 
-def test_a_layer_that_is_used_twice_counts_both_uses():
-    """As the places of a sequence do."""
+def test_layer_used_twice_sums_both_uses():
+    """Two uses are summed like the positions of a sequence."""
     torch.manual_seed(0)
     x = torch.randn(6, 2, 4, dtype=F64)
-    found = []
+    results = []
     for twice in (False, True):
         torch.manual_seed(1)
         layer = nn.Linear(4, 3, bias=False).to(F64)
@@ -286,26 +290,26 @@ def test_a_layer_that_is_used_twice_counts_both_uses():
         (sum(out.pow(3).sum() for out in outs) / 6).backward()
         optimizer.step()
         (record,) = moor._states.records.values()
-        found.append(record.factor.slots())
-    torch.testing.assert_close(found[0], found[1])
+        results.append(record.factor.slots())
+    torch.testing.assert_close(results[0], results[1])
 
 
-def test_layers_are_looked_at_as_often_as_asked():
-    for every, looks in ((1, 6), (3, 2)):
+def test_layers_are_observed_in_every_kth_iteration():
+    for every, count in ((1, 6), (3, 2)):
         model, optimizer, moor = moored(1e-3, every=every)
         train(model, optimizer, 6, 0)
-        assert {m.factor.looks for m in moor._states.records.values() if m.factor} == {looks}
+        assert {m.factor.looks for m in moor._states.records.values() if m.factor} == {count}
 
 
-def test_detached_it_leaves_no_hooks():
+def test_detach_removes_all_hooks():
     model, _, moor = moored(1e-3)
     assert any(module._forward_hooks for module in model.modules())
     moor.detach()
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_weights_that_move_together_cost_more_than_the_diagonal_says():
-    """Of ten inputs that are always alike: all ten weights together cost ten times the sum of what each costs."""
+def test_correlated_displacement_costs_more_than_the_diagonal_estimates():
+    """With ten equal inputs, all ten weights together cost ten times the sum of their separate costs."""
     costs = []
     for kind in (mooring.EWC(decay=None, per_sample=True), Kronecker()):
         torch.manual_seed(0)
@@ -333,19 +337,19 @@ def test_weights_that_move_together_cost_more_than_the_diagonal_says():
         (lambda: attached(pull=mooring.Budget(1.0), merge="average"), "works only with a budget"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(make, line):
-    with pytest.raises(MooringError, match=line) as told:
+def test_bad_options_are_refused_in_one_line(make, line):
+    with pytest.raises(MooringError, match=line) as error:
         make()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
-def attached(**rest):
+def attached(**options):
     model = Mixed()
-    return mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=Kronecker(), **rest)
+    return mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=Kronecker(), **options)
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_a_solver_that_gives_up_is_asked_in_float64_and_then_another_one_is(failures, monkeypatch):
+def test_failed_eigendecomposition_is_retried_in_float64_and_then_by_another_solver(failures, monkeypatch):
     solve, asked = torch.linalg.eigh, []
 
     def stubborn(matrix):
@@ -363,7 +367,7 @@ def test_a_solver_that_gives_up_is_asked_in_float64_and_then_another_one_is(fail
     torch.testing.assert_close(vectors * values.unsqueeze(-2) @ vectors.mT, matrix, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_whose_parts_are_called_shows_its_samples_in_its_layers():
+def test_samples_are_counted_in_layers_if_the_model_itself_is_not_called():
     def after(whole: bool) -> tuple[list[torch.Tensor], float]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
@@ -382,10 +386,10 @@ def test_a_model_whose_parts_are_called_shows_its_samples_in_its_layers():
     torch.testing.assert_close(after(whole=False), after(whole=True))
 
 
-def test_gradients_in_float16_which_are_scaled_are_refused_in_one_line():
+def test_float16_gradients_are_refused_in_one_line():
     model = nn.Sequential(nn.Linear(4, 2)).half()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(1e-3))
-    with pytest.raises(MooringError, match="use bfloat16") as told:
+    with pytest.raises(MooringError, match="use bfloat16") as error:
         model(torch.randn(3, 4).half()).sum().backward()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Each form in which anchors and importances are kept: its bytes, its numbers, its checkpoints, and what it refuses."""
+"""Tests of every memory option: its bytes, its numbers, its checkpoints, and what it refuses."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ MODES = {
 NONE = replace(MODES["lean"], current="none")
 PULLS = [Interpolation(), Penalty(2.0), Penalty(50.0, clamp=True), Proximal(3.0), Blend(0.3), Budget(1e-4)]
 UNREAD = [pull for pull in PULLS if not isinstance(pull, Interpolation)]
-"""Pulls that do not weigh the importance on this task."""
+"""Pulls that do not read the current importance."""
 
 
 def built(memory=None, importance=None, pull=None, dtype=torch.float32, **options):
@@ -43,7 +43,7 @@ def batch(number, dtype=torch.float32):
 
 
 def trained(moor, first, steps, passes=2):
-    """Steps, the gradient of each accumulated over some passes."""
+    """Train with gradients accumulated over several passes."""
     dtype = next(moor.model.parameters()).dtype
     for index in range(first, first + steps):
         moor.optimizer.zero_grad()
@@ -69,7 +69,7 @@ def everything(moor):
 
 
 def bytes_of(moor):
-    """What is kept, for each weight of the model's matrices, but for the header and what has one dimension."""
+    """Return the bytes of the state per weight of the matrices, without the header and vectors."""
     matrices = {name: p for name, p in moor.model.named_parameters() if p.ndim > 1 and p.requires_grad}
     kept = [t for name, t in moor.state_dict().items() if name.partition(".")[2] in matrices]
     return sum(t.numel() * t.element_size() for t in kept) / sum(p.numel() for p in matrices.values())
@@ -87,14 +87,14 @@ def bytes_of(moor):
     ],
     ids=str,
 )
-def test_bytes_for_each_weight(dtype, memory, most):
+def test_state_uses_the_stated_bytes_per_weight(dtype, memory, most):
     moor = built(memory, pull=Proximal(1.0), dtype=dtype, reference=[batch(1, dtype), batch(2, dtype)])
     trained(moor, 0, 1)
     assert most - 0.3 <= bytes_of(moor) <= most
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_is_kept_for_what_is_excluded_or_frozen(mode):
+def test_excluded_and_frozen_parameters_have_no_state(mode):
     moor = built(MODES[mode], exclude="4")
     moor.model[0].weight.requires_grad_(False)
     names = {key.partition(".")[2] for key in two_tasks(moor).state_dict()} - {""}
@@ -102,7 +102,7 @@ def test_nothing_is_kept_for_what_is_excluded_or_frozen(mode):
 
 
 @pytest.mark.parametrize("pull", PULLS, ids=repr)
-def test_anchors_on_the_host_give_the_same_numbers(pull):
+def test_offloaded_anchors_give_the_same_parameters(pull):
     check_equal(
         "on the host", everything(two_tasks(built(MODES["host"], pull=pull))), everything(two_tasks(built(pull=pull)))
     )
@@ -110,7 +110,7 @@ def test_anchors_on_the_host_give_the_same_numbers(pull):
 
 @pytest.mark.parametrize("importance", [EWC(), SI(), RWalk(), Random()], ids=repr)
 @pytest.mark.parametrize("pull", [*PULLS, Interpolation(every=2), Interpolation(every="task")], ids=repr)
-def test_anchors_that_pass_through_staging_give_the_same_numbers(pull, importance, monkeypatch):
+def test_offloading_in_groups_gives_the_same_parameters(pull, importance, monkeypatch):
     if isinstance(pull, Budget) and not isinstance(importance, EWC):
         pytest.skip("a budget is spent in curvature, which of these only EWC measures")
     near = two_tasks(built(importance=importance, pull=pull))
@@ -120,12 +120,15 @@ def test_anchors_that_pass_through_staging_give_the_same_numbers(pull, importanc
     two_tasks(moor).consolidate()
     check_equal("staged", everything(moor), everything(near))
     rooms = [room.bytes.numel() for room in moor._states.staging.rooms.values()]
-    assert sorted(rooms) == [2048, 24_576]  # each weight of more than half of it alone, then what is small together
+    assert sorted(rooms) == [
+        2048,
+        24_576,
+    ]  # a slot for each large weight alone, and one for the small ones
     assert all(m.staged is None for m in moor._states.records.values())
 
 
-def test_a_group_is_fetched_ahead_and_not_twice(monkeypatch):
-    """Anchors do not change in a task: the first groups are there when the next step begins, and all where they fit."""
+def test_each_group_is_prefetched_once(monkeypatch):
+    """Anchors are constant in a task, so the first groups, or all if they fit, are there when the next step starts."""
     fetched, copy = [], mooring.state.offload._copy
 
     def copied(room, records) -> None:
@@ -134,7 +137,7 @@ def test_a_group_is_fetched_ahead_and_not_twice(monkeypatch):
 
     monkeypatch.setattr(mooring.state.offload, "is_offloaded", lambda m: True)
     monkeypatch.setattr(mooring.state.offload, "_copy", copied)
-    for size, once in ((1 << 15, 4), (1 << 20, 0)):  # groups that take turns; all in one
+    for size, once in ((1 << 15, 4), (1 << 20, 0)):  # alternating groups; all in one group
         moor = built(Memory(host=True, staging=size))
         trained(moor, 0, 1).consolidate()
         fetched.clear()
@@ -145,7 +148,7 @@ def test_a_group_is_fetched_ahead_and_not_twice(monkeypatch):
         assert first == once + (2 if once else 1)
 
 
-def test_anchors_are_not_fetched_where_nobody_reads_them(monkeypatch):
+def test_anchors_are_not_fetched_if_nothing_reads_them(monkeypatch):
     monkeypatch.setattr(mooring.state.offload, "is_offloaded", lambda m: True)
     copied = []
     monkeypatch.setattr(mooring.state.offload, "_copy", lambda room, records: copied.append(len(records)))
@@ -157,15 +160,15 @@ def test_anchors_are_not_fetched_where_nobody_reads_them(monkeypatch):
 
 
 @pytest.mark.parametrize("pull", PULLS, ids=repr)
-def test_eight_bits_hardly_change_what_is_learned(pull):
-    """Parameters move by a few parts in a thousand of the way they went, as the bound on R says."""
+def test_eight_bit_importance_hardly_changes_the_parameters(pull):
+    """Parameters change by a few thousandths of their movement, as the bound on R says."""
     start = weights(built())
     full, coded = (weights(two_tasks(built(memory, pull=pull))) for memory in (None, Memory(previous="8bit")))
     for name, weight in full.items():
         assert float((coded[name] - weight).norm()) <= 0.01 * float((weight - start[name]).norm())
 
 
-def test_eight_bits_are_kept_for_matrices_and_merged_in_full():
+def test_eight_bit_storage_is_used_for_matrices_and_merged_in_full_precision():
     moor = two_tasks(built(Memory(previous="8bit"), MAS(), Interpolation(every=100)))
     full = two_tasks(built(None, MAS(), Interpolation(every=100)))
     assert moor.state_dict()["previous.0.weight"].dtype == torch.uint8
@@ -173,11 +176,11 @@ def test_eight_bits_are_kept_for_matrices_and_merged_in_full():
     moor.consolidate()
     full.consolidate()
     for name, score in full.previous.items():
-        torch.testing.assert_close(moor.previous[name], score, rtol=0.06, atol=0)  # two codings
+        torch.testing.assert_close(moor.previous[name], score, rtol=0.06, atol=0)  # quantized twice
 
 
 @pytest.mark.parametrize("pull", UNREAD, ids=repr)
-def test_what_is_not_read_need_not_be_kept(pull):
+def test_unread_importance_need_not_be_stored(pull):
     reference = [batch(1), batch(2)]
     kept, none = (built(memory, pull=pull, reference=reference) for memory in (None, Memory(current="none")))
     trained(kept, 0, 4)
@@ -188,7 +191,7 @@ def test_what_is_not_read_need_not_be_kept(pull):
 
 
 @pytest.mark.parametrize("importance", [None, MAS(), Kronecker()], ids=repr)
-def test_a_task_that_nothing_was_kept_of_ends_with_data(importance):
+def test_task_without_stored_importance_is_consolidated_from_data(importance):
     moor = built(Memory(current="none"), importance, Budget(0.1), reference=[batch(1), batch(2)])
     assert moor._watch is None
     trained(moor, 0, 2)
@@ -202,17 +205,17 @@ def test_a_task_that_nothing_was_kept_of_ends_with_data(importance):
 
 
 @pytest.mark.parametrize("importance", [Uniform(), Random()], ids=repr)
-def test_scores_that_no_training_makes_are_there_without_it(importance):
+def test_constant_scores_exist_without_training(importance):
     runs = [two_tasks(built(memory, importance, Proximal(3.0))) for memory in (None, Memory(current="none"))]
     check_equal("scores from nowhere", weights(runs[1]), weights(runs[0]))
 
 
 @pytest.mark.parametrize("pull", [Interpolation(), Penalty(2.0), Budget(1e-4)], ids=repr)
 @pytest.mark.parametrize("mode", [*MODES, "none"])
-def test_resumed_in_any_form_is_as_if_never_stopped(mode, pull, tmp_path):
+def test_resumed_training_equals_uninterrupted_training_for_every_memory_option(mode, pull, tmp_path):
     memory, reference = (NONE, [batch(1), batch(2)]) if mode == "none" else (MODES[mode], None)
     if (mode == "none" and isinstance(pull, Interpolation)) or (memory.current == HALF and isinstance(pull, Budget)):
-        pytest.skip("refused, as test_what_cannot_work_is_refused_in_a_line sees")
+        pytest.skip("refused, as test_incompatible_options_are_refused_in_one_line sees")
     moor = built(memory, pull=pull, reference=reference)
     trained(moor, 0, 3)
     if mode != "none":
@@ -229,7 +232,7 @@ def test_resumed_in_any_form_is_as_if_never_stopped(mode, pull, tmp_path):
 
 @pytest.mark.parametrize("to", MODES)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_state_of_one_form_goes_on_in_another(mode, to):
+def test_state_loads_with_other_memory_options(mode, to):
     moor = two_tasks(built(MODES[mode]))
     other = built(MODES[to])
     other.load_state_dict(moor.state_dict())
@@ -241,7 +244,7 @@ def test_a_state_of_one_form_goes_on_in_another(mode, to):
     trained(other, 8, 1).consolidate()
 
 
-def test_a_state_that_was_estimated_in_full_goes_on_lean_and_back():
+def test_estimated_state_loads_with_less_memory_and_back():
     full = built(pull=Budget(0.1), reference=[batch(1), batch(2)])
     lean = built(NONE, pull=Budget(0.1))
     lean.load_state_dict(full.state_dict())
@@ -250,21 +253,21 @@ def test_a_state_that_was_estimated_in_full_goes_on_lean_and_back():
     again.load_state_dict(lean.state_dict())
     trained(again, 0, 1).consolidate()
     trained(lean, 0, 1)
-    with pytest.raises(MooringError, match=r"'current\.0\.weight' is missing"):  # a task that nothing was kept of
+    with pytest.raises(MooringError, match=r"'current\.0\.weight' is missing"):  # a task without stored importance
         built(pull=Budget(0.1)).load_state_dict(lean.state_dict())
 
 
-def test_an_estimate_is_kept_until_it_is_consolidated():
+def test_estimate_is_stored_until_it_is_consolidated():
     moor = built(NONE, EWC(), Proximal(2.0))
     moor.estimate([batch(1), batch(2)])
     other = built(NONE, EWC(), Proximal(2.0))
     other.load_state_dict(moor.state_dict())
-    for each in (moor, other):
-        each.consolidate()
+    for mooring_ in (moor, other):
+        mooring_.consolidate()
     check_equal("consolidated later", everything(other), everything(moor))
 
 
-def test_states_without_codes_keep_the_version_that_older_readers_know():
+def test_state_without_quantization_has_version_1():
     for memory, version in ((None, 1), (Memory(previous="8bit"), 2)):
         header = two_tasks(built(memory)).state_dict()["mooring"]
         assert f'"version": {version}'.encode() in bytes(header.tolist())
@@ -281,7 +284,7 @@ def test_states_without_codes_keep_the_version_that_older_readers_know():
         (lambda s: s | {"previous.2.bias": s["previous.2.bias"].to(torch.uint8)}, "'previous_high.2.bias'"),
     ],
 )
-def test_codes_that_do_not_fit_are_refused(spoil, message):
+def test_quantized_state_that_does_not_fit_is_refused(spoil, message):
     moor = two_tasks(built(Memory(previous="8bit")))
     state = {name: t.clone() for name, t in moor.state_dict().items()}
     with pytest.raises(MooringError, match=message):
@@ -300,7 +303,7 @@ def test_codes_that_do_not_fit_are_refused(spoil, message):
         ({"memory": MODES["8bit"], "importance": Kronecker(), "pull": Budget(1.0)}, "keeps factors and no scores"),
     ],
 )
-def test_what_cannot_work_is_refused_in_a_line(options, message):
+def test_incompatible_options_are_refused_in_one_line(options, message):
     with pytest.raises(MooringError, match=message) as error:
         mooring.attach(model := nn.Linear(3, 2), torch.optim.SGD(model.parameters(), lr=0.1), **options)
     assert "\n" not in str(error.value)
@@ -309,6 +312,6 @@ def test_what_cannot_work_is_refused_in_a_line(options, message):
 @pytest.mark.parametrize(
     "options", [{"anchor": "8bit"}, {"previous": "4bit"}, {"previous": torch.int8}, {"current": "8bit"}, {"staging": 0}]
 )
-def test_forms_that_are_not_known_are_refused(options):
+def test_unknown_memory_options_are_refused(options):
     with pytest.raises(MooringError, match="is not allowed"):
         Memory(**options)

@@ -1,4 +1,4 @@
-"""Promises 1 and 6: the penalty's gradient is autograd's; a pull never leaves the interval."""
+"""Tests of pulls: the penalty's force equals autograd, and no rate leaves the interval [0, 1]."""
 
 import math
 
@@ -28,7 +28,7 @@ def tensors(shape, *seeds, dtype=F64):
 
 @settings(deadline=None, max_examples=60)
 @given(shapes, st.integers(0, 1000), st.floats(0, 1e4))
-def test_the_penaltys_force_equals_autograd_of_the_written_formula(shape, seed, strength):
+def test_penalty_force_equals_autograd_of_the_formula(shape, seed, strength):
     theta, anchor, previous = tensors(shape, seed, seed + 1, seed + 2)
     theta.requires_grad_()
     loss = strength / 2 * (previous.abs() * (theta - anchor) ** 2).sum()
@@ -39,16 +39,16 @@ def test_the_penaltys_force_equals_autograd_of_the_written_formula(shape, seed, 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam])
-def test_a_penalized_run_equals_the_penalty_written_into_the_loss(dtype, optimizer_class):
-    """Over groups with their own rates, a frozen and a gradient-less parameter."""
+def test_penalty_pull_equals_a_penalty_in_the_loss(dtype, optimizer_class):
+    """The groups have their own learning rates, one parameter is frozen and one has no gradient."""
     runs = []
-    for written in (False, True):
+    for in_loss in (False, True):
         torch.manual_seed(0)
         model = nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(4, 2), "idle": nn.Linear(2, 2)}).to(dtype)
         model["a"].bias.requires_grad_(False)
         groups = [{"params": model["a"].parameters(), "lr": 0.02}, {"params": model["b"].parameters()}]
         optimizer = optimizer_class([*groups, {"params": model["idle"].parameters()}], lr=0.01)
-        moor = mooring.attach(model, optimizer, pull=mooring.Penalty(0 if written else 3.0))
+        moor = mooring.attach(model, optimizer, pull=mooring.Penalty(0 if in_loss else 3.0))
         data = torch.Generator().manual_seed(1)
         for step in range(8):
             if step == 3:
@@ -56,7 +56,7 @@ def test_a_penalized_run_equals_the_penalty_written_into_the_loss(dtype, optimiz
             x = torch.randn(5, 3, generator=data).to(dtype)
             optimizer.zero_grad()
             loss = model["b"](model["a"](x).tanh()).square().mean()
-            if written and step >= 3:
+            if in_loss and step >= 3:
                 # autograd of the formula in the state's precision, added to the loss
                 for name, p in model.named_parameters():
                     if name in moor.anchor:
@@ -71,7 +71,7 @@ def test_a_penalized_run_equals_the_penalty_written_into_the_loss(dtype, optimiz
         torch.testing.assert_close(runs[0][name], runs[1][name], rtol=tolerance, atol=tolerance)
 
 
-def test_the_users_gradient_is_the_tasks_own_after_a_penalized_step():
+def test_gradient_after_a_penalized_step_is_the_tasks_gradient():
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, pull=mooring.Penalty(5.0))
@@ -114,7 +114,7 @@ def test_the_proximal_rate_lies_in_the_unit_interval(previous, strength, lr, dty
         assert rate == 0
 
 
-def test_a_proximal_step_minimises_what_it_says():
+def test_proximal_step_minimises_its_objective():
     theta, anchor, previous = tensors((6,), 0, 1, 2)
     previous, strength, lr = previous.abs(), 7.0, 0.3
     pulled = theta + proximal_rate(previous, strength, lr) * (anchor - theta)
@@ -124,7 +124,7 @@ def test_a_proximal_step_minimises_what_it_says():
     assert float(gradient.abs().max()) < 1e-12
 
 
-def test_clamping_caps_importance_where_it_would_extrapolate():
+def test_clamping_caps_importance_above_which_it_extrapolates():
     previous, d = torch.tensor([0.5, 1.0, 50.0], dtype=F64), torch.full((3,), 2.0, dtype=F64)
     force = penalty_force(previous, d, strength=10.0, lr=0.05, clamp=True)
     assert force.tolist() == [10.0, 20.0, 2.0 / 0.05]
@@ -132,7 +132,7 @@ def test_clamping_caps_importance_where_it_would_extrapolate():
     assert penalty_force(previous, d, strength=10.0, lr=0.0, clamp=True).tolist() == [10.0, 20.0, 1000.0]
 
 
-def test_rules_take_one_learning_rate_and_strength_for_each_run():
+def test_rules_accept_a_learning_rate_and_strength_per_run():
     previous, d = (t.abs() for t in tensors((3, 4, 2), 0, 1))
     strength, lr = torch.tensor([1.0, 10.0, 100.0], dtype=F64), torch.tensor([0.1, 0.2, 0.3], dtype=F64)
     for run in range(3):
@@ -169,7 +169,7 @@ def test_stiffness_scales_the_rate():
 
 
 def two_tasks(pull, importance="uniform", merge=None, steps=4):
-    """Parameters at the end of the first task, at the end of the second, and after it was consolidated."""
+    """Return the parameters after the first task, after the second, and after its consolidation."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -186,18 +186,18 @@ def two_tasks(pull, importance="uniform", merge=None, steps=4):
     return *seen, model.weight.detach(), moor, current
 
 
-def test_a_blend_acts_once_when_the_task_is_consolidated_and_anchors_what_it_made():
+def test_blend_acts_once_at_consolidation_and_anchors_the_result():
     first, second, blended, moor, _ = two_tasks(Blend(0.3))
     torch.testing.assert_close(blended, 0.7 * second + 0.3 * first)
     assert torch.equal(moor.anchor["weight"], blended)
 
 
-def test_a_blend_in_every_third_iteration_leaves_the_end_of_the_task_alone():
+def test_blend_in_every_third_iteration_does_not_act_at_consolidation():
     _, second, after, _, _ = two_tasks(Blend(0.3, every=3))
     assert torch.equal(second, after)
 
 
-def test_merging_weights_by_their_fisher_information():
+def test_interpolation_at_the_end_of_a_task_is_fisher_weighted_averaging():
     pull, fisher = mooring.Interpolation(root=1, every="task"), mooring.EWC(decay=None, per_sample=True)
     first, second, merged, moor, current = two_tasks(pull, fisher, "sum")
     previous = moor.previous["weight"] - current
@@ -206,17 +206,19 @@ def test_merging_weights_by_their_fisher_information():
 
 @settings(deadline=None, max_examples=60)
 @given(*(st.one_of(st.just(0.0), st.floats(1e-30, 1e30)),) * 2, st.sampled_from([1, 2, 3]), st.floats(1e-3, 1e3))
-def test_the_weight_of_the_past_is_a_factor_of_its_importance(previous, current, root, weight):
-    told = torch.tensor([previous], dtype=F64), torch.tensor([current], dtype=F64)
-    weighted = relative_importance(*told, root=root, weight=weight)
-    torch.testing.assert_close(weighted, relative_importance(told[0] * weight, told[1], root=root), rtol=1e-9, atol=0)
-    each = torch.tensor([1.0, weight], dtype=F64)
-    both = relative_importance(*(t.expand(2, 1) for t in told), root=root, weight=each)
+def test_weight_multiplies_the_previous_importance(previous, current, root, weight):
+    scores = torch.tensor([previous], dtype=F64), torch.tensor([current], dtype=F64)
+    weighted = relative_importance(*scores, root=root, weight=weight)
+    torch.testing.assert_close(
+        weighted, relative_importance(scores[0] * weight, scores[1], root=root), rtol=1e-9, atol=0
+    )
+    weights = torch.tensor([1.0, weight], dtype=F64)
+    both = relative_importance(*(t.expand(2, 1) for t in scores), root=root, weight=weights)
     torch.testing.assert_close(both[1], weighted)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Blend(1.5), "share=1.5"),
         (lambda: Blend(0.5, every="epoch"), "every='epoch'"),
@@ -225,7 +227,7 @@ def test_the_weight_of_the_past_is_a_factor_of_its_importance(previous, current,
         (lambda: mooring.Interpolation(stiffness=torch.tensor([0.5, 2.0])), "stiffness=2.0"),
     ],
 )
-def test_numbers_outside_their_range_are_refused_in_one_line(make, told):
-    with pytest.raises(MooringError, match=told) as error:
+def test_options_outside_their_range_are_refused_in_one_line(make, message):
+    with pytest.raises(MooringError, match=message) as error:
         make()
     assert "\n" not in str(error.value)

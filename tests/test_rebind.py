@@ -1,4 +1,4 @@
-"""A Mooring goes on with another optimizer, where each task has its own."""
+"""Tests of rebind, which continues a Mooring with another optimizer."""
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ import mooring
 from mooring.errors import MooringError
 
 
-def test_a_task_with_an_optimizer_of_its_own_equals_one_that_starts_anew_from_the_state():
+def test_rebind_equals_a_new_mooring_with_the_loaded_state():
     ends = []
-    for way in ("rebind", "state"):
+    for how in ("rebind", "state"):
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -18,7 +18,7 @@ def test_a_task_with_an_optimizer_of_its_own_equals_one_that_starts_anew_from_th
         for task in range(3):
             if task:
                 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-                if way == "rebind":
+                if how == "rebind":
                     moor.rebind(optimizer)
                 else:
                     state = moor.state_dict()
@@ -34,7 +34,7 @@ def test_a_task_with_an_optimizer_of_its_own_equals_one_that_starts_anew_from_th
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
-def test_an_optimizer_left_behind_no_longer_pulls_and_may_be_moored_again():
+def test_replaced_optimizer_no_longer_pulls_and_can_be_moored_again():
     model = nn.Linear(3, 2)
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
     moor = mooring.attach(model, first)

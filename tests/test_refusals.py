@@ -1,4 +1,4 @@
-"""Promise 9: what cannot work is refused in one line that names it, before anything is touched."""
+"""Tests that bad options are refused in one line that names them, before anything changes."""
 
 import pytest
 import torch
@@ -146,7 +146,7 @@ def test_heads_can_be_excluded_before_they_exist():
     assert sorted(moor.anchor) == ["body.bias", "body.weight"]
 
 
-def test_an_importance_with_a_state_it_may_not_keep_is_refused():
+def test_importance_with_a_reserved_state_name_is_refused():
     class Greedy(mooring.importance.Importance):
         def start(self, like, *, name, task):
             return {"current": torch.zeros_like(like), "theta": like}
@@ -176,11 +176,11 @@ def test_an_importance_with_a_state_it_may_not_keep_is_refused():
         (lambda: mooring.attach(model(), model()), "expected Optimizer, got Sequential"),
     ],
 )
-def test_the_wrong_type_is_refused_in_one_line_too(make, message):
+def test_wrong_types_are_refused_in_one_line(make, message):
     refuse(message, make)
 
 
-def test_a_tied_parameter_is_excluded_by_any_of_its_names():
+def test_tied_parameter_is_excluded_by_any_of_its_names():
     for exclude in ("head", "head.weight", "embed", None):
         net = nn.ModuleDict({"body": nn.Linear(2, 2), "embed": nn.Embedding(3, 2), "head": nn.Linear(2, 3)})
         net["head"].weight = net["embed"].weight
@@ -191,7 +191,7 @@ def test_a_tied_parameter_is_excluded_by_any_of_its_names():
         assert not {"embed.weight", "head.weight"} & moor.anchor.keys()
 
 
-def test_what_replaces_an_excluded_head_is_excluded_too():
+def test_replacement_of_an_excluded_head_is_excluded():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     moor = mooring.attach(net, optimizer, exclude=net[1])
@@ -203,7 +203,7 @@ def test_what_replaces_an_excluded_head_is_excluded_too():
     assert sorted(moor.anchor) == ["0.bias", "0.weight"]
 
 
-def test_a_merge_that_fails_leaves_the_state_whole():
+def test_failed_merge_leaves_the_state_unchanged():
     calls = []
 
     def merge(previous, current):

@@ -1,4 +1,4 @@
-"""What is released: a wheel and a source archive, which work where nothing but torch is installed."""
+"""Tests of the wheel and the source archive, also with nothing but torch installed."""
 
 import json
 import os
@@ -31,23 +31,23 @@ def dist(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare(dist, tmp_path_factory):
-    """A folder of libraries with the wheel, torch and what torch needs, and nothing else."""
+    """Return a folder of libraries with the wheel, torch and its dependencies, and nothing else."""
     folder = tmp_path_factory.mktemp("bare")
     zipfile.ZipFile(next(dist.glob("*.whl"))).extractall(folder)
     waiting, seen = ["torch"], set()
     while waiting:
         name = waiting.pop().lower()
         try:
-            found = metadata.distribution(name)
+            distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue  # for another system
         if name in seen:
             continue
         seen.add(name)
-        for part in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+        for part in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
             if not (folder / part).exists():
-                (folder / part).symlink_to(Path(found.locate_file(part)))
-        waiting += [re.match(r"[\w.-]+", line)[0] for line in found.requires or () if "extra ==" not in line]
+                (folder / part).symlink_to(Path(distribution.locate_file(part)))
+        waiting += [re.match(r"[\w.-]+", line)[0] for line in distribution.requires or () if "extra ==" not in line]
     return folder
 
 
@@ -58,7 +58,7 @@ def alone(bare, *arguments):
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=bare, timeout=120)
 
 
-def test_the_wheel_has_every_module_and_file_and_nothing_else(dist):
+def test_wheel_has_every_module_and_nothing_else(dist):
     names = set(zipfile.ZipFile(next(dist.glob("*.whl"))).namelist())
     source = ROOT / "src"
     wanted = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
@@ -67,7 +67,7 @@ def test_the_wheel_has_every_module_and_file_and_nothing_else(dist):
     assert "mooring/py.typed" in names
 
 
-def test_the_source_archive_can_be_tested_and_read(dist):
+def test_source_archive_has_tests_and_documents(dist):
     name = f"mooring-{mooring.__version__}"
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         files = set(archive.getnames())
@@ -77,12 +77,12 @@ def test_the_source_archive_can_be_tested_and_read(dist):
     assert {f"{name}/{path.relative_to(ROOT).as_posix()}" for path in tests} <= files
 
 
-def test_the_version_is_the_same_everywhere(dist):
+def test_version_is_the_same_everywhere(dist):
     assert {path.name.split("-")[1].removesuffix(".tar.gz") for path in dist.iterdir()} == {mooring.__version__}
     assert f"## {mooring.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_with_torch_alone_a_model_is_moored_and_the_command_says_what_to_install(bare):
+def test_core_works_with_torch_alone_and_the_command_says_what_to_install(bare):
     train = """
 import torch, mooring
 model = torch.nn.Linear(3, 2)
@@ -99,11 +99,11 @@ print(mooring.__file__, moor.tasks, importlib.util.find_spec("typer"))
     done = alone(bare, command, "compare")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: the command line needs typer: pip install 'mooring[lab]'\n"
-    told = alone(bare, "from mooring.lab import Study").stderr.splitlines()[-1]
-    assert told.startswith("ModuleNotFoundError: the laboratory needs ")
-    assert told.endswith(": pip install 'mooring[lab]'")
-    found = json.loads(alone(bare, command, "doctor", "--json").stdout)
-    extras = {extra["name"]: extra["ready"] for extra in found["extras"]}
+    error = alone(bare, "from mooring.lab import Study").stderr.splitlines()[-1]
+    assert error.startswith("ModuleNotFoundError: the laboratory needs ")
+    assert error.endswith(": pip install 'mooring[lab]'")
+    report = json.loads(alone(bare, command, "doctor", "--json").stdout)
+    extras = {extra["name"]: extra["ready"] for extra in report["extras"]}
     assert extras == dict.fromkeys(("docs", "lab", "lightning", "ray", "transformers"), False)
 
 

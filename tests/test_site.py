@@ -1,4 +1,4 @@
-"""The documentation site is built without a warning, needs no network, names every page, and is searched from disk."""
+"""Tests of the documentation site: no warnings, no network, every page in the menu, search from disk."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def site(tmp_path_factory):
     return folder
 
 
-def test_every_document_is_a_page_and_in_the_menu(site):
+def test_every_document_is_a_page_in_the_menu(site):
     documents = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
     outside = [Path(name) for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/digits.md")]
     home = (site / "index.html").read_text()
@@ -44,10 +44,10 @@ def test_every_public_name_is_in_the_reference(site):
     pages = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     for name in (*mooring.__all__, "convert_strength", "check_importance", "Study", "MooringCallback"):
         assert re.search(rf'id="mooring\.[\w.]*\b{name}"', pages), name
-    assert "<code>exclude</code>" in pages  # an option of attach, the function and not its module
+    assert "<code>exclude</code>" in pages  # an option of the function attach, not of its module
 
 
-def test_no_page_fetches_anything(site):
+def test_no_page_loads_external_resources(site):
     for page in site.rglob("*.html"):
         for tag in re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*>", page.read_text()):
             assert not re.search(r'(?:src|href)="(?:https?:)?//', tag), (page.name, tag)
@@ -55,14 +55,14 @@ def test_no_page_fetches_anything(site):
         assert "url(http" not in style.read_text(), style
 
 
-def test_search_works_with_the_pages_on_disk(site, tmp_path):
+def test_search_works_from_disk(site, tmp_path):
     seen = dom(f"{(site / 'index.html').as_uri()}?q=calibration", tmp_path)
     assert 'class="md-search-result__item"' in seen.stdout
     assert "CONSOLE" not in seen.stderr
 
 
 @pytest.mark.parametrize("page", ["index.html", "migrating.html", "reproduction/index.html"])
-def test_nothing_sticks_out_on_a_phone(site, page):
+def test_pages_fit_the_width_of_a_phone(site, page):
     script = "return [page.documentElement.scrollWidth, inner.innerWidth];"
     wide, phone = look(site / page, script, width=390).findings
     assert phone == 390

@@ -1,4 +1,4 @@
-"""Promise 7: the stability verdict agrees with simulation on quadratics; the unrolled form equals the iterates."""
+"""Tests of stability: verdicts agree with simulation on quadratics, and the unrolled form equals the iterates."""
 
 import math
 
@@ -12,11 +12,11 @@ import mooring
 from mooring import stability
 from mooring.importance import Importance
 
-TINY = 1e-100  # a displacement whose square is nothing beside eps = 1, so that Adam's preconditioner stands still
+TINY = 1e-100  # its square vanishes next to eps = 1, so that Adam's preconditioner is constant
 
 
-class Given(Importance):
-    """Scores as given."""
+class FixedScores(Importance):
+    """Fixed scores."""
 
     merges = False
 
@@ -28,7 +28,7 @@ class Given(Importance):
 
 
 class Point(nn.Module):
-    """A parameter vector, without any task."""
+    """A parameter vector without a task."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -36,12 +36,16 @@ class Point(nn.Module):
 
 
 def displaced(make, p, lr=0.5, strength=4.0, start=1.0):
-    """A moored point at distance `start` from its anchor, where lr * strength * importance = p elementwise."""
+    """Return a moored point at distance `start` from its anchor, where lr * strength * importance = p elementwise."""
     p = torch.as_tensor(p, dtype=torch.float64)
     model = Point(p.numel())
     optimizer = make([model.theta], lr)
     moor = mooring.attach(
-        model, optimizer, importance=Given(p / (lr * strength)), pull=mooring.Penalty(strength), check_finite=False
+        model,
+        optimizer,
+        importance=FixedScores(p / (lr * strength)),
+        pull=mooring.Penalty(strength),
+        check_finite=False,
     )
     moor.consolidate()
     with torch.no_grad():
@@ -50,7 +54,7 @@ def displaced(make, p, lr=0.5, strength=4.0, start=1.0):
 
 
 def moored_path(make, p, steps, start=1.0):
-    """The displacements of a moored quadratic with zero task gradient, over the start: (steps + 1, parameters)."""
+    """Return the displacements of a moored quadratic without a task, relative to the start: (steps + 1, parameters)."""
     model, optimizer, _ = displaced(make, p, start=start)
     path = [model.theta.detach().clone()]
     for _ in range(steps):
@@ -84,7 +88,7 @@ SGDS = {
 
 
 @pytest.mark.parametrize(("make", "expected"), SGDS.values(), ids=SGDS.keys())
-def test_limit_is_where_a_moored_sgd_run_turns_from_contracting_to_diverging(make, expected):
+def test_limit_separates_contracting_from_diverging_moored_sgd_runs(make, expected):
     path = moored_path(make, [0.98 * expected, 1.02 * expected], steps=800)
     below, above = path[-20:].abs().amax(0).tolist()
     assert below < 1e-4
@@ -93,12 +97,12 @@ def test_limit_is_where_a_moored_sgd_run_turns_from_contracting_to_diverging(mak
 
 
 @pytest.mark.parametrize("make", [make for make, _ in SGDS.values()], ids=SGDS.keys())
-def test_verdict_of_each_parameter_is_what_its_simulation_does(make):
+def test_verdict_of_each_parameter_agrees_with_its_simulation(make):
     limit = limit_of(make)
     p = torch.tensor([-0.3, -0.02, 0.0, 0.1, 0.9, 0.97 * limit, 1.03 * limit, 1.3 * limit], dtype=torch.float64)
     path = moored_path(make, p, steps=1000)
     late = path[-20:].abs().amax(0)
-    exploded = ~(late < 1e3)  # an overflow counts
+    exploded = ~(late < 1e3)  # overflow counts as diverging
     counts = stability.verdicts(p, limit)
     assert counts.diverge == int(exploded.sum())
     assert counts.free == int((late == 1).sum()) == 1
@@ -120,7 +124,7 @@ def test_verdict_agrees_with_simulation_for_any_momentum(beta, dampening, nester
     limit = stability.divergence_limit(optimizer, optimizer.param_groups[0])
     p = part * limit
     quiet, size = 0, 1.0
-    for _ in range(4000):  # until it is far away, or at the anchor and stays there
+    for _ in range(4000):  # until it is far away, or stays at the anchor
         theta.grad = theta.detach() * (p / 0.25)
         optimizer.step()
         size = abs(theta.item())
@@ -133,10 +137,10 @@ def test_verdict_agrees_with_simulation_for_any_momentum(beta, dampening, nester
     assert counts.interpolate + counts.extrapolate == (size < 1e-6)
 
 
-def test_a_penalty_never_diverges_where_dampening_drops_the_gradient():
+def test_penalty_never_diverges_with_dampening_1():
     make = sgd(momentum=0.5, dampening=1.0)
     path = moored_path(make, [0.3, 50.0, 5000.0], steps=200)
-    assert torch.equal(path[-1], path[-2])  # it coasts to a halt, wherever that is
+    assert torch.equal(path[-1], path[-2])  # momentum fades away
     assert limit_of(make) == math.inf
 
 
@@ -158,7 +162,7 @@ def test_between_1_and_2_gradient_descent_overshoots_the_anchor_in_each_step_and
     assert (path[1:].abs() < path[:-1].abs()).all()
 
 
-def test_at_exactly_1_a_parameter_lands_on_its_anchor_and_at_2_it_swings_forever():
+def test_p_of_1_lands_on_the_anchor_and_p_of_2_oscillates():
     path = moored_path(sgd(), [1.0, 2.0], steps=6)
     assert path[:, 0].tolist() == [1, 0, 0, 0, 0, 0, 0]
     assert path[:, 1].tolist() == [1, -1, 1, -1, 1, -1, 1]
@@ -172,7 +176,7 @@ def test_negative_p_pushes_parameters_ever_further_from_their_anchors(p, beta):
     path = moored_path(sgd(momentum=beta), p, steps=15)
     steps = path.diff(dim=0)
     assert (steps > 0).all()
-    assert (steps[1:] > steps[:-1]).all()  # at a growing rate: no limit stops it
+    assert (steps[1:] > steps[:-1]).all()  # at a growing rate
     assert stability.verdicts(torch.tensor(p), 2.0).negative == len(p)
 
 
@@ -180,7 +184,7 @@ def test_negative_p_pushes_parameters_ever_further_from_their_anchors(p, beta):
 
 
 def trained_regression(strength, lr, tasks=1):
-    """A moored float64 network after `tasks` consolidated tasks, and a function that takes one more step."""
+    """Return a moored float64 network after `tasks` consolidated tasks, and a function that takes one more step."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -207,7 +211,7 @@ def test_unrolled_equation_4_equals_the_iterates_of_a_moored_run(strength, tasks
     model, moor, step = trained_regression(strength, lr=0.05, tasks=tasks)
     previous = {name: score.clone() for name, score in moor.previous.items()}
     if strength:
-        assert max(float(s.max()) for s in previous.values()) * 0.05 * strength > 0.01  # the penalty is felt
+        assert max(float(s.max()) for s in previous.values()) * 0.05 * strength > 0.01  # the penalty has an effect
     n = 25
     gradients = [step() for _ in range(n)]
     for name, theta in model.named_parameters():
@@ -219,12 +223,12 @@ def test_unrolled_equation_4_equals_the_iterates_of_a_moored_run(strength, tasks
             method -= moor.effective_learning_rate(i)[name] * g[name]
             function -= stability.effective_learning_rate(0.05, strength, previous[name], i) * g[name]
             by_hand -= 0.05 * (1 - 0.05 * strength * previous[name]) ** i * g[name]
-        assert float((theta.detach() - moor.anchor[name]).abs().max()) > 1e-4  # it did move
+        assert float((theta.detach() - moor.anchor[name]).abs().max()) > 1e-4  # it moved
         for unrolled in (method, function, by_hand):
             torch.testing.assert_close(theta.detach(), unrolled, rtol=1e-10, atol=1e-10)
 
 
-def test_effective_learning_rate_takes_another_strength_than_the_pulls():
+def test_effective_learning_rate_accepts_another_strength_than_the_pulls():
     _, moor, _ = trained_regression(strength=30.0, lr=0.05)
     for name, rate in moor.effective_learning_rate(3, strength=7.0).items():
         expected = 0.05 * (1 - 0.05 * 7.0 * moor.previous[name]) ** 3
@@ -238,7 +242,7 @@ scores = st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=20)
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(1e-6, 10.0), scores)
-def test_just_below_the_largest_safe_strength_all_interpolate_and_just_above_one_does_not(lr, values):
+def test_largest_safe_strength_is_the_limit_of_interpolation(lr, values):
     importance = torch.tensor(values, dtype=torch.float64)
     safe = stability.largest_safe_strength(lr, importance)
     below = stability.interpolation_weight(lr, 0.999 * safe, importance)
@@ -247,7 +251,7 @@ def test_just_below_the_largest_safe_strength_all_interpolate_and_just_above_one
     assert stability.verdicts(above, 2.0).interpolate < len(values)
 
 
-def test_moored_run_at_the_largest_safe_strength_turns_from_interpolating_to_overshooting():
+def test_moored_run_overshoots_only_above_the_largest_safe_strength():
     importance = torch.tensor([0.2, 3.0, 1.1], dtype=torch.float64)
     safe = stability.largest_safe_strength(0.5, importance)
     assert safe == pytest.approx(1 / 1.5, rel=1e-12)
@@ -257,11 +261,11 @@ def test_moored_run_at_the_largest_safe_strength_turns_from_interpolating_to_ove
 
 
 @pytest.mark.parametrize("importance", [[], [0.0, 0.0], [-1.0, -2.0]], ids=["empty", "zero", "negative"])
-def test_no_strength_is_too_large_where_nothing_has_importance(importance):
+def test_largest_safe_strength_is_infinite_without_importance(importance):
     assert stability.largest_safe_strength(0.1, torch.tensor(importance)) == math.inf
 
 
-# Optimizers with a rate of their own for each parameter
+# Optimizers with a rate per parameter
 
 
 def adam(kind=torch.optim.Adam, **options):
@@ -275,14 +279,14 @@ ADAMS = {
     "Adam amsgrad": adam(amsgrad=True),
     "AdamW": adam(torch.optim.AdamW, weight_decay=0.0),
     "RAdam": adam(torch.optim.RAdam, betas=(0.9, 0.9)),
-    "NAdam": adam(torch.optim.NAdam, momentum_decay=100.0),  # its warm-up of momentum is over at once
+    "NAdam": adam(torch.optim.NAdam, momentum_decay=100.0),  # without warm-up of the momentum
     "RMSprop": adam(torch.optim.RMSprop),
     "RMSprop with momentum": adam(torch.optim.RMSprop, momentum=0.9),
 }
 
 
 @pytest.mark.parametrize("make", ADAMS.values(), ids=ADAMS.keys())
-def test_limit_holds_for_optimizers_that_rescale_while_their_preconditioner_stands_still(make):
+def test_limit_holds_for_adaptive_optimizers_with_a_constant_preconditioner(make):
     limit = limit_of(make)
     path = moored_path(make, [0.97 * limit, 1.03 * limit], steps=1500, start=TINY)
     below, above = path[-20:].abs().amax(0).tolist()
@@ -346,7 +350,7 @@ STEPPERS = {
 
 
 def stepped(make, steps):
-    """The rates after so many steps, and what the last step moved per unit of its gradient."""
+    """Return the rates after some steps, and the last step's movement per unit of gradient."""
     torch.manual_seed(1)
     theta = nn.Parameter(torch.zeros(4, dtype=torch.float64))
     optimizer = make([theta])
@@ -366,11 +370,11 @@ def test_learning_rate_is_what_a_step_without_momentum_moves_along_the_gradient(
 
 def test_adadelta_is_not_taken_for_rmsprop():
     rate, moved = stepped(lambda params: torch.optim.Adadelta(params, lr=0.1), steps=60)
-    as_documented = torch.equal(rate, torch.full_like(rate, 0.1))  # the group's lr, for want of better
+    as_documented = torch.equal(rate, torch.full_like(rate, 0.1))  # the group's lr
     assert as_documented or torch.allclose(rate, moved, rtol=0.5, atol=0)
 
 
-def test_rescales_tells_adam_from_gradient_descent_once_it_has_stepped():
+def test_rescales_is_true_for_adam_after_a_step():
     for make, expected in ((sgd(momentum=0.9), False), (adam(), True), (adam(torch.optim.RMSprop), True)):
         theta = nn.Parameter(torch.zeros(2))
         optimizer = make([theta], 0.1)
@@ -381,7 +385,7 @@ def test_rescales_tells_adam_from_gradient_descent_once_it_has_stepped():
         assert stability.rescales(optimizer) == expected
 
 
-def test_asking_for_rates_leaves_the_optimizer_as_it_was():
+def test_learning_rates_does_not_change_the_optimizer():
     theta = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.Adam([theta], lr=0.1)
     stability.learning_rates(optimizer)
@@ -431,7 +435,7 @@ def test_verdicts_partition_the_parameters(values, limit, dtype):
     st.sampled_from([(), (3,), (2, 3), (2, 1, 3)]),
     st.integers(0, 5),
 )
-def test_a_run_in_a_stack_has_the_numbers_of_the_run_alone(runs, shape, i):
+def test_stacked_runs_equal_each_run_alone(runs, shape, i):
     generator = torch.Generator().manual_seed(len(runs))
     importance = torch.rand(len(runs), *shape, dtype=torch.float64, generator=generator)
     lr = torch.tensor([lr for lr, _ in runs], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""State round-trips through torch.save, safetensors and a new process, bit for bit, in the middle of a task."""
+"""Tests that the state survives torch.save, safetensors and a new process, bit for bit, within a task."""
 
 import json
 import subprocess
@@ -65,7 +65,7 @@ def resume(importance, pull, folder, form):
 
 @pytest.mark.parametrize("pull", ["interpolation", "penalty"])
 @pytest.mark.parametrize("importance", IMPORTANCES)
-def test_saved_in_the_middle_of_a_task_and_resumed_is_as_if_never_stopped(importance, pull, tmp_path):
+def test_training_resumed_in_the_middle_of_a_task_equals_uninterrupted_training(importance, pull, tmp_path):
     model, optimizer, moor = build(importance, pull)
     train(model, optimizer, 0, 3)
     moor.consolidate()
@@ -79,12 +79,12 @@ def test_saved_in_the_middle_of_a_task_and_resumed_is_as_if_never_stopped(import
         check_equal(form, resume(importance, pull, tmp_path, form), expected)
 
 
-def test_a_state_made_with_a_pull_of_another_kind_loads_with_a_word_about_it():
+def test_state_of_another_pull_loads_with_a_warning():
     model, optimizer, moor = build("ewc")
     train(model, optimizer, 0, 2)
     moor.consolidate()
     state = {name: tensor.clone() for name, tensor in moor.state_dict().items()}
-    moor.load_state_dict(state)  # with its own there is nothing to say
+    moor.load_state_dict(state)  # no warning with its own pull
     moor.detach()
     other = mooring.attach(model, optimizer, pull=mooring.Proximal(3.0), buffers="interpolate")
     with pytest.warns(UserWarning, match=r"made with Interpolation\(.*, this Mooring has Proximal\(strength=3.0\)"):
@@ -92,7 +92,7 @@ def test_a_state_made_with_a_pull_of_another_kind_loads_with_a_word_about_it():
     assert other.tasks == 1
 
 
-def test_a_new_process_goes_on_bit_for_bit(tmp_path):
+def test_new_process_resumes_bit_for_bit(tmp_path):
     expected = {}
     for importance in IMPORTANCES:
         folder = tmp_path / importance
@@ -117,7 +117,7 @@ def test_a_new_process_goes_on_bit_for_bit(tmp_path):
         check_equal(importance, torch.load(tmp_path / importance / "finished.pt"), expected[importance])
 
 
-def test_the_state_is_flat_tensors_only():
+def test_state_is_a_flat_dictionary_of_tensors():
     model, optimizer, moor = build("si")
     train(model, optimizer, 0, 1)
     state = moor.state_dict()
@@ -146,7 +146,7 @@ def _changed(state, **header):
         (lambda s: _changed(s, counts={"gone": 1}), "gone"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(spoil, message):
+def test_state_that_does_not_fit_is_refused_and_nothing_changes(spoil, message):
     model, optimizer, moor = build("ewc")
     train(model, optimizer, 0, 2)
     moor.consolidate()
@@ -158,7 +158,7 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(spoil, message
 
 
 @pytest.mark.parametrize("buffers", ["follow", "keep", "interpolate"])
-def test_normalisation_statistics_follow_are_kept_or_meet_half_way(buffers):
+def test_normalisation_statistics_follow_are_kept_or_interpolated(buffers):
     model, optimizer, moor = build("ewc", buffers=buffers)
     train(model, optimizer, 0, 3)
     moor.consolidate()
@@ -176,7 +176,7 @@ def test_normalisation_statistics_follow_are_kept_or_meet_half_way(buffers):
     assert norm.num_batches_tracked == 6
 
 
-def test_a_state_saved_with_held_statistics_does_not_hold_them_where_they_follow():
+def test_held_statistics_in_a_state_are_ignored_with_buffers_follow():
     model, optimizer, moor = build("ewc", buffers="keep")
     train(model, optimizer, 0, 2)
     moor.consolidate()
@@ -194,7 +194,7 @@ def test_a_state_saved_with_held_statistics_does_not_hold_them_where_they_follow
 
 
 @pytest.mark.parametrize("freeze", ["in the optimizer", "left out of it"])
-def test_statistics_of_a_frozen_norm_are_kept_too(freeze):
+def test_statistics_of_a_frozen_norm_are_kept(freeze):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
     model[1].requires_grad_(False)
     held = [p for p in model.parameters() if p.requires_grad or freeze == "in the optimizer"]
@@ -207,7 +207,7 @@ def test_statistics_of_a_frozen_norm_are_kept_too(freeze):
     assert torch.equal(model[1].running_mean, kept)
 
 
-def test_a_channels_last_state_goes_through_safetensors(tmp_path):
+def test_channels_last_state_can_be_saved_by_safetensors(tmp_path):
     model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     moor = mooring.attach(model, optimizer)
@@ -219,7 +219,7 @@ def test_a_channels_last_state_goes_through_safetensors(tmp_path):
     check_equal("reloaded", moor.state_dict(), before)
 
 
-def test_a_state_with_more_than_is_wanted_is_refused():
+def test_state_with_unknown_entries_is_refused():
     model, optimizer, moor = build("si")
     train(model, optimizer, 0, 1)
     other, other_optimizer, unwanted = build("uniform")

@@ -1,4 +1,4 @@
-"""A moored loop works with accumulated, clipped and scaled gradients."""
+"""Tests of training with accumulated, clipped and scaled gradients."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ from by_hand import (
     agree,
     check,
     close,
-    draw_the_likeliest,
+    draw_most_likely,
     identical,
+    make_batches,
     pair,
     scaled_step,
-    some_batches,
     states,
     train_by_hand,
     two_tasks,
@@ -32,12 +32,12 @@ from by_hand import (
 
 @pytest.mark.parametrize("how", ["a backward pass each", "one backward pass", "the first without a gradient"])
 @pytest.mark.parametrize("importance", ["ewc", "per sample", "sampled", "mas"])
-def test_micro_batches_are_one_batch(importance: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "multinomial", draw_the_likeliest)
+def test_accumulated_micro_batches_equal_one_batch(importance: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "multinomial", draw_most_likely)
     sizes = (3, 4, 1)
     weights = torch.ones(8, 1, dtype=F64)
     if how == "the first without a gradient":
-        weights[:3] = 0  # a margin that is kept, a loss that is masked
+        weights[:3] = 0  # a satisfied margin and a masked loss give a zero loss
 
     def losses(model: nn.Module, *tensors: Tensor) -> Iterator[Tensor]:
         for x, y, w in zip(*(t.split(sizes) for t in (*tensors, weights)), strict=True):
@@ -56,7 +56,7 @@ def test_micro_batches_are_one_batch(importance: str, how: str, monkeypatch: pyt
     def train_whole(hand: ByHand, batches: Batches) -> None:
         for x, y in batches:
             hand.optimizer.zero_grad()
-            hand.look(x)
+            hand.observe(x)
             ((weights * (hand.model(x) - y).square()).sum() / 24).backward()
             hand.step()
 
@@ -93,7 +93,7 @@ SCALED: dict[str, Make] = {
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("importance", ["ewc", "per sample", "mas", "si"])
 @pytest.mark.parametrize("optimizer", SCALED)
-def test_grad_scaler_changes_nothing(optimizer: str, importance: str, pull: str) -> None:
+def test_training_with_grad_scaler_equals_training_without(optimizer: str, importance: str, pull: str) -> None:
     moor, hand = pair(SCALED[optimizer], importance, pull)
     scaler = torch.amp.GradScaler("cpu")
     two_tasks(lambda m, batches: [scaled_step(scaler, m, x, y) for x, y in batches], moor)
@@ -103,7 +103,7 @@ def test_grad_scaler_changes_nothing(optimizer: str, importance: str, pull: str)
 
 
 @pytest.mark.parametrize("optimizer", SCALED)
-def test_grad_scaler_with_unscale_and_clipping(optimizer: str) -> None:
+def test_grad_scaler_with_unscale_and_clipping_equals_training_without(optimizer: str) -> None:
     moor, hand = pair(SCALED[optimizer], "ewc", "penalty")
     scaler = torch.amp.GradScaler("cpu")
 
@@ -129,10 +129,10 @@ def test_grad_scaler_with_unscale_and_clipping(optimizer: str) -> None:
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("importance", ["ewc", "per sample", "mas", "si"])
 @pytest.mark.parametrize("optimizer", SCALED)
-def test_a_step_that_grad_scaler_skips_leaves_no_trace(optimizer: str, importance: str, pull: str) -> None:
+def test_step_skipped_by_grad_scaler_is_not_counted(optimizer: str, importance: str, pull: str) -> None:
     moor, hand = pair(SCALED[optimizer], importance, pull)
     scaler = torch.amp.GradScaler("cpu")
-    skipped = some_batches(3, count=1)[0]
+    skipped = make_batches(3, count=1)[0]
 
     def train_with_a_skipped_step(moor: mooring.Mooring, batches: Batches) -> None:
         for i, (x, y) in enumerate(batches):
@@ -154,12 +154,10 @@ def test_a_step_that_grad_scaler_skips_leaves_no_trace(optimizer: str, importanc
 @pytest.mark.parametrize("zero_grad", ["to none", "to zeros", "after the forward pass", "at the end"])
 @pytest.mark.parametrize("importance", ["mas", "per sample"])
 @pytest.mark.parametrize("optimizer", ["sgd", "fused sgd"])
-def test_the_outputs_of_a_skipped_step_are_not_mixed_into_the_next(
-    optimizer: str, importance: str, zero_grad: str
-) -> None:
+def test_outputs_of_a_skipped_step_do_not_count_in_the_next(optimizer: str, importance: str, zero_grad: str) -> None:
     moor, hand = pair(SCALED[optimizer], importance)
     scaler = torch.amp.GradScaler("cpu")
-    good, bad = some_batches(1, count=2)
+    good, bad = make_batches(1, count=2)
     for (x, y), spoil in ((bad, True), (good, False)):
         if zero_grad in ("to none", "to zeros"):
             moor.optimizer.zero_grad(set_to_none=zero_grad == "to none")
@@ -179,14 +177,14 @@ def test_the_outputs_of_a_skipped_step_are_not_mixed_into_the_next(
 
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("optimizer", SCALED)
-def test_gradients_after_a_scaled_step_are_what_they_are_without_a_mooring(optimizer: str, pull: str) -> None:
+def test_gradients_after_a_scaled_step_equal_those_without_a_mooring(optimizer: str, pull: str) -> None:
     moor, _ = pair(SCALED[optimizer], "ewc", pull)
     scaler = torch.amp.GradScaler("cpu")
-    scaled_step(scaler, moor, *some_batches(1, count=1)[0])
+    scaled_step(scaler, moor, *make_batches(1, count=1)[0])
     moor.consolidate()
-    scaled_step(scaler, moor, *some_batches(2, count=1)[0])
+    scaled_step(scaler, moor, *make_batches(2, count=1)[0])
     plain = copy.deepcopy(moor.model)
-    x, y = some_batches(2, count=2)[1]
+    x, y = make_batches(2, count=2)[1]
     plain.zero_grad()
     mse_loss(plain(x), y).backward()
     scaled_step(scaler, moor, x, y)

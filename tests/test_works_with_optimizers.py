@@ -1,4 +1,4 @@
-"""A moored loop works with any optimizer, several of them, and closures."""
+"""Tests of training with every optimizer, several optimizers, and closures."""
 
 import copy
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from by_hand import (
     agree,
     check,
     close,
+    make_batches,
     network,
     one_line,
     pair,
-    some_batches,
     train,
     train_by_hand,
 )
@@ -36,14 +36,14 @@ from mooring.errors import MooringError
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_any_optimizer(optimizer: str, importance: str, pull: str) -> None:
+def test_every_optimizer_equals_the_oracle(optimizer: str, importance: str, pull: str) -> None:
     moor, hand = pair(OPTIMIZERS[optimizer], importance, pull)
     check(moor, hand)
 
 
 @pytest.mark.parametrize("tensor_lr", [False, True])
 @pytest.mark.parametrize("pull", ["proximal", "penalty"])
-def test_each_group_is_pulled_at_its_own_learning_rate_of_that_step(pull: str, tensor_lr: bool) -> None:
+def test_each_group_is_pulled_at_its_present_learning_rate(pull: str, tensor_lr: bool) -> None:
     def make(model: nn.Sequential) -> torch.optim.Optimizer:
         groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.02}]
         if tensor_lr:
@@ -57,7 +57,7 @@ def test_each_group_is_pulled_at_its_own_learning_rate_of_that_step(pull: str, t
     schedulers = warm_up(moor.optimizer), warm_up(hand.optimizer)
     products = []
     for task in (1, 2, 3):
-        for batch in some_batches(task):
+        for batch in make_batches(task):
             train(moor, [batch])
             train_by_hand(hand, [batch])
             products += [lr * STRENGTH * hand.previous[name] for name, _, lr in hand.parameters()]
@@ -67,30 +67,30 @@ def test_each_group_is_pulled_at_its_own_learning_rate_of_that_step(pull: str, t
             moor.consolidate()
             hand.consolidate()
     agree(moor, hand)
-    assert any(bool((p > 1).any()) for p in products)  # clamped here
-    assert any(bool(((p > 0) & (p < 1)).any()) for p in products)  # and not there
+    assert any(bool((p > 1).any()) for p in products)  # clamped in this group
+    assert any(bool(((p > 0) & (p < 1)).any()) for p in products)  # and not in the other
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
-def test_several_optimizers_on_one_model_have_a_mooring_each(importance: str) -> None:
+def test_several_optimizers_of_one_model_can_each_have_a_mooring(importance: str) -> None:
     model = network()
-    twin = copy.deepcopy(model)
+    hand_model = copy.deepcopy(model)
     makes: list[Make] = [
         lambda m: torch.optim.SGD(m[0].parameters(), lr=0.1, momentum=0.9),
         lambda m: torch.optim.Adam(m[2].parameters(), lr=0.01),
     ]
     moors = [mooring.attach(model, make(model), importance=IMPORTANCES[importance]) for make in makes]
-    hands = [ByHand(twin, make(twin), importance, "interpolation") for make in makes]
+    hands = [ByHand(hand_model, make(hand_model), importance, "interpolation") for make in makes]
     for task in (1, 2):
-        for x, y in some_batches(task):
+        for x, y in make_batches(task):
             model.zero_grad()
-            twin.zero_grad()
+            hand_model.zero_grad()
             mse_loss(model(x), y).backward()
             for moor in moors:
                 moor.optimizer.step()
             for hand in hands:
-                hand.look(x)
-            mse_loss(twin(x), y).backward()
+                hand.observe(x)
+            mse_loss(hand_model(x), y).backward()
             for hand in hands:
                 hand.step()
         if task == 1:
@@ -101,7 +101,7 @@ def test_several_optimizers_on_one_model_have_a_mooring_each(importance: str) ->
     assert [sorted(moor.anchor) for moor in moors] == [["0.bias", "0.weight"], ["2.bias", "2.weight"]]
 
 
-def test_several_optimizers_hold_the_statistics_of_a_normalisation_layer_once() -> None:
+def test_several_moorings_hold_normalisation_statistics_once() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[:2], model[2])]
@@ -113,7 +113,7 @@ def test_several_optimizers_hold_the_statistics_of_a_normalisation_layer_once() 
         for optimizer in optimizers:
             optimizer.step()
 
-    (first, second) = some_batches(1, count=2)
+    (first, second) = make_batches(1, count=2)
     iterate(*first)
     for moor in moors:
         moor.consolidate()
@@ -127,7 +127,9 @@ def test_several_optimizers_hold_the_statistics_of_a_normalisation_layer_once() 
 @pytest.mark.parametrize("pull", ["interpolation", "penalty"])
 @pytest.mark.parametrize("importance", ["ewc", "si", "mas"])
 @pytest.mark.parametrize("optimizer", ["sgd", "user-written"])
-def test_a_closure_is_the_same_as_none(optimizer: str, importance: str, pull: str, by_keyword: bool) -> None:
+def test_step_with_a_closure_equals_a_step_without(
+    optimizer: str, importance: str, pull: str, by_keyword: bool
+) -> None:
     def train_with_closure(moor: mooring.Mooring, batches: Batches) -> None:
         for x, y in batches:
 
@@ -146,14 +148,14 @@ def test_a_closure_is_the_same_as_none(optimizer: str, importance: str, pull: st
 
 
 @pytest.mark.parametrize("importance", ["ewc", "si", "mas"])
-def test_an_optimizer_that_evaluates_its_closure_twice_is_refused(importance: str) -> None:
+def test_optimizer_that_evaluates_its_closure_twice_is_refused(importance: str) -> None:
     class Twice(SignDescent):
         def step(self, closure: Callable[[], Tensor]) -> Tensor:
             closure()
             return super().step(closure)
 
     moor, _ = pair(lambda m: Twice(m.parameters()), importance)
-    ((x, y),) = some_batches(1, count=1)
+    ((x, y),) = make_batches(1, count=1)
     evaluated = 0
 
     def closure() -> Tensor:
@@ -193,13 +195,13 @@ FORMS = [(name, options, foreach) for name in VARIANTS for options in VARIANTS[n
 
 
 @pytest.mark.parametrize(("name", "options", "foreach"), FORMS, ids=str)
-def test_importance_sees_the_tasks_gradient_whatever_the_optimizer_writes(name, options, foreach):
-    """Nesterov's foreach form, among others, adds momentum to the gradient in place."""
+def test_importance_gets_the_tasks_gradient_even_if_the_optimizer_overwrites_it(name, options, foreach):
+    """Some optimizers, such as Nesterov's foreach form, add momentum to the gradient in place."""
     torch.manual_seed(0)
     model = network()
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, foreach=foreach, **options)
     moor = mooring.attach(model, optimizer, importance=EWC(decay=0.0))
-    for x, y in some_batches(3):
+    for x, y in make_batches(3):
         optimizer.zero_grad()
         mse_loss(model(x), y).backward()
         gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
@@ -210,7 +212,7 @@ def test_importance_sees_the_tasks_gradient_whatever_the_optimizer_writes(name, 
 
 @pytest.mark.parametrize("importance", ["ewc", "si", "rwalk", "mas"])
 @pytest.mark.parametrize("pull", PULLS)
-def test_maximizing_the_negative_loss_is_minimizing_it(importance, pull):
+def test_maximizing_the_negative_loss_equals_minimizing_the_loss(importance, pull):
     moors = []
     for maximize in (False, True):
         torch.manual_seed(0)
@@ -218,7 +220,7 @@ def test_maximizing_the_negative_loss_is_minimizing_it(importance, pull):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, maximize=maximize)
         moors.append(mooring.attach(model, optimizer, importance=importance, pull=PULLS[pull]))
         for task in range(2):
-            for x, y in some_batches(task):
+            for x, y in make_batches(task):
                 optimizer.zero_grad()
                 (mse_loss(model(x), y) * (-1 if maximize else 1)).backward()
                 optimizer.step()
@@ -231,22 +233,22 @@ def test_maximizing_the_negative_loss_is_minimizing_it(importance, pull):
 
 
 @pytest.mark.parametrize("importance", ["ewc", "si", "mas", "per sample"])
-def test_a_step_that_calls_its_parents_step_counts_once(importance):
+def test_step_that_calls_its_parents_step_counts_once(importance):
     class Child(torch.optim.SGD):
         def step(self, closure=None):
             return super().step(closure)
 
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # torch hooks a class when it is first used
     torch.manual_seed(0)
-    model, twin = network(), network()
-    twin.load_state_dict(model.state_dict())
+    model, hand_model = network(), network()
+    hand_model.load_state_dict(model.state_dict())
     moors = []
-    for each, make in ((model, torch.optim.SGD), (twin, Child)):
-        optimizer = make(each.parameters(), lr=0.05)
-        moors.append(mooring.attach(each, optimizer, importance=IMPORTANCES[importance]))
-        for x, y in some_batches(0):
+    for net, make in ((model, torch.optim.SGD), (hand_model, Child)):
+        optimizer = make(net.parameters(), lr=0.05)
+        moors.append(mooring.attach(net, optimizer, importance=IMPORTANCES[importance]))
+        for x, y in make_batches(0):
             optimizer.zero_grad()
-            mse_loss(each(x), y).backward()
+            mse_loss(net(x), y).backward()
             optimizer.step()
     assert moors[1].steps == moors[0].steps == 4
     for name, current in moors[0].current.items():
@@ -254,12 +256,12 @@ def test_a_step_that_calls_its_parents_step_counts_once(importance):
 
 
 @pytest.mark.parametrize("pull", PULLS)
-def test_a_gradient_taken_after_a_step_failed_is_the_one_that_counts(pull):
+def test_gradient_computed_after_a_failed_step_is_used(pull):
     torch.manual_seed(0)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     moor = mooring.attach(model, optimizer, importance=SI(), pull=PULLS[pull])
-    (batches, more) = some_batches(0), some_batches(1)
+    (batches, more) = make_batches(0), make_batches(1)
     train(moor, batches)
     moor.consolidate()
     train(moor, more[:1])

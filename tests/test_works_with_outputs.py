@@ -1,4 +1,4 @@
-"""Outputs are found in whatever a model returns, and only counted where they were learned from."""
+"""Tests of observed outputs: found in what a model returns, and counted only if they were trained on."""
 
 import copy
 import dataclasses
@@ -17,13 +17,13 @@ from by_hand import (
     ByHand,
     check,
     close,
-    draw_the_likeliest,
+    draw_most_likely,
     identical,
+    make_batches,
     network,
     one_line,
     pair,
     sgd,
-    some_batches,
     states,
 )
 from mooring import EWC, MAS
@@ -42,7 +42,7 @@ class Opaque:
 
 
 class Returning(nn.Sequential):
-    """Computes a loss of its own, as language models do, and returns it with the logits."""
+    """A model that computes its own loss, as language models do, and returns it with the logits."""
 
     form: Callable[[Tensor, Tensor], Any]
 
@@ -63,24 +63,24 @@ def learn_from_returned_loss(
     seen: Callable[[Tensor], Tensor] = lambda logits: logits,
     **options: Any,
 ) -> None:
-    """Two tasks on the loss that a model returns, moored and by hand; `seen` is what MAS should look at."""
-    model, twin = returning(form), network()
+    """Train two tasks on the loss that a model returns, moored and with the oracle; `seen` is what MAS should read."""
+    model, hand_model = returning(form), network()
     moor = mooring.attach(model, sgd(model), importance=MAS(), **options)
-    hand = ByHand(twin, sgd(twin), "mas", "interpolation")
+    hand = ByHand(hand_model, sgd(hand_model), "mas", "interpolation")
     hand.outputs = seen
     for task in (1, 2):
-        for x, _ in some_batches(task):
+        for x, _ in make_batches(task):
             model.zero_grad()
             loss_of(model(x)).backward()
             moor.optimizer.step()
-            twin.zero_grad()
-            hand.look(x)
-            twin(x).sin().mean().backward()
+            hand_model.zero_grad()
+            hand.observe(x)
+            hand_model(x).sin().mean().backward()
             hand.step()
         if task == 1:
             moor.consolidate()
             hand.consolidate()
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+    for ours, theirs in zip(model.parameters(), hand_model.parameters(), strict=True):
         close(ours, theirs)
     for name, score in hand.current.items():
         close(moor.current[name], score)
@@ -112,12 +112,12 @@ def test_outputs_are_found_in_what_a_model_returns(form: str) -> None:
         lambda loss, logits: None,
     ],
 )
-def test_outputs_that_are_not_found_are_asked_for(form: Callable[[Tensor, Tensor], Any]) -> None:
+def test_unknown_outputs_are_refused_with_a_hint(form: Callable[[Tensor, Tensor], Any]) -> None:
     model = returning(form)
-    optimizer = sgd(model)  # which keeps its mooring
+    optimizer = sgd(model)  # keeps the Mooring alive
     mooring.attach(model, optimizer, importance="mas")
     with pytest.raises(MooringError, match="outputs=") as error:
-        model(some_batches(1)[0][0])
+        model(make_batches(1)[0][0])
     assert one_line(error)
 
 
@@ -125,9 +125,7 @@ def test_outputs_that_are_not_found_are_asked_for(form: Callable[[Tensor, Tensor
 @pytest.mark.parametrize(
     "seen", [lambda logits: logits, lambda logits: logits[:, :2], lambda logits: logits.log_softmax(-1)]
 )
-def test_outputs_are_what_the_given_function_says(
-    form: Callable[[Tensor, Tensor], Any], seen: Callable[[Tensor], Tensor]
-) -> None:
+def test_outputs_function_is_used(form: Callable[[Tensor, Tensor], Any], seen: Callable[[Tensor], Tensor]) -> None:
     def logits(returned: Any) -> Tensor:
         return returned["scores"] if isinstance(returned, dict) else returned.logits
 
@@ -138,14 +136,14 @@ def test_outputs_are_what_the_given_function_says(
 
 
 @pytest.mark.parametrize("importance", ["mas", "per sample", "sampled"])
-def test_an_evaluation_does_not_count(importance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "multinomial", draw_the_likeliest)
-    aside = some_batches(5, count=1)[0][0]
+def test_evaluation_is_not_counted(importance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "multinomial", draw_most_likely)
+    aside = make_batches(5, count=1)[0][0]
 
     def train_and_evaluate(moor: mooring.Mooring, batches: Batches) -> None:
         for x, y in batches:
             moor.optimizer.zero_grad()
-            moor.model(aside)  # somebody forgot no_grad
+            moor.model(aside)  # an evaluation without no_grad
             outputs = moor.model(x)
             moor.model(aside)
             mse_loss(outputs, y).backward()
@@ -162,10 +160,10 @@ def test_an_evaluation_does_not_count(importance: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("importance", ["mas", "per sample", "sampled"])
-def test_a_model_whose_own_forward_never_ran_is_refused(importance: str) -> None:
+def test_step_without_a_forward_pass_of_the_model_is_refused(importance: str) -> None:
     moor, _ = pair(importance=importance)
     before = states(moor.model)
-    x, y = some_batches(1)[0]
+    x, y = make_batches(1)[0]
     first, act, last = moor.model
     mse_loss(last(act(first(x))), y).backward()
     with pytest.raises(MooringError, match="call the model itself") as error:
@@ -176,15 +174,15 @@ def test_a_model_whose_own_forward_never_ran_is_refused(importance: str) -> None
 
 
 def step_and_expect_one_batch(moor, x):
-    """Step; MAS without a past must then be that of this batch alone, written out."""
+    """Take a step, and check that MAS is that of this batch alone."""
     expected = torch.autograd.grad(moor.model(x).square().sum(), list(moor.model.parameters()))
     moor.optimizer.step()
     for current, gradient in zip(moor.current.values(), expected, strict=True):
         close(current, gradient.abs())
 
 
-def test_a_parameter_pair_with_one_gradient_is_accumulated_apart():
-    """autograd may hand out one tensor for both of a + b; adding to it in place would add twice."""
+def test_parameters_that_share_a_gradient_tensor_accumulate_separately():
+    """autograd may return the same tensor for both terms of a + b; an in-place sum would add twice."""
 
     class Sum(nn.Module):
         def __init__(self):
@@ -206,12 +204,12 @@ def test_a_parameter_pair_with_one_gradient_is_accumulated_apart():
     close(moor.current["b"], expected)
 
 
-def test_a_gradient_with_respect_to_inputs_does_not_count_but_the_loss_after_it_does():
+def test_gradient_of_inputs_is_not_counted_but_the_later_loss_is():
     torch.manual_seed(0)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     moor = mooring.attach(model, optimizer, importance=MAS(decay=0.0))
-    x, y = some_batches(0)[0]
+    x, y = make_batches(0)[0]
     x.requires_grad_()
     outputs = model(x)
     torch.autograd.grad(outputs.sum(), x, retain_graph=True)  # a saliency map
@@ -220,12 +218,12 @@ def test_a_gradient_with_respect_to_inputs_does_not_count_but_the_loss_after_it_
     step_and_expect_one_batch(moor, x)
 
 
-def test_samples_do_not_pile_up_while_nothing_moored_is_trained():
+def test_samples_are_discarded_while_no_moored_parameter_is_trained():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     moor = mooring.attach(model, optimizer, importance=EWC(decay=0.0, per_sample=True), exclude="1")
-    x, y = some_batches(0)[0]
+    x, y = make_batches(0)[0]
     model[0].requires_grad_(False)
     for _ in range(5):
         optimizer.zero_grad()
@@ -243,7 +241,7 @@ def test_linear_probing_with_mas_trains_the_head():
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance="mas", exclude="1")
-    x, y = some_batches(0)[0]
+    x, y = make_batches(0)[0]
     before = model[1].weight.detach().clone()
     mse_loss(model(x), y).backward()
     optimizer.step()
@@ -251,15 +249,15 @@ def test_linear_probing_with_mas_trains_the_head():
     assert moor.anchor == {}
 
 
-def test_a_copy_of_the_model_is_not_watched(tmp_path):
+def test_copy_of_the_model_is_not_observed(tmp_path):
     model = network()
     optimizer = sgd(model)
     moor = mooring.attach(model, optimizer, importance="mas", outputs=lambda out: out)
-    twin = copy.deepcopy(model)
+    hand_model = copy.deepcopy(model)
     torch.save(model, tmp_path / "model.pt")
     saved = torch.load(tmp_path / "model.pt", weights_only=False)
-    for copied in (twin, saved):
-        copied(some_batches(0)[0][0]).sum().backward()
+    for copied in (hand_model, saved):
+        copied(make_batches(0)[0][0]).sum().backward()
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     with pytest.raises(MooringError, match="saw no outputs"):
@@ -269,12 +267,12 @@ def test_a_copy_of_the_model_is_not_watched(tmp_path):
             refused(moor)
 
 
-def test_a_backward_pass_that_failed_does_not_hide_the_next():
+def test_backward_pass_after_a_failed_one_is_counted():
     torch.manual_seed(0)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     moor = mooring.attach(model, optimizer, importance=MAS(decay=0.0))
-    x, y = some_batches(0)[0]
+    x, y = make_batches(0)[0]
 
     def fail(gradient):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""A moored loop works with tied, frozen, idle and late parameters."""
+"""Tests of training with tied, frozen, unused and added parameters."""
 
 import copy
 
@@ -15,9 +15,9 @@ from by_hand import (
     check,
     close,
     identical,
+    make_batches,
     network,
     pair,
-    some_batches,
     states,
     train,
     train_by_hand,
@@ -25,7 +25,7 @@ from by_hand import (
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
-def test_a_tied_parameter_is_moored_once(importance: str) -> None:
+def test_tied_parameter_is_moored_once(importance: str) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -43,7 +43,7 @@ def test_a_tied_parameter_is_moored_once(importance: str) -> None:
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
-def test_nothing_is_stored_for_a_frozen_parameter(importance: str) -> None:
+def test_frozen_parameter_has_no_state(importance: str) -> None:
     model = network()
     model[0].requires_grad_(False)
     moor, hand = pair(importance=importance, model=model)
@@ -54,7 +54,7 @@ def test_nothing_is_stored_for_a_frozen_parameter(importance: str) -> None:
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
-def test_a_parameter_that_is_unfrozen_later_is_free_until_the_next_consolidation(importance: str) -> None:
+def test_parameter_unfrozen_later_is_free_until_the_next_consolidation(importance: str) -> None:
     moor, hand = pair(importance=importance)
     for model in (moor.model, hand.model):
         model[0].requires_grad_(False)
@@ -62,8 +62,8 @@ def test_a_parameter_that_is_unfrozen_later_is_free_until_the_next_consolidation
         if task == 2:
             for model in (moor.model, hand.model):
                 model[0].requires_grad_(True)
-        train(moor, some_batches(task))
-        train_by_hand(hand, some_batches(task))
+        train(moor, make_batches(task))
+        train_by_hand(hand, make_batches(task))
         assert ("0.weight" in moor.anchor) == (task > 1)
         if task == 2:
             assert not moor.previous["0.weight"].any()
@@ -75,7 +75,7 @@ def test_a_parameter_that_is_unfrozen_later_is_free_until_the_next_consolidation
 
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
-def test_a_parameter_without_a_gradient_is_left_alone(importance: str, pull: str) -> None:
+def test_parameter_without_a_gradient_does_not_move(importance: str, pull: str) -> None:
     class TwoHeads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -86,18 +86,18 @@ def test_a_parameter_without_a_gradient_is_left_alone(importance: str, pull: str
 
     torch.manual_seed(0)
     moor, hand = pair(lambda m: torch.optim.Adam(m.parameters(), lr=0.01), importance, pull, TwoHeads().double())
-    train(moor, some_batches(1))
-    train_by_hand(hand, some_batches(1))
+    train(moor, make_batches(1))
+    train_by_hand(hand, make_batches(1))
     moor.consolidate()
     hand.consolidate()
     for model in (moor.model, hand.model):
         model.head = 1
         with torch.no_grad():
-            model.heads[0].weight.add_(1.0)  # away from its anchor, where a pull would show
+            model.heads[0].weight.add_(1.0)  # away from its anchor, so that a pull would have an effect
     weight, previous = moor.model.heads[0].weight.detach().clone(), moor.previous["heads.0.weight"].clone()
     anchor = moor.anchor["heads.0.weight"].clone()
-    train(moor, some_batches(2))
-    train_by_hand(hand, some_batches(2))
+    train(moor, make_batches(2))
+    train_by_hand(hand, make_batches(2))
     assert torch.equal(moor.model.heads[0].weight, weight)
     assert not moor.current["heads.0.weight"].any()
     assert torch.equal(moor.anchor["heads.0.weight"], anchor)
@@ -113,7 +113,7 @@ def test_a_parameter_without_a_gradient_is_left_alone(importance: str, pull: str
 
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("importance", ["ewc", "per sample", "mas", "si"])
-def test_a_head_added_later_is_free_until_the_next_consolidation_and_then_held(importance: str, pull: str) -> None:
+def test_head_added_later_is_free_until_the_next_consolidation_and_then_held(importance: str, pull: str) -> None:
     moor, hand = pair(importance=importance, pull=pull)
     torch.manual_seed(1)
     head = nn.Linear(3, 3).double()
@@ -123,7 +123,7 @@ def test_a_head_added_later_is_free_until_the_next_consolidation_and_then_held(i
                 added = copy.deepcopy(head)
                 moored.model.append(added)
                 moored.optimizer.add_param_group({"params": list(added.parameters()), "lr": 0.05})
-        for batch in some_batches(task):
+        for batch in make_batches(task):
             train(moor, [batch])
             train_by_hand(hand, [batch])
             if task == 2:
@@ -136,13 +136,13 @@ def test_a_head_added_later_is_free_until_the_next_consolidation_and_then_held(i
     assert moor.previous["3.weight"].any()
 
 
-def test_parameters_of_the_loss_are_left_to_the_optimizer() -> None:
+def test_parameters_of_the_loss_are_not_moored() -> None:
     temperature = nn.Parameter(torch.ones((), dtype=F64))
     model = network()
     optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.1)
     moor = mooring.attach(model, optimizer)
     for task in (1, 2):
-        for x, y in some_batches(task):
+        for x, y in make_batches(task):
             optimizer.zero_grad()
             mse_loss(model(x) * temperature, y).backward()
             expected = temperature.item() - 0.1 * temperature.grad.item()

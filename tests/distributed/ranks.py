@@ -1,4 +1,4 @@
-"""What one of several processes does: many cases one after the other, and a file that says how each ended."""
+"""Runs cases on several ranks and collects their errors."""
 
 import json
 import os
@@ -18,18 +18,18 @@ PATIENCE = 240
 KINDS = {2: ("ddp", "fsdp"), 4: ("ddp", "fsdp", "hsdp")}
 
 
-def started(folder: Path, world: int, target: Callable[..., Any], *args: Any) -> None:
-    """Run a function on so many ranks; every case that it tried must have gone well on each."""
+def run_ranks(folder: Path, world: int, target: Callable[..., Any], *args: Any) -> None:
+    """Run a function on `world` ranks, and check that no case failed on any of them."""
     env = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     folders = [folder / f"rank{rank}of{world}" for rank in range(world)]
-    children = [Child(each, target, *args, **env, RANK=str(rank)) for rank, each in enumerate(folders)]
+    children = [Child(rank_folder, target, *args, **env, RANK=str(rank)) for rank, rank_folder in enumerate(folders)]
     for child in children:
         child.process.join(PATIENCE)
-    for child, each in zip(children, folders, strict=True):
+    for child, rank_folder in zip(children, folders, strict=True):
         ended = child.ended()
         assert ended.status == 0, ended.err
-        bad = {name: said for name, said in json.loads((each / "found.json").read_text()).items() if said}
-        assert not bad, f"{each.name}: {', '.join(bad)}\n\n{next(iter(bad.values()))}"
+        bad = {name: error for name, error in json.loads((rank_folder / "errors.json").read_text()).items() if error}
+        assert not bad, f"{rank_folder.name}: {', '.join(bad)}\n\n{next(iter(bad.values()))}"
 
 
 def free_port() -> int:
@@ -38,28 +38,28 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def tried(runs: dict[str, Callable[[], None]]) -> None:
-    """Run each, together with the other ranks, and say what went wrong."""
+def run_cases(runs: dict[str, Callable[[], None]]) -> None:
+    """Run each case with the other ranks, and write the errors to a file."""
     dist.init_process_group("gloo")
-    found = {}
+    errors = {}
     for name, run in runs.items():
         try:
             run()
-            found[name] = ""
+            errors[name] = ""
         except Exception:
-            found[name] = traceback.format_exc()
-    Path("found.json").write_text(json.dumps(found))
+            errors[name] = traceback.format_exc()
+    Path("errors.json").write_text(json.dumps(errors))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def every_case(few: bool) -> None:
-    """Each importance with each pull, or each of both with one, against one process that sees the whole batch."""
+    """Compare every case with one process that sees the whole batch; with few=True each importance and pull once."""
     planned = cases(KINDS[int(os.environ["WORLD_SIZE"])], few=few)
     alone = cache(lambda *what: Trainer(Case("one", *what)).start().finish())
     for case in planned:
-        alone(*case.what)  # before there are ranks to count
-    tried({str(case): partial(_equals, case, alone(*case.what)) for case in planned})
+        alone(*case.what)  # before the process group exists
+    run_cases({str(case): partial(_equals, case, alone(*case.what)) for case in planned})
 
 
 def _equals(case: Case, expected: dict[str, Any]) -> None:

@@ -1,23 +1,23 @@
-"""A checkpoint of two ranks goes on with one and with four, as if one process had trained all along."""
+"""Tests that a checkpoint of two ranks resumes on one and on four, and equals one process."""
 
 import pytest
 import torch
 
-from distributed.ranks import started
-from distributed.resuming import folder_of, gone_on, kept, written
+from distributed.ranks import run_ranks
+from distributed.resuming import folder_of, gone_on, kept, write_checkpoints
 from distributed.training import Case, Trainer, compare
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 needs GPUs in this torch")
 
 PICKLED = ("mean", "given samples")
-"""Whose state four ranks read from a file that one process wrote whole."""
+"""Cases whose state four ranks read from a file of one process."""
 
 
 @pytest.mark.faults
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # what torch says where there is one process
-def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_with_four(tmp_path):
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # torch warns if there is one process
+def test_checkpoint_of_two_ranks_resumes_on_one_and_on_four(tmp_path):
     two, one = tmp_path / "two", tmp_path / "one"
-    started(tmp_path, 2, written, two)
+    run_ranks(tmp_path, 2, write_checkpoints, two)
     for case in kept(("ddp", "fsdp")):
         alone = Case("one", *case.what)
         trainer = Trainer(alone, folder_of(two, case))
@@ -26,4 +26,4 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_with_four(tmp_path):
             if case.importance in PICKLED:
                 torch.save(trainer.moor.state_dict(), folder_of(one, case) / "mooring.pt")
         compare(trainer.finish(), Trainer(alone).start().finish())
-    started(tmp_path, 4, gone_on, two, one)
+    run_ranks(tmp_path, 4, gone_on, two, one)

@@ -25,7 +25,7 @@ MESHES: dict[str, Any] = {}
 
 
 class Likeliest(EWC):
-    """Labels that are the likeliest, where EWC draws them: ranks and one process cannot draw alike."""
+    """EWC with the most likely labels instead of sampled ones, because ranks and one process draw differently."""
 
     @property
     def name(self):
@@ -66,7 +66,7 @@ MEMORIES = {"": None, "8bit": mooring.Memory(previous="8bit"), "host": mooring.M
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, how, and by whom: "one", "ddp", "fsdp" or "hsdp"."""
+    """An importance, a pull and options, trained by kind: "one", "ddp", "fsdp" or "hsdp"."""
 
     kind: str
     importance: str
@@ -79,30 +79,30 @@ class Case:
 
     @property
     def what(self) -> tuple[str, str, bool, str]:
-        """All but by whom."""
+        """Everything but the kind."""
         return self.importance, self.pull, self.adam, self.memory
 
 
 def cases(kinds: tuple[str, ...], *, few: bool) -> list[Case]:
-    """Every importance with every pull; of few, each of both at least once."""
+    """Return every importance with every pull; with few=True each of both at least once."""
     pairs = [(i, p) for i in IMPORTANCES for p in PULLS]
     if few:
         names = list(PULLS)
         pairs = [(i, names[place % len(names)]) for place, i in enumerate(IMPORTANCES)]
-    found = [Case(kind, i, p) for kind in kinds for i, p in pairs]
-    found += [Case(kind, "ewc", "penalty", adam=True) for kind in kinds]
-    found += [Case(kind, "mas", "interpolation", memory="8bit") for kind in kinds]
-    found += [Case(kind, "rwalk", "penalty", memory="host") for kind in kinds]
-    return found + [Case("ddp", FACTORED, "budget")] * ("ddp" in kinds)
+    result = [Case(kind, i, p) for kind in kinds for i, p in pairs]
+    result += [Case(kind, "ewc", "penalty", adam=True) for kind in kinds]
+    result += [Case(kind, "mas", "interpolation", memory="8bit") for kind in kinds]
+    result += [Case(kind, "rwalk", "penalty", memory="host") for kind in kinds]
+    return result + [Case("ddp", FACTORED, "budget")] * ("ddp" in kinds)
 
 
 class Trainer:
-    """A model, its optimizer and its mooring, on one rank or alone; from a checkpoint where a folder is given."""
+    """A model, its optimizer and its Mooring, on one rank or alone; from a checkpoint if a folder is given."""
 
     def __init__(self, case: Case, folder: Path | None = None, policy: Any = None, dtype: torch.dtype = F64) -> None:
         self.case, self.policy, self.dtype = case, policy, dtype
         torch.manual_seed(3)
-        wide = 32 if case.memory else 7  # rows that are worth a code
+        wide = 32 if case.memory else 7  # rows long enough for 8 bits
         model = nn.Sequential(nn.Linear(5, wide), nn.Tanh(), nn.LayerNorm(wide), nn.Linear(wide, 3)).to(dtype)
         self.model = self.runs = model
         if case.kind == "ddp":
@@ -130,18 +130,18 @@ class Trainer:
         dcp.save(state, checkpoint_id=folder)
 
     def batch(self, task: int, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What this rank sees of each pass: 8 samples in all."""
+        """Return this rank's part of each pass; all ranks together have 8 samples."""
         generator = torch.Generator().manual_seed(100 * task + step)
         rank, world = (0, 1) if self.case.kind == "one" else (dist.get_rank(), dist.get_world_size())
-        found = []
+        shares = []
         for _ in range(PASSES):
             x = torch.randn(8, 5, generator=generator, dtype=F64).to(self.dtype)
             y = torch.randint(3, (8,), generator=generator)
-            found.append((x.chunk(world)[rank], y.chunk(world)[rank]))
-        return found
+            shares.append((x.chunk(world)[rank], y.chunk(world)[rank]))
+        return shares
 
     def backward(self, task: int, step: int) -> None:
-        """A gradient accumulated over two passes, and clipped."""
+        """Take a step with a clipped gradient accumulated over two passes."""
         self.optimizer.zero_grad()
         batches = self.batch(task, step)
         for place, (x, y) in enumerate(batches):
@@ -167,32 +167,32 @@ class Trainer:
                 self.runs(self.batch(task, 0)[0][0])
             self.moor.consolidate()
 
-    def told(self) -> dict[str, Any]:
-        """Everything that several ranks and one process must agree on."""
+    def snapshot(self) -> dict[str, Any]:
+        """Return everything that ranks and one process must agree on."""
         moor = self.moor
         kept = {**self.model.state_dict(), **moor.state_dict(), **{f"now.{k}": t for k, t in moor.current.items()}}
         if not moor.importance.by_layer:
             kept |= {f"rate.{name}": t for name, t in moor.effective_learning_rate(2, 5.0).items()}
         header = json.loads(bytes(kept.pop("mooring").tolist()))
-        found = {name: tensor.detach().clone() for name, tensor in kept.items()}
+        tensors = {name: tensor.detach().clone() for name, tensor in kept.items()}
         diagnosis = moor.diagnose(strength=5.0).to_dict() if not moor.importance.by_layer else {}
         layers = diagnosis.pop("layers", [])
         numbers = {"energy": moor.pull_energy(), **moor.drift(), "disparity": diagnosis.get("disparity")}
         numbers |= {f"{row['name']}.{key}": v for row in layers for key, v in row.items() if isinstance(v, float)}
         exact = [(row["name"], row["parameters"], row["verdicts"]) for row in layers]
-        return {"tensors": found, "numbers": numbers, "exact": [*exact, header["counts"]]}
+        return {"tensors": tensors, "numbers": numbers, "exact": [*exact, header["counts"]]}
 
     def start(self) -> "Trainer":
-        """A task, and half of the next."""
+        """Train a task and half of the next."""
         self.task(0)
         self.task(1, end=1)
         return self
 
     def finish(self) -> dict[str, Any]:
-        """The rest of it, and some of a third."""
+        """Train the other half, and some of a third task."""
         self.task(1, start=1)
         self.task(2, end=1)
-        return self.told()
+        return self.snapshot()
 
 
 def shard(model: nn.Module, kind: str, policy: Any = None) -> None:
@@ -204,29 +204,29 @@ def shard(model: nn.Module, kind: str, policy: Any = None) -> None:
         shape, names = ((world,), ("shard",)) if kind == "fsdp" else ((2, world // 2), ("copy", "shard"))
         MESHES[kind] = init_device_mesh("cpu", shape, mesh_dim_names=names)
     mesh = MESHES[kind]
-    told = {"mesh": mesh} if policy is None else {"mesh": mesh, "mp_policy": policy}
-    fully_shard(model[3], **told)
-    fully_shard(model, **told)
+    options = {"mesh": mesh} if policy is None else {"mesh": mesh, "mp_policy": policy}
+    fully_shard(model[3], **options)
+    fully_shard(model, **options)
 
 
 def part(whole: torch.Tensor, like: Any) -> torch.Tensor:
-    """The rows of a whole that a sharded tensor has on this rank, as torch.chunk cuts them."""
+    """Return the rows of a whole tensor that a sharded one has on this rank, as torch.chunk splits them."""
     mesh = like.device_mesh
     rows = whole.chunk(mesh.size(-1))
-    mine = mesh.get_local_rank(mesh.ndim - 1)
-    return rows[mine] if mine < len(rows) else whole[:0]
+    index = mesh.get_local_rank(mesh.ndim - 1)
+    return rows[index] if index < len(rows) else whole[:0]
 
 
-def compare(found: dict[str, Any], expected: dict[str, Any], rtol: float = 1e-9) -> None:
-    assert found["tensors"].keys() == expected["tensors"].keys()
-    for name, tensor in found["tensors"].items():
-        like, told = expected["tensors"][name], tensor
+def compare(actual: dict[str, Any], expected: dict[str, Any], rtol: float = 1e-9) -> None:
+    assert actual["tensors"].keys() == expected["tensors"].keys()
+    for name, tensor in actual["tensors"].items():
+        like, local = expected["tensors"][name], tensor
         if hasattr(tensor, "to_local"):
             assert tensor.shape == like.shape
-            like, told = part(like, tensor), tensor.to_local()
-        torch.testing.assert_close(told, like, rtol=rtol, atol=1e-12, msg=lambda said, name=name: f"{name}: {said}")
-    assert found["exact"] == expected["exact"]
-    assert found["numbers"].keys() == expected["numbers"].keys()
+            like, local = part(like, tensor), tensor.to_local()
+        torch.testing.assert_close(local, like, rtol=rtol, atol=1e-12, msg=lambda said, name=name: f"{name}: {said}")
+    assert actual["exact"] == expected["exact"]
+    assert actual["numbers"].keys() == expected["numbers"].keys()
     for name, value in expected["numbers"].items():
-        got = found["numbers"][name]
+        got = actual["numbers"][name]
         assert got == value or abs(got - value) <= rtol * max(abs(got), abs(value)), (name, got, value)

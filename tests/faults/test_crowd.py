@@ -59,7 +59,7 @@ def megabytes(process: int) -> float:
 
 
 @needs_ray
-def test_sixty_four_fleets_at_once_lose_nothing_and_the_drivers_memory_stays_flat(tmp_path, ledger, monkeypatch):
+def test_sixty_four_fleets_at_once_lose_nothing_and_the_drivers_memory_stays_flat(tmp_path, fault_table, monkeypatch):
     (tmp_path / "begun").mkdir()
     monkeypatch.setenv(FOLDER, str(tmp_path / "begun"))
     asked = ["compare", "--methods", "plain,explicit-mas", "--seeds", str(FLEETS // 2), "--limit", "30", "--tasks", "4"]
@@ -79,9 +79,9 @@ def test_sixty_four_fleets_at_once_lose_nothing_and_the_drivers_memory_stays_fla
     assert "lost" not in told.err
     assert told.err.startswith(f"{FLEETS} runs to train in {FLEETS} fleets\n")
     assert saved(tmp_path / "crowd") == []
-    ledger.write(f"{FLEETS} fleets at once (Ray)", FLEETS, whole, rows(tmp_path / "crowd"))
+    fault_table.add(f"{FLEETS} fleets at once (Ray)", FLEETS, whole, rows(tmp_path / "crowd"))
     seconds, memory = full[-1][0] - full[0][0], [each for _, each in full]
-    ledger.note(
+    fault_table.note(
         f"{FLEETS} at once for {seconds:.0f} s; the driver held {memory[0]:.0f} MB, at most {max(memory):.0f} MB"
     )
     assert seconds >= SECONDS

@@ -35,7 +35,7 @@ def narrow(shape: tuple[int, int, int]) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[1] * shape[2], 2), torch.nn.Tanh())
 
 
-def test_a_checkpoint_torn_at_any_byte_is_refused_whole(tmp_path, ledger):
+def test_a_checkpoint_torn_at_any_byte_is_refused_whole(tmp_path, fault_table):
     """Every boundary of header and tensors: as if there were no scratch file and no rename."""
     stream, network = class_stream(tasks=2, images=8), "faults.test_files:narrow"
     specs = [spec_for(method, stream, 0, batch=4, epochs=1, network=network) for method in ("plain", "explicit-ewc")]
@@ -49,7 +49,7 @@ def test_a_checkpoint_torn_at_any_byte_is_refused_whole(tmp_path, ledger):
     whole = [(result.spec.key, result.matrix) for result in results]
     again = Fleet(specs, stream)
     checkpoint.restore(again, tmp_path / "whole")
-    ledger.write("a checkpoint cut off at a byte", len(data), whole, [(r.spec.key, r.matrix) for r in again.run()])
+    fault_table.add("a checkpoint cut off at a byte", len(data), whole, [(r.spec.key, r.matrix) for r in again.run()])
 
 
 def torn_at(size: int, *arguments: str) -> int:
@@ -60,7 +60,7 @@ def torn_at(size: int, *arguments: str) -> int:
     return command(*arguments)
 
 
-def test_a_process_killed_within_the_write_of_a_checkpoint_loses_nothing(tmp_path, quick, ledger):
+def test_a_process_killed_within_the_write_of_a_checkpoint_loses_nothing(tmp_path, quick, fault_table):
     child = Child(tmp_path / "look", command, *QUICK, "--epochs", "200")
     wait_for(lambda: saved(tmp_path / "look"), child)
     child.kill(signal.SIGTERM)
@@ -74,7 +74,7 @@ def test_a_process_killed_within_the_write_of_a_checkpoint_loses_nothing(tmp_pat
     assert kills >= len(sizes) // 2
     assert Child(tmp_path, command, *QUICK, patience=PATIENCE).ended().status == 0
     assert saved(tmp_path) == []
-    ledger.write("kill within a checkpoint's write", kills, quick, rows(tmp_path))
+    fault_table.add("kill within a checkpoint's write", kills, quick, rows(tmp_path))
 
 
 # Full
@@ -86,7 +86,7 @@ def on_a_small_disk(size: int, *arguments: str) -> int:
     return command(*arguments)
 
 
-def test_a_disk_full_at_any_size_is_told_in_one_line_and_continued(tmp_path, quick, ledger):
+def test_a_disk_full_at_any_size_is_told_in_one_line_and_continued(tmp_path, quick, fault_table):
     """RLIMIT_FSIZE: no file may grow beyond it, so checkpoints, the study and its journal fail, each in its turn."""
     full = 0
     for size in (600, 4_096, 10_000, 20_000, 40_000, 80_000, 160_000, 320_000):
@@ -99,13 +99,13 @@ def test_a_disk_full_at_any_size_is_told_in_one_line_and_continued(tmp_path, qui
         assert told.err.splitlines()[-1].startswith("error: ")
     assert full
     assert Child(tmp_path, command, *QUICK, patience=PATIENCE).ended().status == 0
-    ledger.write("disk full (RLIMIT_FSIZE)", full, quick, rows(tmp_path))
+    fault_table.add("disk full (RLIMIT_FSIZE)", full, quick, rows(tmp_path))
 
 
 # Damaged
 
 
-def test_a_study_with_any_page_overwritten_is_detected_named_and_salvaged(tmp_path, quick, ledger):
+def test_a_study_with_any_page_overwritten_is_detected_named_and_salvaged(tmp_path, quick, fault_table):
     made, injured = quick.folder / "study.sqlite", 0
     size = made.stat().st_size
     for page in range(1, size // 4096):
@@ -134,14 +134,14 @@ def test_a_study_with_any_page_overwritten_is_detected_named_and_salvaged(tmp_pa
             connection.close()
             assert left >= len(quick) - 4, told.out
         assert Child(folder, command, *QUICK, patience=PATIENCE).ended().status == 0
-        ledger.write("a damaged page of the study", 1, quick, rows(folder))
+        fault_table.add("a damaged page of the study", 1, quick, rows(folder))
     assert injured >= 5
 
 
 # Gone
 
 
-def test_a_data_folder_that_disappears_is_named_and_nothing_is_lost(tmp_path, ledger):
+def test_a_data_folder_that_disappears_is_named_and_nothing_is_lost(tmp_path, fault_table):
     generator = np.random.default_rng(0)
     for split in ("train", "test"):
         for name in "abcd":
@@ -167,4 +167,4 @@ def test_a_data_folder_that_disappears_is_named_and_nothing_is_lost(tmp_path, le
         assert "data" in gone.err
     (tmp_path / "elsewhere").rename(tmp_path / "data")
     assert Child(tmp_path / "study", command, *asked, patience=PATIENCE).ended().status == 0
-    ledger.write("a data folder that disappears", 1, whole, rows(tmp_path / "study"))
+    fault_table.add("a data folder that disappears", 1, whole, rows(tmp_path / "study"))

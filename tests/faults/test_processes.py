@@ -29,7 +29,7 @@ def quick(tmp_path_factory):
 
 
 @needs_ray
-def test_fifty_kills_of_drivers_workers_and_nodes_at_random_moments(tmp_path, whole, ledger):
+def test_fifty_kills_of_drivers_workers_and_nodes_at_random_moments(tmp_path, whole, fault_table):
     """A study that is done before the last kill is compared, and another one begun."""
     chance, kills = random.Random(8), {"driver": 0, "worker": 0, "node": 0}
     with cluster(1, 1) as made:
@@ -51,7 +51,7 @@ def test_fifty_kills_of_drivers_workers_and_nodes_at_random_moments(tmp_path, wh
             if not driver.running():
                 told = driver.ended()
                 assert told.status == 0, told.err
-                ledger.write("a study done between kills", 1, whole, rows(tmp_path / str(study)))
+                fault_table.add("a study done between kills", 1, whole, rows(tmp_path / str(study)))
                 study, driver = study + 1, None
             elif kind == "driver":
                 driver.kill()
@@ -71,11 +71,11 @@ def test_fifty_kills_of_drivers_workers_and_nodes_at_random_moments(tmp_path, wh
     found = rows(tmp_path / str(study))
     for kind, count in kills.items():
         assert count, f"no {kind} was ever killed"
-        ledger.write(f"kill -9 of a {kind} (Ray)", count, whole, found)
+        fault_table.add(f"kill -9 of a {kind} (Ray)", count, whole, found)
     assert table(tmp_path / str(study)) == table(whole.folder)
 
 
-def test_kills_at_random_moments_with_the_local_engine(tmp_path, whole, ledger):
+def test_kills_at_random_moments_with_the_local_engine(tmp_path, whole, fault_table):
     chance, kills = random.Random(1), 0
     for _ in range(20):
         child = Child(tmp_path, often, 0.05, *ASKED)
@@ -87,11 +87,11 @@ def test_kills_at_random_moments_with_the_local_engine(tmp_path, whole, ledger):
             break
     assert kills, "it was never killed"
     assert Child(tmp_path, command, *ASKED, patience=PATIENCE).ended().status == 0
-    ledger.write("kill -9 of the driver (local)", kills, whole, rows(tmp_path))
+    fault_table.add("kill -9 of the driver (local)", kills, whole, rows(tmp_path))
 
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=needs_ray)])
-def test_sigterm_finishes_the_checkpoint_and_exits_0_with_how_to_continue(tmp_path, whole, ledger, engine):
+def test_sigterm_finishes_the_checkpoint_and_exits_0_with_how_to_continue(tmp_path, whole, fault_table, engine):
     asked, chance = 0, random.Random(3)
     more = [] if engine == "local" else ["--engine", "ray"]
     for _ in range(8 if engine == "local" else 3):
@@ -110,7 +110,7 @@ def test_sigterm_finishes_the_checkpoint_and_exits_0_with_how_to_continue(tmp_pa
         asked += 1
     assert asked, "it was never asked"
     assert Child(tmp_path, command, *ASKED, patience=PATIENCE).ended().status == 0
-    ledger.write(f"SIGTERM ({engine})", asked, whole, rows(tmp_path))
+    fault_table.add(f"SIGTERM ({engine})", asked, whole, rows(tmp_path))
 
 
 def as_a_job(*arguments: str) -> int:
@@ -121,7 +121,7 @@ def as_a_job(*arguments: str) -> int:
 
 @needs_ray
 def test_sigterm_to_every_process_of_a_job_ends_its_cluster_and_the_command_says_how_to_continue(
-    tmp_path, whole, ledger
+    tmp_path, whole, fault_table
 ):
     """As `timeout`, a batch system or a service manager sends it: Ray's own processes end at once."""
     child = Child(tmp_path, as_a_job, *ASKED, "--engine", "ray", patience=PATIENCE)
@@ -132,10 +132,10 @@ def test_sigterm_to_every_process_of_a_job_ends_its_cluster_and_the_command_says
     assert "Traceback" not in told.err
     assert told.err.splitlines()[-1].endswith("everything so far is saved, and the same command continues from here")
     assert Child(tmp_path, command, *ASKED, patience=PATIENCE).ended().status == 0
-    ledger.write("SIGTERM to a whole job (Ray)", 1, whole, rows(tmp_path))
+    fault_table.add("SIGTERM to a whole job (Ray)", 1, whole, rows(tmp_path))
 
 
-def test_eight_drivers_on_one_study_take_turns_or_are_refused(tmp_path, quick, ledger):
+def test_eight_drivers_on_one_study_take_turns_or_are_refused(tmp_path, quick, fault_table):
     asked = [*QUICK[:-1], "../study.sqlite"]
     every = [
         Child(tmp_path / str(n), command, *asked, *(["--wait"] if n % 2 else []), patience=PATIENCE) for n in range(8)
@@ -148,7 +148,7 @@ def test_eight_drivers_on_one_study_take_turns_or_are_refused(tmp_path, quick, l
             assert "is being run by process" in each.err
     trained = [each for each in told if "to train" in each.err]
     assert len(trained) == 1
-    ledger.write("two drivers on one study", len(every) - 1, quick, rows(tmp_path))
+    fault_table.add("two drivers on one study", len(every) - 1, quick, rows(tmp_path))
 
 
 def jumping(*arguments: str) -> int:
@@ -165,17 +165,17 @@ def jumping(*arguments: str) -> int:
     return command(*arguments)
 
 
-def test_a_clock_that_jumps_changes_nothing(tmp_path, quick, ledger):
+def test_a_clock_that_jumps_changes_nothing(tmp_path, quick, fault_table):
     for _ in range(2):
         child = Child(tmp_path, jumping, *QUICK)
         wait_for(lambda: saved(tmp_path), child)
         child.kill()
         child.ended()
     assert Child(tmp_path, jumping, *QUICK, patience=PATIENCE).ended().status == 0
-    ledger.write("the clock jumping", 3, quick, rows(tmp_path))
+    fault_table.add("the clock jumping", 3, quick, rows(tmp_path))
 
 
-def test_runs_that_diverge_are_told_so_and_kept_through_kills(tmp_path, quick, ledger):
+def test_runs_that_diverge_are_told_so_and_kept_through_kills(tmp_path, quick, fault_table):
     lost = [row for row in quick if row[4] == "unstable"]
     assert lost, "none diverged"
     for moment in range(4):
@@ -185,4 +185,4 @@ def test_runs_that_diverge_are_told_so_and_kept_through_kills(tmp_path, quick, l
         child.kill()
         child.ended()
     assert Child(tmp_path, command, *QUICK, patience=PATIENCE).ended().status == 0
-    ledger.write("a run that diverges", len(lost), quick, rows(tmp_path))
+    fault_table.add("a run that diverges", len(lost), quick, rows(tmp_path))

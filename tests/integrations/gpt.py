@@ -1,4 +1,4 @@
-"""A language model of two layers of width 16, nothing downloaded, and Trainers that train it on made-up text."""
+"""A language model with two layers of width 16, and Trainers that train it on generated text."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
@@ -16,26 +16,26 @@ def gpt(dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> GPT2LMHeadM
 
 
 def text(task: int, sentences: int = 24) -> list[dict[str, torch.Tensor]]:
-    """Sentences that count up in steps of task + 1, from words of their own."""
+    """Return sentences that count up in steps of task + 1, each from its own start."""
     steps = (task + 1) * torch.arange(LENGTH)
     return [{"input_ids": (start + steps) % WORDS, "labels": (start + steps) % WORDS} for start in range(sentences)]
 
 
-def arguments(folder, **told) -> TrainingArguments:
+def arguments(folder, **options) -> TrainingArguments:
     usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "max_steps": 6, "save_strategy": "no"}
     quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
-    return TrainingArguments(str(folder), **{**quiet, **usual, **told})
+    return TrainingArguments(str(folder), **{**quiet, **usual, **options})
 
 
-def train(model, callback: MooringCallback, task: int, folder, resume: str | None = None, **told) -> Trainer:
+def train(model, callback: MooringCallback, task: int, folder, resume: str | None = None, **options) -> Trainer:
     data = {"train_dataset": text(task), "eval_dataset": text(task, 4)}
-    trainer = Trainer(model, arguments(folder, **told), **data, callbacks=[callback])
+    trainer = Trainer(model, arguments(folder, **options), **data, callbacks=[callback])
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
 def two_tasks(importance: str, steps: int) -> tuple[GPT2LMHeadModel, MooringCallback]:
-    """A script that starts or goes on, whichever is due: only the second task writes checkpoints."""
+    """Start or resume a script of two tasks, of which only the second writes checkpoints."""
     model, callback = gpt(dropout=0.1, dtype=torch.float32), MooringCallback(importance=importance)
     resume = last_checkpoint("second")
     if resume is None:
@@ -46,18 +46,18 @@ def two_tasks(importance: str, steps: int) -> tuple[GPT2LMHeadModel, MooringCall
 
 
 def one_of_two(task_steps: int) -> None:
-    """What one rank of two does: two tasks, the second ended by its best weights; it leaves all that it has."""
+    """Train two tasks on one of two ranks, end the second with its best weights, and save everything."""
     model, callback = gpt(dtype=torch.float32), MooringCallback(importance="si")
     train(model, callback, 0, "first", ddp_backend="gloo", max_steps=task_steps)
-    told = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
-    told |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}
-    train(model, callback, 1, "second", ddp_backend="gloo", max_steps=task_steps, **told)
+    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}
+    train(model, callback, 1, "second", ddp_backend="gloo", max_steps=task_steps, **options)
     torch.save(everything(model, callback), f"rank{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()
 
 
 def everything(model, callback: MooringCallback) -> dict[str, torch.Tensor]:
-    """Weights and mooring, to be compared bit for bit."""
+    """Return the weights and the state, to compare them bit for bit."""
     weights = {f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()}
     return weights | {key: tensor.clone() for key, tensor in callback.moor.state_dict().items()}
 

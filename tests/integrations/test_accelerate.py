@@ -1,4 +1,4 @@
-"""Plain Accelerate needs nothing but `mooring.attach`: what it prepares is moored, what it saves goes on."""
+"""Tests of `mooring.attach` with models and optimizers that Accelerate prepared."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
-    """Accelerate keeps its settings for the whole process, and Trainers of old put theirs into the environment."""
+    """Reset Accelerate's global state, and the environment variables that earlier Trainers set."""
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -36,7 +36,7 @@ def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(model(x), x.argmax(1) % 3)
 
 
-def test_a_prepared_model_and_optimizer_train_as_by_hand():
+def test_prepared_model_and_optimizer_equal_a_plain_loop():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = network()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9))
@@ -66,7 +66,7 @@ def test_a_prepared_model_and_optimizer_train_as_by_hand():
     torch.testing.assert_close(model.state_dict(), alone.state_dict(), rtol=0, atol=0)
 
 
-def test_accelerates_checkpoints_carry_what_is_registered(tmp_path):
+def test_registered_mooring_is_in_accelerates_checkpoints(tmp_path):
     def begin():
         AcceleratorState._reset_state(reset_partial_state=True)
         accelerator = Accelerator(cpu=True)
@@ -97,7 +97,7 @@ def test_accelerates_checkpoints_carry_what_is_registered(tmp_path):
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas"])
-def test_a_scaled_optimizer_is_moored_once_a_step_and_not_where_a_step_is_skipped(importance):
+def test_scaled_optimizer_updates_once_per_step_and_not_in_skipped_steps(importance):
     Accelerator(cpu=True)
     ends = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)):
@@ -122,7 +122,7 @@ def test_a_scaled_optimizer_is_moored_once_a_step_and_not_where_a_step_is_skippe
     torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-7)
 
 
-def test_bf16_autocast_keeps_what_is_kept_in_float32():
+def test_state_stays_float32_under_bf16_autocast():
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     model = network()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -136,7 +136,7 @@ def test_bf16_autocast_keeps_what_is_kept_in_float32():
     assert moor.previous["0.weight"].sum() > 0
 
 
-def test_a_wrapper_with_nothing_inside_is_refused_in_one_line():
+def test_wrapper_without_an_optimizer_is_refused_in_one_line():
     class Wrapper(torch.optim.Optimizer):
         def __init__(self):
             self.param_groups = []
@@ -145,7 +145,7 @@ def test_a_wrapper_with_nothing_inside_is_refused_in_one_line():
         mooring.attach(network(), Wrapper())
 
 
-def test_one_optimizer_is_not_moored_twice_through_its_wrapper():
+def test_optimizer_cannot_be_moored_again_through_its_wrapper():
     accelerator = Accelerator(cpu=True)
     model = network()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)

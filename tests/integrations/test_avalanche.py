@@ -1,4 +1,4 @@
-"""Avalanche's strategies with a MooringPlugin train what a hand-written loop trains, experience after experience."""
+"""Tests that Avalanche's strategies with a MooringPlugin equal a plain loop."""
 
 import doctest
 import pickle
@@ -9,12 +9,12 @@ from torch import nn
 
 import mooring
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # its imports deprecate each other
+pytestmark = pytest.mark.filterwarnings("ignore")  # its own imports cause deprecation warnings
 
 
 @pytest.fixture(scope="module")
 def avalanche():
-    """The package, which needs torchvision, and much else that this repository does not."""
+    """Return the package, or skip: it has many dependencies that this repository does not need."""
     pytest.importorskip("torchvision", reason="avalanche-lib needs torchvision", exc_type=ImportError)
     pytest.importorskip("avalanche", reason="needs avalanche-lib", exc_type=ImportError)
     import avalanche.benchmarks
@@ -35,8 +35,8 @@ def experience(task: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def strategy_of(avalanche, model: nn.Module, plugin, momentum: float = 0.9):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=momentum)
-    told = {"train_mb_size": 4, "train_epochs": 3, "evaluator": avalanche.training.plugins.EvaluationPlugin()}
-    return avalanche.training.Naive(model=model, optimizer=optimizer, plugins=[plugin], **told)
+    options = {"train_mb_size": 4, "train_epochs": 3, "evaluator": avalanche.training.plugins.EvaluationPlugin()}
+    return avalanche.training.Naive(model=model, optimizer=optimizer, plugins=[plugin], **options)
 
 
 def stream_of(avalanche, tasks: int):
@@ -45,13 +45,13 @@ def stream_of(avalanche, tasks: int):
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
-def test_a_strategy_gives_the_weights_of_a_loop_by_hand(importance, avalanche):
+def test_strategy_equals_a_plain_loop(importance, avalanche):
     from mooring.integrations.avalanche import MooringPlugin
 
     model, plugin = network(), MooringPlugin(importance=importance)
     strategy = strategy_of(avalanche, model, plugin)
-    for each in stream_of(avalanche, 3):
-        strategy.train(each, shuffle=False)
+    for experience in stream_of(avalanche, 3):
+        strategy.train(experience, shuffle=False)
     alone = network()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.3, momentum=0.9)
     moor = mooring.attach(alone, optimizer, importance=importance)
@@ -67,15 +67,15 @@ def test_a_strategy_gives_the_weights_of_a_loop_by_hand(importance, avalanche):
     assert plugin.moor.tasks == 3
 
 
-def test_a_strategy_in_avalanches_checkpoints_goes_on(avalanche):
+def test_strategy_resumes_from_avalanches_checkpoints(avalanche):
     from mooring.integrations.avalanche import MooringPlugin
 
     ends = []
     for interrupted in (False, True):
         model, plugin = network(), MooringPlugin(importance="si")
         strategy = strategy_of(avalanche, model, plugin, momentum=0.0)
-        for each in stream_of(avalanche, 3):
-            strategy.train(each, shuffle=False)
+        for experience in stream_of(avalanche, 3):
+            strategy.train(experience, shuffle=False)
             if interrupted and plugin.moor.tasks < 3:
                 model, plugin = pickle.loads(pickle.dumps((model, plugin)))  # its checkpoints pickle the strategy
                 strategy = strategy_of(avalanche, model, plugin, momentum=0.0)
@@ -84,7 +84,7 @@ def test_a_strategy_in_avalanches_checkpoints_goes_on(avalanche):
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
-def test_the_example_of_the_plugin_runs(avalanche):
+def test_plugin_example_runs(avalanche):
     import mooring.integrations.avalanche as module
 
     results = doctest.testmod(module)

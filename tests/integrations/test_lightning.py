@@ -1,4 +1,4 @@
-"""Lightning's Trainer with a MooringCallback trains what a hand-written loop trains, and resumes after a kill."""
+"""Tests that Lightning's Trainer with a MooringCallback equals a plain loop and resumes after a kill."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from processes import Child, wait_for
 
 pytest.importorskip("lightning", reason="needs mooring[lightning]")
 
-from integrations.lines import QUIET, Lines, batches, loader, loss, network, trainer, two_tasks
+from integrations.lightning_model import QUIET, TwoLayerModule, batches, loader, loss, network, trainer, two_tasks
 from mooring.integrations.lightning import MooringCallback
 
 EPOCHS = 24
@@ -37,22 +37,22 @@ def by_hand(importance, norm: float, accumulation: int) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
-def test_the_trainer_gives_the_weights_of_a_loop_by_hand(importance):
-    model, callback = Lines(), MooringCallback(importance=importance)
+def test_trainer_equals_a_plain_loop(importance):
+    model, callback = TwoLayerModule(), MooringCallback(importance=importance)
     for task in range(2):
-        told = {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}
-        trainer(callback, **told).fit(model, loader(task))
+        options = {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}
+        trainer(callback, **options).fit(model, loader(task))
     expected = by_hand(importance, norm=0.1, accumulation=2).state_dict()
     torch.testing.assert_close(model.net.state_dict(), expected, rtol=1e-12, atol=1e-12)
     assert callback.moor.tasks == 2
 
 
-def test_the_other_name_of_lightning_works_as_well():
+def test_pytorch_lightning_package_works():
     pl = pytest.importorskip("pytorch_lightning")
 
     class Others(pl.LightningModule):
-        forward, training_step = Lines.forward, Lines.training_step
-        configure_optimizers = Lines.configure_optimizers
+        forward, training_step = TwoLayerModule.forward, TwoLayerModule.training_step
+        configure_optimizers = TwoLayerModule.configure_optimizers
 
         def __init__(self):
             super().__init__()
@@ -60,13 +60,13 @@ def test_the_other_name_of_lightning_works_as_well():
 
     model, callback = Others(), MooringCallback()
     for task in range(2):
-        told = {**QUIET, "max_epochs": 1, "enable_checkpointing": False, "callbacks": [callback]}
-        pl.Trainer(**told, gradient_clip_val=0.1, accumulate_grad_batches=2).fit(model, loader(task))
+        options = {**QUIET, "max_epochs": 1, "enable_checkpointing": False, "callbacks": [callback]}
+        pl.Trainer(**options, gradient_clip_val=0.1, accumulate_grad_batches=2).fit(model, loader(task))
     expected = by_hand("ewc", norm=0.1, accumulation=2).state_dict()
     torch.testing.assert_close(model.net.state_dict(), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_killed_and_resumed_equals_undisturbed(tmp_path, monkeypatch):
+def test_killed_and_resumed_training_equals_uninterrupted_training(tmp_path, monkeypatch):
     child = Child(tmp_path / "killed", two_tasks, EPOCHS)
     assert wait_for((tmp_path / "killed" / "second" / "epoch=3.ckpt").exists, child), child.ended().err
     child.kill()
@@ -80,22 +80,22 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path, monkeypatch):
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
-def test_a_next_task_in_another_process_starts_from_what_was_saved(tmp_path):
+def test_next_task_in_another_process_starts_from_the_saved_state(tmp_path):
     ends = []
     for apart in (False, True):
-        model, callback = Lines(), MooringCallback(importance="si")
+        model, callback = TwoLayerModule(), MooringCallback(importance="si")
         trainer(callback).fit(model, loader(0))
         if apart:
             file = callback.save(tmp_path)
             weights = model.state_dict()
-            model, callback = Lines(), MooringCallback(importance="si", state=file)
+            model, callback = TwoLayerModule(), MooringCallback(importance="si", state=file)
             model.load_state_dict(weights)
         trainer(callback).fit(model, loader(1))
         ends.append({**model.state_dict(), **callback.moor.state_dict()})
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
-class Rivals(Lines):
+class Rivals(TwoLayerModule):
     def __init__(self) -> None:
         super().__init__()
         self.rival = network()
@@ -111,7 +111,7 @@ class Rivals(Lines):
         return [torch.optim.SGD(net.parameters(), lr=0.3) for net in (self.net, self.rival)]
 
 
-def test_of_several_optimizers_one_is_named():
+def test_with_several_optimizers_one_must_be_given():
     with pytest.raises(MooringError, match="the model has 2 optimizers: give the one to moor"):
         trainer(MooringCallback()).fit(Rivals(), loader(0))
     with pytest.raises(MooringError, match=r"optimizer=2 is not allowed: the model has 2, counted from 0"):
@@ -122,11 +122,11 @@ def test_of_several_optimizers_one_is_named():
     assert {name.partition(".")[0] for name in callback.moor.anchor} == {"rival"}
 
 
-def test_each_optimizer_may_have_a_callback_of_its_own_and_both_are_in_checkpoints(tmp_path):
+def test_each_optimizer_can_have_a_callback_and_checkpoints_have_both(tmp_path):
     callbacks = [MooringCallback(optimizer=number, module=name) for number, name in enumerate(("net", "rival"))]
-    sailor = trainer(*callbacks)
-    sailor.fit(Rivals(), loader(0))
-    sailor.save_checkpoint(tmp_path / "both.ckpt")
+    second_trainer = trainer(*callbacks)
+    second_trainer.fit(Rivals(), loader(0))
+    second_trainer.save_checkpoint(tmp_path / "both.ckpt")
     kept = torch.load(tmp_path / "both.ckpt", weights_only=True)["callbacks"]
     for callback in callbacks:
         assert torch.equal(kept[callback.state_key]["anchor.0.weight"], callback.moor.anchor["0.weight"])
@@ -134,15 +134,15 @@ def test_each_optimizer_may_have_a_callback_of_its_own_and_both_are_in_checkpoin
 
 
 @pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"])
-def test_a_sharded_strategy_is_refused(name):
+def test_sharded_strategy_is_refused(name):
     import lightning.pytorch.strategies as strategies
 
     strategy = object.__new__(getattr(strategies, name))
     with pytest.raises(MooringError, match=f"does not support {name}: use one device or DDP"):
-        MooringCallback().on_fit_start(SimpleNamespace(strategy=strategy), Lines())
+        MooringCallback().on_fit_start(SimpleNamespace(strategy=strategy), TwoLayerModule())
 
 
-def test_the_module_that_is_called_is_the_one_to_name():
+def test_module_option_moors_a_submodule():
     with pytest.raises(MooringError, match="MAS saw no outputs since the last step"):
         trainer(MooringCallback(importance="mas", optimizer=1)).fit(Rivals(), loader(0))
     callback = MooringCallback(importance="mas", optimizer=1, module="rival")
@@ -152,8 +152,8 @@ def test_the_module_that_is_called_is_the_one_to_name():
         trainer(MooringCallback(module="body", optimizer=0)).fit(Rivals(), loader(0))
 
 
-def test_mixed_precision_moors_float32():
-    model, callback = Lines().float(), MooringCallback(importance="mas")
+def test_state_is_float32_under_mixed_precision():
+    model, callback = TwoLayerModule().float(), MooringCallback(importance="mas")
     data = [x.float() for x in batches(0)]
     trainer(callback, precision="bf16-mixed").fit(model, torch.utils.data.DataLoader(data, batch_size=None))
     assert {anchor.dtype for anchor in callback.moor.anchor.values()} == {torch.float32}
@@ -162,10 +162,10 @@ def test_mixed_precision_moors_float32():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("every", [1, "task"])
-def test_a_gpu_is_left_after_each_task_and_gives_the_same_weights(every):
+def test_training_on_a_gpu_equals_the_cpu_and_the_state_follows_the_model(every):
     ends = []
     for accelerator in ("cpu", "gpu"):
-        model, callback = Lines(), MooringCallback(pull=mooring.Interpolation(every=every))
+        model, callback = TwoLayerModule(), MooringCallback(pull=mooring.Interpolation(every=every))
         for task in range(3):
             trainer(callback, accelerator=accelerator, devices=1).fit(model, loader(task))
             assert {anchor.device.type for anchor in callback.moor.anchor.values()} == {"cpu"}

@@ -1,4 +1,4 @@
-"""LoRA adapters are moored and the base is not: frozen parameters cost nothing, and leave in no checkpoint."""
+"""Tests with LoRA: adapters are moored, and the frozen base has no state."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def adapted():
     return get_peft_model(gpt(dtype=torch.float32), config)
 
 
-def test_the_adapters_are_moored_and_nothing_is_kept_of_the_frozen_base(tmp_path):
+def test_adapters_are_moored_and_the_frozen_base_has_no_state(tmp_path):
     model, callback = adapted(), MooringCallback(importance="mas")
     for task in range(2):
         train(model, callback, task, tmp_path)
@@ -32,18 +32,18 @@ def test_the_adapters_are_moored_and_nothing_is_kept_of_the_frozen_base(tmp_path
     assert kept == 3 * adapter  # anchor, current and previous
 
 
-def test_adapters_resume_from_a_checkpoint_and_the_best_come_back(tmp_path):
-    told = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
-    told |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}
+def test_adapters_resume_from_a_checkpoint_and_the_best_are_loaded(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}
     ends = []
     for resume in (None, str(tmp_path / "checkpoint-4")):
         model, callback = adapted(), MooringCallback(importance="si")
-        train(model, callback, 0, tmp_path, resume, **told)
+        train(model, callback, 0, tmp_path, resume, **options)
         ends.append(everything(model, callback))
     assert same(*ends)
 
 
-def test_a_trained_base_is_left_free_by_exclude():
+def test_exclude_leaves_a_trained_base_free():
     model = adapted()
     for p in model.parameters():
         p.requires_grad_(True)
@@ -59,7 +59,7 @@ def test_a_trained_base_is_left_free_by_exclude():
     assert all("lora_" in name for name in moor.anchor)
 
 
-def test_each_task_may_have_an_adapter_of_its_own(tmp_path):
+def test_each_task_can_have_its_own_adapter(tmp_path):
     model, callback = adapted(), MooringCallback()
     train(model, callback, 0, tmp_path)
     assert len(callback.moor.anchor) == 4

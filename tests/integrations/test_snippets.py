@@ -1,4 +1,4 @@
-"""What docs/integrations.md shows runs, block by block, where the library is installed."""
+"""Tests that the blocks of docs/integrations.md run, if their library is installed."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,8 @@ BLOCKS = re.findall(r"^## (\w+)\n(?:(?!^## ).)*?```python\n(.*?)```", PAGE, re.D
 
 
 @pytest.mark.parametrize(("stack", "block"), BLOCKS, ids=[stack for stack, _ in BLOCKS])
-@pytest.mark.filterwarnings("ignore")  # the libraries have much to say about each other
-def test_the_block_runs(stack, block, tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore")  # the libraries warn about each other
+def test_documented_block_runs(stack, block, tmp_path, monkeypatch):
     if stack == "Avalanche":
         pytest.importorskip("torchvision", reason="avalanche-lib needs torchvision", exc_type=ImportError)
     pytest.importorskip(stack.lower(), reason=f"needs {stack}", exc_type=ImportError)
@@ -19,6 +19,6 @@ def test_the_block_runs(stack, block, tmp_path, monkeypatch):
     exec(compile(block, f"docs/integrations.md, {stack}", "exec"), {"__name__": "__main__"})
 
 
-def test_every_stack_has_its_block():
+def test_every_library_has_a_documented_block():
     assert [stack for stack, _ in BLOCKS] == ["transformers", "Lightning", "Accelerate", "PEFT", "Avalanche"]
     assert PAGE.count("```python") == len(BLOCKS)

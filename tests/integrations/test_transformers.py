@@ -1,4 +1,4 @@
-"""The Trainer with a MooringCallback trains what a hand-written loop with `mooring.attach` trains, task after task."""
+"""Tests that the Trainer with a MooringCallback equals a plain loop with `mooring.attach`."""
 
 import sys
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def by_hand(importance, tasks: int, steps: int, accumulation: int, norm: float) 
         if before:
             moor.load_state_dict(before.state_dict())
             before.detach()
-        words = torch.stack([each["input_ids"] for each in text(task)]).split(4)
+        words = torch.stack([example["input_ids"] for example in text(task)]).split(4)
         for step in range(steps):
             optimizer.zero_grad()
             for micro in range(accumulation):
@@ -49,11 +49,11 @@ def by_hand(importance, tasks: int, steps: int, accumulation: int, norm: float) 
 
 
 @pytest.mark.parametrize("importance", IMPORTANCES, ids=str)
-def test_the_trainer_gives_the_weights_of_a_loop_by_hand(importance, tmp_path):
+def test_trainer_equals_a_plain_loop(importance, tmp_path):
     model, callback = gpt(), MooringCallback(importance=importance)
-    told = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "lr_scheduler_type": "linear"}
+    options = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "lr_scheduler_type": "linear"}
     for task in range(2):
-        InOrder(model, arguments(tmp_path, **told), train_dataset=text(task), callbacks=[callback]).train()
+        InOrder(model, arguments(tmp_path, **options), train_dataset=text(task), callbacks=[callback]).train()
     torch.testing.assert_close(
         dict(model.named_parameters()),
         dict(by_hand(importance, tasks=2, steps=6, accumulation=2, norm=0.1).named_parameters()),
@@ -63,7 +63,7 @@ def test_the_trainer_gives_the_weights_of_a_loop_by_hand(importance, tmp_path):
     assert callback.moor.tasks == 2
 
 
-def test_a_pull_counts_once_for_each_step_of_the_optimizer(tmp_path):
+def test_pull_acts_once_per_optimizer_step(tmp_path):
     callback = MooringCallback(consolidate=False)
     trainer = train(gpt(), callback, 0, tmp_path, gradient_accumulation_steps=3)
     assert (callback.moor.steps, callback.moor.tasks) == (6, 0)
@@ -73,15 +73,15 @@ def test_a_pull_counts_once_for_each_step_of_the_optimizer(tmp_path):
     assert callback.moor.tasks == 1
 
 
-def test_without_a_past_it_is_plain_fine_tuning(tmp_path):
+def test_first_task_is_plain_fine_tuning(tmp_path):
     moored, plain = gpt(), gpt()
     train(moored, MooringCallback(), 0, tmp_path)
     Trainer(plain, arguments(tmp_path), train_dataset=text(0)).train()
     assert same(moored.state_dict(), plain.state_dict())
 
 
-def test_the_past_holds(tmp_path):
-    """One Trainer after another, and one Trainer that trains twice: the second task moves the model less."""
+def test_second_task_stays_closer_to_the_first(tmp_path):
+    """The second task moves a moored model less than a plain one."""
     moved = {}
     for name, callbacks in {"plain": [], "moored": [MooringCallback()]}.items():
         trainer = Trainer(gpt(), arguments(tmp_path), train_dataset=text(0), callbacks=callbacks)
@@ -93,7 +93,7 @@ def test_the_past_holds(tmp_path):
     assert moved["moored"] < 0.8 * moved["plain"]
 
 
-def test_a_next_task_in_another_process_starts_from_the_folder_of_the_first(tmp_path):
+def test_next_task_in_another_process_starts_from_the_first_tasks_folder(tmp_path):
     ends = []
     for apart in (False, True):
         model, callback = gpt(), MooringCallback(importance="si")
@@ -107,11 +107,11 @@ def test_a_next_task_in_another_process_starts_from_the_folder_of_the_first(tmp_
     assert same(*ends)
 
 
-def test_the_best_weights_come_back_with_their_own_mooring(tmp_path):
+def test_best_weights_are_loaded_with_their_state(tmp_path):
     model, callback = gpt(), MooringCallback(importance="si", consolidate=False)
-    told = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
-    told |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
-    trainer = train(model, callback, 0, tmp_path, **told)
+    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = train(model, callback, 0, tmp_path, **options)
     best = load_file(f"{trainer.state.best_model_checkpoint}/mooring.safetensors")
     assert trainer.state.best_global_step < 6
     assert callback.moor.steps == trainer.state.best_global_step
@@ -121,9 +121,9 @@ def test_the_best_weights_come_back_with_their_own_mooring(tmp_path):
     assert all(torch.equal(anchor, weights[name].data) for name, anchor in callback.moor.anchor.items())
 
 
-def test_a_strategy_of_saving_the_best_alone_saves_its_mooring(tmp_path):
-    told = {"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 2}
-    train(gpt(), MooringCallback(), 0, tmp_path, **told)
+def test_save_strategy_best_saves_the_state(tmp_path):
+    options = {"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 2}
+    train(gpt(), MooringCallback(), 0, tmp_path, **options)
     folders = sorted(tmp_path.glob("checkpoint-*"))
     assert folders
     assert all((folder / "mooring.safetensors").is_file() for folder in folders)
@@ -131,7 +131,7 @@ def test_a_strategy_of_saving_the_best_alone_saves_its_mooring(tmp_path):
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas"])
-def test_mixed_precision_moors_float32(importance, tmp_path):
+def test_state_is_float32_under_mixed_precision(importance, tmp_path):
     model, callback = gpt(dtype=torch.float32), MooringCallback(importance=importance)
     checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     train(model, callback, 0, tmp_path, bf16=True, **checkpointing)
@@ -141,7 +141,7 @@ def test_mixed_precision_moors_float32(importance, tmp_path):
     assert callback.moor.previous["transformer.h.0.mlp.c_fc.weight"].sum() > 0
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path):
+def test_non_finite_loss_stops_before_the_update(tmp_path):
     model, callback = gpt(), MooringCallback()
     with torch.no_grad():
         model.transformer.ln_f.weight[0] = torch.inf
@@ -150,13 +150,13 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["deepspeed", "fsdp"])
-def test_what_cannot_be_moored_is_refused_before_training(option):
+def test_unsupported_options_are_refused_before_training(option):
     args = SimpleNamespace(**{"deepspeed": None, "fsdp": [], option: ["full_shard"]})
     with pytest.raises(MooringError, match=f"does not support {option}: train on one device or with DDP"):
         MooringCallback().on_init_end(args, None, None)
 
 
-def test_bad_options_are_refused_when_the_callback_is_made(tmp_path):
+def test_bad_options_are_refused_when_the_callback_is_created(tmp_path):
     with pytest.raises(
         MooringError, match=r"unknown option of mooring.attach 'importanse' \(did you mean 'importance'"
     ):
@@ -170,7 +170,7 @@ def test_bad_options_are_refused_when_the_callback_is_made(tmp_path):
         MooringCallback().moor.consolidate()
 
 
-def test_a_state_that_does_not_fit_leaves_nothing_attached(tmp_path):
+def test_state_that_does_not_fit_leaves_nothing_attached(tmp_path):
     train(gpt(), MooringCallback(importance="si"), 0, tmp_path, save_strategy="epoch")
     callback = MooringCallback(importance="ewc", state=tmp_path)
     with pytest.raises(MooringError, match="made by importance SI, this Mooring has EWC"):
@@ -180,7 +180,7 @@ def test_a_state_that_does_not_fit_leaves_nothing_attached(tmp_path):
 
 
 @pytest.mark.parametrize(("stack", "extra"), [("transformers", "transformers"), ("lightning", "lightning")])
-def test_a_missing_library_is_named_with_what_to_install(stack, extra, monkeypatch):
+def test_missing_library_is_named_with_its_install_command(stack, extra, monkeypatch):
     for name in (stack, f"{stack}.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"mooring.integrations.{stack}", raising=False)
@@ -188,12 +188,12 @@ def test_a_missing_library_is_named_with_what_to_install(stack, extra, monkeypat
         __import__(f"mooring.integrations.{stack}")
 
 
-def test_a_reference_is_read_once_and_not_again_where_training_is_resumed(tmp_path):
+def test_reference_is_not_read_again_when_training_is_resumed(tmp_path):
     read = []
 
     def reference(model):
         read.append(len(read))
-        tokens = torch.stack([each["input_ids"] for each in text(0)[:4]])
+        tokens = torch.stack([example["input_ids"] for example in text(0)[:4]])
         return {"input_ids": tokens, "labels": tokens}
 
     options = {"importance": "ewc", "pull": mooring.Interpolation(), "reference": reference, "batches": 2}

@@ -1,4 +1,4 @@
-"""Killed and resumed, the Trainer and its mooring end where an undisturbed run ends, bit for bit."""
+"""Tests that a killed and resumed Trainer ends where an uninterrupted one does, bit for bit."""
 
 import shutil
 import socket
@@ -18,11 +18,11 @@ STEPS = 36
 
 
 class KilledError(Exception):
-    """Stands for a kill at a moment that no signal would hit."""
+    """A kill at an exact moment, which a signal could not hit."""
 
 
 @pytest.mark.parametrize("importance", ["si"])
-def test_killed_and_resumed_equals_undisturbed(importance, tmp_path, monkeypatch):
+def test_killed_and_resumed_training_equals_uninterrupted_training(importance, tmp_path, monkeypatch):
     child = Child(tmp_path / "killed", two_tasks, importance, STEPS)
     second = tmp_path / "killed" / "second"
     places = [second / f"checkpoint-{step}" / "mooring.safetensors" for step in range(8, STEPS - 12, 4)]
@@ -39,8 +39,8 @@ def test_killed_and_resumed_equals_undisturbed(importance, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("moment", ["_save_optimizer_and_scheduler", "on_save", "_stage"])
-def test_killed_while_a_checkpoint_is_written_nothing_is_lost(moment, tmp_path, monkeypatch):
-    """The older checkpoint is deleted before the Trainer tells that the newer one is written."""
+def test_kill_during_a_checkpoint_loses_nothing(moment, tmp_path, monkeypatch):
+    """The Trainer deletes the older checkpoint before it calls on_save for the newer one."""
     from transformers import Trainer
 
     owner = Trainer if moment == "_save_optimizer_and_scheduler" else MooringCallback
@@ -55,7 +55,7 @@ def test_killed_while_a_checkpoint_is_written_nothing_is_lost(moment, tmp_path, 
 
     (tmp_path / "whole").mkdir()
     monkeypatch.chdir(tmp_path / "whole")
-    undisturbed = everything(*two_tasks("mas", 12))
+    uninterrupted = everything(*two_tasks("mas", 12))
     (tmp_path / "killed").mkdir()
     monkeypatch.chdir(tmp_path / "killed")
     with monkeypatch.context() as patched:
@@ -63,16 +63,16 @@ def test_killed_while_a_checkpoint_is_written_nothing_is_lost(moment, tmp_path, 
         with pytest.raises(KilledError):
             two_tasks("mas", 12)
     assert last_checkpoint("second") == ("second/checkpoint-8" if moment == "on_save" else "second/checkpoint-4")
-    assert same(everything(*two_tasks("mas", 12)), undisturbed)
+    assert same(everything(*two_tasks("mas", 12)), uninterrupted)
 
 
-def test_two_ranks_are_moored_alike_and_one_of_them_writes(tmp_path):
+def test_two_ranks_have_equal_states_and_one_writes(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    told = [{**world, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-    children = [Child(tmp_path, one_of_two, 6, **each) for each in told]
+    environments = [{**world, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    children = [Child(tmp_path, one_of_two, 6, **environment) for environment in environments]
     assert [child.ended().status for child in children] == [0, 0], children[0].err.read_text()
     assert same(*(torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)))
     folders = sorted((tmp_path / "second").glob("checkpoint-*"))
@@ -80,18 +80,18 @@ def test_two_ranks_are_moored_alike_and_one_of_them_writes(tmp_path):
     assert not list((tmp_path / "second").glob("mooring-next*"))
 
 
-def test_a_state_that_belongs_to_other_weights_is_refused(tmp_path):
-    told = {"save_strategy": "steps", "save_steps": 2}
-    train(gpt(), MooringCallback(), 0, tmp_path, **told)
+def test_state_of_other_weights_is_refused(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2}
+    train(gpt(), MooringCallback(), 0, tmp_path, **options)
     shutil.copy(tmp_path / "checkpoint-2" / "mooring.safetensors", tmp_path / "checkpoint-4")
     with pytest.raises(MooringError, match=r"checkpoint-4/mooring\.safetensors belongs to other weights: resume from"):
-        train(gpt(), MooringCallback(), 0, tmp_path, resume=f"{tmp_path}/checkpoint-4", **told)
+        train(gpt(), MooringCallback(), 0, tmp_path, resume=f"{tmp_path}/checkpoint-4", **options)
     (tmp_path / "checkpoint-4" / "mooring.safetensors").unlink()
     with pytest.raises(MooringError, match="resume from a checkpoint that was saved with a MooringCallback"):
-        train(gpt(), MooringCallback(), 0, tmp_path, resume=f"{tmp_path}/checkpoint-4", **told)
+        train(gpt(), MooringCallback(), 0, tmp_path, resume=f"{tmp_path}/checkpoint-4", **options)
 
 
-def test_a_checkpoint_in_another_folder_is_named_in_the_arguments(tmp_path):
+def test_checkpoint_in_another_folder_is_resumed(tmp_path):
     ends = []
     train(gpt(), MooringCallback(), 0, tmp_path, save_strategy="steps", save_steps=2)
     moved = str(tmp_path / "elsewhere" / "checkpoint-4")

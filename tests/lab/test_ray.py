@@ -192,7 +192,7 @@ def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, two,
 
 @pytest.mark.faults
 @needs_ray
-def test_a_killed_worker_and_a_killed_node_are_replaced_and_nothing_is_lost(tmp_path, two, ledger):
+def test_a_killed_worker_and_a_killed_node_are_replaced_and_nothing_is_lost(tmp_path, two, fault_table):
     long = [*ASKED, "--epochs", "60"]
     (tmp_path / "alone").mkdir()
     alone = Child(tmp_path / "alone", command, *long)
@@ -206,7 +206,7 @@ def test_a_killed_worker_and_a_killed_node_are_replaced_and_nothing_is_lost(tmp_
     two.add()
     err = well(child.ended())
     assert "go on from step" in err
-    ledger.write("a worker and a node lost, one study (Ray)", 2, rows(tmp_path / "alone"), rows(tmp_path))
+    fault_table.add("a worker and a node lost, one study (Ray)", 2, rows(tmp_path / "alone"), rows(tmp_path))
 
 
 def crowded(shape: tuple[int, int, int]) -> torch.nn.Module:
@@ -224,7 +224,7 @@ def crowded(shape: tuple[int, int, int]) -> torch.nn.Module:
 @pytest.mark.faults
 @needs_ray
 @pytest.mark.parametrize("how", ["killed", "refused"])
-def test_a_fleet_that_does_not_fit_goes_on_in_halves(tmp_path, two, ledger, how):
+def test_a_fleet_that_does_not_fit_goes_on_in_halves(tmp_path, two, fault_table, how):
     (tmp_path / "how.txt").write_text(how)
     asked = ["compare", "--methods", "plain", *DIGITS, "--seeds", "4", "--network", f"{HERE}:crowded", "--fleet", "4"]
     asked += ["--study", "study.sqlite"]
@@ -234,7 +234,7 @@ def test_a_fleet_that_does_not_fit_goes_on_in_halves(tmp_path, two, ledger, how)
     env = {"RAY_AUTH_MODE": "disabled", "MOORING_TEST_MEMORY": str(tmp_path / "how.txt")}
     told = Child(tmp_path, in_worker_environment, json.dumps([*asked, *ray]), patience=180, **env).ended()
     assert "halves" in well(told) or "going on with 2 at a time" in told.err
-    ledger.write("out of memory in a fleet (Ray)", 1, rows(tmp_path / "alone"), rows(tmp_path))
+    fault_table.add("out of memory in a fleet (Ray)", 1, rows(tmp_path / "alone"), rows(tmp_path))
 
 
 def in_worker_environment(asked: str) -> int:

@@ -1,4 +1,4 @@
-"""What ranks must do together, or refuse together: stop at a gradient, draw labels, say no."""
+"""Cases in which all ranks must do the same: stop at a gradient, draw labels, refuse."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import mooring
-from distributed.ranks import tried
+from distributed.ranks import run_cases
 from distributed.training import Case, Trainer
 from mooring.distributed.dtensor import local_gradient
 from mooring.errors import MooringError, NonFiniteError
@@ -26,7 +26,7 @@ F64 = torch.float64
 
 
 def agreement(folder: Path, ports: list[int]) -> None:
-    """Two ranks, many questions; and the blocks of the documentation."""
+    """Run every case on two ranks, and the blocks of the documentation."""
     runs = {}
     for kind in ("ddp", "fsdp"):
         for pull in ("interpolation", "penalty"):
@@ -38,18 +38,18 @@ def agreement(folder: Path, ports: list[int]) -> None:
     runs["shard"] = stops_at_a_shard
     runs["closure"] = stops_in_a_closure
     runs["refusals"] = refusals
-    tried(runs)
+    run_cases(runs)
     blocks_run(folder, ports)
 
 
 def everywhere(said: object) -> list[object]:
-    found: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, said)
-    return found
+    gathered: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, said)
+    return gathered
 
 
 def stops_together(trainer: Trainer, step) -> None:
-    """Every rank raises the same, nothing is changed, and training goes on with the next step."""
+    """Check that every rank raises the same error, nothing changes, and the next step works."""
     before = {name: t.detach().clone() for name, t in trainer.model.state_dict().items()}
     with pytest.raises(NonFiniteError) as error:
         step()
@@ -62,15 +62,15 @@ def stops_together(trainer: Trainer, step) -> None:
 
 
 def stops_at_a_batch(case: Case) -> None:
-    """The last rank has one bad sample."""
+    """Only the last rank has a bad sample."""
     trainer = Trainer(case).start()
     batch = trainer.batch
 
     def bad(task, step):
-        found = batch(task, step)
+        inputs_and_labels = batch(task, step)
         if dist.get_rank() == dist.get_world_size() - 1:
-            found[1][0][0, 0] = torch.nan
-        return found
+            inputs_and_labels[1][0][0, 0] = torch.nan
+        return inputs_and_labels
 
     trainer.batch = bad
     trainer.backward(1, 1)
@@ -79,7 +79,7 @@ def stops_at_a_batch(case: Case) -> None:
 
 
 def stops_at_a_shard() -> None:
-    """The gradient of one shard alone is not finite; the other ranks have no other way to know."""
+    """The gradient of a single shard is not finite, which the other ranks learn only by a collective."""
     trainer = Trainer(Case("fsdp", "ewc", "interpolation")).start()
     trainer.backward(1, 1)
     if dist.get_rank() == 1:
@@ -88,7 +88,7 @@ def stops_at_a_shard() -> None:
 
 
 def stops_in_a_closure() -> None:
-    """The loss of one rank is not finite, which is nobody's gradient: no rank is left waiting for the other."""
+    """The loss of one rank is not finite while all gradients are finite: no rank waits for another."""
     trainer = Trainer(Case("ddp", "ewc", "interpolation")).start()
     trainer.optimizer.zero_grad()
 
@@ -101,7 +101,7 @@ def stops_in_a_closure() -> None:
 
 
 class Drawing(EWC):
-    """Keeps what it drew."""
+    """EWC that records its draws."""
 
     drawn: ClassVar[list[float]] = []
 
@@ -111,46 +111,46 @@ class Drawing(EWC):
 
 
 def draws_apart(kind: str) -> None:
-    """Ranks that drew the same labels for the same inputs would count them as one, times the square of their number."""
+    """Ranks must draw different labels for the same inputs, or the cross terms of their scores do not cancel."""
     Drawing.drawn.clear()
     trainer = Trainer(Case(kind, "ewc", "interpolation"))
     trainer.moor.detach()
     with mooring.attach(trainer.model, trainer.optimizer, importance=Drawing(labels="sampled")):
         trainer.step(0, 0)
-    found = everywhere(tuple(Drawing.drawn))
-    assert len({draw for each in found for draw in each}) == 2 * dist.get_world_size()
+    draws = everywhere(tuple(Drawing.drawn))
+    assert len({draw for rank_draws in draws for draw in rank_draws}) == 2 * dist.get_world_size()
 
 
 class Forked(nn.Module):
-    """Two ways through it, of which each rank takes one."""
+    """A model with two branches, of which each rank takes one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ways = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+        self.branches = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
 
-    def forward(self, x, way):
-        return self.ways[way](x)
+    def forward(self, x, branch):
+        return self.branches[branch](x)
 
 
 def unused_on_one_rank() -> None:
-    """A parameter that only one rank's outputs depend on is probed by that rank alone, and nobody waits."""
+    """A parameter that only one rank's outputs depend on is probed by that rank alone, and no rank waits."""
     torch.manual_seed(0)
     model = Forked().to(F64)
     x = torch.randn(2, 4, 3, dtype=F64, generator=torch.Generator().manual_seed(1))
     runs = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance=MAS(decay=None))
-    outputs = [way(part).square().sum() for way, part in zip(model.ways, x, strict=True)]
-    expected = [torch.autograd.grad(out, way.weight)[0] for out, way in zip(outputs, model.ways, strict=True)]
+    outputs = [branch(part).square().sum() for branch, part in zip(model.branches, x, strict=True)]
+    expected = [torch.autograd.grad(out, branch.weight)[0] for out, branch in zip(outputs, model.branches, strict=True)]
     runs(x[dist.get_rank()], dist.get_rank()).sum().backward()
     optimizer.step()
     for number, gradient in enumerate(expected):
-        torch.testing.assert_close(moor.current[f"ways.{number}.weight"], gradient.abs())
+        torch.testing.assert_close(moor.current[f"branches.{number}.weight"], gradient.abs())
 
 
 def tensor_parallel_equals_one() -> None:
-    """Importances of the gradient do not care along which dimension a parameter is cut, or whether it is."""
-    found, mesh = [], init_device_mesh("cpu", (dist.get_world_size(),))
+    """Importances that read gradients give the same scores for parameters sharded along any dimension or not at all."""
+    results, mesh = [], init_device_mesh("cpu", (dist.get_world_size(),))
     for parallel in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4), nn.LayerNorm(4)).to(F64)
@@ -166,15 +166,15 @@ def tensor_parallel_equals_one() -> None:
                 optimizer.step()
             moor.consolidate()
         tensors = {**dict(model.named_parameters()), **{f"previous.{k}": t for k, t in moor.previous.items()}}
-        found.append({name: getattr(t, "full_tensor", lambda t=t: t)().detach() for name, t in tensors.items()})
-    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+        results.append({name: getattr(t, "full_tensor", lambda t=t: t)().detach() for name, t in tensors.items()})
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
     whole = nn.Parameter(distribute_tensor(torch.zeros(3), mesh, [Replicate()]))
     whole.grad = DTensor.from_local(torch.ones(3), mesh, [Partial()])
-    assert local_gradient(whole).tolist() == [dist.get_world_size()] * 3  # not added up over ranks until now
+    assert local_gradient(whole).tolist() == [dist.get_world_size()] * 3  # partial until now
 
 
 def refusals() -> None:
-    """What cannot be right is refused before anything is trained, in one line."""
+    """Unsupported combinations are refused in one line before training."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -197,11 +197,11 @@ def refusals() -> None:
 
 
 KEPT: list[dict[str, object]] = []
-"""What blocks left behind: a model whose process group is gone may wait for other ranks when it is thrown away."""
+"""Models kept alive: without its process group, a model may wait for other ranks when it is freed."""
 
 
 def blocks_run(folder: Path, ports: list[int]) -> None:
-    """What docs/distributed.md shows, block by block; ranks share the folder."""
+    """Run the blocks of docs/distributed.md; ranks share the folder."""
     os.chdir(folder)
     for block, port in zip(blocks(), ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)

@@ -1,4 +1,4 @@
-"""What would leave a model unprotected, or pull it to the wrong place, is told: nothing of that happens in silence."""
+"""Warnings and errors for everything that would leave a model unprotected or pull it to the wrong place."""
 
 import warnings
 
@@ -28,20 +28,20 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) ->
         optimizer.step()
 
 
-def once_moored(**told) -> tuple[nn.Sequential, torch.optim.SGD, mooring.Mooring]:
-    """After a first task."""
+def once_moored(**options) -> tuple[nn.Sequential, torch.optim.SGD, mooring.Mooring]:
+    """Return a model, its optimizer and its Mooring after a first task."""
     model = small()
     optimizer = sgd(model)
-    moor = mooring.attach(model, optimizer, **told)
+    moor = mooring.attach(model, optimizer, **options)
     train(model, optimizer)
     moor.consolidate()
     return model, optimizer, moor
 
 
-# An optimizer that nobody told of
+# Training with another optimizer
 
 
-def test_training_with_another_optimizer_is_told_when_the_task_ends():
+def test_training_with_another_optimizer_warns_at_consolidation():
     model, _, moor = once_moored()
     previous = {name: score.clone() for name, score in moor.previous.items()}
     train(model, sgd(model))
@@ -49,10 +49,10 @@ def test_training_with_another_optimizer_is_told_when_the_task_ends():
         moor.consolidate()
     assert moor.tasks == 1
     torch.testing.assert_close(dict(moor.previous), previous)
-    assert max(moor.drift().values()) == 0  # what it is held to from here on is where it is
+    assert max(moor.drift().values()) == 0  # the anchors are the present parameters
 
 
-def test_one_that_was_told_of_is_not():
+def test_rebound_optimizer_does_not_warn():
     model, _, moor = once_moored()
     again = sgd(model)
     moor.rebind(again)
@@ -62,7 +62,7 @@ def test_one_that_was_told_of_is_not():
 
 
 @pytest.mark.parametrize("merge", ["average", "sum", "max"])
-def test_a_task_without_a_step_is_none(merge):
+def test_consolidation_without_a_step_changes_nothing(merge):
     _, _, moor = once_moored(merge=merge)
     before = {key: tensor.clone() for key, tensor in moor.state_dict().items()}
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_a_task_without_a_step_is_none(merge):
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_a_budget_is_no_larger_for_it():
+def test_consolidation_without_a_step_does_not_increase_the_budget():
     energies = []
     for extra in (0, 3):
         model = small()
@@ -86,10 +86,10 @@ def test_a_budget_is_no_larger_for_it():
     assert energies[0] == energies[1]
 
 
-# What a reference says nothing about
+# References without information
 
 
-def test_one_output_has_no_classes_to_draw_from():
+def test_single_output_is_refused_if_labels_must_be_sampled():
     model = small(outputs=1)
     with pytest.raises(MooringError, match=r"single output.*loss"):
         mooring.attach(model, sgd(model), reference=[torch.randn(8, 4)])
@@ -100,9 +100,9 @@ def test_one_output_has_no_classes_to_draw_from():
 
 
 @pytest.mark.parametrize("importance", [mooring.EWC(), mooring.importance.Kronecker()])
-def test_a_reference_that_holds_nothing_is_refused(importance):
+def test_reference_without_importance_is_refused(importance):
     model = small(outputs=1)
-    labels = torch.zeros(8, dtype=torch.int64)  # a softmax over one output is 1, whatever the weights
+    labels = torch.zeros(8, dtype=torch.int64)  # a softmax over one output is always 1
     with pytest.raises(MooringError, match=r"every importance on data is 0.*loss"):
         mooring.attach(
             model, sgd(model), importance=importance, pull=mooring.Budget(0.1), reference=[(torch.randn(8, 4), labels)]
@@ -110,7 +110,7 @@ def test_a_reference_that_holds_nothing_is_refused(importance):
 
 
 @pytest.mark.parametrize("loss", [binary_cross_entropy_with_logits, mse_loss])
-def test_another_loss_is_asked_for_where_labels_do_not_fit_and_then_works(loss):
+def test_labels_for_another_loss_are_refused_unless_a_loss_is_given(loss):
     model = small(outputs=1)
     known = [(torch.randn(8, 4), torch.rand(8, 1))]
     with pytest.raises(MooringError, match="for another loss than the cross entropy give a loss"):
@@ -119,19 +119,21 @@ def test_another_loss_is_asked_for_where_labels_do_not_fit_and_then_works(loss):
     assert all(bool(score.any()) for score in moor.previous.values())
 
 
-def test_what_trains_only_after_the_reference_is_told_once():
+def test_parameters_unfrozen_after_the_reference_warn_once():
     model = small()
     model[0].requires_grad_(requires_grad=False)
     optimizer = sgd(model)
     mooring.attach(model, optimizer, reference=[(torch.randn(8, 4), torch.randint(3, (8,)))])
     train(model, optimizer)
     model[0].requires_grad_(requires_grad=True)
-    with pytest.warns(UserWarning, match="'0.weight' and 1 other did not train when importance was estimated") as told:
+    with pytest.warns(
+        UserWarning, match="'0.weight' and 1 other did not train when importance was estimated"
+    ) as warned:
         train(model, optimizer)
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
-def test_a_head_that_comes_later_is_as_it_should_be():
+def test_head_added_after_the_reference_does_not_warn():
     model = small()
     optimizer = sgd(model)
     mooring.attach(model, optimizer, reference=[(torch.randn(8, 4), torch.randint(3, (8,)))])
@@ -140,7 +142,7 @@ def test_a_head_that_comes_later_is_as_it_should_be():
     train(model, optimizer)
 
 
-# A state that goes on elsewhere
+# States loaded elsewhere
 
 OTHERS = {
     "importance": ({"importance": mooring.SI(damping=0.001)}, {"importance": mooring.SI(damping=1.0)}),
@@ -150,7 +152,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("option", OTHERS)
-def test_other_options_than_the_state_was_made_with_are_told(option):
+def test_state_of_other_options_warns(option):
     one, other = OTHERS[option]
     model, optimizer, moor = once_moored(**one)
     state = moor.state_dict()
@@ -159,14 +161,14 @@ def test_other_options_than_the_state_was_made_with_are_told(option):
         mooring.attach(model, optimizer, **other).load_state_dict(state)
 
 
-def test_other_weights_than_the_state_was_saved_with_are_told():
+def test_state_of_other_weights_warns():
     *_, moor = once_moored()
     fresh = small(seed=1)
     with pytest.warns(UserWarning, match="other weights than those that the state was saved with"):
         mooring.attach(fresh, sgd(fresh)).load_state_dict(moor.state_dict())
 
 
-def test_the_same_weights_are_not_nor_rounded_ones_nor_a_task_under_way():
+def test_state_of_equal_or_rounded_weights_or_an_unfinished_task_does_not_warn():
     model, optimizer, moor = once_moored()
     same = small(seed=1)
     same.load_state_dict(model.state_dict())

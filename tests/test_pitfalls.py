@@ -1,4 +1,4 @@
-"""The traps that other implementations fell into, each with a test that would have caught it."""
+"""Tests that would have caught known mistakes of other implementations."""
 
 import copy
 
@@ -41,7 +41,7 @@ def test_si_is_not_zero_through_aliased_parameters():
 
 
 @pytest.mark.parametrize("importance", EVERY, ids=str)
-def test_no_run_is_left_in_eval_mode(importance):
+def test_model_stays_in_training_mode(importance):
     model = convnet()
     model[1].eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -53,7 +53,7 @@ def test_no_run_is_left_in_eval_mode(importance):
 
 
 @pytest.mark.parametrize("importance", EVERY, ids=str)
-def test_batch_norm_statistics_are_those_of_training_alone(importance):
+def test_importance_does_not_change_batch_norm_statistics(importance):
     plain, moored = convnet(), None
     moored = copy.deepcopy(plain)
     for model in (plain, moored):
@@ -67,8 +67,8 @@ def test_batch_norm_statistics_are_those_of_training_alone(importance):
 
 
 @pytest.mark.parametrize("importance", EVERY, ids=str)
-def test_a_penalty_is_not_identically_zero(importance):
-    """It holds: with it, parameters end nearer to their anchors than without."""
+def test_penalty_has_an_effect(importance):
+    """With the penalty, parameters end closer to their anchors than without."""
     distances = []
     for strength in (0.0, 0.5):
         torch.manual_seed(0)
@@ -84,7 +84,7 @@ def test_a_penalty_is_not_identically_zero(importance):
 
 
 @pytest.mark.parametrize("importance", EVERY, ids=str)
-def test_resume_keeps_importance_and_anchors(importance):
+def test_resumed_state_has_importance_and_anchors(importance):
     """A resumed run must not lose its importance, nor anchor itself to untrained weights."""
     model = convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -108,7 +108,7 @@ def test_resume_keeps_importance_and_anchors(importance):
         assert torch.equal(a, b)
 
 
-def test_loading_weights_after_attaching_does_not_anchor_untrained_ones():
+def test_weights_loaded_after_attach_are_the_anchors():
     model, trained = convnet(), convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance="si")
@@ -117,8 +117,8 @@ def test_loading_weights_after_attaching_does_not_anchor_untrained_ones():
     assert torch.equal(moor.anchor["4.weight"], trained[4].weight)
 
 
-def test_the_path_integral_has_the_sign_of_a_falling_loss():
-    """On a quadratic with small steps the path adds up to the loss that was saved, and is positive."""
+def test_path_integral_is_positive_for_a_decreasing_loss():
+    """On a quadratic with small steps the path sums to the decrease of the loss, and is positive."""
     theta = nn.Linear(4, 1, bias=False).to(F64)
     optimizer = torch.optim.SGD(theta.parameters(), lr=1e-3)
     moor = mooring.attach(theta, optimizer, importance="si")
@@ -135,8 +135,8 @@ def test_the_path_integral_has_the_sign_of_a_falling_loss():
     assert float(path.sum()) == pytest.approx(losses[0] - losses[-1], rel=1e-2)
 
 
-def test_mas_is_not_measured_on_the_sum_of_two_gradients():
-    """Neither the loss's gradient nor an earlier step's leaks into MAS, whatever is left in .grad."""
+def test_mas_does_not_include_the_losss_gradient():
+    """Neither the loss's gradient nor an earlier one in .grad is part of MAS."""
     for leave in (False, True):
         torch.manual_seed(0)
         model = nn.Linear(2, 2, bias=False).to(F64)
@@ -152,7 +152,7 @@ def test_mas_is_not_measured_on_the_sum_of_two_gradients():
 
 
 def test_squares_are_taken_after_the_batch_mean():
-    """Observed EWC squares the batch mean (a factor of the batch size away from per-sample squares), and says so."""
+    """Observed EWC squares the batch mean, which differs from per-sample squares by a factor of the batch size."""
     weight = nn.Linear(1, 1, bias=False).to(F64)
     optimizer = torch.optim.SGD(weight.parameters(), lr=0.0)
     moor = mooring.attach(weight, optimizer, importance=mooring.EWC(decay=0.0))
@@ -162,8 +162,8 @@ def test_squares_are_taken_after_the_batch_mean():
     assert "after the mean" in mooring.importance.ewc.fisher_observed.__doc__
 
 
-def test_the_penalty_has_its_half():
-    """strength * previous * d is the gradient of strength / 2 * previous * d^2: no 2 is lost or gained."""
+def test_penalty_has_a_factor_one_half():
+    """strength * previous * d is the gradient of strength / 2 * previous * d^2."""
     weight = nn.Linear(1, 1, bias=False).to(F64)
     optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
     moor = mooring.attach(weight, optimizer, importance="uniform", pull=mooring.Penalty(3.0))
@@ -177,8 +177,8 @@ def test_the_penalty_has_its_half():
     assert weight.weight.item() == pytest.approx(start - 0.1 * 3.0 * 2.0)
 
 
-def test_dead_units_stay_free_at_zero_over_zero():
-    """R = 1 at 0/0 would freeze a unit that never mattered to anything."""
+def test_parameters_without_any_importance_stay_free():
+    """R = 1 at 0/0 would freeze parameters that never mattered."""
     model = nn.Linear(2, 1, bias=False).to(F64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer)
@@ -199,8 +199,8 @@ def test_dead_units_stay_free_at_zero_over_zero():
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam])
-def test_a_fused_kernels_unscaling_does_not_reach_the_importance(optimizer_class):
-    """GradScaler leaves gradients scaled for a fused optimizer; the importance must see the true ones."""
+def test_importance_gets_unscaled_gradients_of_fused_optimizers(optimizer_class):
+    """GradScaler leaves gradients scaled for a fused optimizer; the importance must get the unscaled ones."""
     scores = []
     for fused in (False, True):
         torch.manual_seed(0)

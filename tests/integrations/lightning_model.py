@@ -1,4 +1,4 @@
-"""A LightningModule of two layers and tasks of made-up data, for Lightning's Trainer under either of its names."""
+"""A LightningModule with two layers, and tasks of generated data."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def loss(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(net(x), x.argmax(1) % 3)
 
 
-class Lines(pl.LightningModule):
+class TwoLayerModule(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = network()
@@ -45,18 +45,18 @@ def loader(task: int) -> torch.utils.data.DataLoader:
     return torch.utils.data.DataLoader(batches(task), batch_size=None)
 
 
-def trainer(*callbacks, **told) -> pl.Trainer:
+def trainer(*callbacks, **options) -> pl.Trainer:
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
-    return pl.Trainer(**{**QUIET, "max_epochs": 1, "enable_checkpointing": saves, **told}, callbacks=[*callbacks])
+    return pl.Trainer(**{**QUIET, "max_epochs": 1, "enable_checkpointing": saves, **options}, callbacks=[*callbacks])
 
 
-def two_tasks(epochs: int) -> tuple[Lines, MooringCallback]:
-    """A script that starts or goes on, whichever is due: only the second task writes checkpoints."""
-    model, callback = Lines(), MooringCallback(importance="rwalk")
-    found = sorted(Path("second").glob("*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
-    if not found:
+def two_tasks(epochs: int) -> tuple[TwoLayerModule, MooringCallback]:
+    """Start or resume a script of two tasks, of which only the second writes checkpoints."""
+    model, callback = TwoLayerModule(), MooringCallback(importance="rwalk")
+    checkpoints = sorted(Path("second").glob("*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
+    if not checkpoints:
         trainer(callback).fit(model, loader(0))
     saver = ModelCheckpoint("second", "{epoch}", save_top_k=-1)
-    resume = str(found[-1]) if found else None
+    resume = str(checkpoints[-1]) if checkpoints else None
     trainer(callback, saver, max_epochs=epochs).fit(model, loader(1), ckpt_path=resume)
     return model, callback

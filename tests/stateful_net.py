@@ -1,4 +1,4 @@
-"""A small network in which whatever is left changed shows: statistics, random numbers, a buffer that counts passes."""
+"""A small network that shows any change: batch norm, dropout, and a buffer that counts forward passes."""
 
 import random
 from collections.abc import Iterator
@@ -10,26 +10,26 @@ from torch import nn
 
 from mooring.testing import check_equal
 
-__all__ = ["Net", "unchanged"]
+__all__ = ["StatefulNet", "model_unchanged"]
 
 
-class Net(nn.Module):
+class StatefulNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Conv2d(1, 4, 3)
         self.norm = nn.BatchNorm2d(4)
         self.drop = nn.Dropout(0.5)
         self.head = nn.Linear(4 * 16, 3)
-        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("passes", torch.zeros(()))
 
     def forward(self, x):
-        self.seen += 1
+        self.passes += 1
         return self.head(self.drop(torch.relu(self.norm(self.features(x)))).flatten(1))
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Whatever happens meanwhile, parameters, buffers, gradients, modes and random states are as they were after it."""
+def model_unchanged(model: nn.Module) -> Iterator[None]:
+    """Check that the body changes no parameter, buffer, gradient, mode or random state."""
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     gradients = {key: (p.grad, p.grad.clone()) for key, p in model.named_parameters()}
     modes = [module.training for module in model.modules()]
