@@ -202,7 +202,7 @@ def test_a_kill_leaves_no_scratch_files_behind_for_good(tmp_path, whole):
     assert not (tmp_path / "study.sqlite.fleets").exists()
 
 
-def test_a_backbone_whose_teaching_was_killed_is_the_same_bit_for_bit(tmp_path):
+def test_killed_pretraining_resumes_bit_for_bit(tmp_path):
     from lab.test_kill import killed_at as target
 
     asked = ["pretrain", "--network", "mlp", "--limit", "40", "--epochs", "4", "--lr", "0.02", "--out", "b.safetensors"]
@@ -216,14 +216,14 @@ def test_a_backbone_whose_teaching_was_killed_is_the_same_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)], ids=["Ctrl-C", "SIGTERM"])
-def test_teaching_that_is_interrupted_says_so_in_one_line_and_keeps_its_epochs(tmp_path, number, status):
+def test_interrupted_pretraining_says_so_in_one_line_and_keeps_its_epochs(tmp_path, number, status):
     asked = ["pretrain", "--network", "mlp", "--limit", "40", "--lr", "0.02", "--seeds", "2", "--out", "b.safetensors"]
     child = Child(tmp_path, command, *asked, "--epochs", "100000")
     assert wait_for((tmp_path / "b.safetensors.partial").exists, child)
     child.kill(number)
     told = child.ended()
     assert (told.status, told.out) == (status, "")
-    assert told.err == "interrupted; every whole epoch is saved, and the same command continues from here\n"
+    assert told.err == "interrupted; every finished epoch is saved, and the same command continues from there\n"
     assert [path.name for path in tmp_path.glob("*b.*")] == ["b.safetensors.partial"]
 
 
