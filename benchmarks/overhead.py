@@ -1,13 +1,12 @@
-"""What mooring costs: a training step with each importance and pull over the plain step, in time and peak memory.
+"""Measure a training step with each importance and pull relative to a plain step, in time and peak memory.
 
-Prints ratios of two things measured in the same run, one after the other: blocks of plain and moored steps take
-turns, and the ratio is the median over the turns. Peak memory is that of a process of its own for each case. On Linux
-the C allocator is told to keep freed memory, for both alike: whether it hands it back after a step, to be faulted in
-again in the next, is a lottery that moves either side by a tenth (`--allocator default` leaves it as it is).
+Blocks of plain and moored steps alternate in the same run, and the ratio is the median over the turns. Peak memory is
+measured in a separate process for each case. On Linux the C allocator is set to keep freed memory, for both kinds of
+steps. Otherwise it sometimes returns memory after a step, which changes either time by a tenth (`--allocator default`).
 
-    python benchmarks/overhead.py                  # everything, some minutes
+    python benchmarks/overhead.py                  # everything, takes some minutes
     python benchmarks/overhead.py --model cnn6     # one model
-    python benchmarks/overhead.py --json           # for machines
+    python benchmarks/overhead.py --json           # machine-readable output
 """
 
 import argparse
@@ -45,18 +44,18 @@ PULLS: dict[str, Callable[[], Any]] = {
 }
 
 
-KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
-"""What keeps glibc from giving memory back; read at the start of a process."""
+KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
+"""Environment variables that keep glibc from returning memory; read when a process starts."""
 
 
 def cnn6() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """The paper's 6-layer network, 1.2 M parameters, on a batch of 10."""
+    """Return the paper's 6-layer network with 1.2 M parameters, and a batch of 10."""
     model = nn.Sequential(CNN6(), nn.Linear(4096, 10))
     return model, torch.randn(10, 3, 32, 32), torch.randint(10, (10,))
 
 
 class Transformer(nn.Module):
-    """A causal transformer of 25 M parameters, its embedding tied to its head."""
+    """A causal transformer with 25 M parameters, whose embedding is tied to its head."""
 
     def __init__(self, width: int = 512, depth: int = 7, vocabulary: int = 6000, length: int = 64) -> None:
         super().__init__()
@@ -70,7 +69,7 @@ class Transformer(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of shape (batch, length, vocabulary)."""
+        """Return logits of shape (batch, length, vocabulary)."""
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         x = self.embed(tokens) + self.position
         for block in self.blocks:
@@ -79,7 +78,7 @@ class Transformer(nn.Module):
 
 
 def transformer() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """The transformer on a batch of 8 sequences of 64 tokens."""
+    """Return the transformer and a batch of 8 sequences of 64 tokens."""
     tokens = torch.randint(6000, (8, 65))
     return Transformer(), tokens[:, :-1], tokens[:, 1:]
 
@@ -88,7 +87,7 @@ MODELS = {"cnn6": cnn6, "transformer": transformer}
 
 
 def trainer(model_name: str, importance: str | None = None, pull: str | None = None) -> Callable[[], None]:
-    """A training step, warm: with a mooring, one task is consolidated already."""
+    """Return a training step after a warm-up; with a mooring, one task is already consolidated."""
     torch.manual_seed(0)
     model, inputs, targets = MODELS[model_name]()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
@@ -109,14 +108,14 @@ def trainer(model_name: str, importance: str | None = None, pull: str | None = N
 
 
 def seconds(step: Callable[[], None], times: int) -> float:
-    begin = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(times):
         step()
-    return (time.perf_counter() - begin) / times
+    return (time.perf_counter() - start) / times
 
 
 def time_ratio(model: str, importance: str, pull: str, turns: int, block: int) -> tuple[float, float, float]:
-    """The median over turns of moored over plain, the quarter points beside it."""
+    """Return the quartiles over turns of the time of a moored step relative to a plain step."""
     plain, moored = trainer(model), trainer(model, importance, pull)
     ratios = []
     for turn in range(turns):
@@ -128,12 +127,12 @@ def time_ratio(model: str, importance: str, pull: str, turns: int, block: int) -
 
 
 def peak_bytes(case: tuple[str, str | None, str | None]) -> int:
-    """Peak memory of a process that trains this case for a few steps and nothing else."""
+    """Return the peak memory of a process that only trains this case for a few steps."""
     model, importance, pull = case
     step = trainer(model, importance, pull)
     for _ in range(3):
         step()
-    try:  # what getrusage says on Linux begins at the size of the process that started this one
+    try:  # on Linux, getrusage includes the size of the parent process
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return int(status["VmHWM"].split()[0]) * 1024
     except OSError:
@@ -141,8 +140,8 @@ def peak_bytes(case: tuple[str, str | None, str | None]) -> int:
 
 
 def memory_of(case: tuple[str, str | None, str | None]) -> int:
-    """`peak_bytes` in a fresh process, with the allocator as it is by default."""
-    for key in KEEPING:
+    """Return `peak_bytes` of a new process with the default allocator."""
+    for key in KEEP_MEMORY:
         os.environ.pop(key, None)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(peak_bytes, (case,))
@@ -158,9 +157,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     parser.add_argument("--allocator", choices=["keeping", "default"], default="keeping", help="see above")
     options = parser.parse_args()
-    if options.allocator == "keeping" and not KEEPING.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEPING})
-    found = []
+    if options.allocator == "keeping" and not KEEP_MEMORY.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY})
+    rows = []
     for model in options.model or MODELS:
         parameters = sum(p.numel() for p in MODELS[model]()[0].parameters())
         turns, block = (options.turns or 15, 5) if model == "cnn6" else (options.turns or 5, 1)
@@ -179,12 +178,12 @@ def main() -> None:
                 if not options.no_memory:
                     peak = memory_of((model, importance, pull))
                     row |= {"memory_ratio": peak / plain_peak, "model_sizes": (peak - plain_peak) / parameters / 4}
-                found.append(row)
+                rows.append(row)
                 if not options.json:
                     print(f"{importance:14s}{pull:15s}{ratio:14.3f}{low:8.3f}-{high:.3f}", end="")
                     print(f"{row['memory_ratio']:14.2f}{row['model_sizes']:14.1f}" if "model_sizes" in row else "")
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

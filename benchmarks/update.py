@@ -1,12 +1,12 @@
-"""What a mooring's own update costs on a GPU: importance and pull over all parameters, nothing else.
+"""Measure a mooring's own update on a GPU: importance and pull of all parameters, nothing else.
 
-The optimizer stands still and gradients lie ready, so that what is timed is the mooring's alone. Each time stands
-beside two others of the same run: the bytes that the update must move at the speed at which this GPU copies, and one
-step of torch's fused AdamW on the same parameters.
+The optimizer does nothing and gradients are already computed, so only the mooring is timed. Each time is compared with
+two others of the same run: the time to copy as many bytes as the update must move, and one step of torch's fused AdamW
+on the same parameters.
 
     python benchmarks/update.py                          # 64 matrices of 2048 x 2048: 268 M parameters
-    python benchmarks/update.py --tensors 2000 --side 32 # many small ones, where launches dominate
-    python benchmarks/update.py --json                   # for machines
+    python benchmarks/update.py --tensors 2000 --side 32 # many small tensors, where kernel launches dominate
+    python benchmarks/update.py --json                   # machine-readable output
 """
 
 import argparse
@@ -36,93 +36,93 @@ CASES: dict[str, tuple[Callable[[], Importance], Callable[[], Pull], int]] = {
     "budget, one look": (lambda: mooring.EWC(decay=None, per_sample=True, batch_size=1), lambda: shrinking(0.97), 40),
     "budget, two looks": (lambda: mooring.EWC(decay=None, per_sample=True, batch_size=1), lambda: shrinking(0.8), 52),
 }
-"""An importance, a pull, and the bytes of each float32 parameter that must go through memory.
+"""An importance, a pull, and the memory traffic in bytes per float32 parameter.
 
-EWC with the explicit step reads parameter, gradient, anchor, previous and current, and writes parameter and
-current: 7 times 4 bytes. SI keeps the parameter before the step (8 more) and its path (8 more); RWalk a Fisher beside
-(8 more). A penalty reads four and writes the gradient that the optimizer is handed (20), then updates current (12). A
-budget updates current (12), and sums what was spent (12); where it is spent, it pulls (16), after a second look (12)
-where its multiplier has changed much. While parameters stand still, a budget is spent in each step if it shrinks.
+EWC with the explicit step reads parameter, gradient, anchor, previous and current, and writes parameter and current: 7
+times 4 bytes. SI also keeps the parameter before the step (8 more) and its path (8 more); RWalk keeps a Fisher too (8
+more). A penalty reads four tensors and writes the gradient for the optimizer (20), then updates current (12). A budget
+updates current (12) and sums its terms (12). If the budget is used up, it pulls (16), after a second sum (12) if its
+multiplier has changed much. Because parameters do not move, a budget is used up in each step only if it shrinks.
 """
 
 
 @dataclass(frozen=True)
 class Shrinking(Budget):
-    """A budget of which only a share is left in each step."""
+    """A budget that shrinks to a share of itself in each step."""
 
     share: float = 1.0
 
     def allowed(self, task: int, groups: int = 1) -> Tensor:
-        """What is left of it."""
+        """Shrink the budget and return it."""
         assert isinstance(self.nats, Tensor)
         return self.nats.mul_(self.share)
 
 
 def shrinking(share: float) -> Shrinking:
-    """A thousandth of a nat to begin with."""
+    """Return a shrinking budget that starts at a thousandth of a nat."""
     return Shrinking(torch.tensor(1e-3, dtype=torch.float64, device="cuda"), share=share)
 
 
-class Still(torch.optim.Optimizer):
-    """An optimizer that leaves everything where it is."""
+class NoOptimizer(torch.optim.Optimizer):
+    """An optimizer that does nothing."""
 
-    __module__ = "torch.optim.still"  # of torch's own it is known that they leave gradients alone: no copies are made
+    __module__ = "torch.optim.still"  # optimizers of torch do not change gradients, so no copies are made
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
 
     def step(self, closure: Any = None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-class Ready:
-    """Stands in for a watch of the outputs: gradients of the probe lie ready."""
+class ReadyObserver:
+    """A replacement for the output observer, with gradients that are already computed."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.seen = Observation(32, {p: torch.randn_like(p) for p in parameters})
+        self.observation = Observation(32, {p: torch.randn_like(p) for p in parameters})
 
     def collect(self, instead: int = 0) -> Observation:
-        """What the forward passes showed, which is never nothing: others are not asked."""
-        return self.seen
+        """Return the prepared observation."""
+        return self.observation
 
     def discard(self) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
 
     def remove(self) -> None:
-        """Nothing to remove."""
+        """Do nothing."""
 
 
 def milliseconds(work: Callable[[], None], times: int) -> float:
-    """The median time on the device; the host may run ahead, as it does in training."""
+    """Return the median time on the device; the host may run ahead, as in training."""
     for _ in range(3):
         work()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+    events[0].record()
+    for event in events[1:]:
         work()
-        mark.record()
+        event.record()
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in pairwise(marks))
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events))
 
 
 def copy_speed(times: int) -> float:
-    """Bytes in a millisecond, read and written together, of one large copy."""
+    """Return the bytes per millisecond, read and written together, of one large copy."""
     source = torch.empty(1 << 28, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / milliseconds(lambda: target.copy_(source), times)
 
 
 def measured(name: str, tensors: int, side: int, dtype: torch.dtype, times: int) -> float:
-    """The time of one update in the second task."""
+    """Return the time of one update in the second task, in milliseconds."""
     make_importance, make_pull, _ = CASES[name]
     model = nn.ParameterList(nn.Parameter(torch.randn(side, side, device="cuda", dtype=dtype)) for _ in range(tensors))
     for p in model:
         p.grad = torch.randn_like(p)
-    optimizer = Still(model.parameters())
+    optimizer = NoOptimizer(model.parameters())
     moor = mooring.attach(model, optimizer, importance=make_importance(), pull=make_pull(), check_finite=False)
     if moor._watch is not None:
         moor._watch.remove()
-        moor._step.watch = Ready(list(model))  # type: ignore[assignment]
+        moor._step.watch = ReadyObserver(list(model))  # type: ignore[assignment]
     optimizer.step()
     moor.consolidate()
     with torch.no_grad():
@@ -132,7 +132,7 @@ def measured(name: str, tensors: int, side: int, dtype: torch.dtype, times: int)
 
 
 def adamw(tensors: int, side: int, dtype: torch.dtype, times: int) -> float:
-    """The time of one step of torch's fused AdamW."""
+    """Return the time of one step of torch's fused AdamW, in milliseconds."""
     parameters: list[Tensor] = []
     for _ in range(tensors):
         p = nn.Parameter(torch.randn(side, side, device="cuda", dtype=dtype))
@@ -143,38 +143,39 @@ def adamw(tensors: int, side: int, dtype: torch.dtype, times: int) -> float:
 
 
 def main() -> None:
-    """Measure, and print ratios."""
+    """Measure and print ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tensors", type=int, default=64)
     parser.add_argument("--side", type=int, default=2048)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of parameters")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of the parameters")
     parser.add_argument("--times", type=int, default=30)
-    parser.add_argument("--cases", default=";".join(CASES), help="names with semicolons")
+    parser.add_argument("--cases", default=";".join(CASES), help="names separated by semicolons")
     parser.add_argument("--json", action="store_true")
-    told = parser.parse_args()
+    options = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("there is no GPU here: benchmarks/overhead.py measures on a CPU")
-    dtype = getattr(torch, told.dtype)
-    count, speed = told.tensors * told.side**2, copy_speed(told.times)
-    beside = adamw(told.tensors, told.side, dtype, told.times)
+        parser.error("this benchmark needs a GPU: benchmarks/overhead.py measures on a CPU")
+    dtype = getattr(torch, options.dtype)
+    count, speed = options.tensors * options.side**2, copy_speed(options.times)
+    adamw_ms = adamw(options.tensors, options.side, dtype, options.times)
     rows = []
-    for name in told.cases.split(";"):
-        taken = measured(name, told.tensors, told.side, dtype, told.times)
+    for name in options.cases.split(";"):
+        ms = measured(name, options.tensors, options.side, dtype, options.times)
         limit = CASES[name][2] * count / speed if dtype == torch.float32 else None
-        rows.append({"case": name, "ms": taken, "limit ms": limit, "AdamW ms": beside})
+        rows.append({"case": name, "ms": ms, "limit ms": limit, "AdamW ms": adamw_ms})
     explicit = next((row["ms"] for row in rows if row["case"] == "explicit EWC"), None)
-    head = {"device": torch.cuda.get_device_name(), "parameters": count, "tensors": told.tensors, "dtype": told.dtype}
-    if told.json:
-        print(json.dumps({**head, "copy GB/s": speed / 1e6, "rows": rows}, indent=1))
+    header = {"device": torch.cuda.get_device_name(), "parameters": count}
+    header |= {"tensors": options.tensors, "dtype": options.dtype}
+    if options.json:
+        print(json.dumps({**header, "copy GB/s": speed / 1e6, "rows": rows}, indent=1))
         return
-    size = f"{count / 1e6:.0f} M {told.dtype} parameters in {told.tensors} tensors"
-    print(f"{head['device']}: {size}; copies {speed / 1e6:.0f} GB/s")
+    description = f"{count / 1e6:.0f} M {options.dtype} parameters in {options.tensors} tensors"
+    print(f"{header['device']}: {description}; copies {speed / 1e6:.0f} GB/s")
     print(f"{'':18} {'ms':>8} {'over the limit':>15} {'over AdamW':>11} {'over explicit EWC':>18}")
     for row in rows:
-        over = "" if row["limit ms"] is None else f"{row['ms'] / row['limit ms']:.2f}"
-        against = "" if explicit is None else f"{row['ms'] / explicit:.2f}"
-        print(f"{row['case']:18} {row['ms']:8.3f} {over:>15} {row['ms'] / beside:11.2f} {against:>18}")
-    print(f"{'fused AdamW':18} {beside:8.3f}")
+        over_limit = "" if row["limit ms"] is None else f"{row['ms'] / row['limit ms']:.2f}"
+        over_explicit = "" if explicit is None else f"{row['ms'] / explicit:.2f}"
+        print(f"{row['case']:18} {row['ms']:8.3f} {over_limit:>15} {row['ms'] / adamw_ms:11.2f} {over_explicit:>18}")
+    print(f"{'fused AdamW':18} {adamw_ms:8.3f}")
 
 
 if __name__ == "__main__":

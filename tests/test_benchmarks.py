@@ -118,7 +118,7 @@ def test_scaling_plots_measurements_and_the_limit(bench, tmp_path):
 
 def test_scaling_starts_nothing_after_its_time_limit(bench):
     out, _ = bench("scaling", *BRIEF, "--matmul", 64, "--copy", 4096, "--sizes", "1,2", "--seconds", 0)
-    assert out.count("not begun") == 2
+    assert out.count("not started") == 2
 
 
 def test_paper_times_the_table_and_the_grid_search_twice(bench):
@@ -175,7 +175,7 @@ def test_peer_prints_the_ratio_of_avalanche_to_mooring(bench, monkeypatch):
         (["--dtype", "bf16"], "dtype='bf16' is for a GPU"),
         (["tflops", "--dtype", "fp8"], "unknown dtype 'fp8'"),
         (["scaling", "--steps", "10"], "steps=10 is not allowed: the clock starts after 10"),
-        (["scaling", "--draw", "some.json"], "--draw needs somewhere to draw to"),
+        (["scaling", "--draw", "some.json"], "--draw needs a file for the figure"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(bench, capsys, arguments, line):
@@ -221,12 +221,12 @@ def test_saturated_prints_the_rows_of_its_page(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench = importlib.import_module("saturated")
     monkeypatch.setattr(bench, "train", lambda *args, **kwargs: None)  # training takes minutes
-    monkeypatch.setattr(bench, "KNOWN", 2 * bench.BATCH)
+    monkeypatch.setattr(bench, "REFERENCE_IMAGES", 2 * bench.BATCH_SIZE)
     monkeypatch.setattr(sys, "argv", ["saturated.py", "--seeds", "1"])
     bench.main()
     printed = capsys.readouterr().out.splitlines()
     page = (BENCHMARKS.parent / "docs" / "budget.md").read_text()
     assert printed[0] in page
-    assert len(printed) == 1 + len(bench.TASKS) * len(bench.HELD)
+    assert len(printed) == 1 + len(bench.TASKS) * len(bench.SETTINGS)
     for line in printed[1:]:
         assert line[:36].rstrip() in page

@@ -1,4 +1,4 @@
-"""A clock for the steps of a task, whoever takes them."""
+"""A clock for the training steps of a task."""
 
 import time
 
@@ -7,52 +7,52 @@ import torch
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
 
-__all__ = ["WARM", "Clock", "now"]
+__all__ = ["WARMUP_STEPS", "Clock", "now"]
 
-WARM = 10
-"""Steps before the clock starts. On a GPU the first ones of a task also capture a graph."""
+WARMUP_STEPS = 10
+"""The number of steps before the clock starts. On a GPU the first steps of a task also capture a graph."""
 
 
 def now(device: str) -> float:
-    """The time, once the device has done what it was told."""
+    """Return the time after the device has finished its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 class Clock:
-    """Times the steps of the second task without its first ones. The device is waited for at both ends only."""
+    """A timer of the second task's steps without its warm-up. It waits for the device only at the start and the end."""
 
     def __init__(self, device: str) -> None:
         self.device, self.seconds, self.steps = device, 0.0, 0
-        self.began: tuple[float, int] | None = None
+        self.started: tuple[float, int] | None = None
         self.done = 0
 
     @property
     def us(self) -> float:
-        """Microseconds a step."""
+        """The microseconds per step."""
         if not self.steps:
-            raise MooringError(f"no step was timed: the second task has no more than {WARM}")
+            raise MooringError(f"no step was timed: the second task has no more than {WARMUP_STEPS}")
         return self.seconds / self.steps * 1e6
 
     def step(self, task: int, done: int) -> None:
-        """A step is over, the `done`-th of its task."""
+        """Record that `done` steps of a task are finished."""
         self.done = done
-        if task == 1 and done >= WARM and self.began is None:
-            self.began = now(self.device), done
+        if task == 1 and done >= WARMUP_STEPS and self.started is None:
+            self.started = now(self.device), done
 
     def stop(self) -> None:
-        """Add what passed since the clock started."""
-        if self.began is not None:
-            self.seconds += now(self.device) - self.began[0]
-            self.steps += self.done - self.began[1]
-            self.began = None
+        """Add the time and the steps since the clock started."""
+        if self.started is not None:
+            self.seconds += now(self.device) - self.started[0]
+            self.steps += self.done - self.started[1]
+            self.started = None
 
     def on_step(self, fleet: Fleet) -> None:
-        """A fleet took a step."""
+        """Record a step of a fleet."""
         self.step(fleet.position.task, fleet.position.step)
         if fleet.position.task == 1 and fleet.position.step * fleet.common.batch >= len(fleet.stream.tasks[1].train):
             self.stop()
 
     def on_task_end(self, fleet: Fleet) -> None:
-        """A fleet ended a task."""
+        """Do nothing at the end of a task."""

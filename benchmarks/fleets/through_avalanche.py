@@ -1,4 +1,4 @@
-"""The same network and method trained by Avalanche, timed by a plugin. Imported only where Avalanche is."""
+"""Training of the same network and method by Avalanche, timed by a plugin; it is imported only if Avalanche is."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.streams import Stream
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its imports deprecate each other
+    warnings.simplefilter("ignore")  # its imports raise deprecation warnings
     from avalanche.benchmarks import tensors_benchmark
     from avalanche.training import EWC, SynapticIntelligence
     from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
@@ -22,45 +22,45 @@ __all__ = ["through_avalanche"]
 
 
 class Timer(SupervisedPlugin):
-    """Tells the clock about every iteration."""
+    """A plugin that reports every iteration to the clock."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.time, self.task, self.done = clock, -1, 0
 
     def before_training_exp(self, strategy, **kwargs) -> None:
-        """A task begins."""
+        """Start a task."""
         self.task, self.done = self.task + 1, 0
 
     def after_training_iteration(self, strategy, **kwargs) -> None:
-        """A step is over."""
+        """Record a step."""
         self.done += 1
         self.time.step(self.task, self.done)
 
     def after_training_epoch(self, strategy, **kwargs) -> None:
-        """A task's steps are over; what a method does at the end of a task is not one."""
+        """Stop the clock before the method's work at the end of the task."""
         if self.task == 1:
             self.time.stop()
 
 
 def through_avalanche(spec: RunSpec, stream: Stream, device: str, workers: int = 0) -> float:
-    """Microseconds a step of one run: its strategy for the method, without evaluation or loggers."""
+    """Return the microseconds per step of one run with Avalanche's strategy, without evaluation or loggers."""
     clock = Clock(device)
     model = initial_network(spec.network, stream, spec.seed).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum)
-    told = {"model": model, "optimizer": optimizer, "criterion": nn.CrossEntropyLoss(), "train_mb_size": spec.batch}
-    told |= {"train_epochs": 1, "device": torch.device(device), "plugins": [Timer(clock)]}
+    options = {"model": model, "optimizer": optimizer, "criterion": nn.CrossEntropyLoss(), "train_mb_size": spec.batch}
+    options |= {"train_epochs": 1, "device": torch.device(device), "plugins": [Timer(clock)]}
     strength = spec.strength or 0.0
     tensors = [
         (normalize_pixels(stream.train.images[task.train]), stream.train.labels[task.train]) for task in stream.tasks
     ]
     with warnings.catch_warnings(), tf32_mode(spec.dtype):
         warnings.simplefilter("ignore")
-        told["evaluator"] = EvaluationPlugin()
+        options["evaluator"] = EvaluationPlugin()
         strategy = (
-            EWC(ewc_lambda=strength, **told)
+            EWC(ewc_lambda=strength, **options)
             if spec.method == "ewc"
-            else SynapticIntelligence(si_lambda=strength, **told)
+            else SynapticIntelligence(si_lambda=strength, **options)
         )
         tasks = tensors_benchmark(train_tensors=tensors, test_tensors=tensors[:1], task_labels=[0] * len(tensors))
         for experience in tasks.train_stream:

@@ -1,4 +1,4 @@
-"""Time each convolution of a network in other tiles than those of `mooring.lab.fleet.gpu.conv_tiles`."""
+"""Time each convolution of a network with other tiles than those of `mooring.lab.fleet.gpu.conv_tiles`."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +19,8 @@ from mooring.lab.networks import BACKBONES
 
 __all__ = ["add_options", "run"]
 
-SHARED = 225_000
-"""Bytes of tiles in flight that a processor has room for."""
+SHARED_MEMORY_BYTES = 225_000
+"""The shared memory of a processor that tiles may use."""
 
 Tile = tuple[int | bool, ...]
 
@@ -34,10 +34,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every candidate for every shape and direction; the fastest, beside the one that is used."""
+    """Time every tile for every shape and direction, and print the fastest and the one in use."""
     if not convolution.has_kernels(options.device):
-        raise MooringError("tiles are of kernels on a GPU: give --device cuda")
-    told: list[dict[str, Any]] = []
+        raise MooringError("tiles need GPU kernels: give --device cuda")
+    rows: list[dict[str, Any]] = []
     for dtype in options.dtype:
         say(
             options,
@@ -46,136 +46,140 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         say(options, f"{'in':>4s}{'out':>5s}{'side':>5s}  {'what':9s}{'used':>10s}{'fastest':>10s}  in tiles")
         for geometry, side in _convolutions(options.network, options.runs):
             with tf32_mode(dtype):
-                found = _tried(geometry, side, options.batch, product_dtype(dtype) or torch.float32, options.repeats)
-            for what, (used, times) in found.items():
+                measured = _time_tiles(
+                    geometry, side, options.batch, product_dtype(dtype) or torch.float32, options.repeats
+                )
+            for direction, (used, times) in measured.items():
                 best = min(times, key=lambda tile: times[tile])
-                shape = f"{geometry.channels:4d}{geometry.outputs:5d}{side:5d}  {what:9s}"
+                shape = f"{geometry.channels:4d}{geometry.outputs:5d}{side:5d}  {direction:9s}"
                 say(options, f"{shape}{used:7.0f} us{times[best]:7.0f} us  {best}")
-                every = {str(tile): time for tile, time in sorted(times.items(), key=lambda each: each[1])}
-                told.append({"shape": str(geometry), "side": side, "what": what, "used_us": used, "tiles_us": every})
-        keep(options, told)
-    return told
+                tiles_us = {str(tile): time for tile, time in sorted(times.items(), key=lambda pair: pair[1])}
+                rows.append(
+                    {"shape": str(geometry), "side": side, "what": direction, "used_us": used, "tiles_us": tiles_us}
+                )
+        keep(options, rows)
+    return rows
 
 
 def _convolutions(network: str, runs: int) -> list[tuple[ConvolutionGeometry, int]]:
-    """Each shape once, and the side of its images; without the first, which is one product of its own."""
-    found: dict[tuple[ConvolutionGeometry, int], None] = {}
+    """Return each shape once, with the side of its images; the first layer, computed as one product, is left out."""
+    geometries: dict[tuple[ConvolutionGeometry, int], None] = {}
 
-    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, nn.Conv2d)
         shape = (layer.out_channels, layer.in_channels, *layer.kernel_size)
-        found[ConvolutionGeometry(runs, *shape, layer.stride[0], int(layer.padding[0])), inputs[0].shape[2]] = None
+        geometries[ConvolutionGeometry(runs, *shape, layer.stride[0], int(layer.padding[0])), inputs[0].shape[2]] = None
 
     model = BACKBONES[network]((3, 32, 32))
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
-            layer.register_forward_pre_hook(look)
+            layer.register_forward_pre_hook(record)
     model(torch.zeros(2, 3, 32, 32))
-    return list(found)[1:]
+    return list(geometries)[1:]
 
 
-def _tried(
+def _time_tiles(
     geometry: ConvolutionGeometry, side: int, batch: int, dtype: torch.dtype, repeats: int
 ) -> dict[str, tuple[float, dict[Tile, float]]]:
-    """Microseconds in the tiles that are used and in each of the others, by direction."""
+    """Return, by direction, the microseconds of the tile in use and of every other tile."""
     runs, count = geometry.runs, geometry.kh * geometry.kw
     inputs, outputs = align_channels(geometry.channels), align_channels(geometry.outputs)
     high, wide = geometry.output_size(side, side)
-    make = {"device": "cuda", "dtype": dtype}
-    x = torch.randn(runs * batch, side, side, inputs, **make)
-    g = torch.randn(runs * batch, high, wide, outputs, **make)
-    taps = torch.randn(runs, outputs, count, inputs, **make)
+    tensor_options = {"device": "cuda", "dtype": dtype}
+    x = torch.randn(runs * batch, side, side, inputs, **tensor_options)
+    g = torch.randn(runs * batch, high, wide, outputs, **tensor_options)
+    taps = torch.randn(runs, outputs, count, inputs, **tensor_options)
     half_x, half_g = convolution.to_half(x), convolution.to_half(g)
     shape = (*x.shape[:3], geometry.channels)
     padded = replace(geometry, channels=inputs)
     boxed = geometry.fits_boxes(side, side, inputs, outputs)
-    ways: dict[str, tuple[Callable[[], object], str, Iterable[Tile]]] = {
+    directions: dict[str, tuple[Callable[[], object], str, Iterable[Tile]]] = {
         "outputs": (
             lambda: convolution.convolve(x, taps, None, padded, relu=True),
             "box_tile" if boxed else "block_tile",
-            _products(geometry.outputs, inputs, x.element_size()),
+            _product_tiles(geometry.outputs, inputs, x.element_size()),
         ),
         "inputs": (
             lambda: convolution.input_gradient(g, taps, shape, padded, activation=None, half=False),
             "box_tile" if boxed else "block_tile",
-            _products(geometry.channels, outputs, x.element_size()),
+            _product_tiles(geometry.channels, outputs, x.element_size()),
         ),
         "weights": (
             lambda: convolution.weight_gradient(half_x, half_g, geometry),
             "weight_box_tile" if boxed else "weight_block_tile",
-            _sums(outputs, inputs, boxed and geometry.kw == 3),
+            _sum_tiles(outputs, inputs, boxed and geometry.kw == 3),
         ),
     }
-    for do, name, tiles in ways.values():
-        _compile(do, name, tiles)
-    found = {}
-    for what, (do, name, tiles) in ways.items():
+    for launch, name, tiles in directions.values():
+        _compile(launch, name, tiles)
+    measured = {}
+    for direction, (launch, name, tiles) in directions.items():
         times: dict[Tile, float] = {}
         for tile in tiles:
-            with _instead(name, tile):
+            with _use_tile(name, tile):
                 try:
-                    times[tile] = _time(do, repeats)
-                except Exception as error:  # what does not fit into a processor says so in many ways
+                    times[tile] = _time(launch, repeats)
+                except Exception as error:  # a tile that does not fit raises different errors
                     print(f"  {tile}: {str(error).splitlines()[0][:80]}", flush=True)
-        found[what] = (_time(do, repeats), times)
-    return found
+        measured[direction] = (_time(launch, repeats), times)
+    return measured
 
 
-def _products(outputs: int, channels: int, size: int) -> list[Tile]:
-    """Rows, outputs, channels of a tile, warps and stages."""
+def _product_tiles(outputs: int, channels: int, size: int) -> list[Tile]:
+    """Return candidates: rows, outputs and channels of a tile, warps, stages."""
     deep = min(128 // size, max(16, next_power_of_two(channels)))
-    found = []
+    tile_list = []
     for rows in (128, 256):
         for wide in {min(limit, max(16, next_power_of_two(outputs))) for limit in (64, 128, 256)}:
-            most = min(4, SHARED // ((rows + wide) * deep * size))
+            max_stages = min(4, SHARED_MEMORY_BYTES // ((rows + wide) * deep * size))
             for warps in (4, 8):
                 if 16 <= rows * wide // (32 * warps) <= 128:
-                    found += [(rows, wide, deep, warps, stages) for stages in range(2, most + 1)]
-    return found
+                    tile_list += [(rows, wide, deep, warps, stages) for stages in range(2, max_stages + 1)]
+    return tile_list
 
 
-def _sums(outputs: int, channels: int, three: bool) -> list[Tile]:
-    """Outputs, channels, rows of a tile, warps, stages, and whether three taps at once."""
-    found = []
+def _sum_tiles(outputs: int, channels: int, three_taps: bool) -> list[Tile]:
+    """Return candidates: outputs, channels and rows of a tile, warps, stages, and whether it has three taps."""
+    tile_list = []
     for wide in {64, min(128, max(64, next_power_of_two(outputs)))}:
         for narrow in {min(limit, max(16, next_power_of_two(channels))) for limit in (64, 128, 256)}:
             for rows in {64, 8192 // wide}:
                 for warps in (4, 8):
-                    for taps in {1, 3 if three else 1}:
-                        stages = min(4, SHARED // ((wide + taps * narrow) * rows * 2))
-                        held = wide * narrow * taps // (32 * warps)
-                        if stages >= 2 and 16 <= held <= 192:
-                            found.append((wide, narrow, rows, warps, stages, taps == 3))
-    return found
+                    for taps in {1, 3 if three_taps else 1}:
+                        stages = min(4, SHARED_MEMORY_BYTES // ((wide + taps * narrow) * rows * 2))
+                        accumulators = wide * narrow * taps // (32 * warps)
+                        if stages >= 2 and 16 <= accumulators <= 192:
+                            tile_list.append((wide, narrow, rows, warps, stages, taps == 3))
+    return tile_list
 
 
 @contextmanager
-def _instead(name: str, tile: Tile) -> Iterator[None]:
-    """While this lasts, these tiles."""
-    before = getattr(convolution, name)
-    setattr(convolution, name, lambda *told: tile)
+def _use_tile(name: str, tile: Tile) -> Iterator[None]:
+    """Replace the choice of tiles inside the context."""
+    previous = getattr(convolution, name)
+    setattr(convolution, name, lambda *arguments: tile)
     try:
         yield
     finally:
-        setattr(convolution, name, before)
+        setattr(convolution, name, previous)
 
 
-def _compile(do: Callable[[], object], name: str, tiles: Iterable[Tile]) -> None:
-    """On all cores; what cannot be compiled is met again when it is timed."""
+def _compile(launch: Callable[[], object], name: str, tiles: Iterable[Tile]) -> None:
+    """Compile on all cores; errors appear again when a tile is timed."""
     with dry_run(ignore_errors=True):
         for tile in tiles:
-            with _instead(name, tile):
-                do()
+            with _use_tile(name, tile):
+                launch()
 
 
-def _time(do: Callable[[], object], repeats: int) -> float:
-    """Microseconds of one."""
+def _time(launch: Callable[[], object], repeats: int) -> float:
+    """Return the microseconds of one launch."""
     for _ in range(2):
-        do()
+        launch()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(repeats):
-        do()
+        launch()
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / repeats * 1000
