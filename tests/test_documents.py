@@ -22,7 +22,7 @@ from mooring.lab.methods import METHODS
 from mooring.lab.model.training import Training, default_training
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.comparison import comparison
-from mooring.lab.study.study_file import METHOD, TOP, TUNE, read_study_file
+from mooring.lab.study.study_file import METHOD_KEYS, TOP_KEYS, TUNE_ARGUMENTS, read_study_file
 from processes import Child
 
 ROOT = Path(__file__).parent.parent
@@ -203,7 +203,7 @@ def test_documented_study_file_is_valid_and_has_every_key(tmp_path):
     study.write_text(block[1].replace("# lr = 0.01 ", "lr = 0.01 "))
     assert comparison(**read_study_file(study).comparison).lr["ewc"] == (0.01,)
     keys = {field.name for kind in (StreamOptions, Training) for field in fields(kind)} - {"paper"}
-    for key in keys | {*TOP, *TUNE, *METHOD} - {"stream", "train", "method", "tune"}:
+    for key in keys | {*TOP_KEYS, *TUNE_ARGUMENTS, *METHOD_KEYS} - {"stream", "train", "method", "tune"}:
         assert re.search(rf"^(# )?{key} = ", block[1], re.MULTILINE), key
 
 

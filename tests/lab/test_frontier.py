@@ -1,4 +1,4 @@
-"""The frontier: hulls and areas as drawn by hand, dials swept, and settings that break left out."""
+"""The frontier: envelopes and areas as drawn by hand, dials swept, and unstable settings left out."""
 
 from itertools import pairwise
 
@@ -11,18 +11,18 @@ from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import summarize
 from mooring.lab.study.defaults import SWEPT_METHODS
-from mooring.lab.study.frontier import Frontier, area, dials, frontiers, hull
+from mooring.lab.study.frontier import Frontier, Sweep, area_under, build_frontiers, dials, upper_envelope
 
-percent = st.integers(0, 100).map(float)
-points = st.lists(st.tuples(percent, percent), min_size=1, max_size=12)
+PERCENT = st.integers(0, 100).map(float)
+POINTS = st.lists(st.tuples(PERCENT, PERCENT), min_size=1, max_size=12)
 
 
-@given(points)
-def test_nothing_lies_above_the_hull_and_its_corners_are_points(some):
-    edge = hull(some)
-    assert set(edge) <= set(some)
+@given(POINTS)
+def test_no_point_lies_above_the_envelope_and_its_corners_are_points(points):
+    edge = upper_envelope(points)
+    assert set(edge) <= set(points)
     assert [x for x, _ in edge] == sorted(x for x, _ in edge)
-    for kept, learned in some:
+    for kept, learned in points:
         if kept <= edge[0][0]:
             assert learned <= edge[0][1]
         for (left, high), (right, low) in pairwise(edge):
@@ -30,14 +30,14 @@ def test_nothing_lies_above_the_hull_and_its_corners_are_points(some):
                 assert learned <= high + (low - high) * (kept - left) / (right - left) + 1e-9
 
 
-@given(points, st.tuples(percent, percent))
-def test_another_setting_never_makes_the_area_smaller(some, more):
-    assert area([*some, more]) >= area(some) - 1e-9
-    assert 0 <= area(some) <= 100
+@given(POINTS, st.tuples(PERCENT, PERCENT))
+def test_another_point_never_reduces_the_area(points, point):
+    assert area_under([*points, point]) >= area_under(points) - 1e-9
+    assert 0 <= area_under(points) <= 100
 
 
-def test_the_area_of_a_triangle_on_a_rectangle():
-    assert area([(50.0, 100.0), (100.0, 50.0)]) == pytest.approx(50 + 37.5)
+def test_area_of_a_triangle_on_a_rectangle():
+    assert area_under([(50.0, 100.0), (100.0, 50.0)]) == pytest.approx(50 + 37.5)
 
 
 def result(method: str, seed: int, strength: float | None, learned: float, lost: float, status: str = "finished"):
@@ -46,7 +46,7 @@ def result(method: str, seed: int, strength: float | None, learned: float, lost:
     return Result(spec, status, "", [10.0, 10.0], matrix if status == "finished" else [])
 
 
-def made() -> Frontier:
+def example_frontier() -> Frontier:
     runs = []
     for seed in (0, 1):
         runs += [result("plain", seed, None, 98 + seed, 30), result("joint", seed, None, 99, 0)]
@@ -54,42 +54,46 @@ def made() -> Frontier:
             status = "unstable" if strength == 1e4 and seed else "finished"
             runs.append(result("ewc", seed, strength, learned, lost, status))
         runs += [result("explicit-ewc", seed, None, 90, 1), result("er", seed, None, 99, 0)]
-    (found,) = frontiers(summarize(runs))
-    return found
+    (frontier,) = build_frontiers(summarize(runs))
+    return frontier
 
 
-def test_the_best_of_a_dial_finished_with_every_seed_and_its_good_range_has_no_gap():
-    ewc = next(each for each in made().swept if each.method == "ewc")
+def sweep_of(method: str) -> Sweep:
+    return next(sweep for sweep in example_frontier().sweeps if sweep.method == method)
+
+
+def test_best_setting_finished_with_every_seed_and_its_good_range_has_no_gap():
+    ewc = sweep_of("ewc")
     assert ewc.best.setting.strength == 1.0
-    assert ewc.good == (1.0, 10.0)
+    assert ewc.good_range == (1.0, 10.0)
     assert ewc.decades == pytest.approx(1.0)
-    plain = next(each for each in made().swept if each.method == "plain")
-    assert (plain.good, plain.decades) == (None, None)
+    plain = sweep_of("plain")
+    assert (plain.good_range, plain.decades) == (None, None)
 
 
-def test_who_keeps_data_is_on_no_frontier_and_is_no_rival():
-    found = made()
-    assert {row.setting.method for _, row in found.hull} == {"plain", "ewc", "explicit-ewc"}
-    assert found.rival("ewc").method == "explicit-ewc"
-    assert found.ahead("ewc").mean == pytest.approx(1.0)
-    assert found.swept[0].method in ("joint", "er")
+def test_methods_that_keep_data_are_on_no_frontier_and_are_no_rivals():
+    frontier = example_frontier()
+    assert {row.setting.method for _, row in frontier.envelope} == {"plain", "ewc", "explicit-ewc"}
+    assert frontier.rival("ewc").method == "explicit-ewc"
+    assert frontier.lead("ewc").mean == pytest.approx(1.0)
+    assert frontier.sweeps[0].method in ("joint", "er")
 
 
-def test_areas_are_taken_seed_by_seed():
-    plain = next(each for each in made().swept if each.method == "plain")
+def test_area_is_computed_seed_by_seed():
+    plain = sweep_of("plain")
     assert plain.area.mean == pytest.approx(0.7 * 98.5)
     assert plain.area.count == 2
 
 
-def test_a_method_of_which_nothing_finished_stands_last_without_numbers():
+def test_method_without_finished_rows_is_last_and_has_no_numbers():
     runs = [result("ewc", 0, 1.0, 0, 0, "unstable"), result("plain", 0, None, 90, 1)]
-    (found,) = frontiers(summarize(runs))
-    assert [each.method for each in found.swept] == ["plain", "ewc"]
-    assert (found.swept[1].best, found.swept[1].area) == (None, None)
-    assert found.to_json()["methods"][1]["best"] is None
+    (frontier,) = build_frontiers(summarize(runs))
+    assert [sweep.method for sweep in frontier.sweeps] == ["plain", "ewc"]
+    assert (frontier.sweeps[1].best, frontier.sweeps[1].area) == (None, None)
+    assert frontier.to_json()["methods"][1]["best"] is None
 
 
-def test_every_method_that_is_swept_by_default_has_a_dial_where_it_has_a_strength():
+def test_every_swept_method_with_a_strength_has_a_dial():
     names = resolve_methods(SWEPT_METHODS)
     assert set(dials(names)) == {name for name in names if find_method(name).has_strength}
     assert all(len(values) >= 6 for values in dials(names).values())

@@ -24,7 +24,7 @@ from mooring.lab.methods import registry
 from mooring.lab.study.defaults import SWEPT_METHODS
 
 if TYPE_CHECKING:
-    from mooring.lab.study.frontier import Frontier, Swept
+    from mooring.lab.study.frontier import Frontier, Sweep
 
 __all__ = ["frontier"]
 
@@ -56,7 +56,7 @@ def frontier(
     from mooring.cli.output import command_line, open_study
     from mooring.cli.parse import parse_seeds
     from mooring.lab.study.comparison import comparison
-    from mooring.lab.study.frontier import dials, frontiers
+    from mooring.lab.study.frontier import build_frontiers, dials
 
     names = registry.resolve_methods(methods)
     compared = comparison(
@@ -68,7 +68,7 @@ def frontier(
         **asdict(training_flags),
     )
     study = open_study(study_flags, out)
-    by_stream = frontiers(study.compare(compared))
+    by_stream = build_frontiers(study.compare(compared))
     study.store.log(command_line())
     files = [] if out is None else _write(by_stream, out)
     if json:
@@ -94,26 +94,27 @@ def _strengths(values: list[str]) -> dict[str, list[float]]:
 
 
 def _print(frontier: Frontier) -> None:
-    from mooring.lab.study.frontier import NEAR
+    from mooring.lab.study.frontier import GOOD_POINTS
 
     header = ("method", "best at", "accuracy %", "forgetting", "learned", "good from", "to", "decades", "area %", "")
-    on_frontier = {id(row) for _, row in frontier.hull}
-    rows = [_cells(sweep, on_frontier) for sweep in frontier.swept]
+    on_frontier = {id(row) for _, row in frontier.envelope}
+    rows = [_cells(sweep, on_frontier) for sweep in frontier.sweeps]
     print_table(header, rows, f"{frontier.stream}: each method at its best strength")
     typer.echo(
-        f"good: within {NEAR:g} points of the best. area: under the curve of learned over retained, at most 100.\n"
-        f"on the frontier: {', '.join(row.label for _, row in frontier.hull)}"
+        f"good: within {GOOD_POINTS:g} points of the best. "
+        "area: under the curve of learned over retained, at most 100.\n"
+        f"on the frontier: {', '.join(row.label for _, row in frontier.envelope)}"
     )
-    for _, row in frontier.hull:
-        rival, difference = frontier.rival(row.setting.method), frontier.ahead(row.setting.method)
-        if rival and rival.best and difference and row is next(s.best for s in frontier.swept if row in s.rows):
+    for _, row in frontier.envelope:
+        rival, difference = frontier.rival(row.setting.method), frontier.lead(row.setting.method)
+        if rival and rival.best and difference and row is next(s.best for s in frontier.sweeps if row in s.rows):
             interval = f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
             versus = f"{row.label} against {rival.best.label}, the best of another kind"
             typer.echo(f"{versus}: {interval} points of accuracy")
 
 
-def _cells(sweep: Swept, on_frontier: set[int]) -> list[str]:
-    best, good, area = sweep.best, sweep.good, sweep.area
+def _cells(sweep: Sweep, on_frontier: set[int]) -> list[str]:
+    best, good, area = sweep.best, sweep.good_range, sweep.area
     if best is None:
         return [sweep.method, *[""] * 8, "no setting finished with every seed"]
     metrics = [str(best.metrics[name]) for name in ("accuracy", "forgetting", "learned")]

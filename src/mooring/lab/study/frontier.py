@@ -1,4 +1,4 @@
-"""The frontier of a stream: every method swept over its dial, what it learned against what it kept."""
+"""The frontier of a stream: every method swept over its dial, accuracy learned against accuracy kept."""
 
 import math
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from mooring.lab.model.metrics import Interval, confidence_interval, paired_diff
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
 
-__all__ = ["NEAR", "Frontier", "Swept", "area", "dials", "frontiers", "hull"]
+__all__ = ["GOOD_POINTS", "Frontier", "Sweep", "area_under", "build_frontiers", "dials", "upper_envelope"]
 
-KINDS = {"soft": "explicit", "proximal": "curvature", "budget": "curvature"}
-"""Methods that are variants of one another, by how their names begin."""
+FAMILIES = {"soft": "explicit", "proximal": "curvature", "budget": "curvature"}
+"""The family of methods that are variants of one another, by the first part of their names."""
 
-NEAR = 2.0
-"""Points of accuracy that a good setting may be below the best one."""
+GOOD_POINTS = 2.0
+"""How many points of accuracy a good setting may be below the best one."""
 
 Point = tuple[float, float]
-"""What was kept, and what was learned; both in percent."""
+"""Accuracy kept and accuracy learned, both in percent."""
 
 
 def dials(methods: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """The strengths that each method is swept over, for those that have one.
+    """Return the strengths to sweep each method over, for the methods that have one.
 
     Example:
         >>> dials(["plain", "wise-ft"])
@@ -33,93 +33,95 @@ def dials(methods: Sequence[str]) -> dict[str, tuple[float, ...]]:
     return {name: find_method(name).dial for name in methods if find_method(name).has_strength}
 
 
-def hull(points: Sequence[Point]) -> list[Point]:
-    """The upper right of the convex hull: the points that no mixture of others beats, by what they kept.
+def upper_envelope(points: Sequence[Point]) -> list[Point]:
+    """Return the upper right of the convex hull, by accuracy kept: the points that no mixture of others beats.
 
     Example:
-        >>> hull([(60.0, 90.0), (80.0, 70.0), (90.0, 80.0), (95.0, 60.0)])
+        >>> upper_envelope([(60.0, 90.0), (80.0, 70.0), (90.0, 80.0), (95.0, 60.0)])
         [(60.0, 90.0), (90.0, 80.0), (95.0, 60.0)]
     """
-    found: list[Point] = []
-    for point in sorted(set(points), key=lambda each: (each[0], each[1])):
-        while len(found) > 1 and _turn(found[-2], found[-1], point) >= 0:
-            found.pop()
-        found.append(point)
-    top = max(range(len(found)), key=lambda index: found[index][1], default=0)
-    return found[top:]
+    corners: list[Point] = []
+    for point in sorted(set(points)):
+        while len(corners) > 1 and _orientation(corners[-2], corners[-1], point) >= 0:
+            corners.pop()
+        corners.append(point)
+    top = max(range(len(corners)), key=lambda index: corners[index][1], default=0)
+    return corners[top:]
 
 
-def area(points: Sequence[Point]) -> float:
-    """The area under the hull, in percent of all: 100 for a method that learns everything and keeps everything.
+def area_under(points: Sequence[Point]) -> float:
+    """Return the area under the envelope in percent: 100 for a method that learns and keeps everything.
 
-    Left of its first point the hull goes on level, right of its last one it falls to 0.
+    Left of its first point the envelope is level; right of its last point it is 0.
 
     Example:
-        >>> area([(50.0, 80.0)]), area([(50.0, 80.0), (100.0, 80.0)])
+        >>> area_under([(50.0, 80.0)]), area_under([(50.0, 80.0), (100.0, 80.0)])
         (40.0, 80.0)
     """
-    ends = hull(points)
-    if not ends:
+    corners = upper_envelope(points)
+    if not corners:
         return 0.0
-    edge = [(0.0, ends[0][1]), *ends]
+    edge = [(0.0, corners[0][1]), *corners]
     return math.fsum((right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in pairwise(edge)) / 100
 
 
-def _turn(one: Point, two: Point, three: Point) -> float:
-    """Above 0 where the way from one over two to three turns left."""
-    return (two[0] - one[0]) * (three[1] - one[1]) - (two[1] - one[1]) * (three[0] - one[0])
+def _orientation(a: Point, b: Point, c: Point) -> float:
+    """Return a positive number if the path from a over b to c turns left."""
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
 
 
 @dataclass(frozen=True)
-class Swept:
+class Sweep:
     """A method over its dial.
 
     Attributes:
         method: its name.
-        rows: one for each strength, in their order.
+        rows: one for each strength, in ascending order.
     """
 
     method: str
     rows: tuple[Row, ...]
 
     @property
-    def steady(self) -> list[Row]:
-        """The rows of which every seed finished: a setting that breaks with some seed is none to choose."""
+    def finished_rows(self) -> list[Row]:
+        """The rows that every seed finished: a setting that fails with some seed is not to be chosen."""
         return [row for row in self.rows if not row.unfinished]
 
     @property
     def best(self) -> Row | None:
-        """The row with the highest mean accuracy, of those that every seed finished."""
-        return max(self.steady, key=lambda row: row.metrics["accuracy"].mean, default=None)
+        """The row with the highest mean accuracy, among those that every seed finished."""
+        return max(self.finished_rows, key=lambda row: row.metrics["accuracy"].mean, default=None)
 
     @property
-    def good(self) -> tuple[float, float] | None:
-        """The strengths around the best one, without a gap, that come near it; None where there is no dial."""
+    def good_range(self) -> tuple[float, float] | None:
+        """The contiguous strengths around the best one that are nearly as good; None for a method without a dial."""
         if self.best is None or self.best.setting.strength is None:
             return None
-        limit = self.best.metrics["accuracy"].mean - NEAR
-        fine = [row in self.steady and row.metrics["accuracy"].mean >= limit for row in self.rows]
+        limit = self.best.metrics["accuracy"].mean - GOOD_POINTS
+        finished = self.finished_rows
+        is_good = [row in finished and row.metrics["accuracy"].mean >= limit for row in self.rows]
         low = high = self.rows.index(self.best)
-        while low and fine[low - 1]:
+        while low and is_good[low - 1]:
             low -= 1
-        while high + 1 < len(fine) and fine[high + 1]:
+        while high + 1 < len(is_good) and is_good[high + 1]:
             high += 1
         return self.rows[low].setting.strength or 0.0, self.rows[high].setting.strength or 0.0
 
     @property
     def decades(self) -> float | None:
-        """How wide the good range is, in powers of ten."""
-        return None if self.good is None else math.log10(self.good[1] / self.good[0])
+        """The width of the good range, in powers of ten."""
+        return None if self.good_range is None else math.log10(self.good_range[1] / self.good_range[0])
 
     @property
     def area(self) -> Interval | None:
-        """The area under its hull over seeds, each seed with a hull of its own; None where nothing finished."""
-        seeds = sorted({result.spec.seed for row in self.steady for result in row.results})
-        found = [area([_point(r) for row in self.steady for r in row.results if r.spec.seed == seed]) for seed in seeds]
-        return confidence_interval(found) if found else None
+        """The area under the envelope over seeds, each seed with its own envelope; None if no row finished."""
+        results = [result for row in self.finished_rows for result in row.results]
+        seeds = sorted({result.spec.seed for result in results})
+        areas = [area_under([_point(result) for result in results if result.spec.seed == seed]) for seed in seeds]
+        return confidence_interval(areas) if areas else None
 
     def accuracies(self) -> dict[int, float]:
-        """Of the best row, by seed."""
+        """Return the accuracies of the best row, by seed."""
         return {} if self.best is None else {r.spec.seed: r.metrics["accuracy"] for r in self.best.results}
 
 
@@ -129,87 +131,84 @@ class Frontier:
 
     Attributes:
         stream: its name.
-        swept: each method over its dial, the most accurate first.
+        sweeps: each method over its dial, the most accurate first.
     """
 
     stream: str
-    swept: tuple[Swept, ...]
+    sweeps: tuple[Sweep, ...]
 
     @property
-    def hull(self) -> list[tuple[Point, Row]]:
-        """Who is on the frontier, by what was kept: the mean over seeds of steady rows of methods that keep no data."""
-        rows = [row for each in self.swept if not _keeps_data(each.method) for row in each.steady]
+    def envelope(self) -> list[tuple[Point, Row]]:
+        """The rows on the frontier by accuracy kept: means over seeds, of methods that keep no data."""
+        rows = [row for sweep in self.sweeps if not _keeps_data(sweep.method) for row in sweep.finished_rows]
         points = {_mean_point(row): row for row in rows}
-        return [(point, points[point]) for point in hull(list(points))]
+        return [(point, points[point]) for point in upper_envelope(list(points))]
 
-    def ahead(self, method: str) -> Interval | None:
-        """Accuracy of a method's best setting minus that of the best method of another kind, seed by seed.
-
-        Methods that keep data are no rivals, nor are those whose names begin alike.
-        """
+    def lead(self, method: str) -> Interval | None:
+        """Return the accuracy of a method's best setting minus that of its rival, seed by seed."""
         rival = self.rival(method)
-        mine = next((each for each in self.swept if each.method == method), None)
-        if mine is None or mine.best is None or rival is None:
+        sweep = next((sweep for sweep in self.sweeps if sweep.method == method), None)
+        if sweep is None or sweep.best is None or rival is None:
             return None
-        ours, theirs = mine.accuracies(), rival.accuracies()
-        common = sorted(ours.keys() & theirs.keys())
-        return paired_difference([ours[s] for s in common], [theirs[s] for s in common]) if common else None
+        ours, theirs = sweep.accuracies(), rival.accuracies()
+        seeds = sorted(ours.keys() & theirs.keys())
+        return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]) if seeds else None
 
-    def rival(self, method: str) -> Swept | None:
-        """The most accurate method of another kind that keeps no data."""
-        others = (e for e in self.swept if not _keeps_data(e.method) and _kind(e.method) != _kind(method))
-        return next((each for each in others if each.best), None)
+    def rival(self, method: str) -> Sweep | None:
+        """Return the most accurate method of another family that keeps no data."""
+        others = (s for s in self.sweeps if not _keeps_data(s.method) and _family(s.method) != _family(method))
+        return next((sweep for sweep in others if sweep.best), None)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        told = []
-        for each in self.swept:
-            size = each.area
-            told.append(
+        """Return the frontier as plain values."""
+        methods = []
+        for sweep in self.sweeps:
+            area = sweep.area
+            methods.append(
                 {
-                    "method": each.method,
-                    "best": None if each.best is None else each.best.to_json(),
-                    "good": each.good,
-                    "decades": each.decades,
-                    "area": None if size is None else vars(size),
+                    "method": sweep.method,
+                    "best": None if sweep.best is None else sweep.best.to_json(),
+                    "good": sweep.good_range,
+                    "decades": sweep.decades,
+                    "area": None if area is None else vars(area),
                     "dial": [
-                        {"strength": row.setting.strength, "verdict": row.verdict, **_means(row)} for row in each.rows
+                        {"strength": row.setting.strength, "verdict": row.verdict, **_means(row)} for row in sweep.rows
                     ],
                 }
             )
-        on = [{"kept": point[0], "learned": point[1], "row": row.label} for point, row in self.hull]
-        return {"stream": self.stream, "methods": told, "hull": on}
+        corners = [{"kept": point[0], "learned": point[1], "row": row.label} for point, row in self.envelope]
+        return {"stream": self.stream, "methods": methods, "hull": corners}
 
 
-def frontiers(rows: Sequence[Row]) -> list[Frontier]:
-    """The frontier of each stream among rows, which every method may have several of.
+def build_frontiers(rows: Sequence[Row]) -> list[Frontier]:
+    """Return the frontier of each stream.
 
     Args:
-        rows: as `Study.compare` gives them, one for each strength.
+        rows: as `Study.compare` returns them, one for each method at each strength.
     """
-    found = []
+    frontiers = []
     for stream in dict.fromkeys(row.setting.stream for row in rows):
         by_method: dict[str, list[Row]] = {}
         for row in rows:
             if row.setting.stream == stream:
                 by_method.setdefault(row.setting.method, []).append(row)
-        swept = [Swept(name, tuple(sorted(mine, key=_strength))) for name, mine in by_method.items()]
-        swept.sort(key=lambda each: -each.best.metrics["accuracy"].mean if each.best else math.inf)
-        found.append(Frontier(stream, tuple(swept)))
-    return found
+        sweeps = [Sweep(name, tuple(sorted(group, key=_strength))) for name, group in by_method.items()]
+        sweeps.sort(key=lambda sweep: -sweep.best.metrics["accuracy"].mean if sweep.best else math.inf)
+        frontiers.append(Frontier(stream, tuple(sweeps)))
+    return frontiers
 
 
 def _strength(row: Row) -> float:
     return row.setting.strength or 0.0
 
 
-def _kind(method: str) -> str:
-    begin = method.partition("-")[0]
-    return KINDS.get(begin, begin)
+def _family(method: str) -> str:
+    prefix = method.partition("-")[0]
+    return FAMILIES.get(prefix, prefix)
 
 
 def _keeps_data(method: str) -> bool:
-    """Whether it sees more than the task at hand: it is shown, and on no frontier."""
+    """Return whether a method sees data of other tasks; it is shown, but is not on the frontier."""
     return find_method(method).data != "task"
 
 

@@ -1,4 +1,4 @@
-"""A study written down: a TOML file that says what `mooring compare` or `mooring tune` would be told."""
+"""A study file: a TOML file with the options of `mooring compare` or `mooring tune`."""
 
 import re
 import sys
@@ -20,23 +20,23 @@ else:
 
 __all__ = ["StudyFile", "read_study_file"]
 
-TOP = ("study", "report", "baseline", "device", "fleet", "methods", "seeds", "stream", "train", "method", "tune")
-TUNE = {"tasks": "tasks", "lrs": "lrs", "strengths": "strengths", "seeds": "search_seeds"}
-METHOD = ("lr", "strength")
+TOP_KEYS = ("study", "report", "baseline", "device", "fleet", "methods", "seeds", "stream", "train", "method", "tune")
+TUNE_ARGUMENTS = {"tasks": "tasks", "lrs": "lrs", "strengths": "strengths", "seeds": "search_seeds"}
+METHOD_KEYS = ("lr", "strength")
 
 
 @dataclass(frozen=True)
 class StudyFile:
-    """What a study file says.
+    """The contents of a study file.
 
     Attributes:
-        study: where results are kept: by default beside the file, under its name.
+        study: the file of results; by default next to the study file, under its name.
         comparison: the arguments of `mooring.lab.study.comparison.comparison`.
-        search: the arguments of `mooring.lab.study.protocol.tune` beside those; None where nothing is searched.
-        report: where the page goes; None for nowhere.
+        search: the other arguments of `mooring.lab.study.protocol.tune`; None if nothing is searched.
+        report: the folder of the report; None writes none.
         baseline: the method to compare accuracy with.
-        device: where to compute.
-        fleet: the most runs at once.
+        device: the device to train on.
+        fleet: the most runs to train together.
     """
 
     study: Path
@@ -49,9 +49,9 @@ class StudyFile:
 
 
 def read_study_file(path: Path | str) -> StudyFile:
-    """Read a study file; what it does not know is refused with its line.
+    """Read a study file; refuse unknown keys and wrong values with their line.
 
-    Paths in it are taken from the folder that it lies in.
+    Paths in it are relative to its folder.
 
     Args:
         path: the file.
@@ -67,7 +67,7 @@ def read_study_file(path: Path | str) -> StudyFile:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        told = tomllib.loads(text)
+        tables = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise MooringError(
@@ -75,116 +75,116 @@ def read_study_file(path: Path | str) -> StudyFile:
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise MooringError(f"{path} is not TOML: {error}") from error
-    return _Reader(path, text).read(told)
+    return _Reader(path, text).read(tables)
 
 
 class _Reader:
-    """One file, for messages that name a line."""
+    """The parser of one file, which keeps its lines for error messages."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.lines = path, text.splitlines()
 
-    def read(self, told: dict[str, Any]) -> StudyFile:
-        self.check(told, TOP, "", {"study": str, "report": str, "baseline": str, "device": str, "fleet": int})
-        streams = told.get("stream", {"name": "digits"})
-        train = self.table(told, "train")
-        self.check(train, [each.name for each in fields(Training) if each.name != "paper"], "train")
+    def read(self, tables: dict[str, Any]) -> StudyFile:
+        self.check(tables, TOP_KEYS, "", {"study": str, "report": str, "baseline": str, "device": str, "fleet": int})
+        streams = tables.get("stream", {"name": "digits"})
+        train = self.table(tables, "train")
+        self.check(train, [field.name for field in fields(Training) if field.name != "paper"], "train")
+        by_method = self.table(tables, "method")
         search = None
-        if "tune" in told:
-            search = {TUNE[key]: value for key, value in self.table(told, "tune").items() if self.known(key)}
-            self.untuned(train, self.table(told, "method"))
-        methods = self.methods(told.get("methods", COMPARED_METHODS.split(",")))
+        if "tune" in tables:
+            tune = self.table(tables, "tune")
+            self.check(tune, list(TUNE_ARGUMENTS), "tune")
+            search = {TUNE_ARGUMENTS[key]: value for key, value in tune.items()}
+            self.check_not_searched(train, by_method)
+        methods = self.methods(tables.get("methods", COMPARED_METHODS.split(",")))
         comparison = {
-            "stream": [self.stream(each) for each in (streams if isinstance(streams, list) else [streams])],
+            "stream": [self.stream(table) for table in (streams if isinstance(streams, list) else [streams])],
             "methods": methods,
-            "seeds": self.seeds(told.get("seeds", 5)),
+            "seeds": self.seeds(tables.get("seeds", 5)),
             **{key: value for key, value in train.items() if key not in ("lr", "init")},
-            **({"init": str(self.near(train["init"], "init", "train"))} if "init" in train else {}),
-            **self.by_method(self.table(told, "method"), train.get("lr"), methods),
+            **({"init": str(self.resolve(train["init"], "init", "train"))} if "init" in train else {}),
+            **self.by_method(by_method, train.get("lr"), methods),
         }
         return StudyFile(
-            study=self.near(told.get("study", f"{self.path.stem}.sqlite"), "study"),
+            study=self.resolve(tables.get("study", f"{self.path.stem}.sqlite"), "study"),
             comparison=comparison,
             search=search,
-            report=self.near(told["report"], "report") if "report" in told else None,
-            **{key: told[key] for key in ("baseline", "device", "fleet") if key in told},
+            report=self.resolve(tables["report"], "report") if "report" in tables else None,
+            **{key: tables[key] for key in ("baseline", "device", "fleet") if key in tables},
         )
 
-    def stream(self, told: Any) -> StreamOptions:
-        if not isinstance(told, dict):
+    def stream(self, table: Any) -> StreamOptions:
+        if not isinstance(table, dict):
             raise MooringError(f"{self.path}: stream is a table: write [stream] and its keys below it")
-        self.check(told, [each.name for each in fields(StreamOptions)], "stream")
-        rest = {**told, "data": str(self.near(told["data"], "data", "stream"))} if "data" in told else told
-        return StreamOptions(**rest)
+        self.check(table, [field.name for field in fields(StreamOptions)], "stream")
+        if "data" in table:
+            table = {**table, "data": str(self.resolve(table["data"], "data", "stream"))}
+        return StreamOptions(**table)
 
-    def untuned(self, train: Mapping[str, Any], methods: Mapping[str, Any]) -> None:
-        """Refuse settings that a search would not look at."""
-        tables = {"train": train, **{f"method.{name}": given for name, given in methods.items()}}
-        for table, given in tables.items():
-            for key in METHOD:
-                if isinstance(given, dict) and key in given:
+    def check_not_searched(self, train: Mapping[str, Any], by_method: Mapping[str, Any]) -> None:
+        """Refuse settings that a search would ignore."""
+        tables = {"train": train, **{f"method.{name}": table for name, table in by_method.items()}}
+        for name, table in tables.items():
+            for key in METHOD_KEYS:
+                if isinstance(table, dict) and key in table:
                     raise MooringError(
-                        f"{self.path}{self.line(key, table)}: {key} of [{table}] means nothing beside [tune], which "
+                        f"{self.path}{self.line(key, name)}: {key} of [{name}] means nothing beside [tune], which "
                         f"searches it for every method: leave it out, or give {key}s in [tune]"
                     )
 
-    def by_method(self, told: Mapping[str, Any], lr: Any, methods: str | list[str]) -> dict[str, Any]:
-        """lr and strength of single methods, on top of the common lr."""
-        found: dict[str, Any] = {} if lr is None else {"lr": lr}
-        rates: dict[str, Any] = {}
+    def by_method(self, tables: Mapping[str, Any], lr: Any, methods: str | list[str]) -> dict[str, Any]:
+        """Return the arguments lr and strength, with the values of single methods on top of the common lr."""
+        lrs: dict[str, Any] = {}
         strengths: dict[str, Any] = {}
-        for name, given in told.items():
-            if not isinstance(given, dict):
+        for name, table in tables.items():
+            if not isinstance(table, dict):
                 raise MooringError(
                     f"{self.path}{self.line(name, 'method')}: [method.{name}] is a table with lr or strength"
                 )
-            self.check(given, METHOD, f"method.{name}")
-            rates |= {name: given["lr"]} if "lr" in given else {}
-            strengths |= {name: given["strength"]} if "strength" in given else {}
-        if rates and lr is not None:
-            rates = dict.fromkeys(resolve_methods(methods), lr) | {
-                find_method(name).name: rate for name, rate in rates.items()
-            }
-        return {**found, **({"lr": rates} if rates else {}), **({"strength": strengths} if strengths else {})}
+            self.check(table, METHOD_KEYS, f"method.{name}")
+            lrs |= {name: table["lr"]} if "lr" in table else {}
+            strengths |= {name: table["strength"]} if "strength" in table else {}
+        if lrs and lr is not None:
+            lrs = dict.fromkeys(resolve_methods(methods), lr) | {find_method(name).name: lrs[name] for name in lrs}
+        arguments: dict[str, Any] = {} if lr is None else {"lr": lr}
+        return arguments | ({"lr": lrs} if lrs else {}) | ({"strength": strengths} if strengths else {})
 
-    def methods(self, told: Any) -> str | list[str]:
-        if isinstance(told, str):
-            return told
-        if not isinstance(told, list) or not all(isinstance(name, str) for name in told):
+    def methods(self, names: Any) -> str | list[str]:
+        if isinstance(names, str):
+            return names
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise MooringError(f"{self.path}{self.line('methods')}: methods is a list of names")
-        return told
+        return names
 
-    def seeds(self, told: Any) -> int | list[int]:
-        each = told if isinstance(told, list) else [told]
-        if not each or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in each):
+    def seeds(self, value: Any) -> int | list[int]:
+        numbers = value if isinstance(value, list) else [value]
+        if not numbers or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in numbers):
             raise MooringError(f"{self.path}{self.line('seeds')}: seeds is how many, or a list of whole numbers")
-        if not isinstance(told, list) and told < 1:
-            raise MooringError(f"{self.path}{self.line('seeds')}: seeds={told} is not allowed: give at least 1")
-        return told  # type: ignore[no-any-return]
+        if not isinstance(value, list) and value < 1:
+            raise MooringError(f"{self.path}{self.line('seeds')}: seeds={value} is not allowed: give at least 1")
+        return value  # type: ignore[no-any-return]
 
-    def known(self, key: str) -> bool:
-        self.check({key: None}, list(TUNE), "tune")
-        return True
-
-    def table(self, told: dict[str, Any], name: str) -> dict[str, Any]:
-        found = told.get(name, {})
-        if not isinstance(found, dict):
+    def table(self, tables: dict[str, Any], name: str) -> dict[str, Any]:
+        table = tables.get(name, {})
+        if not isinstance(table, dict):
             raise MooringError(f"{self.path}{self.line(name)}: {name} is a table: write [{name}] and its keys below it")
-        return found
+        return table
 
-    def check(self, told: Mapping[str, Any], allowed: Any, table: str, kinds: Mapping[str, type] | None = None) -> None:
-        """Refuse keys that mean nothing, and values of another kind."""
-        for key, value in told.items():
+    def check(
+        self, values: Mapping[str, Any], allowed: Any, table: str, types: Mapping[str, type] | None = None
+    ) -> None:
+        """Refuse unknown keys, and values of another type."""
+        for key, value in values.items():
             if key not in allowed:
-                where = f"key of [{table}]" if table else "key"
-                raise MooringError(f"{self.path}{self.line(key, table)}: {unknown(where, key, allowed)}")
-            kind = (kinds or {}).get(key)
-            if kind is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-                what = {str: "text in quotes", int: "a whole number"}[kind]
-                raise MooringError(f"{self.path}{self.line(key, table)}: {key} must be {what}, not {value!r}")
+                kind = f"key of [{table}]" if table else "key"
+                raise MooringError(f"{self.path}{self.line(key, table)}: {unknown(kind, key, allowed)}")
+            expected = (types or {}).get(key)
+            if expected is not None and (not isinstance(value, expected) or isinstance(value, bool)):
+                description = {str: "text in quotes", int: "a whole number"}[expected]
+                raise MooringError(f"{self.path}{self.line(key, table)}: {key} must be {description}, not {value!r}")
 
-    def near(self, path: Any, key: str = "", table: str = "") -> Path:
-        """A path from the file's own folder."""
+    def resolve(self, path: Any, key: str = "", table: str = "") -> Path:
+        """Return a path relative to the folder of the file."""
         if not isinstance(path, str):
             raise MooringError(f"{self.path}{self.line(key, table)}: {key} must be a path in quotes, not {path!r}")
         if "\0" in path:
@@ -192,15 +192,15 @@ class _Reader:
         return self.path.parent / Path(path).expanduser()
 
     def line(self, key: str, table: str = "") -> str:
-        """Where a key stands, for messages; empty where it cannot be told."""
-        inside = ""
+        """Return ", line N" for a key; empty if the key cannot be located."""
+        section = ""
         for number, line in enumerate(self.lines, 1):
             if header := re.match(r"\s*\[+\s*([^\]#]+?)\s*\]+", line):
-                inside = header[1].replace('"', "").replace(" ", "")
-                if f"{table}.{key}".strip(".") == inside:
+                section = header[1].replace('"', "").replace(" ", "")
+                if f"{table}.{key}".strip(".") == section:
                     return f", line {number}"
-            elif inside == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
+            elif section == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
                 return f", line {number}"
-        if table:  # written with dots or in braces: where its table stands
+        if table:  # a dotted or inline table: name the line of the table instead
             return self.line(table.partition(".")[0])
         return ""

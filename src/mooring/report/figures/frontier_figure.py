@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mooring.lab.study.frontier import Frontier, Swept
+from mooring.lab.study.frontier import Frontier, Sweep
 from mooring.report.families import FAMILIES, family_of
 from mooring.report.figures.labels import place
 from mooring.report.picture import Drawing
@@ -24,13 +24,13 @@ def draw(found: Frontier) -> Drawing:
     inner = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
     panel = figure.add_axes((LEFT / WIDTH, BOTTOM / HEIGHT, inner[0] / WIDTH, inner[1] / HEIGHT))
     panel.grid()
-    shown = [each for each in found.swept if each.best is not None]
+    shown = [each for each in found.sweeps if each.best is not None]
     for each in shown:
         family, path = family_of(each.method), _path(each)
         panel.plot(*path.T, "-", color=family.colour, lw=0.9, alpha=0.5, zorder=2)
         panel.plot(*path.T, family.marker, color=family.colour, ms=3, mew=0, alpha=0.6, zorder=2)
         panel.plot(*_best(each), family.marker, color=family.colour, ms=6, mew=0, zorder=4)
-    if edge := [point for point, _ in found.hull]:
+    if edge := [point for point, _ in found.envelope]:
         panel.plot(*np.array(edge).T, "-", color=INK, lw=1.6, alpha=0.8, zorder=3)
     if shown:
         _limit(panel, shown)
@@ -57,17 +57,17 @@ def draw(found: Frontier) -> Drawing:
     )
 
 
-def _path(each: Swept) -> Array:
-    points = [(100 - row.metrics["forgetting"].mean, row.metrics["learned"].mean) for row in each.steady]
+def _path(each: Sweep) -> Array:
+    points = [(100 - row.metrics["forgetting"].mean, row.metrics["learned"].mean) for row in each.finished_rows]
     return np.array(points, dtype=np.float64)
 
 
-def _best(each: Swept) -> tuple[float, float]:
+def _best(each: Sweep) -> tuple[float, float]:
     assert each.best is not None
     return 100 - each.best.metrics["forgetting"].mean, each.best.metrics["learned"].mean
 
 
-def _limit(panel: Axes, shown: list[Swept]) -> None:
+def _limit(panel: Axes, shown: list[Sweep]) -> None:
     """As far as half of all points lie below the best settings: what learns nothing, or keeps nothing, is cut off."""
     best = np.array([_best(each) for each in shown])
     low = np.minimum(best.min(0), np.median(best, 0) - 25)
@@ -88,7 +88,7 @@ def _same_accuracy(panel: Axes) -> None:
     panel.set(xlim=(left, right), ylim=(low, high))
 
 
-def _label(panel: Axes, shown: list[Swept], size: tuple[float, float]) -> None:
+def _label(panel: Axes, shown: list[Sweep], size: tuple[float, float]) -> None:
     (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
     corner, scale = np.array([left, low]), np.array([right - left, high - low]) / np.array(size)
     inside = [each for each in shown if left <= _best(each)[0] <= right and low <= _best(each)[1] <= high]
