@@ -250,7 +250,7 @@ def test_resumed_budget_equals_uninterrupted_training():
             optimizer.step()
 
     go(model, optimizer, halves[:5])
-    assert math.isfinite(moor._step.spending.mu[""].item())
+    assert math.isfinite(moor._step.budget.mu[""].item())
     again, other, left = moored(mooring.Budget(1e-3))
     again.load_state_dict(model.state_dict())
     other.load_state_dict(deepcopy(optimizer.state_dict()))

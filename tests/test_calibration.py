@@ -152,7 +152,9 @@ def test_calibration_scales_the_task_and_does_not_affect_the_next_estimate(name)
         model.eval()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    counts = [{m.name: m.factor.looks for m in moor._states.records.values() if m.factor} for moor in (plain, measured)]
+    counts = [
+        {m.name: m.factors.count for m in moor._states.records.values() if m.factors} for moor in (plain, measured)
+    ]
     assert counts[0] == counts[1]  # the calibration's evaluations were not counted
     check_equal("current", measured.current, plain.current)
 

@@ -116,7 +116,7 @@ def test_offloaded_anchors_equal_anchors_on_the_gpu(pull):
     exact = not isinstance(pull, mooring.Budget)  # sums in another order
     torch.testing.assert_close(host, near, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-6)
     assert all(m.anchor.is_pinned() and m.anchor.device.type == "cpu" for m in moor._states.records.values())
-    assert sum(room.bytes.numel() for room in moor._states.staging.rooms.values()) <= 2 * 4 * 512 * 512
+    assert sum(room.bytes.numel() for room in moor._states.offload.slots.values()) <= 2 * 4 * 512 * 512
 
 
 @needs_gpu

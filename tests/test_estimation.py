@@ -101,9 +101,9 @@ def test_estimate_equals_training_with_learning_rate_0(name):
     check_equal("current", moor.current, other.current)
     for m, n in zip(moor._states.records.values(), other._states.records.values(), strict=True):
         assert m.count == n.count == 5
-        if m.factor:
-            check_equal("factors", m.factor.slots(), n.factor.slots())
-            assert m.factor.looks == n.factor.looks == 5
+        if m.factors:
+            check_equal("factors", m.factors.slots(), n.factors.slots())
+            assert m.factors.count == n.factors.count == 5
 
 
 def test_inputs_without_labels_give_the_fisher_of_the_models_predictions():

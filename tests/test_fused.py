@@ -7,11 +7,10 @@ from torch import Tensor, nn
 import mooring
 import mooring.backends.budget_solver
 import mooring.backends.fused
-import mooring.backends.penalized_gradients
 import mooring.state.offload
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
-from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, form_of, source
+from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, memory_format, multi_tensor_source
 from mooring.importance import Importance
 from mooring.pulls import Blend, Budget, ParameterPull, Pull
 from mooring.testing import CASES, Case
@@ -36,11 +35,11 @@ class Places(Layout):
     def __init__(self, tensors: list[dict[str, Tensor]]) -> None:
         self.tensors = [dict(each) for each in tensors]
         self.rows = dict.fromkeys(tensors[0])
-        self.forms = {name: [form_of(each[name]) for each in tensors] for name in self.rows}
-        self.known = {"theta": [each["theta"].data_ptr() for each in tensors]}
+        self.formats = {name: [memory_format(each[name]) for each in tensors] for name in self.rows}
+        self.addresses = {"theta": [each["theta"].data_ptr() for each in tensors]}
 
-    def move(self, name: str, tensors: list[Tensor]) -> None:
-        self.known[name] = [tensor.data_ptr() for tensor in tensors]
+    def update(self, name: str, tensors: list[Tensor]) -> None:
+        self.addresses[name] = [tensor.data_ptr() for tensor in tensors]
         for mine, tensor in zip(self.tensors, tensors, strict=True):
             mine[name] = tensor
 
@@ -51,7 +50,7 @@ class Rules:
     runs = 0
 
     def __init__(self, rule, tensors, numbers, wide) -> None:
-        source(rule, tensors, numbers, wide)  # refuses what cannot be written
+        multi_tensor_source(rule, tensors, numbers, wide)  # refuses what cannot be written
         self.rule, self.numbers, self.wide = rule, numbers, wide
 
     def __call__(self, layout: Places, numbers: dict[str, list[float]]) -> None:
@@ -69,7 +68,7 @@ class Rules:
 @pytest.fixture
 def told(monkeypatch):
     """Fused, but for the kernel."""
-    for module in (mooring.backends.fused, mooring.backends.penalized_gradients, mooring.step):
+    for module in (mooring.backends.fused, mooring.step):
         monkeypatch.setattr(module, "has_compiler", lambda device: True)
     monkeypatch.setattr(mooring.backends.fused, "Layout", Places)
     monkeypatch.setattr(mooring.backends.fused, "MultiTensorKernel", Rules)
@@ -80,7 +79,6 @@ def without_kernels(monkeypatch) -> None:
     """As where there is no compiler."""
     for module in (
         mooring.backends.fused,
-        mooring.backends.penalized_gradients,
         mooring.backends.budget_solver,
         mooring.step,
     ):
@@ -171,7 +169,7 @@ def test_a_kernel_finds_the_numbers_of_a_block():
     def rule(told):
         told["theta"].mul_(told["high"])
 
-    text = source(rule, {"theta": torch.ones(6, 64), "high": torch.ones(6, 2)}, [], torch.float32)
+    text = multi_tensor_source(rule, {"theta": torch.ones(6, 64), "high": torch.ones(6, 2)}, [], torch.float32)
     assert "x_high = tl.load(p_high + at // 32).to(tl.float32)" in text
     assert "x_theta = tl.load(p_theta + at).to(tl.float32)" in text
 
@@ -230,15 +228,15 @@ def test_parameters_that_change_their_form_within_a_task_are_planned_anew(change
     step()
     moor.consolidate()
     step()
-    (plan,) = moor._step.advance.plans.values()
+    (plan,) = moor._step.fused_step.plans.values()
     change(model)
     step()
-    (again,) = moor._step.advance.plans.values()
+    (again,) = moor._step.fused_step.plans.values()
     assert again is not plan
-    forms = {form for part in again[0] for form in part.layout.forms["theta"]}
+    forms = {form for part in again[0] for form in part.layout.formats["theta"]}
     assert {(p.dtype, p.stride()) for p in model.parameters()} >= forms
     step()
-    assert again is next(iter(moor._step.advance.plans.values()))
+    assert again is next(iter(moor._step.fused_step.plans.values()))
 
 
 def test_a_rule_that_cannot_be_written_is_left_to_the_step(told):
@@ -264,7 +262,7 @@ def test_what_a_rule_does_not_read_is_not_fetched_and_tails_are_masked():
         told["theta"].lerp_(told["anchor"], told["rate"])
 
     tensors = {"theta": torch.ones(5, dtype=torch.bfloat16), "anchor": torch.ones(5), "g": torch.ones(5)}
-    text = source(rule, tensors, ["rate"], torch.float32)
+    text = multi_tensor_source(rule, tensors, ["rate"], torch.float32)
     assert "p_g" not in text
     assert "x_theta = tl.load(p_theta + at).to(tl.float32)" in text
     assert "x_theta = tl.load(p_theta + at, mask=at < count, other=0).to(tl.float32)" in text

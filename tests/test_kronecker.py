@@ -9,7 +9,7 @@ from torch import nn
 import mooring
 from mooring.errors import MooringError
 from mooring.importance import Kronecker
-from mooring.importance.kronecker_factors import Factor, eigenbasis, kronecker_factors, layers_with_factors
+from mooring.importance.kronecker_factors import KroneckerFactors, batch_factors, eigenbasis, layers_with_factors
 from mooring.pulls.budget import UNSPENT_TOLERANCE, spent_at
 
 F64 = torch.float64
@@ -20,7 +20,7 @@ def seen(layer: nn.Module, x: torch.Tensor, loss):
     out = layer(x)
     out.retain_grad()
     loss(out).backward()
-    return kronecker_factors(layer, x, out.grad)
+    return batch_factors(layer, x, out.grad)
 
 
 def cost(outputs: torch.Tensor, inputs: torch.Tensor, d: torch.Tensor) -> float:
@@ -99,7 +99,7 @@ def test_sequences_equal_their_positions_as_separate_samples():
         nn.functional.cross_entropy(model(inputs).flatten(0, -2), labels.flatten()).backward()
         optimizer.step()
         (record,) = moor._states.records.values()
-        results.append(torch.kron(record.factor.outputs, record.factor.inputs))
+        results.append(torch.kron(record.factors.outputs, record.factors.inputs))
     torch.testing.assert_close(results[0], results[1])
 
 
@@ -118,15 +118,15 @@ def test_scale_does_not_depend_on_the_batch_size():
 def test_curvature_is_diagonal_in_its_eigenbasis_and_the_change_of_basis_is_invertible():
     torch.manual_seed(0)
     weight = torch.randn(3, 2, 2, 2, dtype=F64)
-    factor = Factor.fresh(weight, F64)
+    factor = KroneckerFactors.zeros(weight, F64)
     for _ in range(2):
         a, g = torch.randn(20, 8, dtype=F64), torch.randn(20, 3, dtype=F64)
-        factor.look(a.T @ a, g.T @ g)
-        factor.looks += 1
+        factor.accumulate(a.T @ a, g.T @ g)
+        factor.count += 1
         factor.consolidate()
     d = torch.randn_like(weight)
-    rotated = factor.turned(d)
-    torch.testing.assert_close(factor.turned_back(rotated, d), d)
+    rotated = factor.to_basis(d)
+    torch.testing.assert_close(factor.from_basis(rotated, d), d)
     spent = float(spent_at(factor.basis[2], rotated, 0.0)[0])
     assert spent == pytest.approx(2 * cost(factor.past_outputs, factor.past_inputs, d.flatten(1)), rel=1e-9)
 
@@ -172,14 +172,14 @@ def test_only_layers_without_factors_have_scores():
     moor.consolidate()
     assert set(layers_with_factors(model, 4096)) == {model.features, model.head}
     records = {m.name: m for m in moor._states.records.values()}
-    assert {name for name, m in records.items() if m.factor} == {
+    assert {name for name, m in records.items() if m.factors} == {
         "features.weight",
         "features.bias",
         "head.weight",
         "head.bias",
     }
     assert float(moor.previous["norm.weight"].abs().sum()) > 0
-    assert records["features.weight"].state["current"].numel() == 1
+    assert records["features.weight"].importance_state["current"].numel() == 1
 
 
 def test_layer_above_the_size_limit_has_the_diagonal():
@@ -253,7 +253,7 @@ def test_evaluation_without_no_grad_is_not_counted():
             nn.functional.cross_entropy(net(x), y).backward()
             opt.step()
         kept.consolidate()
-    one, two = ({m.name: m.factor for m in kept._states.records.values() if m.factor} for kept in (moor, left))
+    one, two = ({m.name: m.factors for m in kept._states.records.values() if m.factors} for kept in (moor, left))
     for name, factor in one.items():
         assert torch.equal(factor.past_inputs, two[name].past_inputs)
         assert torch.equal(factor.past_outputs, two[name].past_outputs)
@@ -270,8 +270,8 @@ def test_accumulated_gradients_give_the_factors_of_the_whole_batch():
         for xs, ys in zip(torch.split(x, cuts), torch.split(y, cuts), strict=True):
             (nn.functional.cross_entropy(model(xs), ys) * len(xs) / 8).backward()
         optimizer.step()
-        results.append({m.name: m.factor.slots() for m in moor._states.records.values() if m.factor})
-        assert {m.factor.looks for m in moor._states.records.values() if m.factor} == {1}
+        results.append({m.name: m.factors.slots() for m in moor._states.records.values() if m.factors})
+        assert {m.factors.count for m in moor._states.records.values() if m.factors} == {1}
     torch.testing.assert_close(results[0], results[1])
 
 
@@ -290,7 +290,7 @@ def test_layer_used_twice_sums_both_uses():
         (sum(out.pow(3).sum() for out in outs) / 6).backward()
         optimizer.step()
         (record,) = moor._states.records.values()
-        results.append(record.factor.slots())
+        results.append(record.factors.slots())
     torch.testing.assert_close(results[0], results[1])
 
 
@@ -298,7 +298,7 @@ def test_layers_are_observed_in_every_kth_iteration():
     for every, count in ((1, 6), (3, 2)):
         model, optimizer, moor = moored(1e-3, every=every)
         train(model, optimizer, 6, 0)
-        assert {m.factor.looks for m in moor._states.records.values() if m.factor} == {count}
+        assert {m.factors.count for m in moor._states.records.values() if m.factors} == {count}
 
 
 def test_detach_removes_all_hooks():

@@ -119,7 +119,7 @@ def test_offloading_in_groups_gives_the_same_parameters(pull, importance, monkey
     moor = built(Memory(host=True, staging=1 << 15), importance, pull)
     two_tasks(moor).consolidate()
     check_equal("staged", everything(moor), everything(near))
-    rooms = [room.bytes.numel() for room in moor._states.staging.rooms.values()]
+    rooms = [room.bytes.numel() for room in moor._states.offload.slots.values()]
     assert sorted(rooms) == [
         2048,
         24_576,

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.backends.chunks import tiled
+from mooring.backends.eager import chunks
 from mooring.errors import MooringError
 from mooring.pulls.interpolation import relative_importance
 from mooring.pulls.proximal import proximal_rate
-from mooring.state.quantization import QuantizedImportance, block_of, dequantize, largest_change, quantize
+from mooring.state.quantization import QuantizedImportance, block_size, dequantize, max_rate_change, quantize
 
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 FLOAT32_ERROR = 1e-4
@@ -39,10 +39,10 @@ def check_bounds(values: torch.Tensor, block: int) -> None:
     for current in (*(values.new_full((), float(rank)).expand_as(values) for rank in ranks), values.flip(-1)):
         for root in (1, 2, 3):
             wide = [relative_importance(t.double(), current.double(), root) for t in (coded, values)]
-            allowed = largest_change(octaves, root) + FLOAT32_ERROR
+            allowed = max_rate_change(octaves, root) + FLOAT32_ERROR
             assert bool(((wide[0] - wide[1]).abs() <= allowed)[counts].all())
     p = [proximal_rate(t.double(), 1 / float(values.amax().clamp(min=TINY)), 30.0) for t in (coded, values)]
-    assert bool(((p[0] - p[1]).abs() <= largest_change(octaves, 1) + FLOAT32_ERROR)[counts].all())
+    assert bool(((p[0] - p[1]).abs() <= max_rate_change(octaves, 1) + FLOAT32_ERROR)[counts].all())
 
 
 numbers = st.one_of(
@@ -109,26 +109,26 @@ def test_negative_and_non_finite_values_are_refused_in_one_line(bad):
     values = torch.ones(2, 16)
     values[1, 3] = bad
     with pytest.raises(MooringError, match=r"negative or not finite.*give Memory\(previous=\) a dtype") as error:
-        QuantizedImportance.of(values, 16)
+        QuantizedImportance.from_values(values, 16)
     assert "\n" not in str(error.value)
 
 
 def test_block_size_divides_rows_or_parameter_is_not_quantized():
     for shape, block in [((8, 300), 150), ((8, 257), None), ((8, 8), None), ((8, 4, 9), 36), ((8,), None), ((), None)]:
-        assert block_of(torch.Size(shape)) == block
+        assert block_size(torch.Size(shape)) == block
 
 
 def test_tensor_without_rows_is_quantized():
-    coded = QuantizedImportance.of(torch.zeros(0, 32), 32)
+    coded = QuantizedImportance.from_values(torch.zeros(0, 32), 32)
     assert coded.values().shape == (0, 32)
 
 
 def test_chunks_contain_whole_blocks_and_dequantize_alone(monkeypatch):
-    monkeypatch.setattr("mooring.backends.chunks.CPU_TILE", 100)
+    monkeypatch.setattr("mooring.backends.eager.CPU_CHUNK", 100)
     values = torch.rand(7, 96)
-    coded = QuantizedImportance.of(values, 48)
+    coded = QuantizedImportance.from_values(values, 48)
     named = {"theta": values, **coded.slots()}
-    pieces = list(tiled(named))
+    pieces = list(chunks(named))
     assert [piece["theta"].numel() for piece in pieces] == [96] * 7
     dequantized = torch.cat([dequantize(*list(piece.values())[1:]) for piece in pieces])
     assert torch.equal(dequantized.view_as(values), coded.values())

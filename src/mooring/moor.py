@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mooring.backends.budget_solver import energy
+from mooring.backends.budget_terms import pull_energy
 from mooring.diagnose import stability
 from mooring.diagnose.diagnosis import Diagnosis, diagnose
 from mooring.diagnose.drift import parameter_drift
@@ -23,10 +23,9 @@ from mooring.reference.calibration import calibration_factor
 from mooring.reference.estimation import estimate
 from mooring.reference.losses import Loss
 from mooring.state.memory import Memory
-from mooring.state.mooring_state import MooringState, called
-from mooring.state.resume import read_state
+from mooring.state.mooring_state import MooringState, describe, layer_scales
 from mooring.state.selection import layer_of
-from mooring.state.state_dict import pack
+from mooring.state.state_dict import pack_state, read_state
 from mooring.step import TrainingStep
 
 __all__ = ["Mooring"]
@@ -182,18 +181,19 @@ class Mooring:
     @property
     def current(self) -> State:
         """The importance on this task of each moored parameter, by name, as last computed."""
-        records, factors = self._states.records.values(), self._states.factors()
-        scores = ((m, m.full(m.state.get("current")), factors.get(layer_of(m.name))) for m in records)
+        records = self._states.records.values()
+        scales = layer_scales(records, self.importance)
+        scores = ((m, m.full(m.importance_state.get("current")), scales.get(layer_of(m.name))) for m in records)
         return {m.name: to_dtensor(score if by is None else score * by, m.parameter) for m, score, by in scores}
 
     @torch.no_grad()
     def pull_energy(self) -> float:
         """sum of previous * d^2 / 2 over all moored parameters: how far the lines are stretched, for logging."""
-        return energy(self._states.records.values())
+        return pull_energy(self._states.records.values())
 
     def drift(self) -> dict[str, float]:
         """How far each layer has moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
-        return parameter_drift((m.name, m.parameter, m.near) for m in self._states.records.values())
+        return parameter_drift((m.name, m.parameter, m.device_anchor) for m in self._states.records.values())
 
     @torch.no_grad()
     def diagnose(self, strength: float | None = None) -> Diagnosis:
@@ -248,24 +248,24 @@ class Mooring:
         It goes through `torch.save` and safetensors alike. Save it beside the model's and the optimizer's own.
         """
         self._refuse_interrupted()
-        header = {**self._states.told(), "pull": called(self.pull), "buffers": self._step.buffers}
-        if self._step.spending:
-            header["spending"] = self._step.spending.told()
+        header = {**self._states.header(), "pull": describe(self.pull), "buffers": self._step.buffers}
+        if self._step.budget:
+            header["spending"] = self._step.budget.state()
             header["calibration"] = self.calibration
-        return pack(self._states.records.values(), self._step.buffer_anchors, header)
+        return pack_state(self._states.records.values(), self._step.buffer_anchors, header)
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
         header, records, buffers = read_state(state, self._states, self.pull, self._step.buffers)
         self._step.reset()
-        self._step.forget()
+        self._step.invalidate()
         self._states.records = records
         self._states.tasks, self._states.steps = header["tasks"], header["steps"]
         self._states.calibration = header.get("calibration", [1.0] * header["tasks"])
         self._step.buffer_anchors = buffers
-        if self._step.spending:
-            self._step.spending.resume(header.get("spending"))
+        if self._step.budget:
+            self._step.budget.load_state(header.get("spending"))
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Go on with another optimizer of the same model, where each task has its own; what is kept stays."""
@@ -310,7 +310,7 @@ class Mooring:
         ]
 
     def _unhook(self) -> None:
-        self._step.unload(finished=False)
+        self._step.restore_gradients(finished=False)
         for handle in self._handles:
             handle.remove()
 
@@ -318,7 +318,7 @@ class Mooring:
         self._refuse_interrupted()
         watching = [watch for watch in (self._watch, self._layers) if watch]
         found = estimate(self._states, watching, data, loss=loss, batches=batches, outputs=self._outputs, show=progress)
-        self._step.forget()
+        self._step.invalidate()
         return found
 
     def _scale(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> float:

@@ -1,43 +1,85 @@
-"""One training step of a moored model, from top to bottom: Algorithm 1 of the paper in an optimizer's hooks."""
+"""One training step of a moored model: Algorithm 1 of the paper, in the hooks around `optimizer.step()`.
+
+`TrainingStep.before` collects the task's gradients and applies a penalty. The optimizer steps. `TrainingStep.after`
+updates the importance and applies the pull. The formulas are in `mooring.importance` and `mooring.pulls`; the rules
+that apply them to tensors are in `mooring.backends.eager`.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mooring.backends.budget_solver import BudgetSolver
-from mooring.backends.chunks import tiled
-from mooring.backends.fused import Fused, KernelArgs, advancing, loading
-from mooring.backends.gc_control import gc_disabled
-from mooring.backends.kernels.codegen import has_compiler
-from mooring.backends.parameter_step import ParameterStep, now_of, pull_back
-from mooring.backends.penalized_gradients import loaded
+from mooring.backends.eager import gc_disabled, has_compiler, penalty_rule, pull_is_due, run_in_chunks, step_rule
+from mooring.backends.fused import FusedRule, KernelArgs
 from mooring.diagnose.finite import check_finite
 from mooring.distributed.collectives import world_size
 from mooring.distributed.dtensor import local_gradient, local_tensor
 from mooring.errors import MooringError, NonFiniteError
-from mooring.importance import Iteration, State
+from mooring.importance import State
 from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
-from mooring.pulls.pull import acts
 from mooring.pulls.run_axis import Number
-from mooring.state.mooring_state import MooringState, ParameterState, marks
+from mooring.state.mooring_state import MooringState, ParameterState, gradient_versions, layer_scales
 from mooring.state.selection import layer_of, norm_buffers
 
 __all__ = ["TrainingStep"]
 
 
+@dataclass(slots=True)
+class ParameterStep:
+    """A parameter that has a gradient in this step.
+
+    Attributes:
+        state: the parameter's state.
+        lr: its learning rate.
+        g: the gradient of the task's loss on this rank's part; nothing writes to it until the step is over.
+        grad_scale: the factor of g in the gradient that the optimizer gets: -1 if it maximizes, GradScaler's scale if a
+            fused kernel unscales; None is 1.
+        updates: whether this step changes the importance of the parameter.
+    """
+
+    state: ParameterState
+    lr: Number
+    g: Tensor
+    grad_scale: Number | None
+    updates: bool = True
+
+    def numbers(self) -> dict[str, Number]:
+        """Return the learning rate, and the factor of the gradient if there is one."""
+        return {"lr": self.lr} if self.grad_scale is None else {"lr": self.lr, "grad_scale": self.grad_scale}
+
+
+@dataclass(slots=True)
+class PenalizedGradient:
+    """A gradient with a penalty, in the place of the task's until the step is over.
+
+    Attributes:
+        parameter: the parameter.
+        task_gradient: the gradient of the task's loss, to be restored.
+        penalized: the gradient that the optimizer gets.
+        version: its version when it was set.
+    """
+
+    parameter: Tensor
+    task_gradient: Tensor
+    penalized: Tensor
+    version: int
+
+
 class TrainingStep:
-    """What happens around `optimizer.step()`.
+    """The hooks around `optimizer.step()`.
 
     Args:
-        states: the records of the moored parameters.
-        pull: draws them back.
-        watch: sees the model's outputs, where the importance needs them.
-        layers: sees what goes through layers, where it needs that.
-        buffers: what becomes of normalisation statistics: "follow", "keep" or "interpolate".
+        states: the states of the moored parameters.
+        pull: the pull.
+        outputs: observes the model's outputs, if the importance needs them.
+        layers: observes the model's layers, if the importance needs them.
+        buffers: what becomes of normalization statistics: "follow", "keep" or "interpolate".
         check: whether to stop at gradients that are not finite.
     """
 
@@ -45,7 +87,7 @@ class TrainingStep:
         self,
         states: MooringState,
         pull: Pull,
-        watch: OutputObserver | None,
+        outputs: OutputObserver | None,
         layers: LayerObserver | None,
         buffers: Literal["follow", "keep", "interpolate"],
         check: bool,
@@ -53,29 +95,30 @@ class TrainingStep:
         self.states = states
         self.importance = states.importance
         self.pull = pull
-        self.watch = watch
+        self.outputs = outputs
         self.layers = layers
         self.buffers = buffers
         self.check = check
         self.buffer_anchors: State = {}
-        self.accumulates, self.staging = states.memory.accumulates, states.staging
-        self.spending = BudgetSolver(pull, self.staging) if isinstance(pull, Budget) else None
-        self.advance = Fused(advancing(self.importance, pull if isinstance(pull, ParameterPull) else None))
-        self.load = Fused(loading(pull)) if isinstance(pull, GradientPull) else None
+        self.accumulates = states.memory.accumulates
+        self.offload = states.offload if states.memory.host else None
+        self.budget = BudgetSolver(pull, states.offload) if isinstance(pull, Budget) else None
+        self.fused_step = FusedRule(lambda kind: self._step_rule(*kind))
+        self.fused_penalty = FusedRule(lambda kind: penalty_rule(pull)) if isinstance(pull, GradientPull) else None
         self.reset()
 
     def reset(self) -> None:
-        """Forget whatever step was under way."""
-        self._due: list[ParameterStep] = []
-        self._seen = Observation()
-        self._laden: list[tuple[Tensor, Tensor, Tensor, int]] = []
+        """Discard whatever step was under way."""
+        self._steps: list[ParameterStep] = []
+        self._observation = Observation()
+        self._penalized: list[PenalizedGradient] = []
         self._before: dict[Tensor, Tensor] = {}
         self._depth = 0
-        self._marks: list[int] = []
+        self._versions: list[int] = []
 
     @property
     def interrupted(self) -> bool:
-        """Whether the optimizer stopped half-way, so that what is kept is not consistent."""
+        """Whether the optimizer stopped half-way, so that the state is not consistent."""
         return bool(self._before)
 
     # Before the optimizer's step
@@ -83,35 +126,33 @@ class TrainingStep:
     def before(
         self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
-        """The optimizer's pre-hook. With a closure, the gradient is there only after the closure ran."""
-        if self._depth and self._marks == marks(self.states.held()):
+        """Run as the optimizer's pre-hook. With a closure, the gradient exists only after the closure ran."""
+        if self._depth and self._versions == gradient_versions(self.states.optimizer_parameters()):
             self._depth += 1  # a step that calls its parent's step: torch runs the hooks for both
             return None
-        self.unload(finished=False)
+        self.restore_gradients(finished=False)
         self.reset()
         self._depth = 1
         if len(args) > 1 and args[1] is not None:
-            return (args[0], self._once(optimizer, args[1]), *args[2:]), kwargs
+            return (args[0], self._single_use(optimizer, args[1]), *args[2:]), kwargs
         if kwargs.get("closure") is not None:
-            return args, {**kwargs, "closure": self._once(optimizer, kwargs["closure"])}
+            return args, {**kwargs, "closure": self._single_use(optimizer, kwargs["closure"])}
         self._prepare(optimizer)
         return None
 
-    def _once(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure, followed by what comes before a step; to be evaluated once."""
+    def _single_use(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the closure followed by `_prepare`; it refuses a second evaluation."""
         evaluated = False
 
-        def once() -> Any:
+        def wrapper() -> Any:
             nonlocal evaluated
             if evaluated:
                 raise MooringError("the optimizer evaluates its closure several times in a step and cannot be moored")
             evaluated = True
             loss = closure()
-            alone = (
-                world_size() == 1
-            )  # of several ranks, the gradient that they share decides: all of them stop, or none
-            if self.check and alone and isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
-                self._check_everything()
+            one_rank = world_size() == 1  # several ranks decide by the gradient they share, so that all stop or none
+            if self.check and one_rank and isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
+                self._check_gradients()
                 value = loss.detach().mean().item()
                 raise NonFiniteError(
                     f"the loss is {value}; nothing was changed: lower the learning rate or the strength"
@@ -119,234 +160,287 @@ class TrainingStep:
             self._prepare(optimizer)
             return loss
 
-        return once
+        return wrapper
 
     @gc_disabled
     @torch.no_grad()
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
-        """Collect the task's gradients, check them, put a penalty on top, and remember where parameters are."""
+        """Collect the task's gradients, check them, apply a penalty, and remember the parameters."""
         found_inf = getattr(optimizer, "found_inf", None)
-        skipped = found_inf is not None and bool(found_inf)  # by a fused kernel, which divides by the scale otherwise
-        scale = getattr(optimizer, "grad_scale", None)
-        due = [] if skipped else self._collect(optimizer, scale)
+        skipped = found_inf is not None and bool(found_inf)  # a fused kernel skips the step by itself
+        scale = getattr(optimizer, "grad_scale", None)  # a fused kernel divides gradients by it
+        steps = [] if skipped else self._collect_gradients(optimizer, scale)
         factors = self.layers.collect() if self.layers else []
-        if not due:
-            if self.watch:
-                self.watch.discard()
+        if not steps:
+            if self.outputs:
+                self.outputs.discard()
             return
-        seen = self.watch.collect(self.layers.samples if self.layers else 0) if self.watch else Observation()
+        observation = self.outputs.collect(self.layers.samples if self.layers else 0) if self.outputs else Observation()
         if self.check:
-            probes = [(d.moored.name, t) for d in due if (t := seen.of(d.moored.parameter)) is not None]
+            probes = [(s.state.name, t) for s in steps if (t := observation.of(s.state.parameter)) is not None]
             check_finite("importance gradient", probes)
-        self._load(due, scale)
-        self.states.look(factors)
+        self._apply_penalty(steps, scale)
+        self.states.accumulate_factors(factors)
         if self.importance.needs_step and self.accumulates:
-            self._before = self._copies(due)
-        self._due, self._seen, self._marks = due, seen, marks(self.states.held())
+            self._before = self._copy_parameters(steps)
+        self._steps, self._observation = steps, observation
+        self._versions = gradient_versions(self.states.optimizer_parameters())
 
-    def _collect(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[ParameterStep]:
-        """The parameters with a gradient, and the gradient of the task's loss for each."""
-        due = []
+    def _collect_gradients(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[ParameterStep]:
+        """Return the moored parameters that have a gradient, with the gradient of the task's loss."""
+        steps = []
         for group in optimizer.param_groups:
             lr = group.get("lr", 1.0)  # an optimizer without one moves by the gradient itself
-            factor: Number | None = -1.0 if group.get("maximize") else None
+            grad_scale: Number | None = -1.0 if group.get("maximize") else None
             if scale is not None:
-                factor = scale if factor is None else -scale
-            # torch's own optimizers leave gradients as they are, but for Nesterov's foreach form
-            safe = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
+                grad_scale = scale if grad_scale is None else -scale
+            # torch's own optimizers leave gradients as they are, except Nesterov's foreach form
+            preserves = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
             for p in group["params"]:
-                if p.grad is not None and (m := self.states.adopt(p)):
-                    due.append(ParameterStep(m, lr, self._task_gradient(m, local_gradient(p), factor, safe), factor))
-        return due
+                if p.grad is not None and (state := self.states.get_or_create(p)):
+                    g = self._task_gradient(state, local_gradient(p), grad_scale, preserves)
+                    steps.append(ParameterStep(state, lr, g, grad_scale))
+        return steps
 
-    def _task_gradient(self, m: ParameterState, grad: Tensor, factor: Number | None, safe: bool) -> Tensor:
-        if factor is not None:
-            return grad.to(m.wide) / factor
-        if safe or (isinstance(self.pull, GradientPull) and m.previous is not None):
-            return grad  # with a penalty the step works on another tensor
+    def _task_gradient(self, state: ParameterState, grad: Tensor, grad_scale: Number | None, preserves: bool) -> Tensor:
+        if grad_scale is not None:
+            return grad.to(state.compute_dtype) / grad_scale
+        if preserves or (isinstance(self.pull, GradientPull) and state.previous is not None):
+            return grad  # with a penalty the optimizer gets another tensor
         return grad.clone()
 
-    def _check_everything(self, instead: dict[Tensor, Tensor] | None = None) -> None:
-        """Stop where a gradient is not finite, moored or not; `instead` has what some parameters are handed."""
-        grads = {p: p.grad for p in self.states.held() if p.grad is not None and p.grad.layout == torch.strided}
-        checked = {**grads, **(instead or {})}
-        what = "penalized gradient" if instead else "gradient"
-        check_finite(what, [(self.states.name(p), g) for p, g in checked.items()])
+    def _check_gradients(self, penalized: dict[Tensor, Tensor] | None = None) -> None:
+        """Raise if a gradient is not finite, moored or not; `penalized` has those with a penalty."""
+        parameters = self.states.optimizer_parameters()
+        gradients = {p: p.grad for p in parameters if p.grad is not None and p.grad.layout == torch.strided}
+        gradients |= penalized or {}
+        kind = "penalized gradient" if penalized else "gradient"
+        check_finite(kind, [(self.states.name(p), g) for p, g in gradients.items()])
 
-    def _load(self, due: list[ParameterStep], scale: Tensor | None) -> None:
-        """g <- g + force, in a gradient of its own, so that the task's can be put back after the step."""
-        loads: dict[Tensor, Tensor] = {}
+    def _apply_penalty(self, steps: list[ParameterStep], scale: Tensor | None) -> None:
+        """g <- g + force, in a tensor of its own, so that the task's gradient can be restored after the step."""
+        penalized: dict[Tensor, Tensor] = {}
         if isinstance(self.pull, GradientPull):
-            assert self.load is not None
-            held = [d for d in due if d.moored.previous is not None]
-            for places in self.staging.over([d.moored for d in held]):
-                loads |= loaded(self.pull, self.load, [held[place] for place in places])
+            moored = [step for step in steps if step.state.previous is not None]
+            for group in self._with_anchors(moored):
+                penalized |= self._penalize(self.pull, group)
         if self.check:
             try:
-                self._check_everything(loads)
+                self._check_gradients(penalized)
             except NonFiniteError:
-                self._check_everything()  # it need not be the penalty's fault
+                self._check_gradients()  # the task's own gradient may be the cause
                 raise
-        for p, load in loads.items():
+        for p, gradient in penalized.items():
             assert p.grad is not None
             if scale is not None:
-                local_tensor(p.grad).div_(scale)  # as the kernel leaves it
-            self._laden.append((p, p.grad, load, load._version))
-            p.grad = load
+                local_tensor(p.grad).div_(scale)  # as the fused kernel leaves it
+            self._penalized.append(PenalizedGradient(p, p.grad, gradient, gradient._version))
+            p.grad = gradient
 
-    def _copies(self, due: list[ParameterStep]) -> dict[Tensor, Tensor]:
-        """Parameters before the step, kept in the memory of `current`, which is computed anew after it."""
-        found: dict[Tensor, Tensor] = {}
-        for d in due:
-            m, current = d.moored, d.moored.state["current"]
-            fits = torch.promote_types(current.dtype, m.parameter.dtype) == current.dtype
-            found[m.parameter] = current if fits else torch.empty_like(m.theta)
-        torch._foreach_copy_(list(found.values()), [d.moored.theta for d in due])
-        return found
+    def _penalize(self, pull: GradientPull, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
+        """Return the penalized gradient of each parameter."""
+        gradients = [torch.empty_like(step.state.parameter) for step in steps]
+
+        def args(index: int) -> KernelArgs:
+            step, state = steps[index], steps[index].state
+            tensors = {**state.pull_tensors(), "g": step.g, "penalized": local_tensor(gradients[index])}
+            return KernelArgs(tensors, step.numbers(), state.compute_dtype, anchor_moves=state.staged is not None)
+
+        def current(name: str, indices: Sequence[int]) -> Sequence[Any]:
+            if name == "penalized":
+                return [local_tensor(gradients[index]) for index in indices]
+            return _current_values(name, [steps[index] for index in indices])
+
+        remaining = list(range(len(steps)))
+        if self.fused_penalty and any(has_compiler(step.state.parameter.device) for step in steps):
+            kinds = [step.grad_scale is None for step in steps]
+            remaining = self.fused_penalty.run([step.state for step in steps], kinds, args, current)
+        for index in remaining:
+            arg = args(index)
+            run_in_chunks(penalty_rule(pull), arg.tensors, arg.numbers, arg.dtype)
+        return {step.state.parameter: gradient for step, gradient in zip(steps, gradients, strict=True)}
+
+    def _copy_parameters(self, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
+        """Return the parameters before the step, stored in the memory of `current`, which is computed anew after it."""
+        copies: dict[Tensor, Tensor] = {}
+        for step in steps:
+            state, current = step.state, step.state.importance_state["current"]
+            exact = torch.promote_types(current.dtype, state.parameter.dtype) == current.dtype
+            copies[state.parameter] = current if exact else torch.empty_like(state.theta)
+        torch._foreach_copy_(list(copies.values()), [step.state.theta for step in steps])
+        return copies
 
     # After the optimizer's step
 
     @gc_disabled
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
-        """The optimizer's post-hook: update the importance, then pull."""
+        """Run as the optimizer's post-hook: update the importance, then pull."""
         self._depth -= 1
         if self._depth > 0:
             return
-        self.unload(finished=True)
-        if not self._due:
+        self.restore_gradients(finished=True)
+        if not self._steps:
             return
         self.states.steps += 1
-        pull = None
-        if isinstance(self.pull, ParameterPull) and self.states.tasks and acts(self.pull.every, self.states.steps):
-            pull = self.pull
+        reads_outputs = self.accumulates and self.importance.watches == "outputs"
+        for step in self._steps:
+            if reads_outputs:  # it learns nothing of parameters on which the outputs do not depend
+                step.updates = self._observation.of(step.state.parameter) is not None
+            step.state.count += step.updates
+        due = pull_is_due(self.pull, self.states.tasks, self.states.steps)
+        pulls = due and isinstance(self.pull, ParameterPull)
         balanced = self.importance.balances and self.accumulates
-        if self.accumulates and self.importance.watches == "outputs":  # outputs must depend on it
-            for d in self._due:
-                d.counts = self._seen.of(d.moored.parameter) is not None
-        for d in self._due:
-            d.moored.count += d.counts
-        # what a parameter with a factor is worth was seen in its layer
-        pulls = pull is not None and not balanced
-        for group in self._staged([d for d in self._due if not d.moored.factor], pulls):
-            for d in self._fused(group, pulls=pulls):
-                for piece in tiled(self._named(d, pulls)):
-                    if self.accumulates and d.counts:
-                        self._update_importance(d.moored, piece)
-                    if pull and pulls:
-                        pull_back(pull, d.moored, d.lr, piece)
-        if pull and balanced:
-            factors = self.states.factors()
-            for group in self._staged(self._due, pulls=True):
-                for d in group:
-                    for piece in tiled(self._named(d, pulls=True)):
-                        piece["current"] = piece["current"] * factors[layer_of(d.moored.name)]
-                        pull_back(pull, d.moored, d.lr, piece)
-        if self.spending and self.states.tasks and self.states.steps % self.spending.budget.every == 0:
-            moved = [d.moored.parameter for d in self._due]
-            self.spending.spend(self.states.records.values(), moved, self.states.tasks)
-        self._hold_buffers()
+        self._update_importance_and_pull(pulls=pulls and not balanced)
+        if pulls and balanced:  # a layer's scale depends on all its scores, so the pull comes after all updates
+            self._pull_balanced()
+        if due and self.budget:
+            moved = [step.state.parameter for step in self._steps]
+            self.budget.apply_pull(self.states.records.values(), moved, self.states.tasks)
+        self._pull_buffers()
         self.reset()
 
-    def _staged(self, due: list[ParameterStep], pulls: bool) -> Iterator[list[ParameterStep]]:
-        """Group by group, with anchors at hand; where nobody reads those, all at once."""
-        if pulls or (self.accumulates and self.importance.needs_anchor):
-            yield from ([due[place] for place in places] for places in self.staging.over([d.moored for d in due]))
-        elif self.accumulates:
-            yield due
+    def _update_importance_and_pull(self, *, pulls: bool) -> None:
+        """Update the importance of each parameter, then pull it; parameters with factors have no scores."""
+        if not (self.accumulates or pulls):
+            return
+        steps = [step for step in self._steps if not step.state.factors]
+        reads_anchor = pulls or self.importance.needs_anchor
+        for group in self._with_anchors(steps) if reads_anchor else [steps]:
+            for step in self._run_fused(group, pulls):
+                rule = self._step_rule(self.accumulates and step.updates, pulls)
+                numbers = {"lr": step.lr, "count": step.state.count, "samples": self._observation.samples}
+                run_in_chunks(rule, self._tensors(step, pulls), numbers, step.state.compute_dtype)
 
-    def _fused(self, due: list[ParameterStep], *, pulls: bool) -> list[ParameterStep]:
-        """Have kernels do what they can, and say who is left."""
-        if not any(has_compiler(d.moored.parameter.device) for d in due):
-            return due
-        counted, other = (True, pulls), (False, pulls)
+    def _step_rule(self, updates: bool, pulls: bool) -> Any:
+        pull = self.pull if pulls and isinstance(self.pull, ParameterPull) else None
+        return step_rule(self.importance, pull, updates=updates)
 
-        def told(place: int) -> KernelArgs:
-            d, named = due[place], self._named(due[place], pulls)
-            tensors = {slot if slot not in d.moored.state else f"state_{slot}": t for slot, t in named.items()}
-            numbers = {"lr": d.lr, "count": d.moored.count, "samples": self._seen.samples}
-            return KernelArgs(tensors, numbers, d.moored.wide, kinds[place], moves=d.moored.staged is not None)
+    def _pull_balanced(self) -> None:
+        """Pull with the scores of each layer rescaled."""
+        scales = layer_scales(self.states.records.values(), self.importance)
+        rule = self._step_rule(False, True)
+        for group in self._with_anchors(self._steps):
+            for step in group:
+                numbers = {"lr": step.lr, "layer_scale": scales[layer_of(step.state.name)]}
+                run_in_chunks(rule, self._tensors(step, True), numbers, step.state.compute_dtype)
 
-        def now(name: str, places: Sequence[int]) -> Sequence[Any]:
-            mine = [due[place] for place in places]
+    def _with_anchors(self, steps: list[ParameterStep]) -> Iterator[list[ParameterStep]]:
+        """Yield the steps in groups whose anchors are on the device: all at once unless anchors are offloaded."""
+        if self.offload is None:
+            yield steps
+            return
+        for indices in self.offload.groups([step.state for step in steps]):
+            yield [steps[index] for index in indices]
+
+    def _run_fused(self, steps: list[ParameterStep], pulls: bool) -> list[ParameterStep]:
+        """Run the step rule in kernels where possible, and return the remaining parameters."""
+        if not any(has_compiler(step.state.parameter.device) for step in steps):
+            return steps
+
+        def args(index: int) -> KernelArgs:
+            state = steps[index].state
+            numbers = {"lr": steps[index].lr, "count": state.count, "samples": self._observation.samples}
+            tensors, moves = self._tensors(steps[index], pulls), state.staged is not None
+            return KernelArgs(tensors, numbers, state.compute_dtype, kinds[index], anchor_moves=moves)
+
+        def current(name: str, indices: Sequence[int]) -> Sequence[Any]:
+            chosen = [steps[index] for index in indices]
             if name == "before":
-                return [self._before[d.moored.parameter] for d in mine]
+                return [self._before[step.state.parameter] for step in chosen]
             if name == "probe":
-                return [local_tensor(probe) for d in mine if (probe := self._seen.of(d.moored.parameter)) is not None]
+                probes = (self._observation.of(step.state.parameter) for step in chosen)
+                return [local_tensor(probe) for probe in probes if probe is not None]
             if name == "samples":
-                return [self._seen.samples] * len(mine)
-            return now_of(name, mine)
+                return [self._observation.samples] * len(chosen)
+            return _current_values(name, chosen)
 
-        kinds = [counted if self.accumulates and d.counts else other for d in due]
-        return [due[place] for place in self.advance.run([d.moored for d in due], kinds, told, now)]
+        kinds = [(self.accumulates and step.updates, pulls) for step in steps]
+        return [steps[index] for index in self.fused_step.run([s.state for s in steps], kinds, args, current)]
 
-    def forget(self) -> None:
-        """What is kept lies elsewhere from now on."""
-        self.advance.forget()
-        self.staging.forget()
-        if self.load:
-            self.load.forget()
-        if self.spending:
-            self.spending.forget()
+    def _tensors(self, step: ParameterStep, pulls: bool) -> State:
+        """Return the tensors of a parameter by name: its past only for a pull, its anchor only if it is read."""
+        state = step.state
+        tensors = state.pull_tensors() if pulls else {"theta": state.theta}
+        if not pulls and self.importance.needs_anchor:
+            tensors["anchor"] = state.device_anchor
+        tensors["g"] = step.g
+        tensors |= {f"state_{slot}": tensor for slot, tensor in state.importance_state.items()}
+        if (before := self._before.get(state.parameter)) is not None:
+            tensors["before"] = before
+        if (probe := self._observation.of(state.parameter)) is not None:
+            tensors["probe"] = local_tensor(probe)
+        return tensors
+
+    def restore_gradients(self, *, finished: bool) -> None:
+        """Restore the task's gradients, except of parameters that were given another one since."""
+        for gradient in self._penalized:
+            p, penalized = gradient.parameter, gradient.penalized
+            if p.grad is penalized and (finished or penalized._version == gradient.version):
+                p.grad = gradient.task_gradient
+        self._penalized = []
+
+    # Between tasks
+
+    def invalidate(self) -> None:
+        """Discard plans of kernels and copies of anchors: tensors that are kept have other addresses now."""
+        self.fused_step.invalidate()
+        self.states.offload.invalidate()
+        if self.fused_penalty:
+            self.fused_penalty.invalidate()
+        if self.budget:
+            self.budget.invalidate()
 
     @torch.no_grad()
     def end_task(self) -> None:
-        """A pull that acts once in a task acts: on the parameters that had a gradient in it."""
-        self.forget()
+        """Apply a pull that acts once per task, to the parameters that had a gradient in it."""
+        self.invalidate()
         if not (self.states.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
             return
-        factors = self.states.factors()
+        scales = layer_scales(self.states.records.values(), self.importance)
         rates = {p: group.get("lr", 1.0) for group in self.states.optimizer.param_groups for p in group["params"]}
-        held = [m for p, m in self.states.records.items() if m.count and m.previous is not None and p in rates]
-        for places in self.staging.over(held):
-            for m in (held[place] for place in places):
-                for piece in tiled({**m.held(), **{slot: t for slot, t in m.state.items() if slot == "current"}}):
-                    if "current" in piece:
-                        piece["current"] = piece["current"] * factors.get(layer_of(m.name), 1.0)
-                    pull_back(self.pull, m, rates[m.parameter], piece)
+        rule = self._step_rule(False, True)
+        for indices in self.states.offload.groups(states := list(self.states.records.values())):
+            for state in (states[index] for index in indices):
+                if not state.count or state.previous is None or state.parameter not in rates:
+                    continue
+                tensors, numbers = state.pull_tensors(), {"lr": rates[state.parameter]}
+                if "current" in state.importance_state:
+                    tensors["state_current"] = state.importance_state["current"]
+                if scales:
+                    numbers["layer_scale"] = scales[layer_of(state.name)]
+                run_in_chunks(rule, tensors, numbers, state.compute_dtype)
 
-    def unload(self, *, finished: bool) -> None:
-        """Give the parameters their task's gradient back, unless they were given another one since."""
-        for p, own, load, version in self._laden:
-            if p.grad is load and (finished or load._version == version):
-                p.grad = own
-        self._laden = []
-
-    def _named(self, d: ParameterStep, pulls: bool) -> State:
-        """Everything about a parameter by name; its past where there is a pull, its anchor where somebody reads it."""
-        m = d.moored
-        before, probe = self._before.get(m.parameter), self._seen.of(m.parameter)
-        held = m.held() if pulls else {"theta": m.theta}
-        if not pulls and self.importance.needs_anchor:
-            held["anchor"] = m.near
-        extra = {"before": before, "probe": None if probe is None else local_tensor(probe)}
-        return {**held, "g": d.g, **m.state} | {key: tensor for key, tensor in extra.items() if tensor is not None}
-
-    def _update_importance(self, m: ParameterState, piece: State) -> None:
-        seen = {key: piece[key] for key in Iteration.TENSORS if key in piece}
-        state = {slot: piece[slot] for slot in m.state}
-        if not all(t.dtype == m.wide for t in (m.parameter, m.anchor, *state.values()) if t.is_floating_point()):
-            seen = {key: tensor.to(m.wide) for key, tensor in seen.items()}
-            state = {slot: t.to(m.wide) if t.is_floating_point() else t for slot, t in state.items()}
-        self.importance.update(state, Iteration(**seen, samples=self._seen.samples, count=m.count))
-        for slot, tensor in state.items():
-            if tensor is not piece[slot]:  # kept in a narrower dtype
-                piece[slot].copy_(tensor)
-
-    # Normalisation statistics
+    # Normalization statistics
 
     def anchor_buffers(self) -> None:
-        """A task ends: remember the statistics as they are, where they are to be held."""
+        """Remember the normalization statistics at the end of a task, unless they follow the data."""
         if self.buffers != "follow":
             self.buffer_anchors = {name: buffer.clone() for name, buffer in self._norm_buffers().items()}
 
     def _norm_buffers(self) -> State:
-        return norm_buffers(self.states.model, self.states.exclude, self.states.held())
+        return norm_buffers(self.states.model, self.states.exclude, self.states.optimizer_parameters())
 
-    def _hold_buffers(self) -> None:
-        """Keep the statistics, or bring them half-way back (R at equal importance)."""
+    def _pull_buffers(self) -> None:
+        """Restore the statistics, or bring them half-way back (R at equal importance)."""
         if self.buffers == "follow" or not self.buffer_anchors:
             return
         for name, buffer in self._norm_buffers().items():
             if name in self.buffer_anchors:
                 buffer.lerp_(self.buffer_anchors[name], 1.0 if self.buffers == "keep" else 0.5)
+
+
+def _current_values(name: str, steps: Sequence[ParameterStep]) -> Sequence[Tensor | Number]:
+    """Return a tensor or number, by name, of many parameters: what changes for a kernel in every step."""
+    if name == "theta":
+        return [step.state.theta for step in steps]
+    if name == "anchor":
+        return [step.state.device_anchor for step in steps]
+    if name == "g":
+        return [step.g for step in steps]
+    if name == "lr":
+        return [step.lr for step in steps]
+    if name == "grad_scale":
+        return [1.0 if step.grad_scale is None else step.grad_scale for step in steps]
+    assert name == "count"
+    return [step.state.count for step in steps]

@@ -428,7 +428,7 @@ def test_failed_run_that_is_not_yet_removed_survives_a_checkpoint(tmp_path):
     class Stopper:
         def on_step(self, fleet):
             if fleet.steps == 3:
-                fleet.bad[1] = 2
+                fleet.first_bad[1] = 2
                 checkpoint.save(fleet, path)
                 raise KeyboardInterrupt
 

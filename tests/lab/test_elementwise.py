@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lab.small import gpu
 from mooring.importance import EWC, MAS, SI, Importance, Iteration, Random, RWalk, Uniform
-from mooring.lab.fleet.gpu.run_kernel import NEVER, Elementwise, source
+from mooring.lab.fleet.gpu.run_kernel import NEVER, RunKernel, run_kernel_source
 from mooring.pulls import Blend, GradientPull, Interpolation, ParameterPull, Penalty, Proximal, Pull
 
 SIGNED = [SI(), SI(sign="signed"), SI(sign=0.3), SI(sign="flipped")]
@@ -51,7 +51,7 @@ def test_a_written_rule_does_what_the_rule_does(importance, pull, dtype):
     told = tensors(importance, dtype, "cuda")
     mine, rule = {name: tensor.clone() for name, tensor in told.items()}, rule_of(importance, pull)
     bad, now = torch.full((2,), NEVER, device="cuda"), torch.tensor([17], device="cuda")
-    Elementwise(rule, told, ["g"])(mine, bad, now)
+    RunKernel(rule, told, ["g"])(mine, bad, now)
     rule(told)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
     for name, tensor in told.items():
@@ -62,7 +62,7 @@ def test_a_written_rule_does_what_the_rule_does(importance, pull, dtype):
 @gpu
 def test_the_first_step_at_which_a_run_was_not_finite_is_written_down():
     told = tensors(EWC(), torch.float32, "cuda", count=5000)
-    kernel = Elementwise(rule_of(EWC(), Interpolation()), told, ["g"])
+    kernel = RunKernel(rule_of(EWC(), Interpolation()), told, ["g"])
     bad = torch.full((2,), NEVER, device="cuda")
     for step, value in ((3, 1.0), (4, float("nan")), (5, float("inf"))):
         told["g"][1, 4321] = value
@@ -73,7 +73,7 @@ def test_the_first_step_at_which_a_run_was_not_finite_is_written_down():
 @pytest.mark.parametrize("pull", PULLS, ids=repr)
 @pytest.mark.parametrize("importance", IMPORTANCES, ids=repr)
 def test_every_rule_of_ours_can_be_written(importance, pull):
-    assert "tl.store(p_theta" in source(rule_of(importance, pull), tensors(importance, torch.float32), ["g"])
+    assert "tl.store(p_theta" in run_kernel_source(rule_of(importance, pull), tensors(importance, torch.float32), ["g"])
 
 
 def test_a_rule_that_cannot_be_written_is_done_one_operation_after_the_other():
@@ -82,7 +82,7 @@ def test_a_rule_that_cannot_be_written_is_done_one_operation_after_the_other():
 
     told = {"theta": torch.zeros(2, 3), "g": torch.ones(2, 3)}
     bad = torch.full((2,), NEVER)
-    kernel = Elementwise(rule, told, ["g"])
+    kernel = RunKernel(rule, told, ["g"])
     kernel(told, bad, torch.tensor([5]))
     assert told["theta"].tolist() == [[1, 2, 3], [1, 2, 3]]
     told["g"][1, 2] = float("inf")
@@ -92,14 +92,16 @@ def test_a_rule_that_cannot_be_written_is_done_one_operation_after_the_other():
 
 
 def test_numbers_of_a_run_are_read_once_for_the_run_and_elements_one_by_one():
-    text = source(rule_of(EWC(), Penalty(2.0)), tensors(EWC(), torch.float32), ["g"])
+    text = run_kernel_source(rule_of(EWC(), Penalty(2.0)), tensors(EWC(), torch.float32), ["g"])
     assert "x_lr = tl.load(p_lr + run)" in text
     assert "x_theta = tl.load(p_theta + row, mask=there, other=0)" in text
     assert "probe" not in text.split(":\n", 1)[1]  # what a rule does not read is not loaded
 
 
 def test_in_float64_numbers_are_written_in_full():
-    assert "tl.full((), 2.0, tl.float64)" in source(rule_of(EWC(), Penalty(2.0)), tensors(EWC(), torch.float64))
+    assert "tl.full((), 2.0, tl.float64)" in run_kernel_source(
+        rule_of(EWC(), Penalty(2.0)), tensors(EWC(), torch.float64)
+    )
 
 
 def test_what_cannot_be_written_is_said():
@@ -107,7 +109,7 @@ def test_what_cannot_be_written_is_said():
         told["theta"].copy_(told["theta"].cumsum(1))
 
     with pytest.raises(NotImplementedError, match="cumsum"):
-        source(rule, {"theta": torch.ones(2, 3)})
+        run_kernel_source(rule, {"theta": torch.ones(2, 3)})
 
 
 def test_a_rule_may_not_read_tensors_that_it_was_not_given():
@@ -116,5 +118,5 @@ def test_a_rule_may_not_read_tensors_that_it_was_not_given():
     def rule(told):
         told["theta"].mul_(hidden)
 
-    with pytest.raises(NotImplementedError, match="not among its tensors"):
-        source(rule, {"theta": torch.ones(2, 3)})
+    with pytest.raises(NotImplementedError, match="not one of its tensors"):
+        run_kernel_source(rule, {"theta": torch.ones(2, 3)})

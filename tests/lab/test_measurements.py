@@ -8,7 +8,7 @@ from mooring.drift import cka, parameter_drift
 from mooring.importance import EWC
 from mooring.lab.fleet import measurements
 from mooring.lab.fleet.measurements import cka_of, drift_of
-from mooring.lab.fleet.method_state import Moorings
+from mooring.lab.fleet.method_state import MethodState
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.methods import find_method
 from mooring.lab.networks.initialization import initial_network
@@ -67,21 +67,21 @@ def test_stability_and_importance_equal_those_of_each_run() -> None:
     """Scores are per weight or per parameter; one run has a NaN."""
     lr, strength = torch.tensor([0.1, 0.2, 0.05]), torch.tensor([1.0, 30.0, 2.0])
     names = ["one.weight", "one.bias", "two.weight"]
-    moorings = Moorings(find_method("ewc"), [0, 1, 2], lr, strength, names)
+    moorings = MethodState(find_method("ewc"), [0, 1, 2], lr, strength, names)
     assert isinstance(moorings.pull, Penalty)
     assert isinstance(moorings.importance, EWC)
     shapes = dict(zip(names, [(4, 3), (4,), (2, 4)], strict=True))
     parameters = {name: torch.zeros(3, *shape) for name, shape in shapes.items()}
     moorings.consolidate(parameters)
     random = torch.Generator().manual_seed(0)
-    for name, held in moorings.held.items():
+    for name, held in moorings.states.items():
         shape = (3, 1, 1) if name == "two.weight" else (3, *shapes[name])
         held.previous = 3 * torch.randn(shape, generator=random)
-    moorings.held["one.bias"].previous[2, 1] = torch.nan
+    moorings.states["one.bias"].previous[2, 1] = torch.nan
     momenta = [0.0, 0.9, 0.5]
     verdicts_of_runs, importances = moorings.stability(momenta), moorings.importance_by_layer()
     for run, momentum in enumerate(momenta):
-        previous = {name: held.previous[run].expand(shapes[name]).flatten() for name, held in moorings.held.items()}
+        previous = {name: held.previous[run].expand(shapes[name]).flatten() for name, held in moorings.states.items()}
         scores = torch.cat(list(previous.values()))
         p = interpolation_weight(float(lr[run]), float(strength[run]), scores)
         sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=momentum)

@@ -195,7 +195,7 @@ def test_steps_can_be_recorded_with_a_schedule_and_augmentation(network, monkeyp
         step()
         state = (*fleet.stack.parameters.values(), *fleet.stack.buffers.values(), *fleet.sgd.velocity.values())
         inputs = (
-            fleet.bad,
+            fleet.first_bad,
             fleet.sgd.lr,
             fleet.epoch_indices.indices,
             fleet.epoch_indices.offset,

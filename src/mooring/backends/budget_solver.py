@@ -1,187 +1,130 @@
-"""How a budget is kept over a whole model: one multiplier for all parameters, or for each layer, solved for."""
+"""Keeps a budget over a whole model: solves for one multiplier of all parameters, or one per layer, and pulls."""
 
-import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mooring.backends.budget_kernels import BudgetKernels
-from mooring.backends.chunks import tiled
-from mooring.backends.kernels.codegen import has_compiler
+from mooring.backends.budget_terms import DiagonalTerm, budget_term
+from mooring.backends.eager import has_compiler
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
-from mooring.pulls.budget import Budget, budget_solved, spent_at
+from mooring.pulls.budget import Budget, budget_solved
 from mooring.pulls.run_axis import Number
 from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import AnchorOffload
-from mooring.state.quantization import past
 from mooring.state.selection import layer_of
 
-__all__ = ["BudgetSolver", "budget_term", "energy"]
-
-
-class DiagonalTerm:
-    """What holds one parameter, weight by weight: spent = sum(F * d^2 / (1 + mu * F)^2) / 2."""
-
-    def __init__(self, m: ParameterState) -> None:
-        self.m = m
-
-    def _tiles(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
-        wide = self.m.wide
-        for piece in tiled(self.m.held()):
-            yield piece["theta"], piece["anchor"].to(wide), past(piece).to(wide)
-
-    def spent(self, mu: Number) -> Tensor:
-        """`spent_at` of this parameter."""
-        each = [spent_at(previous, theta.to(self.m.wide) - anchor, mu) for theta, anchor, previous in self._tiles()]
-        return torch.stack(each).sum(0)
-
-    def pull_back(self, budget: Budget, mu: Tensor) -> None:
-        """theta <- anchor + d / (1 + mu * F)."""
-        for theta, anchor, previous in self._tiles():
-            rate = budget.rate(previous, mu.to(self.m.wide))
-            theta.copy_(torch.lerp(theta.to(self.m.wide), anchor, rate))
-
-
-class KroneckerTerm(DiagonalTerm):
-    """The same in the basis of a layer's Kronecker factors, in which its curvature is diagonal."""
-
-    def __init__(self, m: ParameterState) -> None:
-        super().__init__(m)
-        assert m.factor is not None
-        assert m.factor.basis is not None
-        self.factor, self.curvature = m.factor, m.factor.basis[2]
-        self.turned = m.factor.turned(m.parameter.to(m.wide) - m.near)
-
-    def spent(self, mu: Number) -> Tensor:
-        """`spent_at` in the basis."""
-        return spent_at(self.curvature, self.turned, mu)
-
-    def pull_back(self, budget: Budget, mu: Tensor) -> None:
-        """What the pull takes away, turned back."""
-        taken = self.turned * budget.rate(self.curvature, mu.to(self.curvature.dtype))
-        theta = self.m.parameter
-        theta.sub_(self.factor.turned_back(taken, theta).to(theta.dtype))
-
-
-def budget_term(m: ParameterState) -> DiagonalTerm | None:
-    """What holds a parameter; None where nothing is known of its past."""
-    if m.factor is not None:
-        return None if m.factor.basis is None else KroneckerTerm(m)
-    return None if m.previous is None else DiagonalTerm(m)
-
-
-def energy(records: Iterable[ParameterState]) -> float:
-    """sum of previous * d^2 / 2 over all parameters."""
-    lines = [line for m in records if (line := budget_term(m)) is not None]
-    spent = reduce_over_shards([line.spent(0.0) for line in lines], [line.m.parameter for line in lines])
-    return math.fsum(float(each[0]) for each in spent)  # they may be on several devices
+__all__ = ["BudgetSolver"]
 
 
 class BudgetSolver:
-    """A budget and what it takes to keep it, from step to step.
+    """A budget and its multipliers, from step to step.
 
     Args:
-        budget: what may be spent.
-        staging: brings anchors to the device; None where they are there.
+        budget: the budget.
+        offload: brings offloaded anchors to the device.
 
     Attributes:
-        mu: the multiplier of each group of parameters, where the next step's search begins.
+        mu: the multiplier of each group of parameters, from which the next step's search starts.
     """
 
-    def __init__(self, budget: Budget, staging: AnchorOffload | None = None) -> None:
-        self.budget, self.staging = budget, staging or AnchorOffload(1)
+    def __init__(self, budget: Budget, offload: AnchorOffload) -> None:
+        self.budget, self.offload = budget, offload
         self.mu: State = {}
-        self.known: dict[str, tuple[list[ParameterState], BudgetKernels | None]] = {}
+        self.kernels: dict[str, tuple[list[ParameterState], BudgetKernels | None]] = {}
         self.plan: tuple[Hashable, dict[str, BudgetKernels]] = None, {}
 
     @torch.no_grad()
-    def spend(self, records: Collection[ParameterState], moved: Collection[Tensor], task: int) -> None:
-        """Pull the parameters that moved back until the budget is kept; what the others spent is counted in.
+    def apply_pull(self, states: Collection[ParameterState], moved: Collection[Tensor], task: int) -> None:
+        """Pull the parameters that moved until the budget is kept; what the others spent counts too.
 
         Args:
-            records: of all moored parameters.
-            moved: those that had a gradient in this step.
-            task: how many tasks were consolidated.
+            states: the states of all moored parameters.
+            moved: the parameters that had a gradient in this step.
+            task: the number of consolidated tasks.
         """
-        of = len(records), *map(id, moved)
-        if not all(found.still() for _, found in self.known.values() if found is not None):
-            self.forget()
-        if self.plan[0] == of:  # a model may have thousands of parameters
-            for name, together in self.plan[1].items():
-                self._solve_together(name, together, self.budget.allowed(task, len(self.plan[1])))
+        key = len(states), *map(id, moved)
+        if not all(kernels.is_valid() for _, kernels in self.kernels.values() if kernels is not None):
+            self.invalidate()
+        if self.plan[0] == key:  # a model may have thousands of parameters
+            for name, kernels in self.plan[1].items():
+                self._solve_in_kernels(name, kernels, self.budget.allowed(task, len(self.plan[1])))
             return
         groups: dict[str, list[DiagonalTerm]] = {}
-        for m in records:
-            if (line := budget_term(m)) is not None:
-                groups.setdefault(layer_of(m.name) if self.budget.per == "layer" else "", []).append(line)
+        for state in states:
+            if (term := budget_term(state)) is not None:
+                groups.setdefault(layer_of(state.name) if self.budget.per == "layer" else "", []).append(term)
         moving, plan = set(moved), {}
-        for name, lines in groups.items():
-            mine, rest = ([line for line in lines if (line.m.parameter in moving) == moves] for moves in (True, False))
-            if not mine:
+        for name, terms in groups.items():
+            free = [term for term in terms if term.state.parameter in moving]
+            fixed = [term for term in terms if term.state.parameter not in moving]
+            if not free:
                 continue
             allowed: Number = self.budget.allowed(task, len(groups))
-            # to bring anchors once more costs more than to wait for an answer: mu is where they are kept
-            begin = self._begin(name, mine[0].m.anchor.device)
-            if rest:
-                allowed = (allowed - self._spent(rest, 0.0)[0]).clamp(min=0).to(begin.device)
-            if (found := self._together(name, mine)) is not None:
-                self._solve_together(name, found, allowed)
-                if not rest:
-                    plan[name] = found
+            # mu is where anchors are kept: waiting for an answer costs less than copying anchors once more
+            mu = self._initial_mu(name, free[0].state.anchor.device)
+            if fixed:
+                allowed = (allowed - self._spent(fixed, 0.0)[0]).clamp(min=0).to(mu.device)
+            if (group_kernels := self._kernels(name, free)) is not None:
+                self._solve_in_kernels(name, group_kernels, allowed)
+                if not fixed:
+                    plan[name] = group_kernels
                 continue
-            mu = budget_solved(lambda mu, done, lines=mine: self._spent(lines, mu), allowed, begin)  # type: ignore[misc]
+            mu = budget_solved(lambda mu, done, terms=free: self._spent(terms, mu), allowed, mu)  # type: ignore[misc]
             self.mu[name] = mu
             if mu.device.type != "cpu" or bool(mu):
-                for line in self._staged(mine):
-                    line.pull_back(self.budget, mu)
+                for term in self._staged(free):
+                    term.apply_pull(self.budget, mu)
         if groups and len(plan) == len(groups):
-            self.plan = of, plan
+            self.plan = key, plan
 
-    def _begin(self, name: str, device: torch.device) -> Tensor:
-        """Where the search begins: at the multiplier of the step before."""
+    def _initial_mu(self, name: str, device: torch.device) -> Tensor:
+        """Return the multiplier of the step before."""
         return self.mu.get(name, torch.zeros((), dtype=torch.float64)).to(device)
 
-    def _solve_together(self, name: str, lines: BudgetKernels, allowed: Number) -> None:
-        """In kernels, without waiting for them."""
-        mu = self.mu[name] = self._begin(name, lines.partial.device)
+    def _solve_in_kernels(self, name: str, kernels: BudgetKernels, allowed: Number) -> None:
+        mu = self.mu[name] = self._initial_mu(name, kernels.partial_sums.device)
         nats = allowed if isinstance(allowed, Tensor) else torch.full_like(mu, allowed)
-        lines.solve(nats.to(mu), mu)
-        lines.pull_back(mu)
+        kernels.solve(nats.to(mu), mu)
+        kernels.apply_pull(mu)
 
-    def _staged(self, lines: Sequence[DiagonalTerm]) -> Iterator[DiagonalTerm]:
-        """One after the other, while its anchor is at hand."""
-        for places in self.staging.over([line.m for line in lines]):
-            yield from (lines[place] for place in places)
+    def _staged(self, terms: Sequence[DiagonalTerm]) -> Iterator[DiagonalTerm]:
+        """Yield the terms while their anchors are on the device."""
+        for indices in self.offload.groups([term.state for term in terms]):
+            yield from (terms[index] for index in indices)
 
-    def _spent(self, lines: Sequence[DiagonalTerm], mu: Number) -> Tensor:
-        """What all of them would spend, where mu is."""
-        each = [(line.spent(mu), line.m.parameter) for line in self._staged(lines)]
-        summed = torch.stack(reduce_over_shards(*map(list, zip(*each, strict=True)))).sum(0)  # type: ignore[arg-type]
-        return summed.to(mu.device) if isinstance(mu, Tensor) else summed
+    def _spent(self, terms: Sequence[DiagonalTerm], mu: Number) -> Tensor:
+        """Return what all terms spend at mu, on the device of mu."""
+        spent, parameters = [], []
+        for term in self._staged(terms):
+            spent.append(term.spent(mu))
+            parameters.append(term.state.parameter)
+        total = torch.stack(reduce_over_shards(spent, parameters)).sum(0)
+        return total.to(mu.device) if isinstance(mu, Tensor) else total
 
-    def _together(self, name: str, mine: Sequence[DiagonalTerm]) -> BudgetKernels | None:
-        """The same lines as one, where kernels can do it; found once until `forget`."""
-        if not has_compiler(mine[0].m.parameter.device):
+    def _kernels(self, name: str, terms: Sequence[DiagonalTerm]) -> BudgetKernels | None:
+        """Return kernels for a group of terms if they can do them all; made once until `invalidate`."""
+        if not has_compiler(terms[0].state.parameter.device):
             return None
-        owners = [line.m for line in mine]
-        known, found = self.known.get(name, ([], None))
-        if [id(m) for m in known] != [id(m) for m in owners]:
-            found = BudgetKernels.of(owners, self.budget)
-            self.known[name] = owners, found
-        return found
+        states = [term.state for term in terms]
+        known, kernels = self.kernels.get(name, ([], None))
+        if [id(state) for state in known] != [id(state) for state in states]:
+            kernels = BudgetKernels.create(states, self.budget)
+            self.kernels[name] = states, kernels
+        return kernels
 
-    def forget(self) -> None:
-        """What is kept lies elsewhere from now on."""
-        self.known, self.plan = {}, (None, {})
+    def invalidate(self) -> None:
+        """Discard kernels and plans: a tensor that is kept has another address now."""
+        self.kernels, self.plan = {}, (None, {})
 
-    def told(self) -> dict[str, Any]:
-        """What a saved state carries, as plain values."""
+    def state(self) -> dict[str, Any]:
+        """Return what a saved state carries, as plain values."""
         return {"mu": {name: float(mu) for name, mu in self.mu.items()}}
 
-    def resume(self, told: dict[str, Any] | None) -> None:
-        """Go on from what was told; from the beginning where nothing was."""
-        mu = (told or {}).get("mu", {})
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        """Continue from a saved state; from the beginning if there is none."""
+        mu = (state or {}).get("mu", {})
         self.mu = {name: torch.tensor(value, dtype=torch.float64) for name, value in mu.items()}

@@ -1,4 +1,4 @@
-"""Importance and pull of all parameters on a GPU in one pass over memory: the same rules, as one kernel."""
+"""A rule over all parameters on a GPU in one pass over memory: one generated kernel for all parameters of one kind."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,197 +7,163 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.backends.kernels.codegen import DTYPES, has_compiler
-from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, block_of
-from mooring.importance import Importance, Iteration, State
-from mooring.pulls import GradientPull, ParameterPull
+from mooring.backends.eager import Rule, has_compiler
+from mooring.backends.kernels.codegen import TRITON_DTYPES
+from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, elements_per_entry
 from mooring.pulls.run_axis import Number
-from mooring.state.quantization import BLOCKS, past
+from mooring.state.quantization import BLOCK_SLOTS
 
-__all__ = ["Fused", "KernelArgs", "advancing", "fits", "likeness", "loading"]
+__all__ = ["FusedRule", "KernelArgs", "is_fusable", "kernel_key"]
 
-MOVING = ("theta", "g", "before", "probe", "load")
-"""Tensors that may lie elsewhere in each step."""
+MOVING_TENSORS = ("theta", "g", "before", "probe", "penalized")
+"""Tensors that may have another address in each step."""
 
 
 @dataclass
 class KernelArgs:
-    """What a kernel is told about one parameter.
+    """The arguments of a kernel for one parameter.
 
     Attributes:
-        tensors: by name: theta, g, anchor, and those there are of previous, before, probe, load and state_...
-        numbers: by name: lr, and what else the rule reads.
-        wide: the dtype to compute in.
-        kind: whatever else makes its rule another one.
-        moves: whether the anchor may lie elsewhere in each step as well.
+        tensors: by name, as in `mooring.backends.eager`.
+        numbers: by name, as there.
+        dtype: the dtype to compute in.
+        kind: whatever else distinguishes its rule.
+        anchor_moves: whether the anchor may have another address in each step, too.
     """
 
     tensors: dict[str, Tensor]
     numbers: dict[str, Number]
-    wide: torch.dtype
+    dtype: torch.dtype
     kind: Hashable = None
-    moves: bool = False
+    anchor_moves: bool = False
 
 
 @dataclass
-class _Part:
-    """Parameters that are alike, and the kernel for them.
+class _KernelGroup:
+    """Parameters of one kind, and the kernel for them.
 
     Attributes:
-        places: which ones.
-        layout: where their tensors lie.
-        table: the kernel.
-        moves: whether anchors may lie elsewhere in each step.
+        indices: the parameters.
+        layout: the addresses of their tensors.
+        kernel: the kernel.
+        anchor_moves: as in `KernelArgs`.
     """
 
-    places: list[int]
+    indices: list[int]
     layout: Layout
-    table: MultiTensorKernel
-    moves: bool
+    kernel: MultiTensorKernel
+    anchor_moves: bool
 
-    def names(self) -> list[str]:
-        """What may lie elsewhere in each step."""
-        return [name for name in self.layout.rows if name in MOVING or (name == "anchor" and self.moves)]
+    def moving_names(self) -> list[str]:
+        """Return the names of the tensors that may have another address in each step."""
+        return [n for n in self.layout.rows if n in MOVING_TENSORS or (n == "anchor" and self.anchor_moves)]
 
-    def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Each in its parameter's order of memory."""
+    def with_parameter_strides(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return each tensor with the strides of its parameter, copied where it has others."""
+        strides = (stride for _, stride in self.layout.formats["theta"])
         return [
-            mine if mine.stride() == stride else torch.empty_strided(mine.shape, stride, **_kind(mine)).copy_(mine)
-            for mine, (_, stride) in zip(tensors, self.layout.forms["theta"], strict=True)
+            t if t.stride() == stride else torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
+            for t, stride in zip(tensors, strides, strict=True)
         ]
 
 
-class Fused:
-    """Runs a rule over the parameters that are on a GPU, and says which are left for others to do.
+class FusedRule:
+    """A rule run by generated kernels over the parameters for which that is possible.
 
-    What could be done is found once for each set of parameters, and remembered until `forget`.
+    The plan for a set of parameters is made once, and kept until `invalidate`.
 
     Args:
-        rule: makes the rule from what a parameter's `kind` says: a function of tensors and numbers by name, which
-            changes some of the tensors in place.
+        make_rule: makes the rule from a parameter's `KernelArgs.kind`.
     """
 
-    def __init__(self, rule: Callable[[Any], Callable[[dict[str, Tensor]], None]]) -> None:
-        self.rule = rule
-        self.tables: dict[Hashable, MultiTensorKernel | None] = {}
-        self.plans: dict[Hashable, tuple[list[_Part], list[int], Sequence[object]]] = {}
+    def __init__(self, make_rule: Callable[[Any], Rule]) -> None:
+        self.make_rule = make_rule
+        self.kernels: dict[Hashable, MultiTensorKernel | None] = {}
+        self.plans: dict[Hashable, tuple[list[_KernelGroup], list[int], Sequence[object]]] = {}
 
-    def forget(self) -> None:
-        """Something that is kept lies elsewhere: plans are made anew."""
+    def invalidate(self) -> None:
+        """Discard all plans: a tensor that is kept has another address now."""
         self.plans = {}
 
     def run(
         self,
         owners: Sequence[object],
         kinds: Sequence[Hashable],
-        told: Callable[[int], KernelArgs],
-        now: Callable[[str, Sequence[int]], Sequence[Any]],
+        args: Callable[[int], KernelArgs],
+        current: Callable[[str, Sequence[int]], Sequence[Any]],
     ) -> list[int]:
-        """Apply the rule. What a plan knows already is not asked again: a model may have thousands of parameters.
+        """Apply the rule, asking only for what a plan does not know: a model may have thousands of parameters.
 
         Args:
-            owners: who keeps each parameter's tensors.
+            owners: the owner of each parameter's tensors.
             kinds: of each parameter, as in `KernelArgs`.
-            told: what there is to know of the parameter at a place; asked when a plan is made.
-            now: a tensor or a number of the parameters at some places by its name; asked in every step.
+            args: returns the arguments of the parameter at an index; called when a plan is made.
+            current: returns a tensor or a number, by name, of the parameters at some indices; called in every step.
 
         Returns:
-            The places of those that it could not be applied to.
+            The indices of the parameters that the kernels could not do.
         """
-        of = tuple(map(id, owners)), tuple(kinds)
-        if of not in self.plans:
-            plan = self._plan([told(place) for place in range(len(owners))])
-            self.plans[of] = *plan, owners  # kept, so that nobody else gets their ids
-        parts, left, _ = self.plans[of]
-        moving = [{name: now(name, part.places) for name in part.names()} for part in parts]
-        if not all(part.layout.is_for("theta", named["theta"]) for part, named in zip(parts, moving, strict=True)):
-            del self.plans[of]
-            return self.run(owners, kinds, told, now)
-        for part, named in zip(parts, moving, strict=True):
-            # the others are made like their parameters; all are held on to until the kernel has its place in the queue
-            named |= {name: part.like(named[name]) for name in ("g", "probe", "anchor") if name in named}
+        key = tuple(map(id, owners)), tuple(kinds)
+        if key not in self.plans:
+            plan = self._plan([args(index) for index in range(len(owners))])
+            self.plans[key] = *plan, owners  # a reference, so that no other object gets their ids
+        groups, remaining, _ = self.plans[key]
+        moving = [{name: current(name, group.indices) for name in group.moving_names()} for group in groups]
+        if not all(group.layout.matches("theta", named["theta"]) for group, named in zip(groups, moving, strict=True)):
+            del self.plans[key]
+            return self.run(owners, kinds, args, current)
+        for group, named in zip(groups, moving, strict=True):
+            # the copies are referenced until the kernel is in the device's queue
+            named |= {n: group.with_parameter_strides(named[n]) for n in ("g", "probe", "anchor") if n in named}
             for name, tensors in named.items():
-                part.layout.move(name, tensors)
-            part.table(part.layout, {name: now(name, part.places) for name in part.table.numbers})
-        return left
+                group.layout.update(name, tensors)
+            group.kernel(group.layout, {name: current(name, group.indices) for name in group.kernel.numbers})
+        return remaining
 
-    def _plan(self, told: Sequence[KernelArgs]) -> tuple[list[_Part], list[int]]:
-        alike: dict[Hashable, list[int]] = {}
-        left = []
-        for place, each in enumerate(told):
-            if fits(each.tensors) and all(isinstance(number, int | float) for number in each.numbers.values()):
-                same = likeness(each.tensors), tuple(each.numbers), each.wide, each.kind
-                alike.setdefault(same, []).append(place)
+    def _plan(self, args: Sequence[KernelArgs]) -> tuple[list[_KernelGroup], list[int]]:
+        by_key: dict[Hashable, list[int]] = {}
+        remaining = []
+        for index, arg in enumerate(args):
+            if is_fusable(arg.tensors) and all(isinstance(number, int | float) for number in arg.numbers.values()):
+                key: Hashable = kernel_key(arg.tensors), tuple(arg.numbers), arg.dtype, arg.kind
+                by_key.setdefault(key, []).append(index)
             else:
-                left.append(place)
-        parts = []
-        for kind, places in alike.items():
-            table = self._table(kind, told[places[0]])
-            if table is None:
-                left += places
+                remaining.append(index)
+        groups = []
+        for key, indices in by_key.items():
+            kernel = self._kernel(key, args[indices[0]])
+            if kernel is None:
+                remaining += indices
             else:
-                layout = Layout([told[place].tensors for place in places])
-                parts.append(_Part(places, layout, table, told[places[0]].moves))
-        return parts, sorted(left)
+                layout = Layout([args[index].tensors for index in indices])
+                groups.append(_KernelGroup(indices, layout, kernel, args[indices[0]].anchor_moves))
+        return groups, sorted(remaining)
 
-    def _table(self, kind: Hashable, like: KernelArgs) -> MultiTensorKernel | None:
-        if kind not in self.tables:
+    def _kernel(self, key: Hashable, example: KernelArgs) -> MultiTensorKernel | None:
+        if key not in self.kernels:
             try:
-                self.tables[kind] = MultiTensorKernel(self.rule(like.kind), like.tensors, list(like.numbers), like.wide)
-            except NotImplementedError:  # a rule of somebody's own, with something that is not elementwise
-                self.tables[kind] = None
-        return self.tables[kind]
+                rule = self.make_rule(example.kind)
+                self.kernels[key] = MultiTensorKernel(rule, example.tensors, list(example.numbers), example.dtype)
+            except NotImplementedError:  # a user's own rule with an operation that is not elementwise
+                self.kernels[key] = None
+        return self.kernels[key]
 
 
-def fits(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a kernel can find everything: on one GPU, each in the order of memory that the parameter has."""
+def is_fusable(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a kernel can address everything: on one GPU, with the strides of the parameter."""
     theta = tensors["theta"]
     if type(theta) not in (nn.Parameter, Tensor) or not has_compiler(theta.device):
         return False
     dense = theta.is_contiguous() or (theta.ndim == 4 and theta.is_contiguous(memory_format=torch.channels_last))
-    kept = [t for name, t in tensors.items() if name not in (*MOVING, *BLOCKS)]
+    kept = [t for name, t in tensors.items() if name not in (*MOVING_TENSORS, *BLOCK_SLOTS)]
     return (
         dense
         and all(t.ndim == 0 or t.stride() == theta.stride() for t in kept)
-        and all(t.device == theta.device and t.dtype in DTYPES for t in tensors.values())
+        and all(t.device == theta.device and t.dtype in TRITON_DTYPES for t in tensors.values())
     )
 
 
-def likeness(tensors: Mapping[str, Tensor]) -> Hashable:
-    """What parameters must have in common for one kernel to do them together."""
-    return tensors["theta"].device, *((n, t.dtype, t.ndim == 0, block_of(tensors, n)) for n, t in tensors.items())
-
-
-def _kind(tensor: Tensor) -> dict[str, Any]:
-    return {"dtype": tensor.dtype, "device": tensor.device}
-
-
-def advancing(importance: Importance, pull: ParameterPull | None) -> Callable[[Any], Callable[[State], None]]:
-    """Rules that update the importance where the parameter's kind says so, then pull where it says so."""
-
-    def of(kind: tuple[bool, bool]) -> Callable[[State], None]:
-        counts, pulls = kind
-
-        def rule(told: State) -> None:
-            state = {name.removeprefix("state_"): t for name, t in told.items() if name.startswith("state_")}
-            if counts:
-                seen: dict[str, Any] = {name: told[name] for name in Iteration.TENSORS if name in told}
-                importance.update(state, Iteration(**seen, samples=told["samples"], count=told["count"]))  # type: ignore[arg-type]
-            if pulls and pull is not None and "previous" in told:
-                previous = past(told)
-                rate = pull.rate(previous, state.get("current", previous), told["lr"])
-                told["theta"].lerp_(told["anchor"], rate)
-
-        return rule
-
-    return of
-
-
-def loading(pull: GradientPull) -> Callable[[Any], Callable[[State], None]]:
-    """The rule of a penalty: load <- (g + force) * factor."""
-
-    def rule(told: State) -> None:
-        force = pull.force(past(told), told["theta"] - told["anchor"], told["lr"])
-        told["load"].copy_((told["g"] + force) * told["factor"])
-
-    return lambda kind: rule
+def kernel_key(tensors: Mapping[str, Tensor]) -> Hashable:
+    """Return what parameters must have in common to share a kernel."""
+    entries = ((n, t.dtype, t.ndim == 0, elements_per_entry(tensors, n)) for n, t in tensors.items())
+    return tensors["theta"].device, *entries

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooring.backends.gc_control import gc_disabled
 from mooring.cli.option_groups import BASELINE_HELP, AsJson
 from mooring.errors import MooringError
 
@@ -22,7 +21,6 @@ StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="[FILE]")]
 Baseline = Annotated[str | None, typer.Option("--baseline", help=BASELINE_HELP)]
 
 
-@gc_disabled
 def show(
     study: StudyFile = Path("mooring.sqlite"),
     baseline: Baseline = None,
@@ -44,7 +42,6 @@ def show(
     typer.echo(as_json(content))
 
 
-@gc_disabled
 def report(
     study: StudyFile = Path("mooring.sqlite"),
     to: Annotated[Path | None, typer.Option("--to", "--out", help="The folder to write.", metavar="DIR")] = None,
@@ -65,6 +62,7 @@ def report(
 
 def _read(path: Path) -> tuple[Store, list[Result]]:
     """Return the study and its results, sorted by stream, method, setting and seed."""
+    from mooring.backends.eager import gc_disabled
     from mooring.lab.methods import METHODS
     from mooring.lab.study.store import Store, checkpoint_folder
 
@@ -78,7 +76,7 @@ def _read(path: Path) -> tuple[Store, list[Result]]:
     def order(spec: RunSpec) -> tuple[object, ...]:
         return spec.stream, ranks.get(spec.method, len(ranks)), spec.lr, spec.strength or 0.0, spec.seed
 
-    results = sorted(store.results(), key=lambda result: order(result.spec))
+    results = gc_disabled(lambda: sorted(store.results(), key=lambda result: order(result.spec)))()
     if not results:
         raise MooringError(f"the study {path} has no finished runs yet: repeat the command that made it")
     return store, results

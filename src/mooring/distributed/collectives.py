@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mooring.distributed.dtensor import mesh_of, sharded
-from mooring.importance.kronecker_factors import Factors
+from mooring.importance.kronecker_factors import LayerFactors
 
 __all__ = ["all_reduce_factors", "all_reduce_observation", "rank", "world_size"]
 
@@ -71,8 +71,8 @@ def all_reduce_observation(
 
 
 def all_reduce_factors(
-    layers: Sequence[nn.Module], observed: dict[nn.Module, tuple[int, Factors]]
-) -> list[tuple[nn.Module, Factors]]:
+    layers: Sequence[nn.Module], observed: dict[nn.Module, tuple[int, LayerFactors]]
+) -> list[tuple[nn.Module, LayerFactors]]:
     """Combine A, G and a bias's G of each rank's mean loss into those of the mean loss over all ranks.
 
     The gradient is averaged over W ranks, so a layer's share of it is 1 / W of what this rank observed. With n of all
@@ -93,7 +93,7 @@ def all_reduce_factors(
     return [(layer, (next(summed), next(summed), next(summed))) for layer, _ in ran]
 
 
-def _contribution(layer: Any, total: int, observed: tuple[int, Factors] | None) -> Factors:
+def _contribution(layer: Any, total: int, observed: tuple[int, LayerFactors] | None) -> LayerFactors:
     """Return this rank's term in the sum of a layer's factors; zeros if the layer did not run here."""
     out, dtype = layer.weight.shape[0], torch.promote_types(layer.weight.dtype, torch.float32)
     if observed is None:

@@ -81,7 +81,7 @@ class DeferredAttach:
 
     def move_to_model(self) -> None:
         """Move the state to the model's device; Lightning moves the model to the GPU for training, and back."""
-        if self.moor._states.astray():
+        if self.moor._states.on_other_device():
             self.moor.load_state_dict(self.moor.state_dict())
 
     def state(self) -> State | None:

@@ -8,7 +8,13 @@ from torch import Tensor, nn
 
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
-from mooring.importance.kronecker_factors import Factors, kronecker_factors, layers_with_factors, over_passes, over_uses
+from mooring.importance.kronecker_factors import (
+    LayerFactors,
+    batch_factors,
+    combine_passes,
+    combine_uses,
+    layers_with_factors,
+)
 from mooring.observe.forward_hook import ForwardHook
 from mooring.observe.output_observer import OutputObserver
 from mooring.state.mooring_state import MooringState
@@ -40,7 +46,7 @@ class LayerObserver:
         self.every, self.step, self.predictions, self.paused = every, step, predictions, False
         self.samples = 0
         self.layers = list(layers)
-        self._passes: dict[nn.Module, dict[int, tuple[int, list[Factors]]]] = {}
+        self._passes: dict[nn.Module, dict[int, tuple[int, list[LayerFactors]]]] = {}
         self._handles = [layer.register_forward_hook(ForwardHook(self)) for layer in self.layers]
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
@@ -61,11 +67,11 @@ class LayerObserver:
                 backward_pass = torch._C._current_graph_task_id()
                 _, uses = self._passes.setdefault(module, {}).setdefault(backward_pass, (len(a), []))
                 with torch.no_grad():
-                    uses.append(kronecker_factors(module, a, b))
+                    uses.append(batch_factors(module, a, b))
 
         returned.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
-    def collect(self) -> list[tuple[nn.Module, Factors]]:
+    def collect(self) -> list[tuple[nn.Module, LayerFactors]]:
         """Return the factors since the last step over all passes and ranks, and start a new iteration.
 
         A sample may hold several predictions, such as the positions of a sequence. The loss is then a mean over
@@ -76,8 +82,8 @@ class LayerObserver:
             return []
         factors = {}
         for layer, passes in observed.items():
-            by_pass, samples = [over_uses(uses) for _, uses in passes.values()], [n for n, _ in passes.values()]
-            a, g, sums = over_passes(by_pass, samples)
+            by_pass, samples = [combine_uses(uses) for _, uses in passes.values()], [n for n, _ in passes.values()]
+            a, g, sums = combine_passes(by_pass, samples)
             per_sample = (self.predictions() if self.predictions else 0) / sum(samples) or 1.0
             factors[layer] = sum(samples), (a, g * per_sample, sums * per_sample)
         if factors and world_size() == 1:

@@ -14,7 +14,7 @@ from mooring.distributed.dtensor import gathered_parameters, local_tensor, shard
 from mooring.errors import MooringError
 from mooring.importance import Importance
 from mooring.observe.forward_hook import ForwardHook
-from mooring.state.mooring_state import MooringState, marks
+from mooring.state.mooring_state import MooringState, gradient_versions
 
 __all__ = ["Observation", "OutputObserver", "count_samples", "find_outputs"]
 
@@ -105,7 +105,7 @@ class OutputObserver:
         self.observation = Observation()
         self.paused = False
         self._arriving: list[list[Observation]] = []
-        self._marks: list[int] = []
+        self._versions: list[int] = []
         self._random: torch.Generator | None = None
         self._backward_pass = -1
         self._probes = 0
@@ -169,12 +169,18 @@ class OutputObserver:
         """Check at the end of the running backward pass whether it reached the parameters."""
         if self._backward_pass == (current := torch._C._current_graph_task_id()):
             return
-        self._backward_pass, self._arriving, self._marks = current, [], marks(self.states.held())
+        self._backward_pass, self._arriving, self._versions = (
+            current,
+            [],
+            gradient_versions(self.states.optimizer_parameters()),
+        )
         cleared = self._had_gradient and not self._any_gradient()
 
         def on_end() -> None:
             arriving, self._arriving = self._arriving, []
-            if marks(self.states.held()) == self._marks and not any(map(sharded, self.states.held())):
+            if gradient_versions(self.states.optimizer_parameters()) == self._versions and not any(
+                map(sharded, self.states.optimizer_parameters())
+            ):
                 return  # a gradient with respect to something else; the loss's own may still come
             if cleared:
                 self.discard()  # GradScaler skipped a step, and its gradients were thrown away

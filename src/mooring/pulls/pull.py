@@ -9,7 +9,7 @@ from torch import Tensor
 from mooring.errors import MooringError, check_number, check_whole
 from mooring.pulls.run_axis import Number
 
-__all__ = ["Every", "GradientPull", "ParameterPull", "acts", "check_every", "check_numbers", "check_strength"]
+__all__ = ["Every", "GradientPull", "ParameterPull", "check_every", "check_numbers", "check_strength"]
 
 Every = int | Literal["task"]
 """When a pull acts: in each `every`-th iteration of a task, or once at its end."""
@@ -70,16 +70,6 @@ class ParameterPull(ABC):
             current: the importance on the current task.
             lr: the parameter's learning rate; one number, or one per run.
         """
-
-
-def acts(every: Every, steps: int) -> bool:
-    """Return whether a pull acts after `steps` iterations of a task.
-
-    Example:
-        >>> acts(2, steps=4), acts(2, steps=5), acts("task", steps=4)
-        (True, False, False)
-    """
-    return every != "task" and steps % every == 0
 
 
 def check_every(every: Every) -> None:

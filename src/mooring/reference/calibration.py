@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.backends.budget_solver import BudgetSolver, budget_term
+from mooring.backends.budget_solver import BudgetSolver
+from mooring.backends.budget_terms import budget_term
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError
-from mooring.importance.kronecker_factors import Factor
+from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.pulls.budget import Budget
 from mooring.reference.batches import Data, Outputs, add_sampled_labels, iter_batches
 from mooring.reference.losses import Loss, default_loss, scalar_loss
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
-from mooring.state.mooring_state import MooringState, ParameterState
+from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
+from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
 
 __all__ = ["calibration_factor", "solve_factor"]
@@ -99,7 +101,7 @@ def calibration_factor(
         if not nats:
             return 1.0  # with nothing to spend, the factor has no effect
         losses = _Losses(states.model, read, loss or default_loss(outputs))
-        distance = _norm(m.parameter.to(m.wide) - m.near for m in _trained(states))
+        distance = _norm(m.parameter.to(m.compute_dtype) - m.device_anchor for m in _trained(states))
         probes = _probes(losses, held, distance, states.tasks)
         undisplaced = losses.mean()
 
@@ -151,15 +153,17 @@ def _trained(states: MooringState) -> list[ParameterState]:
 
 def _states_of_this_task(states: MooringState) -> list[ParameterState]:
     """Return states anchored at the present parameters, with the importance of this task alone as the previous one."""
-    held, factors = [], states.factors()
+    held, scales = [], layer_scales(states.records.values(), states.importance)
     for m in _trained(states):
-        own = dataclasses.replace(m, anchor=m.parameter.detach().to(m.wide, copy=True), previous=None, factor=None)
-        if m.factor is None:
-            own.previous = m.state["current"].to(m.wide) * factors.get(layer_of(m.name), 1.0)
-        elif m.factor.looks:
-            a, g = m.factor.inputs / m.factor.looks, m.factor.outputs / m.factor.looks
-            own.factor = Factor(m.factor.inputs, m.factor.outputs, a, g, tasks=1)
-            own.factor.turn()
+        own = dataclasses.replace(
+            m, anchor=m.parameter.detach().to(m.compute_dtype, copy=True), previous=None, factors=None
+        )
+        if m.factors is None:
+            own.previous = m.importance_state["current"].to(m.compute_dtype) * scales.get(layer_of(m.name), 1.0)
+        elif m.factors.count:
+            a, g = m.factors.inputs / m.factors.count, m.factors.outputs / m.factors.count
+            own.factors = KroneckerFactors(m.factors.inputs, m.factors.outputs, a, g, tasks=1)
+            own.factors.update_eigenbasis()
         held.append(own)
     return held
 
@@ -169,7 +173,10 @@ def _probes(losses: _Losses, held: Sequence[ParameterState], length: float, seed
     generator, probes = torch.Generator().manual_seed(seed), []
     for _ in range(DIRECTIONS):
         signs = (torch.randint(2, (len(losses.batches),), generator=generator) * 2.0 - 1).tolist()
-        v = [g.to(m.wide) for g, m in zip(losses.gradient(signs, [m.parameter for m in held]), held, strict=True)]
+        v = [
+            g.to(m.compute_dtype)
+            for g, m in zip(losses.gradient(signs, [m.parameter for m in held]), held, strict=True)
+        ]
         if not _norm(v):
             v = [torch.randn(m.anchor.shape, generator=generator).to(m.anchor) for m in held]
         scale = (length or 1.0) / _norm(v)
@@ -190,5 +197,5 @@ def _displaced_loss(held: Sequence[ParameterState], probe: Sequence[Tensor], bud
     if 0 < spent < budget.nats:
         for m, v in zip(held, probe, strict=True):
             m.parameter.copy_(m.anchor + v * math.sqrt(budget.nats / spent))
-    BudgetSolver(budget).spend(held, {m.parameter for m in held}, 1)
+    BudgetSolver(budget, AnchorOffload(1)).apply_pull(held, {m.parameter for m in held}, 1)
     return losses.mean()

@@ -118,12 +118,12 @@ def estimate(
     if not any(_has_importance(m) for m in estimated.records.values()):
         raise MooringError(f"every importance on data is 0, so nothing would be held: {LOSS_HINT}")
     _replace(states, estimated)
-    states.unseen = {*states.names.values()} - {states.names[p] for p in states.trained()}
+    states.not_estimated = {*states.names.values()} - {states.names[p] for p in states.trained()}
     return kept
 
 
 def _has_importance(m: ParameterState) -> bool:
-    return bool((m.factor.outputs if m.factor else m.state["current"]).any())
+    return bool((m.factors.outputs if m.factors else m.importance_state["current"]).any())
 
 
 @contextmanager
@@ -144,13 +144,17 @@ def _name_batch(number: int) -> Iterator[None]:
 def _replace(states: MooringState, estimated: MooringState) -> None:
     """Take over the estimate; a parameter that the loss does not depend on starts afresh."""
     for m in estimated.records.values():
-        if not m.factor:
-            m.state["current"] = states.memory.started(m.state["current"])
+        if not m.factors:
+            m.importance_state["current"] = states.memory.store_current(m.importance_state["current"])
     for p, m in states.records.items():
-        new = estimated.records.pop(p, None) or estimated.fresh(p, states.tasks)
-        m.state, m.count = new.state, new.count
-        if m.factor and new.factor:
-            m.factor.inputs, m.factor.outputs, m.factor.looks = new.factor.inputs, new.factor.outputs, new.factor.looks
+        new = estimated.records.pop(p, None) or estimated.new_state(p, states.tasks)
+        m.importance_state, m.count = new.importance_state, new.count
+        if m.factors and new.factors:
+            m.factors.inputs, m.factors.outputs, m.factors.count = (
+                new.factors.inputs,
+                new.factors.outputs,
+                new.factors.count,
+            )
     states.records.update(estimated.records)
 
 

@@ -1,4 +1,4 @@
-"""Memory: in what form, and where, anchors and importances are kept."""
+"""Memory: the form and the place in which anchors and importances are kept."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,30 +9,30 @@ from torch import Tensor
 from mooring.errors import MooringError, check_whole
 from mooring.importance import Importance
 from mooring.pulls import ParameterPull, Pull
-from mooring.state.quantization import QuantizedImportance, block_of
+from mooring.state.quantization import QuantizedImportance, block_size
 
 __all__ = ["Memory"]
 
-Narrow = torch.dtype | None
-"""A floating-point dtype; None is float32, or the parameter's own where wider."""
+StorageDtype = torch.dtype | None
+"""A floating-point dtype; None is float32, or the parameter's own if wider."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """How much is kept for each parameter; by default everything in full, on the parameter's device.
+    """How anchors and importances are stored; by default in full precision, on the parameter's device.
 
-    docs/memory.md has the bytes of each mode, and what each of them changes.
+    docs/memory.md lists the bytes per parameter of each mode, and what each changes.
 
     Args:
-        anchor: dtype of anchors. By default each parameter's own, which loses nothing. A narrower one moves what it
-            holds: a float32 weight whose anchor is bfloat16 is pulled to a value up to 2^-8 of itself away.
+        anchor: dtype of anchors. By default each parameter's own, which loses nothing. A narrower one rounds: a
+            float32 weight with a bfloat16 anchor is pulled to a value up to 2^-8 of itself away.
         previous: dtype of the importance over past tasks, float32 or wider by default; or "8bit", one byte for each
             weight and two numbers for each block of up to 256 (`mooring.state.quantization` states the error bound).
-        current: dtype of the importance on this task, float32 or wider by default; what else an importance keeps stays
-            there. "none" keeps nothing while training: importance then comes from data alone, as with
+        current: dtype of the importance on this task, float32 or wider by default; other tensors of an importance keep
+            that default. "none" keeps nothing during training: importance then comes from data alone, as with
             `attach(reference=...)` or `consolidate(data=...)`. For pulls that do not read it.
-        host: anchors are kept in pinned host memory and copied to the device ahead of their use.
-        staging: bytes on the device that they pass through, in two halves; a larger parameter has a room of its size.
+        host: keep anchors in pinned host memory and copy them to the device ahead of their use.
+        staging: bytes of the two device buffers that they pass through; a larger parameter gets a buffer of its size.
 
     Example:
         >>> import mooring
@@ -46,14 +46,14 @@ class Memory:
         3.03
     """
 
-    anchor: Narrow = None
-    previous: Narrow | Literal["8bit"] = None
-    current: Narrow | Literal["none"] = None
+    anchor: StorageDtype = None
+    previous: StorageDtype | Literal["8bit"] = None
+    current: StorageDtype | Literal["none"] = None
     host: bool = False
     staging: int = 1 << 28
 
     def __post_init__(self) -> None:
-        """Refuse what is no dtype, and no form that is known."""
+        """Refuse values outside their options."""
         forms = {"anchor": None, "previous": "8bit", "current": "none"}
         for name, form in forms.items():
             given = getattr(self, name)
@@ -65,11 +65,11 @@ class Memory:
 
     @property
     def accumulates(self) -> bool:
-        """Whether training adds to the importance of its task."""
+        """Whether training updates the importance of its task."""
         return self.current != "none"
 
     def check(self, importance: Importance, pull: Pull) -> None:
-        """Refuse what an importance or a pull cannot do with this.
+        """Refuse combinations that an importance or a pull does not support.
 
         Example:
             >>> from mooring import EWC, Interpolation
@@ -97,32 +97,32 @@ class Memory:
                 'sign="rectified" or "absolute"'
             )
 
-    def anchored(self, theta: Tensor) -> Tensor:
-        """A new anchor at a parameter, or at the part of it that is on this rank."""
+    def new_anchor(self, theta: Tensor) -> Tensor:
+        """Return a new anchor at a parameter, or at its part on this rank."""
         dtype = self.anchor or theta.dtype
         if not self.host:
             return torch.empty_like(theta, dtype=dtype).copy_(theta)
         pinned = theta.device.type == "cuda"
         return torch.empty_like(theta, dtype=dtype, device="cpu", pin_memory=pinned).copy_(theta)
 
-    def started(self, current: Tensor) -> Tensor:
-        """The importance of a task that begins, as it is kept."""
+    def store_current(self, current: Tensor) -> Tensor:
+        """Return the importance of a new task in the form it is kept in."""
         return current.to(self.current) if isinstance(self.current, torch.dtype) else current
 
-    def kept(self, previous: Tensor, theta: Tensor) -> Tensor | QuantizedImportance:
-        """The importance over past tasks, as it is kept; one number stays one."""
+    def store_previous(self, previous: Tensor, theta: Tensor) -> Tensor | QuantizedImportance:
+        """Return the importance over past tasks in the form it is kept in; a single number stays one."""
         if self.previous == "8bit":
-            block = block_of(theta.shape) if previous.shape == theta.shape else None
+            block = block_size(theta.shape) if previous.shape == theta.shape else None
             return (
                 previous.to(compute_dtype_of(theta))
                 if block is None
-                else QuantizedImportance.of(previous.to(compute_dtype_of(theta)), block)
+                else QuantizedImportance.from_values(previous.to(compute_dtype_of(theta)), block)
             )
         return previous.to(self.previous or compute_dtype_of(theta))
 
 
 def compute_dtype_of(tensor: Tensor) -> torch.dtype:
-    """float32, or the tensor's own dtype where wider.
+    """Return float32, or the tensor's own dtype if wider.
 
     Example:
         >>> compute_dtype_of(torch.ones(1, dtype=torch.bfloat16))

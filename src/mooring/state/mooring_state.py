@@ -1,7 +1,10 @@
-"""What is kept for each moored parameter, and since when."""
+"""The state of each moored parameter, `ParameterState`, of one model or of many runs, and its table, `MooringState`.
+
+`consolidate` is the last line of Algorithm 1. It and `layer_scales` serve one model and a fleet of runs alike.
+"""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,92 +14,204 @@ from torch import Tensor, nn
 from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, to_dtensor
 from mooring.errors import MooringError
 from mooring.importance import Importance, State
-from mooring.importance.kronecker_factors import FACTORS, Factor, Factors, layers_with_factors
+from mooring.importance.kronecker_factors import FACTOR_SLOTS, KroneckerFactors, LayerFactors, layers_with_factors
 from mooring.pulls.merges import Merge
+from mooring.pulls.run_axis import per_run
 from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.offload import AnchorOffload
 from mooring.state.quantization import QuantizedImportance
 from mooring.state.selection import layer_of, moorable
 
-__all__ = ["PAST", "MooringState", "ParameterState", "called", "marks"]
+__all__ = [
+    "PREVIOUS_SLOTS",
+    "MooringState",
+    "ParameterState",
+    "consolidate",
+    "describe",
+    "gradient_versions",
+    "layer_scales",
+]
 
-PAST = {"previous", "previous_high", "previous_step"}
-"""Under which names the past is saved."""
+PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
+"""The names under which the importance over past tasks is saved."""
 
-RESERVED = {"anchor", "before", "buffer", "g", "probe", "theta", *PAST, *FACTORS}
-"""Names of what is known of a parameter in a step; an importance's own state has others."""
+RESERVED_SLOTS = {"anchor", "before", "buffer", "g", "probe", "theta", *PREVIOUS_SLOTS, *FACTOR_SLOTS}
+"""Names that the tensors of an importance may not have."""
 
 
 @dataclass
 class ParameterState:
-    """One moored parameter and what is kept for it; of a sharded one, for the part on this rank alone.
+    """The state of one moored parameter; of a sharded one, of the part on this rank.
+
+    In a fleet the parameter is that of many runs, and every tensor has a leading run axis.
 
     Attributes:
-        name: its name in the model.
+        name: the parameter's name in the model.
         parameter: the live parameter.
-        anchor: its value at the end of the last task, or where this one began; perhaps in the host's memory.
-        state: the importance's tensors on this task, `current` among them; none where nothing is kept of it.
+        anchor: its value at the end of the last task, or where this one began; in host memory if so configured.
+        importance_state: the importance's tensors on this task, `current` among them; empty where none are kept.
         previous: the importance over past tasks; None before the first consolidation, which counts as 0.
-        count: the iterations of this task in which it had a gradient.
-        factor: the Kronecker factors of its curvature, where it has those instead of a score.
-        staged: the anchor on the parameter's device, while it is there.
-        wide: the dtype to compute in: the parameter's or that of what is kept, the wider one, at least float32.
+        count: the iterations of this task in which the parameter had a gradient.
+        factors: the Kronecker factors of its curvature, where it has those instead of scores.
+        runs: whether there is a leading run axis.
+        staged: the anchor on the parameter's device, while an offloaded anchor is there.
+        compute_dtype: the dtype to compute in: the wider of the parameter's and the anchor's, at least float32.
     """
 
     name: str
     parameter: Tensor
     anchor: Tensor
-    state: State
+    importance_state: State
     previous: Tensor | QuantizedImportance | None = None
     count: int = 0
-    factor: Factor | None = None
+    factors: KroneckerFactors | None = None
+    runs: bool = False
     staged: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Settle the dtype to compute in."""
-        self.wide = torch.promote_types(torch.promote_types(self.parameter.dtype, self.anchor.dtype), torch.float32)
+        """Choose the dtype to compute in."""
+        dtype = torch.promote_types(self.parameter.dtype, self.anchor.dtype)
+        self.compute_dtype = torch.promote_types(dtype, torch.float32)
 
     @property
     def theta(self) -> Tensor:
-        """What the rules work on: the part of the parameter that is on this rank."""
+        """The part of the parameter on this rank, which the rules change."""
         return local_tensor(self.parameter)
 
     @property
-    def near(self) -> Tensor:
+    def device_anchor(self) -> Tensor:
         """The anchor on the parameter's device."""
         return self.anchor.to(self.theta.device, non_blocking=True) if self.staged is None else self.staged
 
-    def past(self) -> State:
-        """What is known of past tasks, as it is kept."""
+    @property
+    def has_previous(self) -> bool:
+        """Whether anything is known of past tasks."""
+        return self.previous is not None if self.factors is None else self.factors.basis is not None
+
+    @property
+    def size(self) -> int:
+        """The number of weights, of one run."""
+        return self.parameter.numel() // (len(self.parameter) if self.runs else 1)
+
+    def previous_tensors(self) -> State:
+        """Return the importance over past tasks as it is stored, by slot."""
         if isinstance(self.previous, QuantizedImportance):
             return self.previous.slots()
         return {} if self.previous is None else {"previous": self.previous}
 
-    def held(self) -> State:
-        """What a pull reads, but for the importance on this task."""
-        return {"theta": self.theta, "anchor": self.near, **self.past()}
+    def pull_tensors(self) -> State:
+        """Return the tensors that a pull reads, without the importance on this task."""
+        return {"theta": self.theta, "anchor": self.device_anchor, **self.previous_tensors()}
 
     def slots(self) -> State:
-        """Every tensor kept for the parameter, by what it is."""
-        return {"anchor": self.anchor, **self.state, **(self.factor.slots() if self.factor else {}), **self.past()}
+        """Return every tensor that is kept, by slot."""
+        factors = self.factors.slots() if self.factors else {}
+        return {"anchor": self.anchor, **self.importance_state, **factors, **self.previous_tensors()}
 
     def full(self, score: Tensor | QuantizedImportance | None) -> Tensor:
-        """A score in the parameter's shape: 0 where there is none, one number spread out."""
+        """Return a score in the parameter's shape: 0 for None, a single number expanded."""
         if score is None:
-            return torch.zeros_like(self.theta, dtype=self.wide)
+            return torch.zeros_like(self.theta, dtype=self.compute_dtype)
         return (score.values() if isinstance(score, QuantizedImportance) else score).expand_as(self.theta)
+
+    def select_runs(self, rows: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
+        """Keep the runs in these rows, in this order.
+
+        Args:
+            rows: int64, on the device.
+            arrange: puts a tensor into the memory format of the fleet.
+        """
+        assert not isinstance(self.previous, QuantizedImportance)
+        self.anchor = arrange(self.anchor[rows])
+        self.importance_state = {slot: arrange(tensor[rows]) for slot, tensor in self.importance_state.items()}
+        self.previous = None if self.previous is None else arrange(self.previous[rows])
+        if self.factors:
+            self.factors.select_runs(rows)
+
+
+def layer_scales(states: Iterable[ParameterState], importance: Importance) -> State:
+    """Return a factor for the scores of each layer, and of each run; empty unless the importance balances layers."""
+    scored = [state for state in states if state.importance_state]
+    if not importance.balances or not scored:
+        return {}
+    sums: dict[str, Tensor] = {}
+    sizes: dict[str, int] = {}
+    totals = []
+    for state in scored:
+        scores = state.full(state.importance_state["current"]).abs()
+        totals.append(scores.flatten(1).sum(1) if state.runs else scores.sum(dtype=state.compute_dtype))
+    for state, total in zip(scored, reduce_over_shards(totals, [s.parameter for s in scored]), strict=True):
+        layer = layer_of(state.name)
+        sums[layer] = sums[layer] + total if layer in sums else total
+        sizes[layer] = sizes.get(layer, 0) + state.size
+    return dict(zip(sums, importance.factors(list(sums.values()), list(sizes.values())), strict=True))
+
+
+def consolidate(
+    states: Collection[ParameterState],
+    importance: Importance,
+    merge: Merge,
+    memory: Memory,
+    start: Callable[[ParameterState, int], State],
+    tasks: int,
+    scale: float = 1.0,
+) -> None:
+    """End a task: previous <- merge(previous, scale * current); anchor <- theta; `current` starts anew.
+
+    Args:
+        states: the states of all moored parameters.
+        importance: the importance of the task.
+        merge: the rule (previous, current) -> previous.
+        memory: the form in which `previous` is kept.
+        start: returns the importance's tensors of a parameter at the start of a task, counted from 0.
+        tasks: the number of tasks consolidated before this one.
+        scale: the calibration factor of the task.
+    """
+    scales = layer_scales(states, importance)
+    merged = [_merged_importance(state, importance, merge, memory, start, tasks, scales, scale) for state in states]
+    for state, previous in zip(states, merged, strict=True):
+        state.previous = previous
+        state.anchor.copy_(state.theta)
+        if state.factors:
+            state.factors.consolidate(scale)
+        else:
+            state.importance_state = start(state, tasks + 1) if memory.accumulates else {}
+        state.count = 0
+
+
+def _merged_importance(
+    state: ParameterState,
+    importance: Importance,
+    merge: Merge,
+    memory: Memory,
+    start: Callable[[ParameterState, int], State],
+    tasks: int,
+    scales: State,
+    scale: float,
+) -> Tensor | QuantizedImportance | None:
+    """Return merge(previous, current); `previous` itself where the parameter had no gradient."""
+    if state.factors or (not state.count and importance.merges):
+        return state.previous
+    current = (state.importance_state or start(state, tasks))["current"].to(state.compute_dtype)
+    layer_scale = scales.get(layer_of(state.name))
+    current = current * (scale if layer_scale is None else per_run(layer_scale * scale, current))
+    if importance.merges:
+        previous = state.previous.values() if isinstance(state.previous, QuantizedImportance) else state.previous
+        previous = torch.zeros_like(current) if previous is None else previous.to(state.compute_dtype)
+        current = merge(previous, current)
+    return memory.store_previous(current, state.theta)
 
 
 class MooringState:
-    """The records of a model's moored parameters, made when a parameter gets its first gradient.
+    """The states of a model's moored parameters; each is created when the parameter gets its first gradient.
 
     Args:
-        model: whose parameters they are.
-        optimizer: which of them it trains.
-        importance: what is kept of a task.
+        model: the model.
+        optimizer: the optimizer that trains (some of) its parameters.
+        importance: the importance of a task.
         merge: how a finished task joins the past.
-        exclude: what is left free, checked.
-        memory: in what form things are kept, and where.
+        exclude: patterns of parameters that stay free, checked.
+        memory: the form and place of what is kept.
     """
 
     def __init__(
@@ -114,225 +229,200 @@ class MooringState:
         self.merge = merge
         self.exclude = exclude
         self.memory = memory
-        self.staging = AnchorOffload(memory.staging)
+        self.offload = AnchorOffload(memory.staging)
         self.tasks = 0
         self.steps = 0
-        self.unseen: set[str] = set()  # parameters that did not train when importance was estimated
+        self.not_estimated: set[str] = set()  # parameters that did not train when importance was estimated
         self.calibration: list[float] = []
         self.records: dict[Tensor, ParameterState] = {}
         self.names: dict[Tensor, str] = {}
         self._foreign: set[Tensor] = set()
-        self._layered: set[Tensor] = set()
+        self._with_factors: set[Tensor] = set()
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the model again: parameters may have appeared, or left."""
+        """Read the model's parameters again: some may have appeared or left."""
         self.names = moorable(self.model, self.exclude)
-        self.records = {p: m for p, m in self.records.items() if p in self.names}
-        self._foreign = {p for p in self.held() if p not in self.names}
+        self.records = {p: state for p, state in self.records.items() if p in self.names}
+        self._foreign = {p for p in self.optimizer_parameters() if p not in self.names}
         if self.importance.by_layer:
             layers = layers_with_factors(self.model, self.importance.largest)
-            self._layered = {p for own in layers.values() for p in own.values()}
-        self._every_name = moorable(self.model, ())
+            self._with_factors = {p for parameters in layers.values() for p in parameters.values()}
+        self._all_names = moorable(self.model, ())
 
-    def held(self) -> list[Tensor]:
-        """Every parameter of the optimizer."""
+    def optimizer_parameters(self) -> list[Tensor]:
+        """Return every parameter of the optimizer."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def trained(self) -> list[Tensor]:
-        """The parameters that this optimizer trains and that are not excluded."""
-        return [p for p in self.held() if p.requires_grad and self.knows(p)]
+        """Return the parameters that the optimizer trains and that are not excluded."""
+        return [p for p in self.optimizer_parameters() if p.requires_grad and self.is_moorable(p)]
 
-    def knows(self, p: Tensor) -> bool:
-        """Whether a parameter is to be moored; one never seen before makes us look at the model again."""
+    def is_moorable(self, p: Tensor) -> bool:
+        """Return whether a parameter is to be moored; an unknown one makes the model be read again."""
         if p not in self.names and p not in self._foreign:
             self.refresh()
         return p in self.names
 
     def name(self, p: Tensor) -> str:
-        """A parameter's name, excluded or not."""
-        return self._every_name.get(p, "(a parameter outside the model)")
+        """Return a parameter's name, also of an excluded one."""
+        return self._all_names.get(p, "(a parameter outside the model)")
 
-    def adopt(self, p: Tensor) -> ParameterState | None:
-        """The record of a parameter, new if need be; None where it is not to be moored."""
+    def get_or_create(self, p: Tensor) -> ParameterState | None:
+        """Return the state of a parameter, created if need be; None if the parameter is not to be moored."""
         if (known := self.records.get(p)) is not None:
             return known
-        if not self.knows(p):
+        if not self.is_moorable(p):
             return None
         if p.is_complex() or (p.grad is not None and p.grad.layout != torch.strided):
             kind = "is complex" if p.is_complex() else "has a sparse gradient"
             raise MooringError(f"{self.names[p]!r} {kind}, which cannot be moored: exclude it")
-        if self.names[p] in self.unseen:
-            self._warn_of_late()
-        self.records[p] = self.fresh(p, self.tasks)
+        if self.names[p] in self.not_estimated:
+            self._warn_not_estimated()
+        self.records[p] = self.new_state(p, self.tasks)
         return self.records[p]
 
-    def fresh(self, p: Tensor, task: int) -> ParameterState:
-        """A record that starts here: anchored where the parameter is, free because nothing is known of the past."""
-        anchor = self.memory.anchored(local_tensor(p).detach())
-        if p in self._layered:
+    def new_state(self, p: Tensor, task: int) -> ParameterState:
+        """Return the state of a parameter that starts here: anchored where it is, free without a past."""
+        anchor = self.memory.new_anchor(local_tensor(p).detach())
+        if p in self._with_factors:
             dtype = compute_dtype_of(p)
-            none = {"current": torch.zeros((), dtype=dtype, device=p.device)}
-            return ParameterState(self.names[p], p, anchor, none, factor=Factor.fresh(p.detach(), dtype))
-        return ParameterState(self.names[p], p, anchor, self.started(p, task) if self.memory.accumulates else {})
-
-    def started(self, p: Tensor, task: int) -> State:
-        """What the importance starts with: of a shard, the part of what the whole parameter would have."""
-        theta, kept = local_tensor(p).detach(), self.memory.current
-        dtype = (
-            torch.promote_types(compute_dtype_of(theta), kept)
-            if isinstance(kept, torch.dtype)
-            else compute_dtype_of(theta)
+            no_score = {"current": torch.zeros((), dtype=dtype, device=p.device)}
+            return ParameterState(self.names[p], p, anchor, no_score, factors=KroneckerFactors.zeros(p.detach(), dtype))
+        return ParameterState(
+            self.names[p], p, anchor, self.start_importance(p, task) if self.memory.accumulates else {}
         )
+
+    def start_importance(self, p: Tensor, task: int) -> State:
+        """Return the importance's tensors at the start of a task; of a shard, its part of the whole parameter's."""
+        theta, dtype = local_tensor(p).detach(), compute_dtype_of(p)
+        if isinstance(self.memory.current, torch.dtype):
+            dtype = torch.promote_types(dtype, self.memory.current)
         like = theta if theta.dtype == dtype else torch.empty_like(theta, dtype=dtype)
         state = self.importance.start(to_dtensor(like, p), name=self.names[p], task=task)
-        if "current" not in state or RESERVED & state.keys():
+        if "current" not in state or RESERVED_SLOTS & state.keys():
             raise MooringError(
-                f"{self.importance.name}.start must give 'current' and none of {', '.join(sorted(RESERVED))}"
+                f"{self.importance.name}.start must return 'current' and none of {', '.join(sorted(RESERVED_SLOTS))}"
             )
-        state = {slot: local_part(t, p) for slot, t in state.items()}
-        return {**state, "current": self.memory.started(state["current"])}
+        state = {slot: local_part(tensor, p) for slot, tensor in state.items()}
+        return {**state, "current": self.memory.store_current(state["current"])}
 
-    def _warn_of_late(self) -> None:
-        """Say once which parameters train now and did not when importance was estimated."""
-        late = [self.names[p] for p in self.trained() if self.names[p] in self.unseen]
-        self.unseen -= {*late}
+    def _warn_not_estimated(self) -> None:
+        """Warn once of the parameters that train now and did not when importance was estimated."""
+        late = [self.names[p] for p in self.trained() if self.names[p] in self.not_estimated]
+        self.not_estimated -= {*late}
         warnings.warn(
-            f"{_some(late)} did not train when importance was estimated, so that nothing holds what the model knew "
-            "there: unfreeze parameters, and give them to the optimizer, before the reference or data",
+            f"{_first_and_count(late)} did not train when importance was estimated, so nothing protects what the "
+            "model knew there: unfreeze parameters and give them to the optimizer before the reference or data",
             stacklevel=2,
         )
 
     @property
     def idle(self) -> bool:
-        """Whether the last task was consolidated and nothing was seen since: no step, and no estimate."""
-        return self.tasks > 0 and not self.steps and not any(m.count for m in self.records.values())
-
-    def drop_anchor(self) -> None:
-        """anchor <- parameter, of a task in which nothing was seen: it is none. What moved all the same is told."""
-        moved = [m.name for m in self.records.values() if bool((m.theta != m.near).any())]
-        if moved:
-            warnings.warn(
-                f"{_some(moved)} moved since the last task and this Mooring saw no step: nothing was held, and no task "
-                "is counted. A new optimizer has to be told, moor.rebind(optimizer)",
-                stacklevel=5,
-            )
-        self.staging.forget()
-        for m in self.records.values():
-            m.anchor.copy_(m.theta)
+        """Whether nothing happened since the last consolidation: no step and no estimate."""
+        return self.tasks > 0 and not self.steps and not any(state.count for state in self.records.values())
 
     def consolidate(self, scale: float = 1.0) -> None:
-        """anchor <- parameter; previous <- merge(previous, scale * current); a new task begins."""
+        """End a task, as `consolidate` says; without a step or estimate since the last one, only move the anchors."""
+        self.offload.invalidate()
         if self.idle:
-            self.drop_anchor()
+            self._move_idle_anchors()
             return
         self.refresh()
         for p in self.trained():
-            self.adopt(p)
-        self._check_known()
-        factors = self.factors()
-        merged = {p: self._merged(m, factors, scale) for p, m in self.records.items()}
-        self.staging.forget()
-        for p, m in self.records.items():
-            m.previous = merged[p]
-            m.anchor.copy_(m.theta)
-            if m.factor:
-                m.factor.consolidate(scale)
-            else:
-                m.state = self.started(p, self.tasks + 1) if self.memory.accumulates else {}
-            m.count = 0
+            self.get_or_create(p)
+        self._check_current_is_kept()
+        consolidate(
+            self.records.values(),
+            self.importance,
+            self.merge,
+            self.memory,
+            lambda state, task: self.start_importance(state.parameter, task),
+            self.tasks,
+            scale,
+        )
         self.calibration += [1.0] * (self.tasks - len(self.calibration)) + [scale]
         self.tasks += 1
         self.steps = 0
 
-    def _check_known(self) -> None:
-        """Refuse to end a task of which nothing was kept."""
-        lacking = [m for m in self.records.values() if m.count and not m.factor and not m.state]
-        layered = [m for m in self.records.values() if m.factor and m.count and not m.factor.looks]
-        if self.importance.merges and not self.memory.accumulates and (lacking or layered):
-            raise MooringError(
-                'nothing is known of this task, for current="none" keeps nothing while training: give '
-                "consolidate(data=...) some of its data, or attach without"
+    def _move_idle_anchors(self) -> None:
+        """anchor <- theta without counting a task; warn of parameters that moved without a step."""
+        moved = [s.name for s in self.records.values() if bool((s.theta != s.device_anchor).any())]
+        if moved:
+            warnings.warn(
+                f"{_first_and_count(moved)} moved since the last task and this Mooring saw no step: nothing was "
+                "protected, and no task is counted. If the optimizer is a new one, call moor.rebind(optimizer)",
+                stacklevel=5,
             )
+        for state in self.records.values():
+            state.anchor.copy_(state.theta)
 
-    def _merged(self, m: ParameterState, factors: State, scale: float) -> Tensor | QuantizedImportance | None:
-        """The importance over past tasks with this one; as it was, where the parameter had no gradient."""
-        if m.factor or (not m.count and self.importance.merges):
-            return m.previous
-        state = m.state or self.started(m.parameter, self.tasks)
-        current = state["current"].to(m.wide) * (factors.get(layer_of(m.name), 1.0) * scale)
-        past = m.previous.values() if isinstance(m.previous, QuantizedImportance) else m.previous
-        past = torch.zeros_like(current) if past is None else past.to(m.wide)
-        return self.memory.kept(self.merge(past, current) if self.importance.merges else current, m.theta)
+    def _check_current_is_kept(self) -> None:
+        """Refuse to end a task of which nothing was kept."""
+        if self.memory.accumulates or not self.importance.merges:
+            return
+        for state in self.records.values():
+            kept = state.factors.count if state.factors else state.importance_state
+            if state.count and not kept:
+                raise MooringError(
+                    'nothing is known of this task, because current="none" keeps nothing during training: give '
+                    "consolidate(data=...) some of its data, or attach without it"
+                )
 
-    def astray(self) -> bool:
-        """Whether the model went to another device, and what is kept is still where it was."""
-        kept = ((m, slot, t) for m in self.records.values() for slot, t in m.slots().items())
-        return any(t.device != m.theta.device for m, slot, t in kept if slot != "anchor" or not self.memory.host)
+    def on_other_device(self) -> bool:
+        """Return whether the model moved to another device and what is kept did not."""
+        slots = ((state, slot, t) for state in self.records.values() for slot, t in state.slots().items())
+        return any(t.device != s.theta.device for s, slot, t in slots if slot != "anchor" or not self.memory.host)
 
-    def told(self) -> dict[str, Any]:
-        """What a saved state says of all parameters together, as plain values."""
+    def header(self) -> dict[str, Any]:
+        """Return what a saved state says of all parameters together, as plain values."""
         return {
             "importance": self.importance.name,
-            "options": called(self.importance),
+            "options": describe(self.importance),
             "merge": getattr(self.merge, "__name__", ""),
             "tasks": self.tasks,
             "steps": self.steps,
             "moored": sorted(self.names.values()),
-            "factors": {m.name: [m.factor.looks, m.factor.tasks] for m in self.records.values() if m.factor},
+            "factors": {s.name: [s.factors.count, s.factors.tasks] for s in self.records.values() if s.factors},
             **({} if self.memory.accumulates else {"accumulates": False}),
         }
 
-    def look(self, seen: Iterable[tuple[nn.Module, Factors]]) -> None:
-        """Average in what layers showed in one iteration: A, G, and a bias's G."""
-        for layer, (inputs, outputs, sums) in seen:
+    def accumulate_factors(self, observed: Iterable[tuple[nn.Module, LayerFactors]]) -> None:
+        """Add the Kronecker factors of one iteration."""
+        for layer, (inputs, outputs, bias_outputs) in observed:
             for name, p in layer.named_parameters(recurse=False):
-                if (m := self.records.get(p)) and m.factor:
-                    m.factor.look(*((inputs, outputs) if name == "weight" else (None, sums)))
-                    m.factor.looks += 1
-
-    def factors(self) -> State:
-        """A factor for the scores of each layer, where the importance is balanced; else nothing."""
-        known = [m for m in self.records.values() if m.state]
-        if not self.importance.balances or not known:
-            return {}
-        sums: dict[str, Tensor] = {}
-        sizes: dict[str, int] = {}
-        scores = [m.full(m.state["current"]).abs().sum(dtype=m.wide) for m in known]
-        for m, score in zip(known, reduce_over_shards(scores, [m.parameter for m in known]), strict=True):
-            layer = layer_of(m.name)
-            sums[layer] = sums[layer] + score if layer in sums else score
-            sizes[layer] = sizes.get(layer, 0) + m.parameter.numel()
-        return dict(zip(sums, self.importance.factors(list(sums.values()), list(sizes.values())), strict=True))
+                if (state := self.records.get(p)) and state.factors:
+                    state.factors.accumulate(*((inputs, outputs) if name == "weight" else (None, bias_outputs)))
+                    state.factors.count += 1
 
 
-def called(thing: object) -> str:
-    """A pull or an importance with its options, where it says them; else the name of its class.
+def describe(rule: object) -> str:
+    """Return a pull or an importance with its options if its repr has them, else the name of its class.
 
     Example:
         >>> from mooring.pulls import Proximal
-        >>> called(Proximal(3.0))
+        >>> describe(Proximal(3.0))
         'Proximal(strength=3.0)'
     """
-    name = type(thing).__name__
-    return repr(thing) if repr(thing).startswith(f"{name}(") else name
+    name = type(rule).__name__
+    return repr(rule) if repr(rule).startswith(f"{name}(") else name
 
 
-def _some(names: list[str]) -> str:
-    """The first of them, and how many more.
+def _first_and_count(names: list[str]) -> str:
+    """Return the first name and the number of the others.
 
     Example:
-        >>> _some(["0.weight", "0.bias", "2.weight"])
+        >>> _first_and_count(["0.weight", "0.bias", "2.weight"])
         "'0.weight' and 2 others"
     """
     others = f" and {len(names) - 1} {'other' if len(names) == 2 else 'others'}" if names[1:] else ""
     return f"{names[0]!r}{others}"
 
 
-def marks(parameters: list[Tensor]) -> list[int]:
-    """What tells whether gradients were replaced or written to."""
-    found: list[int] = []
+def gradient_versions(parameters: list[Tensor]) -> list[int]:
+    """Return identities and versions that change when a gradient is replaced or written to."""
+    versions: list[int] = []
     for p in parameters:
         g = p.grad
-        found += id(g), 0 if g is None else local_tensor(g)._version
-    return found
+        versions += id(g), 0 if g is None else local_tensor(g)._version
+    return versions

@@ -1,4 +1,4 @@
-"""Anchors that are kept in the host's memory, brought to the device in time: two rooms, filled in turns."""
+"""Anchors kept in host memory and copied to the device ahead of their use, through two buffers in turn."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from torch import Tensor
 
 __all__ = ["AnchorOffload", "Anchored", "is_offloaded"]
 
-LINE = 512
-"""Anchors begin at multiples of so many bytes, as torch's own tensors do."""
+ALIGNMENT = 512
+"""Anchors begin at multiples of this many bytes, as torch's own tensors do."""
 
 
 class Anchored(Protocol):
-    """Who has an anchor, as a `ParameterState` has."""
+    """An owner of an anchor, such as `ParameterState`."""
 
     anchor: Tensor
     staged: Tensor | None
     parameter: Tensor
 
 
-def is_offloaded(m: Anchored) -> bool:
-    """Whether an anchor is not where its parameter is."""
-    return m.anchor.device != m.parameter.device
+def is_offloaded(state: Anchored) -> bool:
+    """Return whether an anchor is on another device than its parameter."""
+    return state.anchor.device != state.parameter.device
 
 
 @dataclass
@@ -32,9 +32,9 @@ class _Slot:
 
     Attributes:
         bytes: the memory itself.
-        holds: which group is there, or on its way.
-        ready: when the copy is done.
-        free: when the last reader is done.
+        holds: the group that is there, or on its way.
+        ready: recorded when the copy is done.
+        free: recorded when the last reader is done.
     """
 
     bytes: Tensor
@@ -44,120 +44,121 @@ class _Slot:
 
 
 class AnchorOffload:
-    """Copies anchors to their devices on streams of its own, one group ahead of the one that is in use.
+    """Copies of offloaded anchors on their devices, made on separate streams one group ahead of the group in use.
 
-    Anchors stay as they are during a task. So when the last groups of a step are done with, the first ones are fetched
-    again, and are there when the next step wants them. The host waits for nothing.
+    Anchors do not change during a task. So when the last groups of a step are done, the first ones are fetched again,
+    and are there when the next step needs them. The host never waits.
 
     Args:
-        size: bytes of both rooms of a device together; a parameter larger than half of that has a room of its size.
+        size: bytes of both slots of a device together; a parameter larger than half of that gets a slot of its size.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.rooms: dict[tuple[torch.device, int], _Slot] = {}
+        self.slots: dict[tuple[torch.device, int], _Slot] = {}
         self.streams: dict[torch.device, Any] = {}
 
-    def over(self, records: Sequence[Anchored]) -> Iterator[list[int]]:
-        """Places of records, group by group; while a group is handed out, its anchors are staged.
+    def groups(self, states: Sequence[Anchored]) -> Iterator[list[int]]:
+        """Yield indices of states, group by group; while a group is in use, its anchors are staged on the device.
 
-        Records whose anchors are where their parameters are come first, together.
+        States whose anchors are not offloaded come first, together.
         """
-        there: dict[torch.device, list[int]] = {}
-        near: list[int] = []
-        for place, m in enumerate(records):
-            (there.setdefault(m.parameter.device, []) if is_offloaded(m) else near).append(place)
-        if near:
-            yield near
-        for device, places in there.items():
-            yield from self._over(records, self._groups(records, places), device)
+        offloaded: dict[torch.device, list[int]] = {}
+        on_device: list[int] = []
+        for index, state in enumerate(states):
+            (offloaded.setdefault(state.parameter.device, []) if is_offloaded(state) else on_device).append(index)
+        if on_device:
+            yield on_device
+        for device, indices in offloaded.items():
+            yield from self._stage(states, self._group_by_size(states, indices), device)
 
-    def _over(self, records: Sequence[Anchored], groups: list[list[int]], device: torch.device) -> Iterator[list[int]]:
-        """The groups of one device; the first ones were fetched when the last step ended."""
-        key = tuple(id(records[place].anchor) for group in groups for place in group)
-        whole = [[records[place] for place in group] for group in groups]
-        sizes = [max(map(_needs, whole[which::2]), default=0) for which in (0, 1)]
-        rooms = [self._room(device, which, size) for which, size in enumerate(sizes)]
-        for index in range(min(2, len(groups))):
-            self._fetch(rooms[index], (key, index), whole[index])
-        for index, group in enumerate(groups):
-            room, mine = rooms[index % 2], whole[index]
-            if room.ready is not None:
-                torch.cuda.current_stream(device).wait_event(room.ready)
-            for m, staged in zip(mine, _views(room.bytes, mine), strict=True):
-                m.staged = staged
+    def _stage(self, states: Sequence[Anchored], groups: list[list[int]], device: torch.device) -> Iterator[list[int]]:
+        """Yield the groups of one device; the first ones were fetched at the end of the last step."""
+        key = tuple(id(states[index].anchor) for group in groups for index in group)
+        members = [[states[index] for index in group] for group in groups]
+        sizes = [max(map(_bytes_of, members[parity::2]), default=0) for parity in (0, 1)]
+        slots = [self._slot(device, parity, size) for parity, size in enumerate(sizes)]
+        for number in range(min(2, len(groups))):
+            self._fetch(slots[number], (key, number), members[number])
+        for number, group in enumerate(groups):
+            slot = slots[number % 2]
+            if slot.ready is not None:
+                torch.cuda.current_stream(device).wait_event(slot.ready)
+            for state, staged in zip(members[number], _views(slot.bytes, members[number]), strict=True):
+                state.staged = staged
             try:
                 yield group
             finally:
-                for m in mine:
-                    m.staged = None
-                if room.free is not None:
-                    room.free.record(torch.cuda.current_stream(device))
-            following = index + 2 if index + 2 < len(groups) else index % 2
-            self._fetch(room, (key, following), whole[following])
+                for state in members[number]:
+                    state.staged = None
+                if slot.free is not None:
+                    slot.free.record(torch.cuda.current_stream(device))
+            following = number + 2 if number + 2 < len(groups) else number % 2
+            self._fetch(slot, (key, following), members[following])
 
-    def forget(self) -> None:
-        """Anchors are about to change: what was fetched is not used again, and no copy is under way any more."""
-        for room in self.rooms.values():
-            room.holds = None
+    def invalidate(self) -> None:
+        """Discard fetched copies and wait for running ones, before anchors change."""
+        for slot in self.slots.values():
+            slot.holds = None
         for device, stream in self.streams.items():
             torch.cuda.current_stream(device).wait_stream(stream)
 
-    def _groups(self, records: Sequence[Anchored], places: Sequence[int]) -> list[list[int]]:
-        """Neighbours together, as many as half of the size holds."""
+    def _group_by_size(self, states: Sequence[Anchored], indices: Sequence[int]) -> list[list[int]]:
+        """Group neighbours, as many as half of the size holds."""
         groups: list[list[int]] = []
-        for place in places:
-            if groups and _needs([records[each] for each in (*groups[-1], place)]) <= self.size // 2:
-                groups[-1].append(place)
+        for index in indices:
+            if groups and _bytes_of([states[i] for i in (*groups[-1], index)]) <= self.size // 2:
+                groups[-1].append(index)
             else:
-                groups.append([place])
+                groups.append([index])
         return groups
 
-    def _fetch(self, room: _Slot, which: tuple[Any, int], mine: Sequence[Anchored]) -> None:
-        """Begin to copy a group into its room, unless it is there."""
-        if room.holds == which:
+    def _fetch(self, slot: _Slot, group: tuple[Any, int], members: Sequence[Anchored]) -> None:
+        """Start to copy a group into its slot, unless it is there."""
+        if slot.holds == group:
             return
-        room.holds = which
-        stream = self.streams.get(room.bytes.device)
+        slot.holds = group
+        stream = self.streams.get(slot.bytes.device)
         if stream is None:
-            _copy(room, mine)
+            _copy(slot, members)
             return
         with torch.cuda.stream(stream):
-            stream.wait_event(room.free)
-            _copy(room, mine)
-            room.ready.record(stream)
+            stream.wait_event(slot.free)
+            _copy(slot, members)
+            slot.ready.record(stream)
 
-    def _room(self, device: torch.device, which: int, need: int) -> _Slot:
-        """One of a device's two rooms, large enough."""
-        room = self.rooms.get((device, which))
-        if room is not None and room.bytes.numel() >= need:
-            return room
-        room = self.rooms[device, which] = _Slot(torch.empty(need, dtype=torch.uint8, device=device))
+    def _slot(self, device: torch.device, parity: int, size: int) -> _Slot:
+        """Return one of a device's two slots, large enough."""
+        slot = self.slots.get((device, parity))
+        if slot is not None and slot.bytes.numel() >= size:
+            return slot
+        slot = self.slots[device, parity] = _Slot(torch.empty(size, dtype=torch.uint8, device=device))
         if device.type == "cuda":
             stream = self.streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-            room.bytes.record_stream(stream)  # it is not given away while a copy goes into it
-            room.ready, room.free = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
-            room.free.record(torch.cuda.current_stream(device))  # who had this memory before may still use it
-        return room
+            slot.bytes.record_stream(stream)  # the allocator must not reuse it while a copy goes into it
+            slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+            slot.free.record(torch.cuda.current_stream(device))  # the previous owner of this memory may still use it
+        return slot
 
 
-def _copy(room: _Slot, records: Sequence[Anchored]) -> None:
-    for m, view in zip(records, _views(room.bytes, records), strict=True):
-        view.copy_(m.anchor, non_blocking=True)
+def _copy(slot: _Slot, members: Sequence[Anchored]) -> None:
+    for state, view in zip(members, _views(slot.bytes, members), strict=True):
+        view.copy_(state.anchor, non_blocking=True)
 
 
-def _needs(records: Sequence[Anchored]) -> int:
-    return sum(_need(m.anchor) for m in records)
+def _bytes_of(states: Sequence[Anchored]) -> int:
+    return sum(_aligned_bytes(state.anchor) for state in states)
 
 
-def _need(anchor: Tensor) -> int:
-    return -(-anchor.numel() * anchor.element_size() // LINE) * LINE
+def _aligned_bytes(anchor: Tensor) -> int:
+    return -(-anchor.numel() * anchor.element_size() // ALIGNMENT) * ALIGNMENT
 
 
-def _views(room: Tensor, records: Sequence[Anchored]) -> Iterator[Tensor]:
-    """Where each anchor goes, in its own order of memory."""
+def _views(memory: Tensor, states: Sequence[Anchored]) -> Iterator[Tensor]:
+    """Yield the place of each anchor in a slot's memory, with the anchor's own strides."""
     begin = 0
-    for m in records:
-        whole = room[begin : begin + m.anchor.numel() * m.anchor.element_size()].view(m.anchor.dtype)
-        yield whole.as_strided(m.anchor.shape, m.anchor.stride())
-        begin += _need(m.anchor)
+    for state in states:
+        anchor = state.anchor
+        flat = memory[begin : begin + anchor.numel() * anchor.element_size()].view(anchor.dtype)
+        yield flat.as_strided(anchor.shape, anchor.stride())
+        begin += _aligned_bytes(anchor)

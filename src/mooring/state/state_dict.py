@@ -1,6 +1,10 @@
-"""A mooring's state as a flat dictionary of tensors, which torch.save and safetensors both take."""
+"""A mooring's state as a flat dictionary of tensors for `torch.save` and safetensors, and reading it back.
+
+A state that does not fit the model or the options is refused before anything is changed.
+"""
 
 import json
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -10,12 +14,14 @@ from torch import Tensor
 from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError
 from mooring.importance import State
-from mooring.importance.kronecker_factors import Factor
+from mooring.importance.kronecker_factors import KroneckerFactors
+from mooring.pulls import Pull
 from mooring.state.memory import Memory, compute_dtype_of
-from mooring.state.mooring_state import PAST, ParameterState
-from mooring.state.quantization import BLOCKS, QuantizedImportance, block_of
+from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState, ParameterState, describe
+from mooring.state.quantization import BLOCK_SLOTS, QuantizedImportance, block_size
+from mooring.state.selection import norm_buffers
 
-__all__ = ["VERSION", "check_keys", "pack", "unpack_header", "unpack_parameter"]
+__all__ = ["pack_state", "read_header", "read_state"]
 
 VERSION, QUANTIZED_VERSION = 1, 2
 """The versions of the layout: with importances as plain tensors, and with quantized ones. Others are refused."""
@@ -25,19 +31,24 @@ REQUIRED_KEYS = ("importance", "options", "merge", "tasks", "steps", "moored", "
 
 HEADER = "mooring"
 
+MAX_ROUNDING = 0.01
+"""Weights further from their anchors than this part of the anchors' norm are other weights, not rounded ones."""
 
-def pack(moored: Collection[ParameterState], buffers: Mapping[str, Tensor], header: dict[str, Any]) -> State:
-    """The flat dictionary: `slot.parameter`, `buffer.name`, and a header of JSON bytes."""
-    coded = any(isinstance(m.previous, QuantizedImportance) for m in moored)
-    header = {"version": QUANTIZED_VERSION if coded else VERSION, **header, "counts": {m.name: m.count for m in moored}}
+
+def pack_state(states: Collection[ParameterState], buffers: Mapping[str, Tensor], header: dict[str, Any]) -> State:
+    """Return the flat dictionary: `slot.parameter`, `buffer.name`, and a header of JSON bytes."""
+    quantized = any(isinstance(state.previous, QuantizedImportance) for state in states)
+    counts = {state.name: state.count for state in states}
+    header = {"version": QUANTIZED_VERSION if quantized else VERSION, **header, "counts": counts}
     flat = {HEADER: torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)}
-    for m in moored:
-        for slot, t in m.slots().items():
-            flat[f"{slot}.{m.name}"] = to_dtensor(t.contiguous(), m.parameter, rows=slot in BLOCKS)
+    for state in states:
+        for slot, tensor in state.slots().items():
+            rows = slot in BLOCK_SLOTS
+            flat[f"{slot}.{state.name}"] = to_dtensor(tensor.contiguous(), state.parameter, rows=rows)
     return flat | {f"buffer.{name}": tensor for name, tensor in buffers.items()}
 
 
-def unpack_header(flat: Mapping[str, Tensor]) -> dict[str, Any]:
+def read_header(flat: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the header; refuse what is not the state of a Mooring, and other versions."""
     try:
         header = json.loads(bytes(flat[HEADER].tolist()))
@@ -54,70 +65,145 @@ def unpack_header(flat: Mapping[str, Tensor]) -> dict[str, Any]:
     return dict(header)
 
 
-def unpack_parameter(
-    flat: Mapping[str, Tensor], fresh: ParameterState, count: int, memory: Memory, *, accumulates: bool
-) -> ParameterState:
-    """The kept tensors of one parameter, checked against a fresh one for what must be there and its shape.
+def read_state(
+    flat: State, states: MooringState, pull: Pull, buffers: str
+) -> tuple[dict[str, Any], dict[Tensor, ParameterState], State]:
+    """Read a state for a model: its header, the states of parameters, and the anchors of normalization statistics.
 
-    They are kept as `memory` says, whatever they were saved as. Where who saved them did not accumulate, there is
-    nothing of a task that has not begun: it starts as a fresh one.
+    Args:
+        flat: the dictionary that `Mooring.state_dict` returned.
+        states: the states of the model that continues from it; left as they are.
+        pull: the pull to continue with; one of another kind than the state was made with is warned of.
+        buffers: what becomes of normalization statistics; warned of likewise.
     """
-    name = fresh.name
-    found: State = {}
-    for slot, like in fresh.slots().items():
-        if slot in fresh.state and not accumulates and not count:
-            found[slot] = like
+    header = read_header(flat)
+    if header["importance"] != states.importance.name:
+        raise MooringError(
+            f"the state was made by importance {header['importance']}, this Mooring has {states.importance.name}"
+        )
+    if header["pull"].partition("(")[0] != describe(pull).partition("(")[0]:
+        _warn_of_other_option("pull", header["pull"], describe(pull))
+    options = {**states.header(), "buffers": buffers}
+    for key, option in (("options", "importance"), ("merge", "merge"), ("buffers", "buffers")):
+        if header[key] != options[key]:
+            _warn_of_other_option(option, header[key], options[key])
+    states.refresh()
+    by_name = {name: p for p, name in states.names.items()}
+    saved = {*header["moored"], *header["counts"]}
+    only_state, only_model = saved - by_name.keys(), by_name.keys() - saved
+    if only_state or only_model:
+        raise MooringError(
+            f"the state does not fit: only in the state {sorted(only_state)}, only in the model "
+            f"{sorted(only_model)}; build the model, its heads and exclude= as they were when it was saved"
+        )
+    records: dict[Tensor, ParameterState] = {}
+    memory, unused_slots = states.memory, set[str]()
+    for name, count in header["counts"].items():
+        p = by_name[name]
+        new = states.new_state(p, header["tasks"])
+        if not memory.accumulates and not new.factors:
+            started = states.start_importance(p, header["tasks"])
+            if count and not header["steps"] and f"current.{name}" in flat:
+                new.importance_state = started  # estimated, and not yet consolidated
+            unused_slots |= started.keys()
+        accumulated = header.get("accumulates", True)
+        records[p] = _read_parameter(flat, new, count, memory, accumulated=accumulated)
+        if factors := records[p].factors:
+            factors.count, factors.tasks = header["factors"][name]
+            factors.update_eigenbasis()
+    _check_all_keys_are_used(flat, records.values(), unused_slots)
+    if header["tasks"] and not header["steps"]:
+        _warn_of_other_weights(records)
+    known = norm_buffers(states.model, states.exclude, states.optimizer_parameters())
+    anchors = {key.removeprefix("buffer."): t for key, t in flat.items() if key.startswith("buffer.")}
+    for name, tensor in anchors.items():
+        if name not in known or tensor.shape != known[name].shape:
+            raise MooringError(f"the state does not fit: the model has no buffer {name!r} of that shape")
+    return header, records, {name: t.to(known[name], copy=True) for name, t in anchors.items()}
+
+
+def _read_parameter(
+    flat: Mapping[str, Tensor], new: ParameterState, count: int, memory: Memory, *, accumulated: bool
+) -> ParameterState:
+    """Return the state of one parameter, checked against a new one for its slots and their shapes.
+
+    Tensors are stored as `memory` says, in whatever form they were saved. If the saved state did not accumulate, there
+    is nothing of a task that has not begun, and the importance starts anew.
+    """
+    slots: State = {}
+    for slot, like in new.slots().items():
+        if slot in new.importance_state and not accumulated and not count:
+            slots[slot] = like
             continue
-        key = f"{slot}.{name}"
+        key = f"{slot}.{new.name}"
         if key not in flat:
             raise MooringError(f"the state does not fit: {key!r} is missing")
-        if flat[key].shape != to_dtensor(like, fresh.parameter).shape:
-            have, want = tuple(flat[key].shape), tuple(to_dtensor(like, fresh.parameter).shape)
+        if flat[key].shape != to_dtensor(like, new.parameter).shape:
+            have, want = tuple(flat[key].shape), tuple(to_dtensor(like, new.parameter).shape)
             raise MooringError(f"the state does not fit: {key!r} has shape {have}, the model needs {want}")
-        part = local_part(flat[key].detach(), fresh.parameter)
-        found[slot] = like.copy_(part) if slot == "anchor" else part.to(like, copy=True)  # where anchors are kept
-    anchor = found.pop("anchor")
-    factor = None
-    if fresh.factor:
-        inputs, outputs, past_inputs, past_outputs = (found.pop(slot) for slot in fresh.factor.slots())
-        factor = Factor(inputs, outputs, past_inputs, past_outputs)
-    return ParameterState(name, fresh.parameter, anchor, found, _previous(flat, fresh, memory), count, factor)
+        part = local_part(flat[key].detach(), new.parameter)
+        slots[slot] = like.copy_(part) if slot == "anchor" else part.to(like, copy=True)  # anchors may be offloaded
+    anchor = slots.pop("anchor")
+    factors = None
+    if new.factors:
+        inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in new.factors.slots())
+        factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs)
+    return ParameterState(new.name, new.parameter, anchor, slots, _read_previous(flat, new, memory), count, factors)
 
 
-def _previous(flat: Mapping[str, Tensor], fresh: ParameterState, memory: Memory) -> Tensor | QuantizedImportance | None:
-    """The importance over past tasks: as it was saved where that is how it is kept, else made so."""
-    name, theta = fresh.name, fresh.theta
+def _read_previous(
+    flat: Mapping[str, Tensor], new: ParameterState, memory: Memory
+) -> Tensor | QuantizedImportance | None:
+    """Return the importance over past tasks in the form that `memory` says."""
+    name, theta = new.name, new.theta
     previous = flat.get(f"previous.{name}")
     if previous is None:
         return None
-    if previous.shape not in (fresh.parameter.shape, torch.Size(())):
+    if previous.shape not in (new.parameter.shape, torch.Size(())):
         raise MooringError(f"the state does not fit: 'previous.{name}' has shape {tuple(previous.shape)}")
-    code = local_part(previous.detach(), fresh.parameter).to(theta.device, copy=True)
-    if code.dtype != torch.uint8:
-        return memory.kept(code, theta)
-    block = block_of(theta.shape)
-    shape = (*fresh.parameter.shape[:1], fresh.parameter.shape[1:].numel() // (block or 1))
+    values = local_part(previous.detach(), new.parameter).to(theta.device, copy=True)
+    if values.dtype != torch.uint8:
+        return memory.store_previous(values, theta)
+    block = block_size(theta.shape)
+    shape = (*new.parameter.shape[:1], new.parameter.shape[1:].numel() // (block or 1))
     blocks = []
-    for slot in BLOCKS:
-        each = flat.get(f"{slot}.{name}")
-        if block is None or each is None or each.shape != shape:
+    for slot in BLOCK_SLOTS:
+        tensor = flat.get(f"{slot}.{name}")
+        if block is None or tensor is None or tensor.shape != shape:
             raise MooringError(f"the state does not fit: '{slot}.{name}' is missing, or not of shape {shape}")
-        blocks.append(
-            local_part(each.detach(), fresh.parameter, rows=True).to(theta.device, compute_dtype_of(theta), copy=True)
+        part = local_part(tensor.detach(), new.parameter, rows=True)
+        blocks.append(part.to(theta.device, compute_dtype_of(theta), copy=True))
+    quantized = QuantizedImportance(values, *blocks)
+    return quantized if memory.previous == "8bit" else memory.store_previous(quantized.values(), theta)
+
+
+def _check_all_keys_are_used(
+    flat: Mapping[str, Tensor], states: Collection[ParameterState], unused_slots: Collection[str]
+) -> None:
+    """Refuse entries that belong to other options or another model, except those of slots that are not kept here."""
+    known = {f"{slot}.{state.name}" for state in states for slot in {*state.slots(), *PREVIOUS_SLOTS, *unused_slots}}
+    unknown = sorted(key for key in flat if key not in {HEADER, *known} and not key.startswith("buffer."))
+    if unknown:
+        raise MooringError(f"the state does not fit: nothing here takes {', '.join(map(repr, unknown))}")
+
+
+def _warn_of_other_option(option: str, saved: str, given: str) -> None:
+    if saved:  # a state that does not say is accepted
+        warnings.warn(
+            f"the state was made with {saved}, this Mooring has {given}: "
+            f"unless you mean to change that, give attach {option}={saved}",
+            stacklevel=5,
         )
-    coded = QuantizedImportance(code, *blocks)
-    return coded if memory.previous == "8bit" else memory.kept(coded.values(), theta)
 
 
-def check_keys(flat: Mapping[str, Tensor], moored: Collection[ParameterState], unread: Collection[str] = ()) -> None:
-    """Refuse entries that nothing asked for: they belong to other options or another model.
-
-    Args:
-        flat: the state.
-        moored: what was read from it.
-        unread: what of a task is not kept, and may be there.
-    """
-    known = {HEADER, *(f"{slot}.{m.name}" for m in moored for slot in {*m.slots(), *PAST, *unread})}
-    left = sorted(key for key in flat if key not in known and not key.startswith("buffer."))
-    if left:
-        raise MooringError(f"the state does not fit: nothing here takes {', '.join(map(repr, left))}")
+def _warn_of_other_weights(records: dict[Tensor, ParameterState]) -> None:
+    """Warn if a parameter is not at its anchor right after a task: it would be pulled to other weights."""
+    for state in records.values():
+        theta, anchor = state.theta.float(), state.device_anchor.float()
+        if not state.theta.is_meta and bool((theta - anchor).norm() > MAX_ROUNDING * anchor.norm()):
+            warnings.warn(
+                f"the model has other weights than those that the state was saved with ({state.name!r} differs): load "
+                "the model's weights first, or training pulls it towards the others",
+                stacklevel=5,
+            )
+            return

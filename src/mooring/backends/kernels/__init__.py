@@ -1,1 +1,1 @@
-"""Rules as GPU kernels: what a rule says in PyTorch, written out and compiled where there is a compiler."""
+"""GPU kernels generated from rules in PyTorch."""

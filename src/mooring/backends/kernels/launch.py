@@ -1,4 +1,4 @@
-"""How kernels are launched; and rehearsed: compiled many at a time, before the first of them is needed."""
+"""Launch kernels, or compile many of them in parallel in a dry run before the first one is needed."""
 
 import os
 from collections.abc import Iterator
@@ -7,47 +7,47 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["DryRun", "dry_run", "in_dry_run", "launch"]
+__all__ = ["DryRunContext", "dry_run", "in_dry_run", "launch"]
 
-_in_dry_run: ContextVar[bool] = ContextVar("dry_run", default=False)
+_in_dry_run: ContextVar[bool] = ContextVar("in_dry_run", default=False)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *told: object, **options: object) -> None:
-    """Run a kernel; in a rehearsal, only see to it that it is compiled."""
+def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:
+    """Run a kernel; in a dry run, only compile it."""
     if in_dry_run():
-        kernel.warmup(*told, grid=grid, **options)
+        kernel.warmup(*args, grid=grid, **options)
     else:
-        kernel[grid](*told, **options)
+        kernel[grid](*args, **options)
 
 
 def in_dry_run() -> bool:
-    """Whether nothing is to be computed now."""
+    """Return whether kernels are only compiled now."""
     return _in_dry_run.get()
 
 
-class DryRun:
-    """What a function of autograd's is told and keeps for its way back, where nothing is computed.
+class DryRunContext:
+    """A stand-in for the context of an autograd function, for a dry run.
 
     Args:
-        needs_input_grad: which of its inputs want a gradient.
+        needs_input_grad: which inputs need a gradient.
     """
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
 
     def save_for_backward(self, *saved: Any) -> None:
-        """As a context does."""
+        """Keep tensors for the backward pass."""
         self.saved_tensors = saved
 
 
 @contextmanager
 def dry_run(*, ignore_errors: bool = False) -> Iterator[None]:
-    """While this lasts nothing is computed; what would be launched is compiled, on all cores, and ready at the end.
+    """Compute nothing inside this context; compile what would be launched, on all cores, ready at the end.
 
     Args:
-        ignore_errors: leave what cannot be compiled to whoever launches it.
+        ignore_errors: ignore kernels that cannot be compiled; whoever launches them gets the error.
     """
-    import triton  # slow, and not everywhere
+    import triton  # slow to import, and optional
 
     token = _in_dry_run.set(True)
     try:

@@ -1,17 +1,18 @@
-"""An elementwise rule over many tensors as one GPU kernel, which finds them in a table of addresses.
+"""An elementwise rule over many tensors as one GPU kernel, which reads their addresses from a table.
 
-A model has hundreds of parameters, and to launch a kernel for each takes longer than most of them: here one program of
-one kernel does one block of one of them.
+A model has hundreds of parameters, and launching a kernel for each of them takes longer than most of them need. Here
+one program of one kernel does one block of one parameter.
 """
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
-from mooring.backends.kernels.codegen import DTYPES, TracedRule, compiled, trace_rule
+from mooring.backends.eager import Rule
+from mooring.backends.kernels.codegen import TRITON_DTYPES, TracedRule, compile_kernel, trace_rule
 from mooring.backends.kernels.launch import launch
 
 __all__ = [
@@ -20,74 +21,74 @@ __all__ = [
     "WARPS",
     "Layout",
     "MultiTensorKernel",
-    "block_of",
-    "form_of",
-    "loaded",
-    "located",
-    "small",
-    "source",
+    "elements_per_entry",
+    "example_tensors",
+    "load_lines",
+    "locate_lines",
+    "memory_format",
+    "multi_tensor_source",
 ]
 
 BLOCK = 2048
 WARPS = 8
-LINE = 16
-"""Bytes that a thread fetches at once, where addresses are multiples of it."""
+ALIGNMENT = 16
+"""Bytes that a thread loads at once, if the addresses are multiples of it."""
 
 
 class Layout:
-    """Where the tensors of many parameters lie.
+    """The addresses of the tensors of many parameters.
 
     Args:
-        tensors: of each parameter, by name; the same names for all.
+        tensors: the tensors of each parameter, by name; the same names for all.
 
     Attributes:
-        sizes: how many elements each parameter has.
-        blocks: which parameter each program takes a block of, and where the block begins.
-        forms: the dtype and the order of memory of each tensor, by name.
+        sizes: the number of elements of each parameter.
+        blocks: the parameter and the first element of the block of each program.
+        formats: the dtype and strides of each tensor, by name.
     """
 
     def __init__(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
         self.device = next(iter(tensors[0].values())).device
         self.rows = {name: row for row, name in enumerate(tensors[0], start=1)}
-        self.single = [row for name, row in self.rows.items() if tensors[0][name].ndim == 0]
-        self.sizes = tuple(max(tensor.numel() for tensor in each.values()) for each in tensors)
+        self.scalar_rows = [row for name, row in self.rows.items() if tensors[0][name].ndim == 0]
+        self.sizes = tuple(max(tensor.numel() for tensor in named.values()) for named in tensors)
         self.blocks = _blocks(self.sizes, self.device)
         self.host = torch.zeros(1 + len(self.rows), len(tensors), dtype=torch.int64)
         self.host[0] = torch.tensor(self.sizes)
-        self.forms = {name: [form_of(each[name]) for each in tensors] for name in self.rows}
-        self.known: dict[str, list[int]] = {}
-        self.lines: dict[str, bool] = {}
+        self.formats = {name: [memory_format(named[name]) for named in tensors] for name in self.rows}
+        self.addresses: dict[str, list[int]] = {}
+        self.aligned_names: dict[str, bool] = {}
         for name in self.rows:
-            self.move(name, [each[name] for each in tensors])
+            self.update(name, [named[name] for named in tensors])
 
-    def move(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Tensors of that name may lie elsewhere now."""
+    def update(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Set the addresses of the tensors of that name."""
         addresses = [tensor.data_ptr() for tensor in tensors]
-        if self.known.get(name) != addresses:
-            self.known[name] = addresses
+        if self.addresses.get(name) != addresses:
+            self.addresses[name] = addresses
             row = torch.tensor(addresses)
-            self.lines[name] = self.rows[name] in self.single or not bool((row % LINE).any())
+            self.aligned_names[name] = self.rows[name] in self.scalar_rows or not bool((row % ALIGNMENT).any())
             self.host[self.rows[name]] = row
-            self.__dict__.pop("sent", None)
+            self.__dict__.pop("device_table", None)
 
-    def is_for(self, name: str, tensors: Sequence[Tensor]) -> bool:
-        """Whether tensors of that name have the form they had; where none moved, they do."""
-        moved = [tensor.data_ptr() for tensor in tensors] != self.known[name]
-        return not moved or [form_of(tensor) for tensor in tensors] == self.forms[name]
+    def matches(self, name: str, tensors: Sequence[Tensor]) -> bool:
+        """Return whether tensors of that name have the dtypes and strides that they had."""
+        moved = [tensor.data_ptr() for tensor in tensors] != self.addresses[name]
+        return not moved or [memory_format(tensor) for tensor in tensors] == self.formats[name]
 
     @cached_property
-    def sent(self) -> Tensor:
-        """The table on the device, as it is now."""
-        return _sent(self.host, self.device)
+    def device_table(self) -> Tensor:
+        """The table of addresses on the device."""
+        return _to_device(self.host, self.device)
 
     @property
     def aligned(self) -> bool:
-        """Whether threads can fetch whole lines."""
-        return all(self.lines.values())
+        """Whether every address is a multiple of `ALIGNMENT`."""
+        return all(self.aligned_names.values())
 
 
-def form_of(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    """The dtype and the order of memory, which kernels are made for."""
+def memory_format(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return the dtype and strides, which a kernel is compiled for."""
     return tensor.dtype, tensor.stride()
 
 
@@ -95,106 +96,105 @@ class MultiTensorKernel:
     """A rule that changes some tensors of each of many parameters in place.
 
     Args:
-        rule: takes the tensors of one parameter by name; elementwise. 0-d tensors broadcast, and one that has fewer
+        rule: an elementwise rule on the tensors of one parameter by name. A 0-d tensor broadcasts. A tensor with fewer
             elements than the parameter has one for each block of it.
-        tensors: those of one of the parameters, which is like all others in dtypes, in which are 0-d, and in blocks.
-        numbers: the names of plain numbers that each parameter has, which the rule is told as 0-d tensors.
-        wide: the dtype to compute in.
-        dial: the name of a 0-d tensor on the device that all parameters share; where it is 0 nothing is done.
+        tensors: the tensors of one of the parameters; all have the same dtypes, 0-d tensors and block sizes.
+        numbers: the names of plain numbers of each parameter, which the rule gets as 0-d tensors.
+        dtype: the dtype to compute in.
+        scalar: the name of a 0-d tensor on the device that all parameters share; nothing is done where it is 0.
 
     Raises:
-        NotImplementedError: where the rule does something that is not known how to be written.
+        NotImplementedError: if the rule has an operation without a translation.
     """
 
     def __init__(
         self,
-        rule: Callable[[dict[str, Tensor]], None],
+        rule: Rule,
         tensors: Mapping[str, Tensor],
         numbers: Sequence[str],
-        wide: torch.dtype,
-        dial: str = "",
+        dtype: torch.dtype,
+        scalar: str = "",
     ) -> None:
         self.numbers = list(numbers)
-        text = source(rule, tensors, numbers, wide, dial)
-        self.kernel = compiled(text) if "tl.store" in text else None  # some rules have nothing to do
+        text = multi_tensor_source(rule, tensors, numbers, dtype, scalar)
+        self.kernel = compile_kernel(text) if "tl.store" in text else None  # a rule may change nothing
 
-    def __call__(self, layout: Layout, numbers: Mapping[str, Sequence[float]], dial: Tensor | None = None) -> None:
+    def __call__(self, layout: Layout, numbers: Mapping[str, Sequence[float]], scalar: Tensor | None = None) -> None:
         """Apply the rule to each parameter.
 
         Args:
-            layout: where its tensors are, under the names that the rule was made with, in that order; each parameter's
-                in the same order of memory.
-            numbers: for each name one for each parameter.
-            dial: what they share, where the rule has that.
+            layout: the addresses of the tensors, with the names and in the order that the kernel was made with.
+            numbers: for each name, one number for each parameter.
+            scalar: the shared tensor, if the rule has one.
         """
         if self.kernel is None:
             return
         plain = array("d", [number for name in self.numbers for number in numbers[name]] or [0.0])
-        table, values = layout.sent, _sent(torch.frombuffer(plain, dtype=torch.float64), layout.device)
-        told = table, values, layout.blocks, table if dial is None else dial, len(layout.sizes)
-        launch(self.kernel, (len(layout.blocks),), *told, B=BLOCK, ALIGNED=layout.aligned, num_warps=WARPS)
+        table, values = layout.device_table, _to_device(torch.frombuffer(plain, dtype=torch.float64), layout.device)
+        args = table, values, layout.blocks, table if scalar is None else scalar, len(layout.sizes)
+        launch(self.kernel, (len(layout.blocks),), *args, B=BLOCK, ALIGNED=layout.aligned, num_warps=WARPS)
 
 
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting for it; a copy, since the host's goes on changing."""
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device without waiting; always a copy, because the host changes its own."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.clone()
 
 
 @lru_cache(maxsize=16)
 def _blocks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Of every program; int64 of shape (programs, 2)."""
+    """Return the parameter and the first element of each program's block; int64 of shape (programs, 2)."""
     counts = torch.tensor([-(-size // BLOCK) for size in sizes])
     which = torch.arange(len(sizes)).repeat_interleave(counts)
     first = (counts.cumsum(0) - counts)[which]
     return torch.stack([which, (torch.arange(len(which)) - first) * BLOCK], 1).contiguous().to(device)
 
 
-def source(
-    rule: Callable[[dict[str, Tensor]], None],
+def multi_tensor_source(
+    rule: Rule,
     tensors: Mapping[str, Tensor],
     numbers: Sequence[str],
-    wide: torch.dtype,
-    dial: str = "",
+    dtype: torch.dtype,
+    scalar: str = "",
 ) -> str:
-    """A Triton kernel that does what the rule does, to every tensor in a table.
+    """Return the source of a Triton kernel that applies the rule to every parameter in a table.
 
     Example:
-        >>> def pulled(told):
-        ...     told["theta"].lerp_(told["anchor"], told["rate"])
-        >>> told = {"theta": torch.ones(5, dtype=torch.bfloat16), "anchor": torch.ones(5)}
-        >>> print(source(pulled, told, ["rate"], torch.float32).splitlines()[0])
-        def rule(table, values, blocks, dial, T, B: tl.constexpr, ALIGNED: tl.constexpr):
+        >>> def pull(tensors):
+        ...     tensors["theta"].lerp_(tensors["anchor"], tensors["rate"])
+        >>> example = {"theta": torch.ones(5, dtype=torch.bfloat16), "anchor": torch.ones(5)}
+        >>> print(multi_tensor_source(pull, example, ["rate"], torch.float32).splitlines()[0])
+        def rule(table, values, blocks, scalar, T, B: tl.constexpr, ALIGNED: tl.constexpr):
     """
-    given = [*numbers, *([dial] if dial else [])]
-    found = trace_rule(rule, small(tensors, wide) | {name: torch.ones((), dtype=wide) for name in given})
-    used = [name for name in tensors if found.reads(name) or name in dict(found.stores)]
-    lines = ["pid = tl.program_id(0).to(tl.int64)", *located("pid", tensors, used)]
+    scalars = {name: torch.ones((), dtype=dtype) for name in (*numbers, *([scalar] if scalar else []))}
+    traced = trace_rule(rule, example_tensors(tensors, dtype) | scalars)
+    used = [name for name in tensors if traced.reads(name) or name in dict(traced.stores)]
+    lines = ["pid = tl.program_id(0).to(tl.int64)", *locate_lines("pid", tensors, used)]
     for row, name in enumerate(numbers):
-        lines.append(f"x_{name} = tl.load(values + {row} * T + which).to({DTYPES[wide]})")
-    if dial:
-        lines += [f"x_{dial} = tl.load(dial).to({DTYPES[wide]})", f"if x_{dial} == 0:", "    return"]
+        lines.append(f"x_{name} = tl.load(values + {row} * T + which).to({TRITON_DTYPES[dtype]})")
+    if scalar:
+        lines += [f"x_{scalar} = tl.load(scalar).to({TRITON_DTYPES[dtype]})", f"if x_{scalar} == 0:", "    return"]
     for condition, mask in BRANCHES:
         lines.append(condition)
-        lines += [f"    {line}" for line in [*loaded(tensors, used, found, wide, mask), *found.lines]]
-        lines += [f"    tl.store(p_{name} + at, {value}{mask})" for name, value in found.stores]
-    head = "def rule(table, values, blocks, dial, T, B: tl.constexpr, ALIGNED: tl.constexpr):"
+        lines += [f"    {line}" for line in [*load_lines(tensors, used, traced, dtype, mask), *traced.lines]]
+        lines += [f"    tl.store(p_{name} + at, {value}{mask})" for name, value in traced.stores]
+    head = "def rule(table, values, blocks, scalar, T, B: tl.constexpr, ALIGNED: tl.constexpr):"
     return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
 
 
 BRANCHES = (("if begin + B <= count:", ""), ("else:", ", mask=at < count"))
-"""A whole block is fetched in whole lines; the last one of a parameter is masked."""
+"""Full blocks are loaded without a mask; the last block of a parameter is masked."""
 
 
-def small(tensors: Mapping[str, Tensor], wide: torch.dtype) -> dict[str, Tensor]:
-    """Tensors to trace a rule with: what is traced does not depend on sizes."""
+def example_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return small tensors to trace a rule with; the trace does not depend on sizes."""
     return {
-        name: torch.ones(() if tensor.ndim == 0 else 3, dtype=torch.bool if tensor.dtype == torch.bool else wide)
+        name: torch.ones(() if tensor.ndim == 0 else 3, dtype=torch.bool if tensor.dtype == torch.bool else dtype)
         for name, tensor in tensors.items()
     }
 
 
-def located(block: str, tensors: Mapping[str, Tensor], used: Sequence[str]) -> list[str]:
-    """Lines that find a block: the parameter, where in it the block begins, and where its tensors are."""
+def locate_lines(block: str, tensors: Mapping[str, Tensor], used: Sequence[str]) -> list[str]:
+    """Return the lines that find a block: its parameter, its first element, and the addresses of its tensors."""
     lines = [
         f"which = tl.load(blocks + 2 * {block})",
         f"begin = tl.multiple_of(tl.load(blocks + 2 * {block} + 1), B)",
@@ -203,34 +203,36 @@ def located(block: str, tensors: Mapping[str, Tensor], used: Sequence[str]) -> l
     ]
     for row, (name, tensor) in enumerate(tensors.items(), start=1):
         if name in used:
-            lines.append(f"p_{name} = tl.load(table + {row} * T + which).to(tl.pointer_type({DTYPES[tensor.dtype]}))")
+            lines.append(
+                f"p_{name} = tl.load(table + {row} * T + which).to(tl.pointer_type({TRITON_DTYPES[tensor.dtype]}))"
+            )
             if tensor.ndim:
-                lines += ["if ALIGNED:", f"    p_{name} = tl.multiple_of(p_{name}, {LINE})"]
+                lines += ["if ALIGNED:", f"    p_{name} = tl.multiple_of(p_{name}, {ALIGNMENT})"]
     return lines
 
 
-def block_of(tensors: Mapping[str, Tensor], name: str) -> int:
-    """How many elements of a parameter share one of a tensor; 1 for most.
+def elements_per_entry(tensors: Mapping[str, Tensor], name: str) -> int:
+    """Return how many elements of a parameter share one entry of a tensor; 1 for most tensors.
 
     Example:
-        >>> block_of({"theta": torch.ones(6), "high": torch.ones(2)}, "high")
+        >>> elements_per_entry({"theta": torch.ones(6), "high": torch.ones(2)}, "high")
         3
     """
-    own = tensors[name]
-    return max(t.numel() for t in tensors.values()) // own.numel() if own.ndim and own.numel() else 1
+    tensor = tensors[name]
+    return max(t.numel() for t in tensors.values()) // tensor.numel() if tensor.ndim and tensor.numel() else 1
 
 
-def loaded(
-    tensors: Mapping[str, Tensor], used: Sequence[str], found: TracedRule, wide: torch.dtype, mask: str
+def load_lines(
+    tensors: Mapping[str, Tensor], used: Sequence[str], traced: TracedRule, dtype: torch.dtype, mask: str
 ) -> list[str]:
-    """Lines that fetch what the rule reads of a block."""
+    """Return the lines that load what the rule reads of a block."""
     lines = []
     for name in used:
-        if found.reads(name):
-            block = block_of(tensors, name)
+        if traced.reads(name):
+            block = elements_per_entry(tensors, name)
             at = "at" if block == 1 else f"at // {block}"
             place, hidden = (f"p_{name} + {at}", mask) if tensors[name].ndim else (f"p_{name}", "")
             other = ", other=0" if hidden else ""
-            cast = "" if tensors[name].dtype == torch.bool else f".to({DTYPES[wide]})"
+            cast = "" if tensors[name].dtype == torch.bool else f".to({TRITON_DTYPES[dtype]})"
             lines.append(f"x_{name} = tl.load({place}{hidden}{other}){cast}")
     return lines

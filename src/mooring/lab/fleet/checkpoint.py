@@ -15,9 +15,10 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from mooring.errors import MooringError
-from mooring.importance.kronecker_factors import FACTORS, Factor
+from mooring.importance.kronecker_factors import FACTOR_SLOTS, KroneckerFactors
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.method_state import Held, Moorings
+from mooring.lab.fleet.method_groups import rows_of
+from mooring.lab.fleet.method_state import MethodState
 from mooring.lab.fleet.position import Position
 from mooring.lab.fleet.record import RunRecord
 from mooring.lab.fleet.stack.stack import to_stack_layout
@@ -25,6 +26,7 @@ from mooring.lab.methods import find_method
 from mooring.lab.model.atomic_files import write_atomically
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
+from mooring.state.mooring_state import ParameterState
 
 __all__ = ["CheckpointError", "CheckpointVersionError", "restore", "runs_in", "save", "size", "split", "steps_in"]
 
@@ -62,7 +64,7 @@ def save(fleet: Fleet, path: Path) -> None:
         "seconds": fleet.seconds,
         "calls": fleet.stack.calls,
         "memory": None if fleet.memory is None else [fleet.memory.offered, fleet.memory.drawn],
-        "groups": [_method_header(moorings) for _, moorings in fleet.groups.moored],
+        "groups": [_method_header(state) for _, state in fleet.groups.moored],
     }
     _write(path, header, tensors)
 
@@ -70,13 +72,13 @@ def save(fleet: Fleet, path: Path) -> None:
 def _tensors_of(fleet: Fleet) -> Tensors:
     """Return every tensor of a checkpoint, by its name in the file."""
     # "bad" is saved because a run may have failed without being removed yet
-    tensors: Tensors = {"curve": fleet.loss_history.sums, "bad": fleet.bad}
+    tensors: Tensors = {"curve": fleet.loss_history.sums, "bad": fleet.first_bad}
     for kind, own in _tensors_by_kind(fleet).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in own.items()}
-    for number, (_, moorings) in enumerate(fleet.groups.moored):
-        tensors[f"held/{number}/mu"] = moorings.mu
-        for name, held in moorings.held.items():
-            tensors |= {f"held/{number}/{name}/{slot}": tensor for slot, tensor in held.slots().items()}
+    for number, (_, method) in enumerate(fleet.groups.moored):
+        tensors[f"held/{number}/mu"] = method.mu
+        for name, state in method.states.items():
+            tensors |= {f"held/{number}/{name}/{slot}": tensor for slot, tensor in state.slots().items()}
     return tensors
 
 
@@ -116,13 +118,14 @@ def split(path: Path, parts: Mapping[Path, Collection[str]]) -> int:
 
 def _restore_fleet(fleet: Fleet, header: Header, tensors: Tensors) -> None:
     if not header["twins"]:
-        fleet.board()
+        fleet.expand_strength_groups()
     rows = {spec.key: row for row, spec in enumerate(fleet.specs)}
     fleet.strength_groups = {key: group for key, group in fleet.strength_groups.items() if key in header["runs"]}
     fleet.keep(torch.tensor([rows[key] for key in header["runs"]], dtype=torch.int64, device=fleet.device))
     _restore_tensors(fleet, tensors)
-    for number, ((_, moorings), own) in enumerate(zip(fleet.groups.moored, header["groups"], strict=True)):
-        _restore_moorings(moorings, own, _with_prefix(tensors, f"held/{number}/"), fleet.device)
+    for number, ((rows_of_method, method), own) in enumerate(zip(fleet.groups.moored, header["groups"], strict=True)):
+        parameters = rows_of(fleet.stack.parameters, rows_of_method)
+        _restore_method(method, parameters, own, _with_prefix(tensors, f"held/{number}/"))
     fleet.records = [RunRecord.from_json(record) for record in header["books"]]
     fleet.results = [Result.from_json(result) for result in header["results"]]
     fleet.position = Position(**header["position"])
@@ -265,35 +268,37 @@ def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
         for kind in ("velocity", "first")
     )
     fleet.loss_history.sums = tensors["curve"].to(fleet.device)
-    fleet.bad = tensors["bad"].to(fleet.device)
+    fleet.first_bad = tensors["bad"].to(fleet.device)
     if fleet.memory is not None:
         fleet.memory.kept = saved["memory"]["kept"].cpu()
 
 
-def _method_header(moorings: Moorings) -> dict[str, Any]:
-    counts = {name: held.count for name, held in moorings.held.items()}
-    factors = {name: [held.factor.looks, held.factor.tasks] for name, held in moorings.held.items() if held.factor}
-    return {"tasks": moorings.tasks, "steps": moorings.steps, "counts": counts, "factors": factors}
+def _method_header(method: MethodState) -> dict[str, Any]:
+    counts = {name: state.count for name, state in method.states.items()}
+    factors = {name: [s.factors.count, s.factors.tasks] for name, s in method.states.items() if s.factors}
+    return {"tasks": method.tasks, "steps": method.steps, "counts": counts, "factors": factors}
 
 
-def _restore_moorings(moorings: Moorings, header: dict[str, Any], tensors: Tensors, device: torch.device) -> None:
-    moorings.tasks, moorings.steps = header["tasks"], header["steps"]
-    moorings.mu = tensors["mu"].to(device)
+def _restore_method(method: MethodState, parameters: Tensors, header: dict[str, Any], tensors: Tensors) -> None:
+    method.tasks, method.steps = header["tasks"], header["steps"]
+    method.mu = tensors["mu"].to(method.mu.device)
     for name, count in header["counts"].items():
-        slots = {slot: to_stack_layout(tensor.to(device)) for slot, tensor in _with_prefix(tensors, f"{name}/").items()}
+        saved = _with_prefix(tensors, f"{name}/").items()
+        slots = {slot: to_stack_layout(tensor.to(method.mu.device)) for slot, tensor in saved}
         anchor, previous = slots.pop("anchor"), slots.pop("previous", None)
-        moorings.held[name] = Held(anchor, slots, previous, count, _take_factor(slots, header["factors"].get(name)))
+        factors = _take_factors(slots, header["factors"].get(name))
+        method.states[name] = ParameterState(name, parameters[name], anchor, slots, previous, count, factors, runs=True)
 
 
-def _take_factor(slots: Tensors, counts: list[int] | None) -> Factor | None:
+def _take_factors(slots: Tensors, counts: list[int] | None) -> KroneckerFactors | None:
     """Remove the Kronecker factors from the tensors of a parameter and return them."""
     if counts is None:
         return None
-    inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in FACTORS)
+    inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in FACTOR_SLOTS)
     count, tasks = counts
-    factor = Factor(inputs, outputs, past_inputs, past_outputs, count, tasks)
-    factor.turn()
-    return factor
+    factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs, count, tasks)
+    factors.update_eigenbasis()
+    return factors
 
 
 def _with_prefix(tensors: Tensors, prefix: str) -> Tensors:

@@ -1,4 +1,7 @@
-"""A fleet: runs of one shape that go through one stream together. Start with `Fleet._step`."""
+"""A fleet: runs of one shape that go through one stream together, as one computation.
+
+`Fleet.run` is the loop over tasks, epochs and steps; `Fleet._step` is one iteration of every run, Algorithm 1.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +16,7 @@ from mooring.errors import MooringError
 from mooring.lab.fleet.data import TrainingData
 from mooring.lab.fleet.epoch_indices import EpochIndices
 from mooring.lab.fleet.evaluation import Evaluation
-from mooring.lab.fleet.fused_step import advance_all, fused_for
+from mooring.lab.fleet.fused_step import fused_steps, run_fused_steps
 from mooring.lab.fleet.gpu.cuda_graphs import GraphRecorder
 from mooring.lab.fleet.gpu.run_kernel import NEVER
 from mooring.lab.fleet.gradient_sharing import GradientSharing
@@ -21,7 +24,7 @@ from mooring.lab.fleet.grouping import fleet_shape, strength_groups
 from mooring.lab.fleet.heads import evaluation_heads, inherit_heads
 from mooring.lab.fleet.loss_history import LossHistory
 from mooring.lab.fleet.measurements import cka_of, drift_of, finite_runs
-from mooring.lab.fleet.method_groups import Groups
+from mooring.lab.fleet.method_groups import MethodGroups
 from mooring.lab.fleet.method_state import Tensors
 from mooring.lab.fleet.position import Position
 from mooring.lab.fleet.record import RunRecord, versions
@@ -41,11 +44,11 @@ from mooring.lab.streams.stream import Stream
 
 __all__ = ["Fleet", "FleetCallback", "Position"]
 
-LOOK = 50
-"""After so many steps a GPU is waited for, to see which runs are lost."""
+FAILURE_CHECK_INTERVAL = 50
+"""The host waits for a GPU after so many steps, to see which runs failed."""
 
-MANY = 0.2
-"""What part of a stack must be lost for them to be taken out at once: the rest has to be recorded anew."""
+MIN_FAILED_SHARE = 0.2
+"""Failed runs are removed within a task once they are more than this share: the others must then be recorded again."""
 
 
 class FleetCallback(Protocol):
@@ -59,17 +62,17 @@ class FleetCallback(Protocol):
 
 
 class Fleet:
-    """Several runs, each with its own seed, start, data order, learning rate and strength, as one computation.
+    """Several runs as one computation, each with its own seed, weights, data order, learning rate and strength.
 
-    What becomes of a run depends on its own spec alone. A run whose gradient is not finite is stopped before the step,
-    marked unstable and taken out; the others go on.
+    The result of a run depends on its own spec alone. A run whose gradient is not finite is stopped before the step,
+    marked unstable and removed; the others continue.
 
     Args:
-        specs: the runs; of one shape.
-        stream: what they go through.
-        device: where to compute.
-        weights: what backbones start from, by fingerprint.
-        reject: take runs out after the first task whose penalty does not interpolate everywhere.
+        specs: the runs, of one shape.
+        stream: the stream of tasks.
+        device: the device to compute on.
+        weights: initial weights of backbones, by fingerprint.
+        reject: remove runs after the first task whose penalty does not interpolate everywhere.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -94,11 +97,11 @@ class Fleet:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
         if any(spec.schedule != "constant" and find_method(spec.method).importance is not None for spec in specs):
             raise MooringError("a schedule is for methods that pull nothing, such as plain: give schedule='constant'")
-        # runs of a method are neighbours, and the order given does not matter
+        # runs of a method are neighbours, whatever the order of the specs
         self.strength_groups = strength_groups(
             sorted(specs, key=lambda spec: (method_rank(spec.method), spec.seed, spec.key))
         )
-        self.specs = [some[0] for some in self.strength_groups.values()]
+        self.specs = [group[0] for group in self.strength_groups.values()]
         self.common, self.method = self.specs[0], find_method(self.specs[0].method)
         self.stream, self.reject, self.device = stream, reject, torch.device(device)
         check_precision(self.common.dtype, str(self.device))
@@ -116,22 +119,22 @@ class Fleet:
         self.observer = (
             StackObserver(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
         )
-        self.groups = Groups(self.specs, names, self.sgd.lr, self.observer.parameters if self.observer else ())
-        self.fused = fused_for(self.groups, self.sgd)
-        drawing = any(moorings.importance.draws for _, moorings in self.groups.moored) and self.method.observes_outputs
-        self.recorder = GraphRecorder(enabled=bool(self.fused) and self.stack.mode != "sequential" and not drawing)
+        self.groups = MethodGroups(self.specs, names, self.sgd.lr, self.observer.parameters if self.observer else ())
+        self.fused = fused_steps(self.groups, self.sgd)
+        draws = any(state.importance.draws for _, state in self.groups.moored) and self.method.observes_outputs
+        self.recorder = GraphRecorder(enabled=bool(self.fused) and self.stack.mode != "sequential" and not draws)
         self.records = [RunRecord(spec) for spec in self.specs]
         self.results: list[Result] = []
         self.first: Tensors = {}
         self.position, self.steps, self.seconds = Position(), 0, 0.0
         self.loss_history, self.epoch_indices = LossHistory(len(self.specs), self.device), EpochIndices(self.device)
-        self.bad = torch.full((len(self.specs),), NEVER, device=self.device)
+        self.first_bad = torch.full((len(self.specs),), NEVER, device=self.device)
         self.now = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     # Through the stream
 
     def run(self, callback: FleetCallback | None = None) -> list[Result]:
-        """Go on from where the fleet is to the end of the stream; a result for each run."""
+        """Train from the present position to the end of the stream, and return a result for each run."""
         self.mark = time.perf_counter()
         with tf32_mode(self.common.dtype):
             return self._run(callback)
@@ -139,42 +142,42 @@ class Fleet:
     def _run(self, callback: FleetCallback | None) -> list[Result]:
         for task in range(self.position.task, len(self.stream.tasks)):
             if self.position == Position(task):
-                self._begin(task)
-            self._train_what(task)
+                self._begin_task(task)
+            self._prepare_training(task)
             for epoch in range(self.position.epoch, self.common.epochs):
-                self._lay_out(task, epoch)
+                self._load_epoch(task, epoch)
                 for step in range(self.position.step, len(self.epoch_indices.sizes)):
                     self._iterate(task, epoch, step)
-                    if self.fused and self.steps % LOOK == 0:
-                        self._lose_bad(MANY)
+                    if self.fused and self.steps % FAILURE_CHECK_INTERVAL == 0:
+                        self._remove_failed(MIN_FAILED_SHARE)
                     if not self.specs:
                         return self.results
-                    self._tick()
+                    self._add_seconds()
                     self.steps += 1
                     self.position = Position(task, epoch, step + 1)
                     if callback:
                         callback.on_step(self)
                 self.memory = self.ahead
                 self.position = Position(task, epoch + 1)
-            self._end(task)
+            self._end_task(task)
             self.position = Position(task + 1)
             if not self.specs:
                 return self.results
-            self._tick()
+            self._add_seconds()
             if callback:
                 callback.on_task_end(self)
         self._finish()
         return self.results
 
-    def _tick(self) -> None:
-        """Give each run its share of the time that has passed, a twin that waits included."""
+    def _add_seconds(self) -> None:
+        """Give each run its share of the elapsed time, including those that share the first task's run."""
         before, self.mark = self.mark, time.perf_counter()
         self.seconds += (self.mark - before) / (sum(map(len, self.strength_groups.values())) or len(self.specs))
 
-    def _begin(self, task: int) -> None:
-        """A task starts: its head from the one before, no velocity, an empty curve."""
+    def _begin_task(self, task: int) -> None:
+        """Start a task: its head from the one before, no velocity, an empty loss history."""
         if task == 0:
-            self.groups.set_out(self.stack.parameters)
+            self.groups.anchor_start(self.stack.parameters)
             heads = evaluation_heads(self.specs, self.stream, 0, len(self.stream.tasks))
             scores = self.evaluation.score_untrained(self.stack, self.starts, heads, self.dtype, self.common.data)
             for record, accuracy in zip(self.records, scores, strict=True):
@@ -184,104 +187,106 @@ class Fleet:
         self.sgd.reset()
         self.loss_history.reset()
 
-    def _train_what(self, task: int) -> None:
-        """Ask for gradients where this task has any to give."""
-        self.still = self.method.frozen == "always" or (self.method.frozen == "after first" and task > 0)
+    def _prepare_training(self, task: int) -> None:
+        """Choose the parameters that this task trains, and discard what was recorded before."""
+        self.frozen = self.method.frozen == "always" or (self.method.frozen == "after first" and task > 0)
         for name, p in self.stack.parameters.items():
-            p.requires_grad_(not (self.still and name.startswith("backbone.")))
+            p.requires_grad_(not (self.frozen and name.startswith("backbone.")))
         self.gradient_sharing = GradientSharing.of(self.specs if task == 0 else (), self.device)
         self.recorder.clear()
-        self.rehearsed = False
+        self.kernels_are_compiled = False
         for fused in self.fused:
-            fused.forget()
+            fused.reset_counts()
 
-    def _lay_out(self, task: int, epoch: int) -> None:
-        """Put what every run sees in this epoch on the device, what it draws from memory included."""
+    def _load_epoch(self, task: int, epoch: int) -> None:
+        """Copy the indices of the samples of this epoch to the device, including those replayed from memory."""
         order = self.training_data.epoch_order(self.specs, self.method.data, task, epoch)
         sizes = batch_sizes(order.shape[1], self.common.batch)
-        remembered: list[Tensor] = []
+        replayed: list[Tensor] = []
         if self.memory is not None:
             self.ahead = self.memory.copy()
             offers, recalls = self.method.data == "er" and epoch == 0, self.method.recalls
-            remembered = self.ahead.plan(order, sizes, offer=offers, count=recalls)
-        self.epoch_indices.load(order, sizes, remembered, self.position.step)
+            replayed = self.ahead.plan(order, sizes, offer=offers, count=recalls)
+        self.epoch_indices.load(order, sizes, replayed, self.position.step)
         self.sgd.set_epoch(self.specs, epoch)
         self.now.fill_(self.steps)
-        self.began = self.steps - epoch * len(sizes) - self.position.step
+        self.task_start = self.steps - epoch * len(sizes) - self.position.step
 
     def _iterate(self, task: int, epoch: int, step: int) -> None:
-        """Take a step, as told or as recorded."""
-        sizes, size, drawn = (
-            self.epoch_indices.sizes,
-            self.epoch_indices.sizes[step],
-            self.epoch_indices.replay_sizes[step],
-        )
-        left = sizes[step:].count(size) + (self.common.epochs - epoch - 1) * sizes.count(size)
-        looks = self.observer is not None and self.observer.start_step(epoch * len(sizes) + step)
-        kind = (size, drawn, looks, *(fused.pulling for fused in self.fused))
-        self.recorder.run(kind, left, lambda: self._step(task, size, drawn))
-        if looks:
-            self.groups.looked()
-        for each in self.fused:
-            each.tick()
+        """Take a step, eagerly or by replaying a recorded one."""
+        sizes = self.epoch_indices.sizes
+        size, replay_size = sizes[step], self.epoch_indices.replay_sizes[step]
+        remaining = sizes[step:].count(size) + (self.common.epochs - epoch - 1) * sizes.count(size)
+        observes = self.observer is not None and self.observer.start_step(epoch * len(sizes) + step)
+        kind = (size, replay_size, observes, *(fused.pulls for fused in self.fused))
+        self.recorder.run(kind, remaining, lambda: self._step(task, size, replay_size))
+        if observes:
+            self.groups.count_factors()
+        for fused in self.fused:
+            fused.count_step()
 
-    def _step(self, task: int, size: int, drawn: int) -> None:
-        """One iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
+    def _step(self, task: int, size: int, replay_size: int) -> None:
+        """Take one iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
         indices = self.epoch_indices.next_batch(size)
-        remembered = self.epoch_indices.replay_batch(drawn) if drawn else None
-        if remembered is not None and self.method.data == "er":
-            indices = torch.cat([indices, remembered], 1)
-        loss, gradients, probes = self._learn(indices, None if self.method.data in ("joint", "er") else task)
-        if remembered is not None and self.method.data == "a-gem":
-            gradients = project_agem(gradients, self._gradients(self._forward(remembered, None)[1].sum()))
-        fine = self._move(gradients, probes, indices.shape[1])
+        replayed = self.epoch_indices.replay_batch(replay_size) if replay_size else None
+        if replayed is not None and self.method.data == "er":
+            indices = torch.cat([indices, replayed], 1)
+        loss, gradients, probes = self._compute_gradients(
+            indices, None if self.method.data in ("joint", "er") else task
+        )
+        if replayed is not None and self.method.data == "a-gem":
+            gradients = project_agem(gradients, self._gradients(self._forward(replayed, None)[1].sum()))
+        finite = self._update(gradients, probes, indices.shape[1])
         if self.observer is not None and self.observer.enabled:
-            self.groups.look(self.observer.take(), fine)
-        loss = loss if fine is None else loss[fine]
-        self.loss_history.add(self.now - self.began, len(self.epoch_indices.sizes) * self.common.epochs, loss)
+            self.groups.accumulate_factors(self.observer.take(), finite)
+        loss = loss if finite is None else loss[finite]
+        self.loss_history.add(self.now - self.task_start, len(self.epoch_indices.sizes) * self.common.epochs, loss)
         self.epoch_indices.advance(size)
         self.now += 1
 
-    def _move(self, gradients: Tensors, probes: Tensors, samples: int) -> Tensor | None:
-        """Penalty, step, importance and pull; says which runs are left where some were lost."""
+    def _update(self, gradients: Tensors, probes: Tensors, samples: int) -> Tensor | None:
+        """Apply penalty, step, importance and pull; return which runs are finite if some were removed."""
         if self.fused:
-            told = self.stack.parameters, gradients, probes, samples, self.bad, self.now
-            advance_all(self.fused, self.groups, *told, rehearse=not self.rehearsed)
-            self.rehearsed = True
+            args = self.stack.parameters, gradients, probes, samples, self.first_bad, self.now
+            run_fused_steps(self.fused, self.groups, *args, compile_first=not self.kernels_are_compiled)
+            self.kernels_are_compiled = True
             return None
-        loaded = self.groups.penalized(self.stack.parameters, gradients)
-        fine = finite_runs([*loaded.values(), *probes.values()])
-        lost = not bool(fine.all())
-        if lost:
-            self.bad = torch.where(fine, self.bad, self.steps)
-            self._lose_bad()
-            gradients, loaded, probes = ({n: t[fine] for n, t in told.items()} for told in (gradients, loaded, probes))
-        self.groups.advance(self.stack.parameters, gradients, loaded, probes, samples, self.sgd)
-        return fine if lost else None
+        penalized = self.groups.penalized_gradients(self.stack.parameters, gradients)
+        finite = finite_runs([*penalized.values(), *probes.values()])
+        failed = not bool(finite.all())
+        if failed:
+            self.first_bad = torch.where(finite, self.first_bad, self.steps)
+            self._remove_failed()
+            gradients, penalized, probes = (
+                {name: tensor[finite] for name, tensor in tensors.items()} for tensors in (gradients, penalized, probes)
+            )
+        self.groups.step(self.stack.parameters, gradients, penalized, probes, samples, self.sgd)
+        return finite if failed else None
 
-    def _lose_bad(self, part: float = 0.0) -> None:
-        """Take out the runs whose gradient was not finite, if they are more than this part of all."""
-        steps = self.bad.tolist()
-        if sum(at < NEVER for at in steps) > part * len(steps):
-            where = [f"its gradient was not finite in step {at + 1}, in task {self.position.task + 1}" for at in steps]
-            self._lose(self.bad < NEVER, "unstable", where, steps)
+    def _remove_failed(self, min_share: float = 0.0) -> None:
+        """Remove the runs whose gradient was not finite, if they are more than this share of all."""
+        steps = self.first_bad.tolist()
+        if sum(step < NEVER for step in steps) > min_share * len(steps):
+            task = self.position.task + 1
+            reasons = [f"its gradient was not finite in step {step + 1}, in task {task}" for step in steps]
+            self._remove(self.first_bad < NEVER, "unstable", reasons, steps)
 
-    def _end(self, task: int) -> None:
-        """A task is over: consolidate, judge, and score the tasks so far and the next: no metric looks further."""
-        if self.fused:  # a penalty that overflowed in the last step shows in no gradient any more
-            fine = finite_runs([p.detach() for p in self.stack.parameters.values()])
-            self.bad = torch.where(fine | (self.bad < NEVER), self.bad, self.steps - 1)
-        self._lose_bad()
+    def _end_task(self, task: int) -> None:
+        """Consolidate, check stability, and score the tasks so far and the next one; no metric needs later ones."""
+        if self.fused:  # a penalty that overflowed in the last step is in no gradient any more
+            finite = finite_runs([p.detach() for p in self.stack.parameters.values()])
+            self.first_bad = torch.where(finite | (self.first_bad < NEVER), self.first_bad, self.steps - 1)
+        self._remove_failed()
         self.groups.consolidate(self.stack.parameters)
-        self.board()
-        self._judge(task)
+        self.expand_strength_groups()
+        self._check_stability(task)
         if not self.specs:
             return
         if self.memory is not None and self.method.data == "a-gem":
             self.memory.offer(self.training_data.epoch_order(self.specs, "task", task, 0))
         if task == 0:
-            now = {**self.stack.parameters, **self.stack.buffers}
-            self.first = {name: tensor.detach().clone() for name, tensor in now.items()}
+            tensors = {**self.stack.parameters, **self.stack.buffers}
+            self.first = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         steps = len(batch_sizes(len(self.stream.tasks[task].train), self.common.batch)) * self.common.epochs
         heads = evaluation_heads(self.specs, self.stream, task, min(task + 2, len(self.stream.tasks)))
         rows = self.evaluation.score(self.stack, heads, self.dtype).tolist()
@@ -289,86 +294,87 @@ class Fleet:
             record.matrix.append(row)
             record.losses.append(losses)
 
-    def _judge(self, task: int) -> None:
-        """Write down what each penalty will do, and reject those that do not interpolate."""
-        too_strong = self.groups.judge(self.records)
-        if self.reject and task == 0 and bool(too_strong.any()):
-            self._lose(too_strong, "rejected", [record.warning for record in self.records])
+    def _check_stability(self, task: int) -> None:
+        """Record what each penalty will do, and reject those that do not interpolate."""
+        extrapolates = self.groups.record_stability(self.records)
+        if self.reject and task == 0 and bool(extrapolates.any()):
+            self._remove(extrapolates, "rejected", [record.warning for record in self.records])
 
     def _finish(self) -> None:
-        """The stream is over: measure what is left of the first task's model, run by run."""
+        """Compare every run with its model after the first task, and make the results."""
         inputs = normalize_pixels(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
-        drifts, likenesses = drift_of(self.stack, self.first), cka_of(self.stack, self.first, inputs)
-        for record, *told in zip(self.records, self.groups.importance_by_layer(), drifts, likenesses, strict=True):
-            rest = dict(zip(("importance", "drift", "cka"), told, strict=True))
-            self.results.append(self._result(record, "finished", "", **rest))
+        importances = self.groups.importance_by_layer()
+        drifts, ckas = drift_of(self.stack, self.first), cka_of(self.stack, self.first, inputs)
+        for record, importance, drift, cka in zip(self.records, importances, drifts, ckas, strict=True):
+            metrics = {"importance": importance, "drift": drift, "cka": cka}
+            self.results.append(self._result(record, "finished", "", **metrics))
         self.specs, self.records = [], []
 
-    # Pieces of a step
+    # The gradient
 
-    def _learn(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensors, Tensors]:
-        """Losses, gradients, and gradients of what importances ask of the outputs; once for runs that are alike."""
+    def _compute_gradients(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensors, Tensors]:
+        """Return losses, gradients, and gradients of the importances' functions of the outputs; shared where equal."""
         with self.gradient_sharing.representatives_only(self.stack):
             logits, loss = self._forward(self.gradient_sharing.select(indices), task)
             probes: Tensors = {}
             if self.method.observes_outputs:
-                probes = self._gradients(self.groups.asked(logits, self.stack.seeds, self.steps), keep=True)
+                probes = self._gradients(self.groups.probe(logits, self.stack.seeds, self.steps), keep=True)
             gradients = self._gradients(loss.sum())
-        every = self.gradient_sharing.expand
-        return every(loss.detach()), {name: every(g) for name, g in gradients.items()}, probes
+        expand = self.gradient_sharing.expand
+        return expand(loss.detach()), {name: expand(g) for name, g in gradients.items()}, probes
 
     def _forward(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensor]:
-        """Logits (runs, batch, outputs) and the mean loss of each run; of one task's head, or of each sample's own."""
+        """Return logits (runs, batch, outputs) and each run's mean loss, of one task's head or of each sample's own."""
         batch = self.training_data.batch(indices, task)
-        logits = self.stack(batch.x, batch.head, train=not self.still)
+        logits = self.stack(batch.x, batch.head, train=not self.frozen)
         losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
         return logits, losses.view_as(indices).mean(1)
 
     def _gradients(self, loss: Tensor, keep: bool = False) -> Tensors:
-        """The gradient of each parameter that the loss depends on."""
-        wanted = {name: p for name, p in self.stack.parameters.items() if p.requires_grad}
-        found = torch.autograd.grad(loss, list(wanted.values()), retain_graph=keep, allow_unused=True)
-        return {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
+        """Return the gradient of each parameter that the loss depends on."""
+        trained = {name: p for name, p in self.stack.parameters.items() if p.requires_grad}
+        gradients = torch.autograd.grad(loss, list(trained.values()), retain_graph=keep, allow_unused=True)
+        return {name: g for name, g in zip(trained, gradients, strict=True) if g is not None}
 
-    # Runs come and go
+    # Which runs are in the fleet
 
-    def _lose(self, lost: Tensor, status: Status, reasons: list[str], steps: list[int] | None = None) -> None:
-        """Take runs out, with a result that says why, and after how many steps where that was earlier than now."""
-        for row in lost.nonzero().flatten().tolist():
+    def _remove(self, removed: Tensor, status: Status, reasons: list[str], steps: list[int] | None = None) -> None:
+        """Remove runs, with a result that says why, and after how many steps if that was earlier than now."""
+        for row in removed.nonzero().flatten().tolist():
             result = self._result(self.records[row], status, reasons[row])
             result = result if steps is None else replace(result, steps=steps[row])
             self.results += [
                 replace(result, spec=spec) for spec in self.strength_groups.pop(result.spec.key, [result.spec])
             ]
-        self.keep((~lost).nonzero().flatten())
-        self._train_what(self.position.task)
+        self.keep((~removed).nonzero().flatten())
+        self._prepare_training(self.position.task)
 
-    def board(self) -> None:
-        """Twins go on from where one of them has come for all."""
-        every = [self.strength_groups.pop(spec.key, [spec]) for spec in self.specs]
-        if all(len(some) == 1 for some in every):
+    def expand_strength_groups(self) -> None:
+        """Give every run of a strength group a row of its own, from the one that trained the first task for all."""
+        groups = [self.strength_groups.pop(spec.key, [spec]) for spec in self.specs]
+        if all(len(group) == 1 for group in groups):
             return
-        rows = [row for row, some in enumerate(every) for _ in some]
+        rows = [row for row, group in enumerate(groups) for _ in group]
         self.keep(torch.tensor(rows, device=self.device))
-        self.specs = [spec for some in every for spec in some]
+        self.specs = [spec for group in groups for spec in group]
         self.records = [record.for_run(spec) for record, spec in zip(self.records, self.specs, strict=True)]
-        self.groups.strengthen(self.specs)
+        self.groups.set_strengths(self.specs)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with the runs in these rows, those of a method next to each other; a row may come several times."""
-        left = self.groups.keep(rows.cpu())
-        self.fused = [self.fused[number] for number in left if self.fused]
+        """Keep the runs in these rows, those of a method next to each other; a row may occur several times."""
+        remaining = self.groups.select_runs(rows.cpu())
+        self.fused = [self.fused[number] for number in remaining if self.fused]
         self.stack.keep(rows)
         self.sgd.keep(rows)
-        for memory in {id(each): each for each in (self.memory, self.ahead) if each is not None}.values():
+        for memory in {id(m): m for m in (self.memory, self.ahead) if m is not None}.values():
             memory.keep(rows)
         self.epoch_indices.keep(rows)
         self.first = {name: p[rows] for name, p in self.first.items()}
         self.loss_history.keep(rows)
-        self.bad = self.bad[rows]
+        self.first_bad = self.first_bad[rows]
         self.specs = [self.specs[row] for row in rows.tolist()]
         self.records = [self.records[row] for row in rows.tolist()]
 
-    def _result(self, record: RunRecord, status: Status, reason: str, **rest: dict[str, float]) -> Result:
-        where = versions(str(self.device))
-        return record.result(status, reason, steps=self.steps, seconds=self.seconds, versions=where, **rest)
+    def _result(self, record: RunRecord, status: Status, reason: str, **metrics: dict[str, float]) -> Result:
+        software = versions(str(self.device))
+        return record.result(status, reason, steps=self.steps, seconds=self.seconds, versions=software, **metrics)

@@ -1,4 +1,4 @@
-"""Optimizer, importance and pull of a method as one kernel per parameter, for a GPU."""
+"""Penalty, optimizer, importance and pull of a method as one kernel per parameter, for a GPU."""
 
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
@@ -9,52 +9,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.backends.eager import apply_penalty, apply_pull, has_compiler, pull_is_due, update_importance
 from mooring.backends.kernels.launch import dry_run
-from mooring.importance import Iteration
-from mooring.lab.fleet.gpu.convolution import has_kernels
-from mooring.lab.fleet.gpu.run_kernel import Elementwise
-from mooring.lab.fleet.method_groups import Groups, rows_of
-from mooring.lab.fleet.method_state import Held, Moorings, Tensors
+from mooring.lab.fleet.gpu.run_kernel import RunKernel
+from mooring.lab.fleet.method_groups import MethodGroups, rows_of
+from mooring.lab.fleet.method_state import MethodState, Tensors
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
-from mooring.pulls.pull import acts
-from mooring.pulls.run_axis import per_run
 
-__all__ = ["Fused", "advance_all", "fused_for"]
+__all__ = ["FusedStep", "fused_steps", "run_fused_steps"]
 
 
-class Fused:
-    """What happens to the parameters of some runs between two gradients, in one pass over memory.
+class FusedStep:
+    """Everything between two gradients for the parameters of some runs, in one pass over memory.
 
-    The order is that of `Moorings` and the rules are the core's own; `Elementwise` joins them. Nothing here waits for
-    the device, and what the host counts is counted apart, in `tick`, so that a step can be recorded and played back.
+    The order is that of `MethodGroups.step`, and the rules are the same; `RunKernel` joins them into a kernel. The host
+    never waits for the device. What it counts is counted apart, in `count_step`, so that a step can be recorded and
+    replayed.
 
     Args:
-        moorings: of the runs; None where nothing is moored.
+        method_state: of the runs; None if nothing is moored.
         sgd: of the whole fleet.
     """
 
-    def __init__(self, moorings: Moorings | None, sgd: SGD) -> None:
-        self.moorings, self.sgd = moorings, sgd
-        self.rules: dict[tuple[object, ...], Elementwise] = {}
+    def __init__(self, method_state: MethodState | None, sgd: SGD) -> None:
+        self.method_state, self.sgd = method_state, sgd
+        self.kernels: dict[tuple[object, ...], RunKernel] = {}
         self.counts: dict[str, Tensor] = {}
-        self.due: list[str] = []
 
     @torch.no_grad()
-    def advance(
+    def run(
         self,
         rows: slice,
         parameters: Tensors,
         gradients: Tensors,
         probes: Tensors,
         samples: int,
-        bad: Tensor,
+        first_bad: Tensor,
         now: Tensor,
         *,
-        in_dry_run: bool = False,
+        compile_only: bool = False,
     ) -> None:
-        """Move every parameter that has a gradient, update its importance, pull it back.
+        """Move every parameter that has a gradient, update its importance, and pull it.
 
         Args:
             rows: the runs, as rows of the whole stack.
@@ -62,166 +59,169 @@ class Fused:
             gradients: of the task's loss, of the whole stack.
             probes: the gradients of the importance's own function of the outputs.
             samples: in the batch.
-            bad: of the whole stack; the step is written where a gradient is not finite.
+            first_bad: of the whole stack; lowered to the present step where a gradient is not finite.
             now: the step, int64 of shape (1,).
-            in_dry_run: only have the kernels compiled, within `dry_run`.
+            compile_only: only compile the kernels, inside `dry_run`.
         """
         self._prepare(rows, parameters, gradients, probes)
-        if self.counts and not in_dry_run:
+        if self.counts and not compile_only:
             torch._foreach_add_(list(self.counts.values()), 1)
-        moorings = self.moorings
+        state = self.method_state
         for name, g in gradients.items():
-            whole = {"theta": parameters[name].detach(), "g": to_stack_layout(g), "velocity": self.sgd.velocity[name]}
-            tensors = {what: flatten_per_run(tensor)[rows] for what, tensor in whole.items()} | self.sgd.of_each(rows)
-            held = None if moorings is None else moorings.held.get(name)
-            if moorings is not None and held is not None:
-                tensors |= self._moored(moorings, name, held, probes, rows)
+            stacked = {"theta": parameters[name].detach(), "g": to_stack_layout(g), "velocity": self.sgd.velocity[name]}
+            tensors = {key: flatten_per_run(tensor)[rows] for key, tensor in stacked.items()}
+            tensors |= self.sgd.per_run_numbers(rows)
+            if state is not None and name in state.states:
+                tensors |= self._state_tensors(state, name, probes, rows)
             if "count" in tensors:
                 tensors["samples"] = self.sgd.size(samples)
-            self._rule(tensors)(tensors, bad[rows], now)
-        if moorings is not None and self.pulling and not self.alone and not in_dry_run:
-            moorings.pull_back(rows_of(parameters, rows), self.due)  # scores, or parameters, against each other
+            self._kernel(tensors)(tensors, first_bad[rows], now)
+        if state is not None and self.pulls and not self.pulls_in_kernel and not compile_only:
+            state.apply_pull(list(gradients))  # depends on all parameters of a layer or a run
 
     def _prepare(self, rows: slice, parameters: Tensors, gradients: Tensors, probes: Tensors) -> None:
-        """Whatever is kept for a parameter is there, and what is counted on the device stands where the host has it."""
-        moorings = self.moorings
-        self.due = list(gradients)
+        """Allocate missing state and copy the host's counters to the device."""
         for name in gradients:
             if name not in self.sgd.velocity:
                 self.sgd.velocity[name] = torch.zeros_like(parameters[name])
-        if moorings is None:
+        state = self.method_state
+        if state is None:
             return
-        moorings.adopt(rows_of(parameters, rows), gradients)
-        outputs = moorings.importance.watches == "outputs"
-        known = [name for name in self.due if name in moorings.held and not moorings.held[name].factor]
-        mine = [name for name in known if name in probes or not outputs]
-        if set(mine) != set(self.counts):
-            counts = self.sgd.lr.new_tensor([moorings.held[name].count for name in mine])  # one way to the device
-            self.counts = dict(zip(mine, counts.unbind(), strict=True))
+        state.bind(rows_of(parameters, rows), gradients)
+        reads_outputs = state.importance.watches == "outputs"
+        scored = [name for name in gradients if name in state.states and not state.states[name].factors]
+        counted = [name for name in scored if name in probes or not reads_outputs]
+        if set(counted) != set(self.counts):
+            counts = self.sgd.lr.new_tensor([state.states[name].count for name in counted])  # one copy to the device
+            self.counts = dict(zip(counted, counts.unbind(), strict=True))
 
-    def tick(self) -> None:
+    def count_step(self) -> None:
         """Count a step that was taken."""
-        if self.moorings is not None:
-            self.moorings.steps += 1
+        if self.method_state is not None:
+            self.method_state.steps += 1
             for name in self.counts:
-                self.moorings.held[name].count += 1
+                self.method_state.states[name].count += 1
 
-    def forget(self) -> None:
-        """What is counted on the device begins from the host's counts again: a new task, or other runs."""
+    def reset_counts(self) -> None:
+        """Start the device's counters from the host's again: for a new task, or other runs."""
         self.counts = {}
 
     @property
-    def kind(self) -> Hashable:
-        """What tells its kernels from those of another group."""
-        moorings = self.moorings
-        numbers = (each if isinstance(each, float) else None for each in (self.sgd.momentum, self.sgd.weight_decay))
-        own = None if moorings is None else (moorings.method.name, moorings.tasks > 0, self.pulling)
-        return (own, *numbers)
+    def kernel_key(self) -> Hashable:
+        """What distinguishes its kernels from those of another group."""
+        state = self.method_state
+        numbers = (n if isinstance(n, float) else None for n in (self.sgd.momentum, self.sgd.weight_decay))
+        return (None if state is None else (state.method.name, state.tasks > 0, self.pulls), *numbers)
 
     @property
-    def pulling(self) -> bool:
+    def pulls(self) -> bool:
         """Whether the next step pulls."""
-        moorings = self.moorings
-        if moorings is None or not moorings.tasks or isinstance(moorings.pull, GradientPull):
-            return False
-        return acts(moorings.pull.every, moorings.steps + 1)
+        state = self.method_state
+        return state is not None and pull_is_due(state.pull, state.tasks, state.steps + 1)
 
     @property
-    def alone(self) -> bool:
-        """Whether a parameter is pulled without a look at the others."""
-        moorings = self.moorings
-        return moorings is not None and not moorings.importance.balances and isinstance(moorings.pull, ParameterPull)
+    def pulls_in_kernel(self) -> bool:
+        """Whether the pull of a parameter does not depend on other parameters."""
+        state = self.method_state
+        return state is not None and not state.importance.balances and isinstance(state.pull, ParameterPull)
 
-    def _moored(self, moorings: Moorings, name: str, held: Held, probes: Tensors, rows: slice) -> Tensors:
-        """The tensors that a mooring brings in."""
-        found = {"anchor": flatten_per_run(held.anchor)}
-        if held.previous is not None:
-            found["previous"] = flatten_per_run(held.previous)
-        found |= dials(moorings.pull)
+    def _state_tensors(self, state: MethodState, name: str, probes: Tensors, rows: slice) -> Tensors:
+        """Return the tensors that a moored parameter adds."""
+        parameter = state.states[name]
+        kept = {"anchor": parameter.anchor, **parameter.previous_tensors()}
+        kept |= {f"state_{slot}": tensor for slot, tensor in parameter.importance_state.items()}
+        tensors = {key: flatten_per_run(tensor) for key, tensor in kept.items()} | per_run_options(state.pull)
         if name in self.counts:
-            found["count"] = self.counts[name]
+            tensors["count"] = self.counts[name]
         if name in probes:
-            found["probe"] = flatten_per_run(to_stack_layout(probes[name]))[rows]
-        return found | {f"state_{slot}": flatten_per_run(tensor) for slot, tensor in held.state.items()}
+            tensors["probe"] = flatten_per_run(to_stack_layout(probes[name]))[rows]
+        return tensors
 
-    def _rule(self, tensors: Tensors) -> Elementwise:
-        kind = (*((what, tensor.shape[1:2] == (1,)) for what, tensor in tensors.items()), self.pulling)
-        if kind not in self.rules:
-            checked = [what for what in ("g", "probe") if what in tensors]
-            pulling = self.pulling
-            method = None if self.moorings is None else self.moorings.method
-            numbers = (each for each in (self.sgd.momentum, self.sgd.weight_decay) if not isinstance(each, Tensor))
-            key = (method, pulling, *numbers)  # with its tensors, all that `_move` does hangs on
-            self.rules[kind] = Elementwise(lambda told: self._move(told, pulling), tensors, checked, key)
-        return self.rules[kind]
+    def _kernel(self, tensors: Tensors) -> RunKernel:
+        kind = (*((key, tensor.shape[1:2] == (1,)) for key, tensor in tensors.items()), self.pulls)
+        if kind not in self.kernels:
+            checked = [key for key in ("g", "probe") if key in tensors]
+            pulls = self.pulls
+            method = None if self.method_state is None else self.method_state.method
+            numbers = (n for n in (self.sgd.momentum, self.sgd.weight_decay) if not isinstance(n, Tensor))
+            key = (method, pulls, *numbers)  # with the kinds of its tensors, all that `_rule` depends on
+            self.kernels[kind] = RunKernel(lambda tensors: self._rule(tensors, pulls), tensors, checked, key)
+        return self.kernels[kind]
 
-    def _move(self, told: Tensors, pulling: bool) -> None:
-        """One parameter of some runs, each tensor of shape (runs, elements)."""
-        theta, g, velocity, lr = (told[what] for what in ("theta", "g", "velocity", "lr"))
-        anchor, previous = told.get("anchor"), told.get("previous")
-        load, pull = g, self._pull(told)
-        if isinstance(pull, GradientPull) and anchor is not None and previous is not None:
-            load = g + pull.force(previous, theta - anchor, lr)
-        if self.sgd.decays:
-            load = load + per_run(told.get("weight_decay", self.sgd.weight_decay), theta) * theta
-        velocity.mul_(per_run(told.get("momentum", self.sgd.momentum), velocity)).add_(load)
-        before = theta.clone()
-        theta.sub_(per_run(lr, velocity) * velocity)
-        if self.moorings is None or anchor is None:
+    def _rule(self, tensors: dict[str, Any], pulls: bool) -> None:
+        """Take one step of one parameter of some runs: Algorithm 1 on tensors of shape (runs, elements)."""
+        pull, g = self._pull(tensors), tensors["g"]
+        if isinstance(pull, GradientPull) and "previous" in tensors:
+            g = apply_penalty(pull, tensors)
+        before = tensors["theta"].clone()
+        self.sgd.update(tensors, g)
+        if self.method_state is None or "anchor" not in tensors:
             return
-        state = {what.removeprefix("state_"): tensor for what, tensor in told.items() if what.startswith("state_")}
-        if "count" in told:
-            counts = told["samples"], told["count"]
-            seen: Any = Iteration(g, theta, anchor, before, told.get("probe"), *counts)  # type: ignore[arg-type]
-            self.moorings.importance.update(state, seen)
-        if pulling and self.alone and isinstance(pull, ParameterPull) and previous is not None:
-            theta.lerp_(anchor, pull.rate(previous, state["current"], lr))
+        if "count" in tensors:
+            update_importance(self.method_state.importance, {**tensors, "before": before})
+        if pulls and self.pulls_in_kernel and isinstance(pull, ParameterPull):
+            apply_pull(pull, tensors)
 
-    def _pull(self, told: Tensors) -> Pull | None:
-        """The pull, with the numbers per run that are among the rule's tensors."""
-        if self.moorings is None or not (mine := [name for name in dials(self.moorings.pull) if name in told]):
-            return None if self.moorings is None else self.moorings.pull
-        pull = copy(self.moorings.pull)
-        for name in mine:
-            object.__setattr__(pull, name, told[name])  # a frozen one checks its numbers when it is made
+    def _pull(self, tensors: Tensors) -> Pull | None:
+        """Return the pull, with the options per run that are among the rule's tensors."""
+        if self.method_state is None:
+            return None
+        pull = copy(self.method_state.pull)
+        for name in per_run_options(self.method_state.pull):
+            if name in tensors:
+                object.__setattr__(pull, name, tensors[name])  # a new frozen one would check its numbers
         return pull
 
 
-def dials(pull: Pull) -> Tensors:
-    """What a pull has of each run, by name; a budget's is looked at elsewhere.
+def per_run_options(pull: Pull) -> Tensors:
+    """Return the options of a pull that have one number for each run; a budget's are not read in the kernel.
 
     Example:
         >>> from mooring.pulls import Penalty
-        >>> dials(Penalty(torch.tensor([1.0, 10.0])))
+        >>> per_run_options(Penalty(torch.tensor([1.0, 10.0])))
         {'strength': tensor([ 1., 10.])}
     """
     if isinstance(pull, Budget):
         return {}
-    told = {field.name: getattr(pull, field.name) for field in fields(pull)}  # type: ignore[arg-type]
-    return {name: value for name, value in told.items() if isinstance(value, Tensor)}
+    options = {field.name: getattr(pull, field.name) for field in fields(pull)}  # type: ignore[arg-type]
+    return {name: value for name, value in options.items() if isinstance(value, Tensor)}
 
 
-def fused_for(groups: Groups, sgd: SGD) -> list[Fused]:
-    """A kernel for each group; none at all where there is no compiler for them."""
-    return [Fused(moorings, sgd) for _, moorings in groups.every] if has_kernels(sgd.lr.device) else []
+def fused_steps(groups: MethodGroups, sgd: SGD) -> list[FusedStep]:
+    """Return a fused step for each group; none without a compiler for the device."""
+    return [FusedStep(state, sgd) for _, state in groups.groups] if has_compiler(sgd.lr.device) else []
 
 
-_rehearsed: set[Hashable] = set()
-"""Groups whose kernels were compiled before, by all that these hang on."""
+_compiled: set[Hashable] = set()
+"""Groups whose kernels were compiled before, by all that the kernels depend on."""
 
 
-def advance_all(
-    fused: Sequence[Fused], groups: Groups, parameters: Tensors, gradients: Tensors, *told: Any, rehearse: bool
+def run_fused_steps(
+    steps: Sequence[FusedStep],
+    groups: MethodGroups,
+    parameters: Tensors,
+    gradients: Tensors,
+    *args: Any,
+    compile_first: bool,
 ) -> None:
-    """Advance each group, told what `Fused.advance` is told; first have all their kernels compiled, where asked to."""
-    pairs = [(each, rows) for each, (rows, _) in zip(fused, groups.every, strict=True)]
-    told = (parameters, gradients, *told)
-    if rehearse:
-        sizes = frozenset((g.shape[1:], g.dtype) for g in gradients.values())
-        new = {(each.kind, sizes): (each, rows) for each, rows in pairs if (each.kind, sizes) not in _rehearsed}
+    """Run the step of each group; with `compile_first`, compile all their kernels in parallel before.
+
+    Args:
+        steps: of the groups.
+        groups: the runs by method.
+        parameters: as for `FusedStep.run`, and so are the other arguments.
+        gradients: likewise.
+        args: likewise.
+        compile_first: whether the kernels may be new.
+    """
+    pairs = [(step, rows) for step, (rows, _) in zip(steps, groups.groups, strict=True)]
+    if compile_first:
+        shapes = frozenset((g.shape[1:], g.dtype) for g in gradients.values())
+        keys = {(step.kernel_key, shapes): (step, rows) for step, rows in pairs}
+        new = {key: pair for key, pair in keys.items() if key not in _compiled}
         with dry_run() if new else nullcontext():
-            for each, rows in new.values():
-                each.advance(rows, *told, in_dry_run=True)
-        _rehearsed.update(new)
-    for each, rows in pairs:
-        each.advance(rows, *told)
+            for step, rows in new.values():
+                step.run(rows, parameters, gradients, *args, compile_only=True)
+        _compiled.update(new)
+    for step, rows in pairs:
+        step.run(rows, parameters, gradients, *args)

@@ -1,70 +1,49 @@
-"""The moorings of those runs of a fleet that share a method: the core's importance and pull over a run axis."""
+"""The state of the runs of a fleet that share a method: the core's `ParameterState` with a run axis."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mooring.backends.budget_terms import DiagonalTerm, KroneckerTerm, budget_term
+from mooring.backends.eager import apply_penalty, apply_pull, has_compiler, pull_is_due, update_importance
 from mooring.diagnose.stability import Verdicts, divergence_limit, interpolation_weight, tallies
-from mooring.importance import Iteration, State
-from mooring.importance.kronecker_factors import Factor, Factors
-from mooring.lab.fleet.budget_terms import KroneckerTerm, Line, pull_back, spent
+from mooring.importance import State
+from mooring.importance.kronecker_factors import KroneckerFactors, LayerFactors
+from mooring.lab.fleet.gpu.run_kernel import apply_budget_pull, total_spent
 from mooring.lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 from mooring.lab.methods import Method
 from mooring.lab.model.results import Stability
 from mooring.pulls import Budget, GradientPull, ParameterPull, merges
 from mooring.pulls.budget import budget_solved
-from mooring.pulls.pull import acts
 from mooring.pulls.run_axis import per_run
+from mooring.state.memory import Memory
+from mooring.state.mooring_state import ParameterState, consolidate, layer_scales
 from mooring.state.selection import layer_of
 
-__all__ = ["Moorings"]
+__all__ = ["MethodState", "Tensors"]
 
 Tensors = dict[str, Tensor]
 
 
-@dataclass
-class Held:
-    """What is kept for one parameter of every run, each tensor with a leading run axis.
+class MethodState:
+    """Importance and pull of neighbouring runs of a stack that share a method.
 
-    Attributes:
-        anchor: its values at the end of the last task.
-        state: the importance's tensors on this task.
-        previous: the importance over past tasks; None before the first consolidation.
-        count: the iterations of this task in which it had a gradient.
-        factor: the Kronecker factors of its curvature, where it has those instead of scores.
-    """
-
-    anchor: Tensor
-    state: State
-    previous: Tensor | None = None
-    count: int = 0
-    factor: Factor | None = None
-
-    def slots(self) -> Tensors:
-        """Every tensor by what it is."""
-        kept = {"anchor": self.anchor, **self.state, **(self.factor.slots() if self.factor else {})}
-        return kept if self.previous is None else {**kept, "previous": self.previous}
-
-    @property
-    def knows_the_past(self) -> bool:
-        """Whether anything is known of past tasks."""
-        return self.previous is not None if self.factor is None else self.factor.basis is not None
-
-
-class Moorings:
-    """Importance and pull of some neighbouring runs of a stack.
-
-    The order within an iteration is that of `mooring.step.TrainingStep`; the rules are the core's own.
+    The order within an iteration is that of `mooring.step.TrainingStep`, and so are the rules.
 
     Args:
-        method: what the runs have in common.
+        method: the method.
         seeds: of each run.
         lr: of each run, of shape (runs,).
-        strength: of each run, of shape (runs,); ignored where the method has none.
+        strength: of each run, of shape (runs,); ignored if the method has none.
         names: the parameters to moor.
-        layered: those of them whose curvature is known by its factors.
+        with_factors: those of them whose curvature has Kronecker factors.
+
+    Attributes:
+        states: the state of each parameter, by name; its tensors have a leading run axis.
+        mu: the multiplier of each run's budget.
     """
 
     def __init__(
@@ -74,16 +53,16 @@ class Moorings:
         lr: Tensor,
         strength: Tensor,
         names: list[str],
-        layered: Collection[str] = (),
+        with_factors: Collection[str] = (),
     ) -> None:
         assert method.importance is not None
         self.method = method
         self.importances = [method.importance(seed) for seed in seeds]
         self.importance = self.importances[0]
-        self.kinds = [repr(importance) for importance in self.importances]  # many runs have theirs in common
-        self.lr, self.strength, self.names, self.layered = lr, strength, names, layered
+        self.importance_keys = [repr(importance) for importance in self.importances]  # equal for most runs
+        self.lr, self.strength, self.names, self.with_factors = lr, strength, names, with_factors
         self.pull = method.pull(strength)
-        self.held: dict[str, Held] = {}
+        self.states: dict[str, ParameterState] = {}
         self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
         self.tasks = 0
         self.steps = 0
@@ -92,249 +71,225 @@ class Moorings:
         return len(self.importances)
 
     @torch.no_grad()
-    def adopt(self, parameters: Tensors, gradients: Tensors) -> None:
-        """Anchor parameters that get their first gradient where they are."""
+    def bind(self, parameters: Tensors, gradients: Collection[str]) -> None:
+        """Point every state at the live parameter, and create the states of parameters with a first gradient."""
+        for name, state in self.states.items():
+            state.parameter = parameters[name]
         for name in gradients:
-            if name in self.names and name not in self.held:
-                self.held[name] = self._fresh(name, parameters[name], self.tasks)
+            if name in self.names and name not in self.states:
+                self.states[name] = self._new_state(name, parameters[name])
 
-    @torch.no_grad()
-    def forces(self, parameters: Tensors, gradients: Tensors) -> Tensors:
-        """What a penalty adds to the gradients of the parameters that have one and a past."""
+    def penalized_gradients(self, gradients: Tensors) -> Tensors:
+        """Return g + force for the parameters that have a gradient and a past; empty without a penalty."""
         if not isinstance(self.pull, GradientPull):
             return {}
         return {
-            name: self.pull.force(held.previous, parameters[name] - held.anchor, self.lr)
-            for name, held in self.held.items()
-            if name in gradients and held.previous is not None
+            name: apply_penalty(self.pull, {**state.pull_tensors(), "g": gradients[name], "lr": self.lr})
+            for name, state in self.states.items()
+            if name in gradients and state.previous is not None
         }
 
-    def before(self, parameters: Tensors) -> Tensors:
-        """The parameters before the optimizer's step, where the importance needs it."""
-        return {name: parameters[name].clone() for name in self.held} if self.importance.needs_step else {}
+    def copy_parameters(self) -> Tensors:
+        """Return the parameters before the optimizer's step, if the importance needs them."""
+        return {name: s.theta.clone() for name, s in self.states.items()} if self.importance.needs_step else {}
 
     @torch.no_grad()
-    def after(self, parameters: Tensors, gradients: Tensors, before: Tensors, probes: Tensors, samples: int) -> None:
+    def after_step(self, gradients: Tensors, before: Tensors, probes: Tensors, samples: int) -> None:
         """Update the importance, then pull.
 
         Args:
-            parameters: after the optimizer's step; changed in place by a pull.
             gradients: of the task's loss alone.
-            before: what `before` gave.
-            probes: the gradients of the importance's own function of the outputs, where it has one.
+            before: the result of `copy_parameters`.
+            probes: the gradients of the importance's own function of the outputs, if it has one.
             samples: in the batch.
         """
         self.steps += 1
-        due = [name for name in self.held if name in gradients]
-        for name in due:
-            held = self.held[name]
+        moved = [name for name in self.states if name in gradients]
+        for name in moved:
+            state = self.states[name]
             if self.importance.watches == "outputs" and name not in probes:
                 continue  # the outputs do not depend on it
-            held.count += 1
-            if held.factor:
-                continue  # what it is worth was seen in its layer
-            seen = Iteration(
-                g=gradients[name],
-                theta=parameters[name],
-                anchor=held.anchor,
-                before=before.get(name),
-                probe=probes.get(name),
-                samples=samples,
-                count=held.count,
-            )
-            self.importance.update(held.state, seen)
-        if not isinstance(self.pull, GradientPull) and self.tasks and acts(self.pull.every, self.steps):
-            self.pull_back(parameters, due)
+            state.count += 1
+            if not state.factors:  # a parameter with factors has no scores
+                tensors = self.step_tensors(name, gradients[name], before.get(name), probes.get(name))
+                update_importance(self.importance, {**tensors, "samples": samples, "count": state.count})
+        if pull_is_due(self.pull, self.tasks, self.steps):
+            self.apply_pull(moved)
+
+    def step_tensors(self, name: str, g: Tensor, before: Tensor | None = None, probe: Tensor | None = None) -> Tensors:
+        """Return the tensors of a parameter by the names that the rules of `mooring.backends.eager` use."""
+        state = self.states[name]
+        tensors = {**state.pull_tensors(), "g": g, "lr": self.lr}
+        tensors |= {f"state_{slot}": tensor for slot, tensor in state.importance_state.items()}
+        optional = {"before": before, "probe": probe}
+        return tensors | {key: tensor for key, tensor in optional.items() if tensor is not None}
 
     @torch.no_grad()
-    def pull_back(self, parameters: Tensors, names: Sequence[str]) -> None:
-        """theta <- theta + rate * (anchor - theta) for these parameters, changed in place."""
+    def apply_pull(self, names: Collection[str]) -> None:
+        """Pull these parameters; a budget counts what the others have spent."""
         if isinstance(self.pull, Budget):
-            self._spend(self.pull, parameters, names)
+            self._apply_budget(self.pull, names)
             return
         assert isinstance(self.pull, ParameterPull)
-        factors = self._factors()
+        scales = layer_scales(self.states.values(), self.importance)
         for name in names:
-            held = self.held.get(name)
-            if held is not None and held.previous is not None:
-                current = _scaled(held.state["current"], factors.get(layer_of(name)))
-                parameters[name].lerp_(held.anchor, self.pull.rate(held.previous, current, self.lr))
+            if (state := self.states.get(name)) is None:
+                continue
+            tensors: dict[str, Any] = {**state.pull_tensors(), "lr": self.lr}
+            tensors["state_current"] = state.importance_state["current"]
+            if scales:
+                tensors["layer_scale"] = scales[layer_of(name)]
+            apply_pull(self.pull, tensors)
 
-    def _spend(self, budget: Budget, parameters: Tensors, names: Sequence[str]) -> None:
-        """Keep every run within its budget; what parameters that did not move have spent is counted in."""
-        known = [name for name, held in self.held.items() if held.knows_the_past]
-        lines = {name: self._line(name, parameters[name]) for name in known}
-        moved, rest = ([line for name, line in lines.items() if (name in names) == moves] for moves in (True, False))
+    def _apply_budget(self, budget: Budget, names: Collection[str]) -> None:
+        """Keep every run within its budget."""
+        terms = {name: term for name, state in self.states.items() if (term := budget_term(state)) is not None}
+        moved = [term for name, term in terms.items() if name in names]
+        fixed = [term for name, term in terms.items() if name not in names]
+        if not moved:
+            return
         allowed: Tensor | float = budget.allowed(self.tasks)
-        if rest:
-            none = torch.zeros_like(self.mu)
-            allowed = (allowed - spent(rest, none, none.bool())[0]).clamp(min=0)
-        if moved:
-            self.mu.copy_(budget_solved(lambda mu, done: spent(moved, mu, done), allowed, self.mu))
-            pull_back(budget, moved, self.mu)
-
-    def _line(self, name: str, theta: Tensor) -> Line:
-        held = self.held[name]
-        if held.factor is not None:
-            return KroneckerTerm(theta, held.anchor, held.factor)
-        assert held.previous is not None
-        return Line(flatten_per_run(theta), flatten_per_run(held.anchor), flatten_per_run(held.previous))
+        if fixed:
+            zero = torch.zeros_like(self.mu)
+            allowed = (allowed - _total_spent(fixed, zero, zero.bool())[0]).clamp(min=0)
+        self.mu.copy_(budget_solved(lambda mu, done: _total_spent(moved, mu, done), allowed, self.mu))
+        for term in moved:
+            if has_compiler(self.mu.device) and not isinstance(term, KroneckerTerm):
+                apply_budget_pull(_flat_tensors(term), self.mu)
+            else:
+                term.apply_pull(budget, self.mu)
 
     @torch.no_grad()
-    def look(self, seen: Mapping[str, Factors]) -> None:
-        """Add what layers showed in one iteration, to be counted by `looked`."""
-        for layer, (inputs, outputs, sums) in seen.items():
-            for name, told in ((f"{layer}.weight", (inputs, outputs)), (f"{layer}.bias", (None, sums))):
-                if (held := self.held.get(name)) and held.factor:
-                    held.factor.look(*told)
+    def accumulate_factors(self, observed: Mapping[str, LayerFactors]) -> None:
+        """Add the Kronecker factors of one iteration; `count_factors` counts it."""
+        for layer, (inputs, outputs, bias_outputs) in observed.items():
+            for name, factors in ((f"{layer}.weight", (inputs, outputs)), (f"{layer}.bias", (None, bias_outputs))):
+                if (state := self.states.get(name)) and state.factors:
+                    state.factors.accumulate(*factors)
 
-    def looked(self) -> None:
-        """Count an iteration in which layers were looked at."""
-        for held in self.held.values():
-            if held.factor:
-                held.factor.looks += 1
+    def count_factors(self) -> None:
+        """Count an iteration in which layers were observed."""
+        for state in self.states.values():
+            if state.factors:
+                state.factors.count += 1
 
     @torch.no_grad()
     def consolidate(self, parameters: Tensors) -> None:
-        """anchor <- parameter; previous <- merge(previous, current); a new task begins."""
-        for name in self.names:
-            if name not in self.held:
-                self.held[name] = self._fresh(name, parameters[name], self.tasks)
+        """End a task, as `mooring.state.mooring_state.consolidate` says."""
+        self.bind(parameters, self.names)
         if isinstance(self.pull, ParameterPull) and self.pull.every == "task" and self.tasks:
-            self.pull_back(parameters, [name for name, held in self.held.items() if held.count])
-        factors = self._factors()
+            self.apply_pull([name for name, state in self.states.items() if state.count])
+        merge = merges.resolve(self.method.merge)
+        consolidate(self.states.values(), self.importance, merge, Memory(), self._start_importance, self.tasks)
         self.tasks += 1
         self.steps = 0
-        for name, held in list(self.held.items()):
-            if held.factor:
-                held.factor.consolidate()
-                self.held[name] = replace(held, anchor=parameters[name].detach().clone(), count=0)
-                continue
-            previous = self._merged(held, factors.get(layer_of(name)))
-            self.held[name] = replace(self._fresh(name, parameters[name], self.tasks), previous=previous)
 
-    def _merged(self, held: Held, factor: Tensor | None) -> Tensor | None:
-        if not held.count and self.importance.merges:
-            return held.previous  # it had no gradient: what was known of it stands
-        current = _scaled(held.state["current"], factor)
-        if not self.importance.merges:
-            return current
-        merge = merges.resolve(self.method.merge)
-        return merge(torch.zeros_like(current) if held.previous is None else held.previous, current)
+    def _new_state(self, name: str, theta: Tensor) -> ParameterState:
+        """Return the state of a parameter that starts here."""
+        state = ParameterState(name, theta, theta.detach().clone(), {}, runs=True)
+        if name in self.with_factors:
+            no_score = torch.zeros(len(theta), *(1,) * (theta.ndim - 1), dtype=theta.dtype, device=theta.device)
+            state.importance_state = {"current": no_score}
+            state.factors = KroneckerFactors.zeros(state.anchor, theta.dtype, runs=True)
+        else:
+            state.importance_state = self._start_importance(state, self.tasks)
+        return state
 
-    def _fresh(self, name: str, theta: Tensor, task: int) -> Held:
-        """Anchored here. What an importance draws at random, each run draws by its own seed."""
-        anchor = theta.detach().clone()
-        if name in self.layered:
-            none = torch.zeros(len(theta), *(1,) * (theta.ndim - 1), dtype=theta.dtype, device=theta.device)
-            return Held(anchor, {"current": none}, factor=Factor.fresh(anchor, theta.dtype, runs=True))
-        made: dict[str, State] = {}
-        for kind, importance in zip(self.kinds, self.importances, strict=True):  # a start hangs on nothing else
-            if kind not in made:
-                made[kind] = importance.start(anchor[0], name=name, task=task)
-        each = [made[kind] for kind in self.kinds]
-        state = {slot: torch.stack([told[slot] for told in each]) for slot in each[0]}
-        ones = (1,) * (theta.ndim - 1)  # a score that is one number for a whole parameter goes on doing so
-        return Held(
-            anchor, {slot: t.reshape(-1, *ones) if t.ndim == 1 else to_stack_layout(t) for slot, t in state.items()}
-        )
+    def _start_importance(self, state: ParameterState, task: int) -> State:
+        """Return the importance's tensors at the start of a task, drawn by each run's own seed if at random."""
+        started: dict[str, State] = {}
+        for key, importance in zip(self.importance_keys, self.importances, strict=True):
+            if key not in started:  # a start depends on nothing else
+                started[key] = importance.start(state.anchor[0], name=state.name, task=task)
+        runs = [started[key] for key in self.importance_keys]
+        stacked = {slot: torch.stack([run[slot] for run in runs]) for slot in runs[0]}
+        ones = (1,) * (state.anchor.ndim - 1)  # a single number for a whole parameter stays one for each run
+        return {slot: t.reshape(-1, *ones) if t.ndim == 1 else to_stack_layout(t) for slot, t in stacked.items()}
 
-    def _factors(self) -> Tensors:
-        """A factor for the scores of each layer and run, where the importance is balanced."""
-        if not self.importance.balances or not self.held:
-            return {}
-        sums: Tensors = {}
-        sizes: dict[str, int] = {}
-        for name, held in self.held.items():
-            layer, score = layer_of(name), held.state["current"].expand_as(held.anchor).abs()
-            score = score.reshape(len(self), -1).sum(1)
-            sums[layer] = sums[layer] + score if layer in sums else score
-            sizes[layer] = sizes.get(layer, 0) + held.anchor[0].numel()
-        return dict(zip(sums, self.importance.factors(list(sums.values()), list(sizes.values())), strict=True))
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these runs only."""
+    def select_runs(self, rows: Tensor) -> None:
+        """Keep the runs in these rows, in this order."""
         self.importances = [self.importances[row] for row in rows.tolist()]
-        self.kinds = [self.kinds[row] for row in rows.tolist()]
+        self.importance_keys = [self.importance_keys[row] for row in rows.tolist()]
         self.lr, self.mu = self.lr[rows], self.mu[rows]
-        self.strengthen(self.strength[rows])
-        for held in self.held.values():
-            held.anchor = to_stack_layout(held.anchor[rows])
-            held.state = {slot: to_stack_layout(tensor[rows]) for slot, tensor in held.state.items()}
-            held.previous = None if held.previous is None else to_stack_layout(held.previous[rows])
-            if held.factor:
-                held.factor.keep(rows)
+        self.set_strength(self.strength[rows])
+        for state in self.states.values():
+            state.select_runs(rows, to_stack_layout)
 
-    def strengthen(self, strength: Tensor) -> None:
-        """Go on with these strengths, of shape (runs,)."""
+    def set_strength(self, strength: Tensor) -> None:
+        """Set the strength of each run, of shape (runs,)."""
         self.strength = strength
         self.pull = self.method.pull(strength)
 
-    # What the results tell
+    # Metrics of the results
 
     def importance_by_layer(self) -> list[dict[str, float]]:
-        """The mean importance over past tasks of each layer, for each run."""
-        known = {name: held for name, held in self.held.items() if held.previous is not None}
-        sums = _rows([_wide(held).sum(1, dtype=torch.float64) for held in known.values()], len(self))
+        """Return the mean importance over past tasks of each layer, for each run."""
+        known = {name: state for name, state in self.states.items() if state.previous is not None}
+        sums = _columns_to_rows([_scores(s).sum(1, dtype=torch.float64) for s in known.values()], len(self))
         sizes: dict[str, int] = {}
-        for name, held in known.items():
-            sizes[layer_of(name)] = sizes.get(layer_of(name), 0) + held.anchor[0].numel()
-        found = []
-        for mine in sums:
-            total = dict.fromkeys(sizes, 0.0)
-            for name, each in zip(known, mine, strict=True):
-                total[layer_of(name)] += each
-            found.append({layer: total[layer] / size for layer, size in sizes.items()})
-        return found
+        for name, state in known.items():
+            sizes[layer_of(name)] = sizes.get(layer_of(name), 0) + state.size
+        means = []
+        for run_sums in sums:
+            totals = dict.fromkeys(sizes, 0.0)
+            for name, total in zip(known, run_sums, strict=True):
+                totals[layer_of(name)] += total
+            means.append({layer: totals[layer] / size for layer, size in sizes.items()})
+        return means
 
     def stability(self, momenta: Sequence[float]) -> list[Stability | None]:
-        """What the penalty of each run will do from here on; None where there is no penalty, or nothing to moor.
+        """Return what the penalty of each run will do from here on; None without a penalty or a past.
 
         Args:
             momenta: of the runs.
         """
-        known = [held for held in self.held.values() if held.previous is not None]
+        known = [state for state in self.states.values() if state.previous is not None]
         if not isinstance(self.pull, GradientPull) or not known:
             return [None] * len(self)
-        limits = self.lr.new_tensor([_limit(momentum) for momentum in momenta])
-        both = (self.lr.double() * self.strength.double()).to(self.lr.dtype)
+        limits = self.lr.new_tensor([_divergence_limit(momentum) for momentum in momenta])
+        lr_strength = (self.lr.double() * self.strength.double()).to(self.lr.dtype)
         counts = torch.zeros(len(self), 5, dtype=torch.int64, device=self.lr.device)
-        largest, per_strength = [], []
-        for held in known:
-            scores = _wide(held)
-            p = interpolation_weight(both, 1.0, scores)
+        largest, largest_per_strength = [], []
+        for state in known:
+            scores = _scores(state)
+            p = interpolation_weight(lr_strength, 1.0, scores)
             counts += tallies(p, limits)
             largest.append(p.amax(1))
-            per_strength.append((per_run(self.lr, scores) * scores).amax(1))
-        most = torch.stack([torch.stack(each).amax(0) for each in (largest, per_strength)], 1).tolist()
+            largest_per_strength.append((per_run(self.lr, scores) * scores).amax(1))
+        columns = [torch.stack(maxima).amax(0) for maxima in (largest, largest_per_strength)]
         return [
             Stability(
                 task=self.tasks,
                 largest=p,
-                safe_strength=1 / each if each > 0 else float("inf"),
-                **asdict(Verdicts(*mine)),
+                safe_strength=1 / per_strength if per_strength > 0 else float("inf"),
+                **asdict(Verdicts(*run_counts)),
             )
-            for (p, each), mine in zip(most, counts.tolist(), strict=True)
+            for (p, per_strength), run_counts in zip(torch.stack(columns, 1).tolist(), counts.tolist(), strict=True)
         ]
 
 
-def _limit(momentum: float) -> float:
-    """From which p on a penalty alone makes SGD diverge."""
+def _total_spent(terms: Sequence[DiagonalTerm], mu: Tensor, done: Tensor) -> Tensor:
+    """Return what all parameters of each run spend at mu, (2, runs); anything for runs that are done."""
+    if has_compiler(mu.device):
+        return total_spent([_flat_tensors(term) for term in terms], mu, done)
+    return torch.stack([term.spent(mu) for term in terms]).sum(0)
+
+
+def _flat_tensors(term: DiagonalTerm) -> Tensors:
+    return {name: flatten_per_run(tensor) for name, tensor in term.tensors().items()}
+
+
+def _divergence_limit(momentum: float) -> float:
+    """Return the p from which on a penalty alone makes SGD diverge."""
     sgd = torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=momentum)
     return divergence_limit(sgd, sgd.param_groups[0])
 
 
-def _wide(held: Held) -> Tensor:
-    """The importance over past tasks with a score for each weight, of shape (runs, weights)."""
-    assert held.previous is not None
-    return held.previous.expand_as(held.anchor).reshape(len(held.anchor), -1)
+def _scores(state: ParameterState) -> Tensor:
+    """Return the importance over past tasks of each weight, of shape (runs, weights)."""
+    return state.full(state.previous).reshape(len(state.anchor), -1)
 
 
-def _rows(columns: list[Tensor], runs: int) -> list[list[float]]:
-    """The numbers of each run, from those of all runs."""
+def _columns_to_rows(columns: list[Tensor], runs: int) -> list[list[float]]:
+    """Return the numbers of each run, from columns over all runs."""
     return torch.stack(columns, 1).tolist() if columns else [[]] * runs
-
-
-def _scaled(score: Tensor, factor: Tensor | None) -> Tensor:
-    """A score times its layer's factor of each run."""
-    return score if factor is None else score * factor.reshape(-1, *(1,) * (score.ndim - 1))

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent for every run of a fleet, each with its own numbers."""
+"""Stochastic gradient descent of every run of a fleet, each with its own learning rate, momentum and weight decay."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ __all__ = ["SGD"]
 class SGD:
     """velocity <- momentum * velocity + g; theta <- theta - lr * velocity. The first velocity is g.
 
-    What `torch.optim.SGD` does to one network, with numbers for each run.
+    It does what `torch.optim.SGD` does to one network.
 
     Args:
         lr: of shape (runs,).
@@ -39,7 +39,7 @@ class SGD:
 
     @classmethod
     def of(cls, specs: Sequence[RunSpec], like: Tensor) -> "SGD":
-        """With the numbers of these runs.
+        """Return the optimizer of these runs.
 
         Example:
             >>> specs = [RunSpec("digits", "0", "plain", 0, lr=0.1, momentum=momentum) for momentum in (0.0, 0.5)]
@@ -47,8 +47,8 @@ class SGD:
             >>> sgd.lr, sgd.momentum, sgd.weight_decay
             (tensor([0.1000, 0.1000]), tensor([0.0000, 0.5000]), 0.0)
         """
-        each = ([spec.momentum for spec in specs], [spec.weight_decay for spec in specs])
-        numbers = (values[0] if len({*values}) == 1 else like.new_tensor(values) for values in each)
+        columns = ([spec.momentum for spec in specs], [spec.weight_decay for spec in specs])
+        numbers = (values[0] if len({*values}) == 1 else like.new_tensor(values) for values in columns)
         return cls(like.new_tensor([spec.lr for spec in specs]), *numbers)
 
     def set_epoch(self, specs: Sequence[RunSpec], epoch: int) -> None:
@@ -70,16 +70,29 @@ class SGD:
         """Whether any run's weights decay."""
         return isinstance(self.weight_decay, Tensor) or self.weight_decay != 0
 
-    def of_each(self, rows: slice) -> dict[str, Tensor]:
-        """What these runs have numbers of their own of, by name."""
-        told = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
-        return {name: value[rows] for name, value in told.items() if isinstance(value, Tensor)}
+    def per_run_numbers(self, rows: slice) -> dict[str, Tensor]:
+        """Return the numbers that differ between runs, of some runs, by name."""
+        numbers = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        return {name: value[rows] for name, value in numbers.items() if isinstance(value, Tensor)}
 
     def size(self, samples: int) -> Tensor:
-        """A batch size on the device, so that tasks whose last batches differ share their kernels."""
+        """Return a batch size on the device, so that batches of different sizes share their kernels."""
         if samples not in self.sizes:
             self.sizes[samples] = self.lr.new_tensor(samples)
         return self.sizes[samples]
+
+    def update(self, tensors: dict[str, Tensor], g: Tensor) -> None:
+        """Take the step of one parameter as an elementwise rule, for kernels; `velocity` starts at 0.
+
+        Args:
+            tensors: theta and velocity, changed in place, and the numbers of `per_run_numbers`.
+            g: the gradient.
+        """
+        theta, velocity = tensors["theta"], tensors["velocity"]
+        if self.decays:
+            g = g + per_run(tensors.get("weight_decay", self.weight_decay), theta) * theta
+        velocity.mul_(per_run(tensors.get("momentum", self.momentum), velocity)).add_(g)
+        theta.sub_(per_run(tensors["lr"], velocity) * velocity)
 
     @torch.no_grad()
     def step(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
@@ -103,11 +116,11 @@ class SGD:
         return self.velocity[name]
 
     def reset(self) -> None:
-        """Forget the velocities: a new task begins."""
+        """Forget the velocities, for a new task."""
         self.velocity = {}
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these runs only."""
+        """Keep the runs in these rows, in this order."""
         self.lr = self.lr[rows]
         self.momentum, self.weight_decay = (
             value[rows] if isinstance(value, Tensor) else value for value in (self.momentum, self.weight_decay)

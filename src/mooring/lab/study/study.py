@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from mooring.backends.gc_control import gc_frozen
 from mooring.errors import MooringError, check_whole
 from mooring.lab.engines.checkpoint_index import CheckpointIndex
 from mooring.lab.engines.engine import Engine, check_engine, open_engine
@@ -20,6 +19,7 @@ from mooring.lab.methods import find_method
 from mooring.lab.methods.registry import ALIASES
 from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.determinism import configure_cublas
+from mooring.lab.model.gc_control import gc_frozen
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row, summarize

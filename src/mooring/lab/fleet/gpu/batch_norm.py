@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.backends.kernels.launch import DryRun, dry_run, launch
+from mooring.backends.kernels.launch import DryRunContext, dry_run, launch
 from mooring.lab.fleet.gpu.conv_tiles import next_power_of_two
 from mooring.lab.fleet.gpu.convolution import has_kernels
 
@@ -141,7 +141,7 @@ def _compile_kernels(
     if key not in _compiled:
         _compiled.add(key)
         with torch.no_grad(), dry_run():
-            ctx = DryRun((True,))
+            ctx = DryRunContext((True,))
             FusedBatchNorm.backward(ctx, FusedBatchNorm.forward(ctx, x, weight, bias, running, runs, 0.0, 0.0))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mooring.backends.kernels.launch import DryRun, dry_run
+from mooring.backends.kernels.launch import DryRunContext, dry_run
 from mooring.lab.fleet.gpu.conv_tiles import ConvolutionGeometry, align_channels
 from mooring.lab.fleet.gpu.convolution import (
     KernelOutput,
@@ -84,7 +84,7 @@ def _compile_kernels(
     x = torch.empty(2 * len(weights[0]), *shape, dtype=dtype, device=device)
     with torch.no_grad(), dry_run():
         for backward in (True, False):
-            ctx = DryRun((len(specs) == 1, False, *[backward] * 2 * len(specs)) if backward else (False,))
+            ctx = DryRunContext((len(specs) == 1, False, *[backward] * 2 * len(specs)) if backward else (False,))
             out = FusedConvolutions.forward(ctx, x, specs, *weights, *biases)
             if backward:
                 FusedConvolutions.backward(ctx, torch.empty_like(out))

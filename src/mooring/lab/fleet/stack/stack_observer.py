@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.importance.kronecker_factors import Factors, kronecker_factors, layers_with_factors, over_uses
+from mooring.importance.kronecker_factors import LayerFactors, batch_factors, combine_uses, layers_with_factors
 from mooring.lab.fleet.stack.batched_layers import BatchedLayer
 from mooring.lab.fleet.stack.stack import Stack
 
@@ -30,7 +30,7 @@ class StackObserver:
 
     def __init__(self, stack: Stack, interval: int, max_size: int) -> None:
         self.interval, self.enabled = interval, False
-        self.observations: dict[str, list[Factors]] = {}
+        self.observations: dict[str, list[LayerFactors]] = {}
         self.parameters: list[str] = []
         if stack.batched is None or stack.mode != "batched":
             raise MooringError(
@@ -52,7 +52,7 @@ class StackObserver:
 
         def on_gradient(g: Tensor) -> None:
             with torch.no_grad():
-                self.observations.setdefault(name, []).append(kronecker_factors(layer, x, g, runs))
+                self.observations.setdefault(name, []).append(batch_factors(layer, x, g, runs))
 
         out.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
@@ -61,7 +61,7 @@ class StackObserver:
         self.enabled = step % self.interval == 0
         return self.enabled
 
-    def take(self) -> dict[str, Factors]:
+    def take(self) -> dict[str, LayerFactors]:
         """Return the factors observed so far, by layer, each with a leading run axis, and forget them."""
         observations, self.observations = self.observations, {}
-        return {name: over_uses(uses) for name, uses in observations.items()}
+        return {name: combine_uses(uses) for name, uses in observations.items()}

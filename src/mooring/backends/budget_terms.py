@@ -1,0 +1,97 @@
+"""The terms of a budget: what each parameter spends at a multiplier mu, and its pull; of one model or of many runs."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.backends.eager import apply_pull, chunks, previous_importance, run_in_chunks
+from mooring.distributed.dtensor import reduce_over_shards
+from mooring.importance import State
+from mooring.pulls.budget import Budget, spent_at, spent_each
+from mooring.pulls.run_axis import Number
+from mooring.state.mooring_state import ParameterState
+
+__all__ = ["DiagonalTerm", "KroneckerTerm", "budget_term", "pull_energy", "pull_rule", "spent_rule"]
+
+
+class DiagonalTerm:
+    """A parameter with a curvature for each weight: spent = sum(F * d^2 / (1 + mu * F)^2) / 2."""
+
+    def __init__(self, state: ParameterState) -> None:
+        self.state = state
+
+    def tensors(self) -> State:
+        """Return the tensors that `spent_rule` reads."""
+        return self.state.pull_tensors()
+
+    def spent(self, mu: Number) -> Tensor:
+        """Return `spent_at` of this parameter, (2,) or (2, runs)."""
+        dtype, tensors = self.state.compute_dtype, self.tensors()
+        sums = []
+        for chunk in [tensors] if self.state.runs else chunks(tensors):
+            d = chunk["theta"].to(dtype) - chunk["anchor"].to(dtype)
+            sums.append(spent_at(previous_importance(chunk).to(dtype), d, mu))
+        return torch.stack(sums).sum(0)
+
+    def apply_pull(self, budget: Budget, mu: Tensor) -> None:
+        """theta <- anchor + d / (1 + mu * F)."""
+        rule, mu = pull_rule(budget), mu.to(self.state.compute_dtype)
+        if self.state.runs:
+            rule({**self.tensors(), "mu": mu})
+        else:
+            run_in_chunks(rule, self.tensors(), {"mu": mu}, self.state.compute_dtype)
+
+
+class KroneckerTerm(DiagonalTerm):
+    """A parameter with Kronecker factors, in whose eigenbasis the curvature is diagonal."""
+
+    def __init__(self, state: ParameterState) -> None:
+        super().__init__(state)
+        assert state.factors is not None
+        assert state.factors.basis is not None
+        self.factors, self.curvature = state.factors, state.factors.basis[2]
+        self.d = self.factors.to_basis(state.parameter.to(state.compute_dtype) - state.device_anchor)
+
+    def tensors(self) -> State:
+        """Return the displacement in the eigenbasis and its curvature."""
+        return {"d": self.d, "previous": self.curvature}
+
+    def spent(self, mu: Number) -> Tensor:
+        """Return `spent_at` in the eigenbasis."""
+        return spent_at(self.curvature, self.d, mu)
+
+    def apply_pull(self, budget: Budget, mu: Tensor) -> None:
+        """Subtract from theta what the pull removes in the eigenbasis."""
+        removed = self.d * budget.rate(self.curvature, mu.to(self.curvature.dtype))
+        theta = self.state.parameter
+        theta.sub_(self.factors.from_basis(removed, theta).to(theta.dtype))
+
+
+def budget_term(state: ParameterState) -> DiagonalTerm | None:
+    """Return the term of a parameter; None if nothing is known of its past."""
+    if not state.has_previous:
+        return None
+    return DiagonalTerm(state) if state.factors is None else KroneckerTerm(state)
+
+
+def spent_rule(tensors: dict[str, Any]) -> None:
+    """Write what each weight spends at mu, and how fast that falls with mu, into `spent` and `slope`."""
+    d = tensors["d"] if "d" in tensors else tensors["theta"] - tensors["anchor"]
+    spent, slope = spent_each(previous_importance(tensors), d, tensors["mu"])
+    tensors["spent"].copy_(spent)
+    tensors["slope"].copy_(slope)
+
+
+def pull_rule(budget: Budget) -> Any:
+    """Return the rule of a budget's pull at mu."""
+    return lambda tensors: apply_pull(budget, tensors)
+
+
+def pull_energy(states: Iterable[ParameterState]) -> float:
+    """Return the sum of previous * d^2 / 2 over all parameters."""
+    terms = [term for state in states if (term := budget_term(state)) is not None]
+    spent = reduce_over_shards([term.spent(0.0) for term in terms], [term.state.parameter for term in terms])
+    return math.fsum(float(value[0]) for value in spent)  # they may be on several devices
