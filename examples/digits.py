@@ -1,6 +1,6 @@
-"""Learn the ten digits two at a time, without ever seeing the old ones again, and see what is forgotten.
+"""Learn the ten digits two at a time, without the old ones, and measure what is forgotten.
 
-Five tasks, a head for each, one small network. The same training loop runs three times: as it is, with EWC as a
+A small network learns five tasks, with one head per task. The same training loop runs without Mooring, with EWC as a
 penalty, and with the explicit step, which has no strength to tune.
 
     python examples/digits.py
@@ -25,7 +25,7 @@ METHODS = {
 
 
 class Network(nn.Module):
-    """A body that all tasks share, and a head for each."""
+    """A body that all tasks share, with one head per task."""
 
     def __init__(self, tasks: int) -> None:
         super().__init__()
@@ -34,34 +34,34 @@ class Network(nn.Module):
         self.task = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of the current task's head."""
+        """Return the logits of the current task's head."""
         return self.heads[self.task](self.body(x))
 
 
 def digit_tasks() -> list[tuple[torch.Tensor, ...]]:
-    """Digits 0 and 1, then 2 and 3, ... each as training inputs and labels, test inputs and labels."""
+    """Return the tasks 0 and 1, 2 and 3, ...: training inputs and labels, test inputs and labels."""
     digits = load_digits()
     x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     train, test = order[:1400], order[1400:]
     tasks = []
     for task in range(5):
-        mine, held_out = train[y[train] // 2 == task], test[y[test] // 2 == task]
-        tasks.append((x[mine], y[mine] % 2, x[held_out], y[held_out] % 2))
+        training, held_out = train[y[train] // 2 == task], test[y[test] // 2 == task]
+        tasks.append((x[training], y[training] % 2, x[held_out], y[held_out] % 2))
     return tasks
 
 
 def accuracies(model: Network, tasks: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
-    """Test accuracy on each task, in percent."""
-    found = torch.zeros(len(tasks))
+    """Return the test accuracy on each task, in percent."""
+    scores = torch.zeros(len(tasks))
     with torch.no_grad():
         for model.task, (_, _, x, y) in enumerate(tasks):
-            found[model.task] = 100 * (model(x).argmax(1) == y).float().mean()
-    return found
+            scores[model.task] = 100 * (model(x).argmax(1) == y).float().mean()
+    return scores
 
 
 def train(options: dict | None, seed: int, epochs: int) -> tuple[float, float]:
-    """Train through all tasks; the final model's average accuracy, and how much of the best was forgotten."""
+    """Train on all tasks; return the final average accuracy and the average forgetting."""
     torch.manual_seed(seed)
     tasks = digit_tasks()
     model = Network(len(tasks))
@@ -90,14 +90,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=10)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # the network is too small to share
+    torch.set_num_threads(1)  # the network is too small for several threads
     print(f"Digits two at a time: 5 tasks, {options.epochs} epochs each, mean and range over {options.seeds} seeds")
     print(f"{'':26s}{'accuracy %':>24s}{'forgotten %':>24s}{'seconds':>10s}")
     for name, method in METHODS.items():
-        began = time.perf_counter()
+        start = time.perf_counter()
         runs = [train(method, seed, options.epochs) for seed in range(options.seeds)]
         cells = [f"{sum(v) / len(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in zip(*runs, strict=True)]
-        print(f"{name:26s}{cells[0]:>24s}{cells[1]:>24s}{time.perf_counter() - began:10.1f}", flush=True)
+        print(f"{name:26s}{cells[0]:>24s}{cells[1]:>24s}{time.perf_counter() - start:10.1f}", flush=True)
 
 
 if __name__ == "__main__":

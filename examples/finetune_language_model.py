@@ -1,8 +1,8 @@
-"""Fine-tune a small GPT from one domain to another, and see what it forgets: code first, then prose.
+"""Fine-tune a small GPT from code to prose and measure what it forgets.
 
-Both are on every machine: the standard library's code, and its documentation and licences. The model is trained on the
-code once, and kept in a folder. Then the same fine-tuning runs with each method, which sees 32 batches of code before
-it starts, or none at all but what the model writes itself, and no code after that.
+The data are on every machine: the standard library's code, and its documentation and licences. The model is trained on
+the code once and stored in a folder. Then it is fine-tuned with each method. A method sees 32 batches of code, or text
+that the model generates, before fine-tuning starts, and no code after that.
 
     python examples/finetune_language_model.py cache
     python examples/finetune_language_model.py cache --size large --device cuda --json out.json --figure out.png
@@ -28,7 +28,7 @@ from mooring.importance import Kronecker
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model, and how long it is trained."""
+    """The size of a model and the length of its training."""
 
     layers: int
     width: int
@@ -48,7 +48,7 @@ SIZES = {
 }
 
 FISHER = mooring.EWC(decay=None, per_sample=True)
-LEAN = mooring.Memory(current="none")  # there is no task after this one, so nothing is kept of it
+LEAN = mooring.Memory(current="none")  # no task follows this one, so its importance is not needed
 METHODS = {
     "plain": None,
     "L2-SP 0.1": {"importance": "uniform", "pull": mooring.Penalty(0.1)},
@@ -69,11 +69,11 @@ METHODS = {
     },
 }
 
-# The data: two texts that every machine has
+# The data
 
 
 def read_domains(size: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Code without comments and docstrings, and prose: each as (training, held out) characters, at most so many."""
+    """Return code without docstrings, and prose, each as (training, held-out) characters, at most `size` of them."""
     library = Path(sysconfig.get_paths()["stdlib"])
     code, prose = [], []
     for file in sorted(library.glob("*.py"))[: max(20, size // 10_000)]:
@@ -87,18 +87,18 @@ def read_domains(size: int) -> dict[str, tuple[Tensor, Tensor]]:
 
     prose += [text for _, text in sorted(topics.items())]
     prose += [file.read_text(encoding="utf-8") for file in sorted(library.glob("LICENSE*"))]
-    found = {}
+    domains = {}
     for name, texts in (("code", code), ("prose", prose)):
         order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
         text = "\n\n".join(texts[i] for i in order).encode("ascii", "replace")[:size]
         characters = torch.tensor(list(text), dtype=torch.uint8)
         held_out = len(characters) // 10
-        found[name] = characters[held_out:], characters[:held_out]
-    return found
+        domains[name] = characters[held_out:], characters[:held_out]
+    return domains
 
 
 def batch_of(text: Tensor, size: Size, generator: torch.Generator, device: str) -> tuple[Tensor, Tensor]:
-    """Inputs and labels (batch, context), from random places of a text."""
+    """Return inputs and labels of shape (batch, context) from random places of a text."""
     places = torch.randint(len(text) - size.context - 1, (size.batch, 1), generator=generator)
     rows = text[places + torch.arange(size.context + 1)].long().to(device)
     return rows[:, :-1], rows[:, 1:]
@@ -108,7 +108,7 @@ def batch_of(text: Tensor, size: Size, generator: torch.Generator, device: str) 
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, both of linear layers, which Kronecker factors are for."""
+    """A transformer block made of linear layers, which have Kronecker factors."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, positions, width) to the same."""
+        """Map (batch, positions, width) to the same shape."""
         b, t, w = x.shape
         q, k, v = self.mix(self.before(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -127,7 +127,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Characters in, logits of the next ones out. The head is not tied to the embedding: each has its own curvature."""
+    """A language model of characters. The head is not tied to the embedding, so that each has its own curvature."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -143,28 +143,28 @@ class GPT(nn.Module):
                 nn.init.zeros_(p)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, positions) to (batch, positions, 128)."""
+        """Map (batch, positions) to logits of shape (batch, positions, 128)."""
         places = torch.arange(x.shape[1], device=x.device)
         return self.head(self.norm(self.blocks(self.characters(x) + self.places(places))))
 
     @torch.no_grad()
     def write(self, count: int) -> Tensor:
-        """Texts that the model makes up, (count, context), each from the beginning of a line."""
+        """Generate texts of shape (count, context), each from the beginning of a line."""
         text = torch.full((count, 1), ord("\n"), device=self.head.weight.device)
         while text.shape[1] < self.context:
-            chances = self(text)[:, -1].softmax(-1)
-            text = torch.cat([text, torch.multinomial(chances, 1)], 1)
+            probabilities = self(text)[:, -1].softmax(-1)
+            text = torch.cat([text, torch.multinomial(probabilities, 1)], 1)
         return text
 
 
 def loss_of(model: GPT, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The mean loss in nats per character."""
+    """Return the mean loss in nats per character."""
     return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
 
 
 @torch.no_grad()
-def measured(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> float:
-    """The mean loss on held-out batches."""
+def mean_loss(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> float:
+    """Return the mean loss on held-out batches."""
     return sum(float(loss_of(model, batch)) for batch in batches) / len(batches)
 
 
@@ -172,12 +172,12 @@ def measured(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> float:
 
 
 def bar(steps: int, what: str) -> Iterator[int]:
-    """The steps, with a progress bar where somebody looks."""
-    began = time.monotonic()
+    """Yield the steps, with a progress bar if standard error is a terminal."""
+    start = time.monotonic()
     for step in range(steps):
         yield step
         if sys.stderr.isatty():
-            left = (time.monotonic() - began) / (step + 1) * (steps - step - 1)
+            left = (time.monotonic() - start) / (step + 1) * (steps - step - 1)
             done = 30 * (step + 1) // steps
             print(f"\r{what:26s}[{'=' * done:30s}] {left:5.0f} s left ", end="", file=sys.stderr, flush=True)
     if sys.stderr.isatty():
@@ -185,7 +185,7 @@ def bar(steps: int, what: str) -> Iterator[int]:
 
 
 def pretrained(size: Size, text: Tensor, file: Path, device: str) -> GPT:
-    """A model of the first domain: from its file, or trained and written there."""
+    """Return the model of the first domain from its file; train it and write the file if it is missing."""
     torch.manual_seed(0)
     model = GPT(size).to(device)
     if file.exists():
@@ -193,10 +193,10 @@ def pretrained(size: Size, text: Tensor, file: Path, device: str) -> GPT:
         return model
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, size.lr, total_steps=size.steps, pct_start=0.1)
-    draws = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     for _ in bar(size.steps, "training on code"):
         optimizer.zero_grad()
-        loss_of(model, batch_of(text, size, draws, device)).backward()
+        loss_of(model, batch_of(text, size, generator, device)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -206,40 +206,42 @@ def pretrained(size: Size, text: Tensor, file: Path, device: str) -> GPT:
 
 
 def finetune(name: str, size: Size, model: GPT, domains: dict[str, tuple[Tensor, Tensor]], device: str) -> dict:
-    """Fine-tune on the second domain with one method; the losses on both, from step to step."""
+    """Fine-tune on the second domain with one method; return the losses on both domains over the steps."""
     torch.manual_seed(0)
     held_out = {
         domain: [batch_of(texts[1], size, torch.Generator().manual_seed(n), device) for n in range(16)]
         for domain, texts in domains.items()
     }
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.tuning_lr, weight_decay=0.0)
-    began = time.perf_counter()
+    start = time.perf_counter()
     if METHODS[name] is not None:
         options = dict(METHODS[name])
-        draws = torch.Generator().manual_seed(2)
+        generator = torch.Generator().manual_seed(2)
         if options.get("reference") == "own":
-            options["reference"] = lambda model: model.write(size.batch)  # it labels what it wrote itself, too
+            options["reference"] = lambda model: model.write(size.batch)  # the model also labels its own text
         else:
-            options["reference"] = [batch_of(domains["code"][0], size, draws, device) for _ in range(32)]
+            options["reference"] = [batch_of(domains["code"][0], size, generator, device) for _ in range(32)]
         mooring.attach(model, optimizer, **options)
-    before, draws, every = time.perf_counter() - began, torch.Generator().manual_seed(3), max(1, size.tuning // 10)
-    curve = []
+    estimating = time.perf_counter() - start
+    generator, interval = torch.Generator().manual_seed(3), max(1, size.tuning // 10)
+    history = []
     for step in bar(size.tuning + 1, name):
-        if step % every == 0:
-            curve.append({"step": step, **{domain: measured(model, batches) for domain, batches in held_out.items()}})
+        if step % interval == 0:
+            losses = {domain: mean_loss(model, batches) for domain, batches in held_out.items()}
+            history.append({"step": step, **losses})
         if step == size.tuning:
             break
         optimizer.zero_grad()
-        loss_of(model, batch_of(domains["prose"][0], size, draws, device)).backward()
+        loss_of(model, batch_of(domains["prose"][0], size, generator, device)).backward()
         optimizer.step()
-    return {"method": name, "curve": curve, "seconds": time.perf_counter() - began, "estimating": before}
+    return {"method": name, "curve": history, "seconds": time.perf_counter() - start, "estimating": estimating}
 
 
-# What was found
+# Results
 
 
 def table(runs: list[dict]) -> str:
-    """A line for each method: the loss on both domains at the end, and what happened to it."""
+    """Return a line for each method: the final loss on both domains and its change."""
     lines = [f"{'':26s}{'code':>8s}{'rise':>8s}{'prose':>8s}{'fall':>8s}{'seconds':>9s}"]
     for run in runs:
         first, last = run["curve"][0], run["curve"][-1]
@@ -250,7 +252,7 @@ def table(runs: list[dict]) -> str:
 
 
 def draw(runs: list[dict], file: Path) -> None:
-    """What was forgotten against what was learned, and both over time."""
+    """Draw both losses over the steps, and the loss on code over the loss on prose."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -259,8 +261,8 @@ def draw(runs: list[dict], file: Path) -> None:
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
     colours = pyplot.colormaps["tab20"].colors
     for run, colour in zip(runs, colours, strict=False):
-        curve = run["curve"]
-        code, prose, steps = ([point[key] for point in curve] for key in ("code", "prose", "step"))
+        history = run["curve"]
+        code, prose, steps = ([point[key] for point in history] for key in ("code", "prose", "step"))
         axes[0].plot(steps, code, color=colour)
         axes[1].plot(steps, prose, color=colour)
         axes[2].plot(prose, code, color=colour, alpha=0.5)
@@ -273,31 +275,36 @@ def draw(runs: list[dict], file: Path) -> None:
 
 
 def main() -> None:
-    """Train once, fine-tune with every method, print a table."""
+    """Train once, fine-tune with every method, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where the model of the first domain is kept")
+    parser.add_argument("folder", type=Path, help="folder for the model of the first domain")
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument(
-        "--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME", help="some of them"
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=list(METHODS),
+        metavar="NAME",
+        help="methods to run (default: all)",
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path, help="write the losses from step to step to this file")
-    parser.add_argument("--figure", type=Path, help="draw them into this file; needs matplotlib")
+    parser.add_argument("--json", type=Path, help="write the losses over the steps to this file")
+    parser.add_argument("--figure", type=Path, help="draw the losses to this file; needs matplotlib")
     options = parser.parse_args()
     size, device = SIZES[options.size], options.device
     if device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")
     domains = read_domains(200_000 if options.size == "tiny" else 10_000_000)
     file = options.folder / f"{options.size}.pt"
-    began = time.perf_counter()
+    start = time.perf_counter()
     model = pretrained(size, domains["code"][0], file, device)
     count = sum(p.numel() for p in model.parameters())
     print(f"{count / 1e6:.2f} M parameters, {', '.join(f'{len(t[0])} characters of {d}' for d, t in domains.items())}")
-    print(f"model of code ready after {time.perf_counter() - began:.0f} s", flush=True)
+    print(f"model of code ready after {time.perf_counter() - start:.0f} s", flush=True)
     runs = []
     for name in options.methods:
-        start = pretrained(size, domains["code"][0], file, device)
-        runs.append(finetune(name, size, start, domains, device))
+        model = pretrained(size, domains["code"][0], file, device)
+        runs.append(finetune(name, size, model, domains, device))
         print(table(runs[-1:]).splitlines()[-1] if len(runs) > 1 else table(runs), flush=True)
         if options.json:
             options.json.write_text(json.dumps({"size": options.size, **asdict(size), "runs": runs}, indent=1))

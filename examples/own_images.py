@@ -1,6 +1,6 @@
-"""Your own images as a stream: a folder of class folders, checked, cut into tasks, compared, and reported.
+"""Compare methods on a folder of your own images, and write a report.
 
-python examples/own_images.py            # draws a folder of stripes first, where there is none
+python examples/own_images.py            # draws a folder of stripes first if there is none
 python examples/own_images.py photos     # photos/train/CLASS/*.png and photos/test/CLASS/*.png, or photos/CLASS/*.png
 """
 
@@ -20,11 +20,11 @@ from mooring.report import write_report
 
 
 def draw_stripes(folder: Path, images: int = 40) -> None:
-    """Eight classes of noisy stripes, each class at an angle of its own."""
+    """Draw eight classes of noisy stripes, each with its own angle."""
     generator = np.random.default_rng(0)
-    across, down = np.meshgrid(np.arange(16), np.arange(16))
+    x, y = np.meshgrid(np.arange(16), np.arange(16))
     for angle in range(0, 180, 23):
-        phase = across * np.cos(np.radians(angle)) + down * np.sin(np.radians(angle))
+        phase = x * np.cos(np.radians(angle)) + y * np.sin(np.radians(angle))
         for number in range(images):
             stripes = np.sin(phase + generator.uniform(0, 6)) * 60 + generator.normal(128, 40, (16, 16))
             path = folder / f"at {angle} degrees" / f"{number:03}.png"
@@ -33,7 +33,7 @@ def draw_stripes(folder: Path, images: int = 40) -> None:
 
 
 def main() -> None:
-    """Check the folder, compare four methods on it, and write a page."""
+    """Check the folder, compare four methods on it, and write a report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", default=Path("stripes"))
     parser.add_argument("--per-task", type=int, default=2)
@@ -44,10 +44,9 @@ def main() -> None:
     if not options.folder.exists() and options.folder == Path("stripes"):
         draw_stripes(options.folder)
 
-    seen = inspect_folder(options.folder, size=(options.size, options.size))
-    print(
-        f"{options.folder}: {len(seen.classes)} classes, {sum(seen.train)} training images, {len(seen.broken)} broken"
-    )
+    inspection = inspect_folder(options.folder, size=(options.size, options.size))
+    counts = f"{len(inspection.classes)} classes, {sum(inspection.train)} training images"
+    print(f"{options.folder}: {counts}, {len(inspection.broken)} broken")
 
     source = from_folder(options.folder, size=(options.size, options.size), channels=1, skip_broken=True)
     stream = by_class(source, options.per_task)

@@ -1,6 +1,6 @@
-"""An importance that this library does not have, in a file of its own: checked, attached, and compared with ours.
+"""Define an importance outside the library, check it, and compare it with EWC.
 
-The squared gradient of EWC, less where a weight is small: what is nearly 0 may move.
+It is the squared gradient of EWC, reduced for small weights: a weight that is nearly 0 may move.
 
 python examples/third_party_importance.py
 """
@@ -21,32 +21,32 @@ class Relative(Importance):
     """current <- decay * current + (1 - decay) * g^2 * theta^2 / (theta^2 + floor).
 
     Args:
-        decay: the weight of the past in the running average.
-        floor: weights much smaller than its root count for nothing.
+        decay: the weight of previous values in the running average.
+        floor: weights much smaller than its square root have almost no importance.
     """
 
     decay: float = 0.2
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        """Refuse options outside their range, in one line."""
+        """Check that every option is allowed."""
         check_number("decay", self.decay, 0, 1)
         check_number("floor", self.floor, 0, above=True)
 
     def update(self, state: State, it: Iteration) -> None:
-        """In place, elementwise: the same lines run over one model, a stack of runs, and a shard."""
+        """Update in place and elementwise, so that it works for one model, a stack of runs, and a shard."""
         size = it.theta.square()
         score = it.g.square() * size / (size + self.floor)
         state["current"].mul_(self.decay).add_(score, alpha=1 - self.decay)
 
 
 def main() -> None:
-    """Ask the conformance suite first, then train."""
+    """Run the conformance suite, then train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
-    check_importance(Relative, CASES[:1])  # leave out the second argument for the whole matrix
-    print("Relative() keeps what Mooring promises")
+    check_importance(Relative, CASES[:1])  # without the second argument, all cases are checked
+    print("Relative() passes the conformance suite")
     for name, importance in {"plain": None, "EWC()": mooring.EWC(), "Relative()": Relative()}.items():
         accuracy, forgotten = train(importance and {"importance": importance}, seed=0, epochs=options.epochs)
         print(f"{name:12s} accuracy {accuracy:5.1f} %   forgotten {forgotten:5.1f} %")

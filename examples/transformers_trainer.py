@@ -1,4 +1,4 @@
-"""A language model learns two texts one after the other in transformers' Trainer, plain and moored.
+"""Train a language model on two texts, one after the other, with transformers' Trainer, plain and moored.
 
 pip install "mooring[transformers]"
 python examples/transformers_trainer.py
@@ -21,24 +21,24 @@ LENGTH = 32
 
 
 def windows(text: str) -> list[dict[str, torch.Tensor]]:
-    """Overlapping pieces of a text, letter by letter."""
+    """Return overlapping windows of a text, as letters."""
     letters = torch.tensor([LETTERS.index(letter) for letter in text * 2])
     pieces = letters.unfold(0, LENGTH, 1)[: len(text)]
     return [{"input_ids": piece, "labels": piece} for piece in pieces]
 
 
 def loss(model: GPT2LMHeadModel, text: str) -> float:
-    """Nats per letter."""
-    tokens = torch.stack([each["input_ids"] for each in windows(text)])
+    """Return the loss in nats per letter."""
+    tokens = torch.stack([window["input_ids"] for window in windows(text)])
     model.eval()
     with torch.no_grad():
         return float(model(input_ids=tokens, labels=tokens).loss)
 
 
 def main() -> None:
-    """One `train()` is one task; a callback does the rest."""
+    """Train two tasks, one `train()` each; the callback consolidates after each task."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=60, help="of each task")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each task")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for moored in (False, True):
@@ -70,11 +70,9 @@ def main() -> None:
                 trainer = Trainer(model, arguments, train_dataset=windows(text), callbacks=[callback] if moored else [])
                 trainer.train()
                 if number == 0:
-                    known = loss(model, FIRST)
-        found = (
-            f"first text {known:.2f} -> {loss(model, FIRST):.2f}, second text {loss(model, SECOND):.2f} nats per letter"
-        )
-        print(f"{'moored' if moored else 'plain':7s} {found}")
+                    first_loss = loss(model, FIRST)
+        losses = f"first text {first_loss:.2f} -> {loss(model, FIRST):.2f}, second text {loss(model, SECOND):.2f} nats per letter"
+        print(f"{'moored' if moored else 'plain':7s} {losses}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An EWC penalty that is too strong: watch it explode, ask why, and follow the advice.
+"""Train with an EWC penalty that is too strong, diagnose it, and follow the advice.
 
 python examples/why_it_explodes.py
 """
@@ -14,7 +14,7 @@ from mooring.errors import NonFiniteError
 
 
 def learn_two_tasks(pull: mooring.Penalty | mooring.Proximal | mooring.Interpolation) -> mooring.Mooring:
-    """Train on the first two tasks, and say how it ended."""
+    """Train on the first two tasks and print the outcome."""
     torch.manual_seed(0)
     tasks = digit_tasks()
     model = Network(len(tasks))
@@ -39,9 +39,9 @@ if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     exploded = learn_two_tasks(mooring.Penalty(1e6))
-    found = exploded.diagnose()
-    print(f"\n{found}\n")
-    learn_two_tasks(mooring.Penalty(0.9 * found.safe_strength))
+    diagnosis = exploded.diagnose()
+    print(f"\n{diagnosis}\n")
+    learn_two_tasks(mooring.Penalty(0.9 * diagnosis.safe_strength))
     learn_two_tasks(mooring.Penalty(1e6, clamp=True))
     learn_two_tasks(mooring.Proximal(1e6))
     learn_two_tasks(mooring.Interpolation())
