@@ -71,8 +71,8 @@ def main() -> None:
                 trainer.train()
                 if number == 0:
                     first_loss = loss(model, FIRST)
-        losses = f"first text {first_loss:.2f} -> {loss(model, FIRST):.2f}, second text {loss(model, SECOND):.2f} nats per letter"
-        print(f"{'moored' if moored else 'plain':7s} {losses}")
+        losses = f"first text {first_loss:.2f} -> {loss(model, FIRST):.2f}, second text {loss(model, SECOND):.2f}"
+        print(f"{'moored' if moored else 'plain':7s} {losses} nats per letter")
 
 
 if __name__ == "__main__":
