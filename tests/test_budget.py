@@ -145,10 +145,10 @@ def test_budget_is_kept_and_used_up(nats):
 
 def test_training_within_the_budget_equals_plain_fine_tuning_bit_for_bit():
     model, optimizer, moor = moored(mooring.Budget(1e9))
-    plain, other, left = moored(mooring.Interpolation(stiffness=0.0))
+    plain, plain_optimizer, plain_moor = moored(mooring.Interpolation(stiffness=0.0))
     for seed in (0, 1):
         trained(model, optimizer, moor, 20, seed)
-        trained(plain, other, left, 20, seed)
+        trained(plain, plain_optimizer, plain_moor, 20, seed)
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(p, q)
 
@@ -157,15 +157,15 @@ def test_pull_projects_onto_the_budget():
     """The result is the point within the budget that is closest to where the optimizer stepped."""
     model, optimizer, moor = moored(mooring.Budget(1e-3))
     trained(model, optimizer, moor, 30, 0)
-    free, other, left = moored(
+    free, free_optimizer, free_moor = moored(
         mooring.Interpolation(stiffness=0.0), importance=mooring.EWC(decay=None, per_sample=True)
     )
-    trained(free, other, left, 30, 0)
+    trained(free, free_optimizer, free_moor, 30, 0)
     anchor = {name: tensor.clone() for name, tensor in moor.anchor.items()}
     previous = {name: tensor.clone() for name, tensor in moor.previous.items()}
     random = torch.Generator().manual_seed(5)
     x, y = torch.randn(16, 6, generator=random, dtype=F64), torch.randint(3, (16,), generator=random)
-    for net, opt in ((model, optimizer), (free, other)):
+    for net, opt in ((model, optimizer), (free, free_optimizer)):
         opt.zero_grad()
         (30 * nn.functional.cross_entropy(net(x), y)).backward()
         opt.step()
@@ -241,23 +241,23 @@ def test_resumed_budget_equals_uninterrupted_training():
     model, optimizer, moor = moored(mooring.Budget(1e-3))
     trained(model, optimizer, moor, 30, 0)
     random = torch.Generator().manual_seed(3)
-    halves = [torch.randn(16, 6, generator=random, dtype=F64) for _ in range(10)]
+    batches = [torch.randn(16, 6, generator=random, dtype=F64) for _ in range(10)]
 
-    def go(model, optimizer, xs):
+    def continue_training(model, optimizer, xs):
         for x in xs:
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
 
-    go(model, optimizer, halves[:5])
+    continue_training(model, optimizer, batches[:5])
     assert math.isfinite(moor._step.budget.mu[""].item())
-    again, other, left = moored(mooring.Budget(1e-3))
-    again.load_state_dict(model.state_dict())
-    other.load_state_dict(deepcopy(optimizer.state_dict()))
-    left.load_state_dict(moor.state_dict())
-    go(model, optimizer, halves[5:])
-    go(again, other, halves[5:])
-    for p, q in zip(model.parameters(), again.parameters(), strict=True):
+    resumed, resumed_optimizer, resumed_moor = moored(mooring.Budget(1e-3))
+    resumed.load_state_dict(model.state_dict())
+    resumed_optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
+    resumed_moor.load_state_dict(moor.state_dict())
+    continue_training(model, optimizer, batches[5:])
+    continue_training(resumed, resumed_optimizer, batches[5:])
+    for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(p, q)
 
 

@@ -166,18 +166,18 @@ def test_saved_state_contains_the_calibration(name, options):
     train(model, optimizer, 0)
     moor.consolidate(data=batches(10))
     train(model, optimizer, 1, 1)
-    again, other, left = moored(name, **options)
-    again.load_state_dict(model.state_dict())
-    other.load_state_dict(deepcopy(optimizer.state_dict()))
-    left.load_state_dict(deepcopy(moor.state_dict()))
-    assert left.calibration == moor.calibration
-    for net, opt, kept in ((model, optimizer, moor), (again, other, left)):
+    resumed, resumed_optimizer, resumed_moor = moored(name, **options)
+    resumed.load_state_dict(model.state_dict())
+    resumed_optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
+    resumed_moor.load_state_dict(deepcopy(moor.state_dict()))
+    assert resumed_moor.calibration == moor.calibration
+    for net, opt, kept in ((model, optimizer, moor), (resumed, resumed_optimizer, resumed_moor)):
         torch.manual_seed(5)
         train(net, opt, 1, 2)
         kept.consolidate(data=batches(11))
-    assert left.calibration == moor.calibration
-    assert len(left.calibration) == 2
-    check_equal("state", left.state_dict(), moor.state_dict())
+    assert resumed_moor.calibration == moor.calibration
+    assert len(resumed_moor.calibration) == 2
+    check_equal("state", resumed_moor.state_dict(), moor.state_dict())
 
 
 def test_state_without_calibration_loads_with_factor_1():

@@ -309,13 +309,13 @@ def test_data_of_one_rank_is_refused(monkeypatch):
 def test_state_saved_after_an_estimate_resumes_without_the_data():
     model, optimizer = make_model()
     moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(0.05), reference=batches())
-    again, other = make_model()
-    left = mooring.attach(again, other, importance=Kronecker(), pull=mooring.Budget(0.05))
-    left.load_state_dict(deepcopy(moor.state_dict()))
-    for net, opt in ((model, optimizer), (again, other)):
+    resumed, resumed_optimizer = make_model()
+    resumed_moor = mooring.attach(resumed, resumed_optimizer, importance=Kronecker(), pull=mooring.Budget(0.05))
+    resumed_moor.load_state_dict(deepcopy(moor.state_dict()))
+    for net, opt in ((model, optimizer), (resumed, resumed_optimizer)):
         torch.manual_seed(2)
         train(net, opt, batches(seed=9))
-    check_equal("model", again.state_dict(), model.state_dict())
+    check_equal("model", resumed.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -226,22 +226,22 @@ def test_resumed_training_equals_uninterrupted_training(stop):
     train(model, optimizer, 10, 0)
     moor.consolidate()
     train(model, optimizer, stop, 1)
-    again, other, left = moored(1e-3, every=2)
-    again.load_state_dict(model.state_dict())
-    other.load_state_dict(deepcopy(optimizer.state_dict()))
-    left.load_state_dict(deepcopy(moor.state_dict()))
-    for net, opt, kept in ((model, optimizer, moor), (again, other, left)):
+    resumed, resumed_optimizer, resumed_moor = moored(1e-3, every=2)
+    resumed.load_state_dict(model.state_dict())
+    resumed_optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
+    resumed_moor.load_state_dict(deepcopy(moor.state_dict()))
+    for net, opt, kept in ((model, optimizer, moor), (resumed, resumed_optimizer, resumed_moor)):
         train(net, opt, 7, 2)
         kept.consolidate()
         train(net, opt, 3, 3)
-    for p, q in zip(model.parameters(), again.parameters(), strict=True):
+    for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(p, q)
 
 
 def test_evaluation_without_no_grad_is_not_counted():
     model, optimizer, moor = moored(1e-3)
-    quiet, other, left = moored(1e-3)
-    for net, opt, kept, noisy in ((model, optimizer, moor, True), (quiet, other, left, False)):
+    quiet, quiet_optimizer, quiet_moor = moored(1e-3)
+    for net, opt, kept, noisy in ((model, optimizer, moor, True), (quiet, quiet_optimizer, quiet_moor, False)):
         random = torch.Generator().manual_seed(0)
         for _ in range(4):
             x, y = torch.randn(8, 1, 6, 6, generator=random, dtype=F64), torch.randint(3, (8,), generator=random)
@@ -253,7 +253,7 @@ def test_evaluation_without_no_grad_is_not_counted():
             nn.functional.cross_entropy(net(x), y).backward()
             opt.step()
         kept.consolidate()
-    one, two = ({m.name: m.factors for m in kept._states.records.values() if m.factors} for kept in (moor, left))
+    one, two = ({m.name: m.factors for m in kept._states.records.values() if m.factors} for kept in (moor, quiet_moor))
     for name, factor in one.items():
         assert torch.equal(factor.past_inputs, two[name].past_inputs)
         assert torch.equal(factor.past_outputs, two[name].past_outputs)

@@ -158,7 +158,7 @@ class Verdicts:
 
 
 def verdicts(p: Tensor, limit: float) -> Verdicts:
-    """Count: free where p = 0, interpolating where 0 < p < 1, extrapolating from 1, diverging from `limit` or below 0.
+    """Count parameters: free at 0, interpolating in (0, 1), extrapolating from 1, diverging from `limit` or below 0.
 
     Example:
         >>> verdicts(torch.tensor([-0.1, 0.0, 0.5, 1.5, 9.0]), limit=2.0)
