@@ -33,7 +33,7 @@ from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.stream import Stream
-from mooring.report.style import FAINT, INK, LINES, RULE, drawing
+from mooring.report.style import FAINT, INK, LINES, RULE, figure_style
 
 STREAMS = {
     "digits": StreamOptions("digits"),
@@ -146,7 +146,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     streams = list(dict.fromkeys(row["stream"] for row in rows))
     nats = sorted({row["nats"] for row in rows})
     edges = min(nats) / 2, max(nats) * 2
-    with drawing():
+    with figure_style():
         figure = Figure(figsize=(3.1 * len(streams) + 0.4, 4.1))
         for place, stream in enumerate(streams):
             axes = figure.add_subplot(1, len(streams), place + 1, xscale="log", yscale="log")

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from mooring.report.figures.labels import apart
-from mooring.report.style import FAINT, INK, LINES, drawing
+from mooring.report.figures.labels import spread_labels
+from mooring.report.style import FAINT, INK, LINES, figure_style
 
 __all__ = ["draw"]
 
@@ -21,7 +21,7 @@ LEFT, RIGHT, TOP, BOTTOM, LINE = 0.62, 1.55, 0.55, 0.48, 0.13
 def draw(results: dict[str, Any], path: str) -> None:
     """Write the figure of the results of `scaling`."""
     all_series = [series for series in results["curves"] if series["points"]]
-    with drawing():
+    with figure_style():
         figure = Figure(figsize=(WIDTH, HEIGHT))
         box = (LEFT / WIDTH, BOTTOM / HEIGHT, 1 - (LEFT + RIGHT) / WIDTH, 1 - (TOP + BOTTOM) / HEIGHT)
         axes = figure.add_axes(box, xscale="log", yscale="log")
@@ -71,6 +71,6 @@ def _name(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
     height = HEIGHT - TOP - BOTTOM
     low, high = (math.log(edge) for edge in axes.get_ylim())
     positions = [(math.log(rate) - low) / (high - low) * height for rate, _, _ in labels]
-    for (_, text, colour), position in zip(labels, apart(positions, 2.1 * LINE, height), strict=True):
+    for (_, text, colour), position in zip(labels, spread_labels(positions, 2.1 * LINE, height), strict=True):
         coordinates = {"xycoords": "axes fraction", "textcoords": "offset points"}
         axes.annotate(text, (1, position / height), (6, 0), color=colour, size=7, va="center", **coordinates)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from mooring.importance import Importance
-from mooring.report.style import drawing
+from mooring.report.style import figure_style
 
 FOLDER = Path(__file__).parent.parent / "figures"
 
@@ -29,7 +29,7 @@ def asked(document: str) -> argparse.Namespace:
 @contextmanager
 def figure(name: str, columns: int, *, folder: Path = FOLDER, height: float = 2.3, **options: Any) -> Iterator[Any]:
     """A row of panels, written to `name`.png."""
-    with drawing():
+    with figure_style():
         made = Figure(figsize=(7.6, height), layout="constrained")
         yield made.subplots(1, columns, **options)
         folder.mkdir(parents=True, exist_ok=True)

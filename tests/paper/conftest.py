@@ -5,8 +5,8 @@ import pytest
 from mooring.lab.study.study import Study
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import MINIATURE
-from mooring.report.picture import picture
-from mooring.report.style import drawing
+from mooring.report.picture import render_drawing
+from mooring.report.style import figure_style
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def render():
     """Render the only figure of a result, as its files have it."""
 
     def render_figure(result):
-        with drawing():
+        with figure_style():
             (figure,) = result.draw()
-            return picture(figure, result.name)
+            return render_drawing(figure, result.name)
 
     return render_figure

@@ -137,7 +137,7 @@ def test_the_headline_says_what_was_compared_and_what_came_out(page):
     )
     assert "The best method was er: " in written
     assert re.search(
-        r"Plain fine-tuning ended \d+\.\d\d points below joint training, the upper bound; er made", written
+        r"Plain fine-tuning ended \d+\.\d\d points below joint training, the upper bound; er closed", written
     )
     assert "Of 30 runs, 1 was unstable and 3 were rejected." in written
     assert "All 6 runs finished." in written

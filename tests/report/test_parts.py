@@ -7,11 +7,11 @@ import pytest
 
 from mooring.report.families import FAMILIES, family_of
 from mooring.report.figures import matrices
-from mooring.report.figures.labels import apart, place
+from mooring.report.figures.labels import place_labels, spread_labels
 from mooring.report.narrative import outcome
-from mooring.report.picture import picture
+from mooring.report.picture import render_drawing
 from mooring.report.section import mean_over_seeds, sections
-from mooring.report.style import drawing
+from mooring.report.style import figure_style
 from report import made
 
 
@@ -27,7 +27,7 @@ def test_every_method_has_a_family_that_looks_like_no_other():
 def test_labels_at_the_ends_of_lines_never_touch(crowd):
     chance = np.random.default_rng(0)
     wanted = (chance.random(crowd) * 0.5).tolist()
-    found = apart(wanted, 0.125, 4.0)
+    found = spread_labels(wanted, 0.125, 4.0)
     assert min(found) >= -1e-9
     assert max(found) <= 4.0 + 1e-9
     assert all(abs(one - other) >= 0.125 - 1e-9 for one, other in itertools.combinations(found, 2))
@@ -38,7 +38,7 @@ def test_labels_of_a_crowd_do_not_cover_each_other():
     chance = np.random.default_rng(1)
     points = np.column_stack([np.linspace(150, 450, 35), np.linspace(300, 150, 35)]) + chance.normal(0, 4, (35, 2))
     widths = chance.uniform(20, 80, 35)
-    middles = place(points, widths, 9.0, (640.0, 420.0))
+    middles = place_labels(points, widths, 9.0, (640.0, 420.0))
     for one, other in itertools.combinations(range(35), 2):
         across, upward = abs(middles[one] - middles[other])
         assert across >= (widths[one] + widths[other]) / 2 - 1e-9 or upward >= 9.0 - 1e-9
@@ -61,9 +61,9 @@ def test_nothing_is_claimed_that_no_run_tells():
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_heat_map_draws_what_was_scored_and_leaves_the_rest_blank(whole):
     section = sections([made.run("plain", seed, tasks=4, whole=whole) for seed in (0, 1)], None)[0]
-    with drawing():
+    with figure_style():
         found = matrices.draw(section)
-        picture(found, section.slug)
+        render_drawing(found, section.slug)
     (panel,) = (axes for axes in found.figure.axes if len(axes.texts) > 4)
     blank = np.triu(np.ones((4, 4), dtype=bool), 2) & (not whole)
     assert np.array_equal(np.ma.getmaskarray(panel.images[0].get_array()), blank)

@@ -129,16 +129,16 @@ def _write(by_stream: list[Frontier], out: Path) -> list[Path]:
     """Write the figure of every stream and `frontier.json`, and return the files."""
     from mooring.lab.model.atomic_files import check_writable, write_atomically
     from mooring.report.figures.frontier_figure import draw
-    from mooring.report.picture import picture
+    from mooring.report.picture import render_drawing
     from mooring.report.section import slug
-    from mooring.report.style import drawing
+    from mooring.report.style import figure_style
 
     check_writable(out)
     files, slugs = list[Path](), list[str]()
-    with drawing():
+    with figure_style():
         for stream_frontier in by_stream:
             slugs.append(slug(stream_frontier.stream, slugs))
-            image = picture(draw(stream_frontier), slugs[-1])
+            image = render_drawing(draw(stream_frontier), slugs[-1])
             for ending, content in (("svg", image.svg), ("png", image.png)):
                 files.append(out / f"{image.name}.{ending}")
                 write_atomically(files[-1], content)

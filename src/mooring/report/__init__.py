@@ -1,4 +1,4 @@
-"""A study as one page to read, print and send: `write_report`."""
+"""Write a study as one self-contained HTML page: `write_report`."""
 
 from mooring.report.writer import write_report
 

@@ -1,4 +1,4 @@
-"""Which family a method belongs to, and how the family looks in every figure and table."""
+"""Families of methods, each with its colour and marker in figures and tables."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ __all__ = ["FAMILIES", "Family", "family_of"]
 
 @dataclass(frozen=True)
 class Family:
-    """Methods of one kind.
+    """A kind of method.
 
     Attributes:
         name: one word.
-        colour: after Okabe and Ito, told apart with any colour vision; each is legible on white and on near-black.
-        marker: of matplotlib, so that colour is never the only difference.
+        colour: from a palette after Okabe and Ito that suits colour-blind readers; legible on white and near-black.
+        marker: the matplotlib marker, so that families differ in more than colour.
     """
 
     name: str
@@ -32,7 +32,7 @@ FAMILIES = (
     Family("replay", "#d55e00", "X"),
     Family("unknown", "#9c8b6e", "*"),
 )
-"""Every family, in the order of figures and legends."""
+"""All families, in the order of figures and legends."""
 
 _BY_NAME = {family.name: family for family in FAMILIES}
 _SIGNS = ("si", "si-absolute", "si-signed", "si-negative", "si-flipped")
@@ -47,14 +47,14 @@ _PREFIXES = ("clamped", "balanced", "explicit", "proximal", "budget")
 
 
 def family_of(method: str) -> Family:
-    """The family of a method, by its name; "unknown" for a name that no family claims.
+    """Return the family of a method, by its name; "unknown" if the name is in no family.
 
     Example:
-        >>> family_of("balanced-ewc").name, family_of("er").name, family_of("mine").name
+        >>> family_of("balanced-ewc").name, family_of("er").name, family_of("my-own").name
         ('balanced', 'replay', 'unknown')
     """
     for name, methods in _METHODS.items():
         if method in methods:
             return _BY_NAME[name]
-    prefix, dash, rest = method.partition("-")
-    return _BY_NAME[prefix if dash and rest and prefix in _PREFIXES else "unknown"]
+    prefix, dash, base = method.partition("-")
+    return _BY_NAME[prefix if dash and base and prefix in _PREFIXES else "unknown"]

@@ -1,4 +1,4 @@
-"""What is said in words about a section: what was compared, and what came out, computed from its runs."""
+"""Sentences about a section, computed from its runs: what was compared, and the outcome."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ UPPER_BOUND = "joint"
 
 
 def compared(section: Section) -> str:
-    """What was compared, in one sentence."""
+    """Return one sentence on what was compared."""
     settings = [entry.row.setting for entry in section.entries]
     methods = len({setting.method for setting in settings})
     seeds = sorted({result.spec.seed for result in section.results})
@@ -33,14 +33,13 @@ def compared(section: Section) -> str:
 
 
 def outcome(section: Section) -> list[str]:
-    """What came out, in a few sentences; each stands only where the runs for it are there."""
-    return [
-        told for told in (_best(section), _best_without_memory(section), _loss(section), _stability(section)) if told
-    ]
+    """Return sentences on the outcome; a sentence is left out if the section has no runs for it."""
+    sentences = (_best(section), _best_without_memory(section), _gap(section), _stability(section))
+    return [sentence for sentence in sentences if sentence]
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers in short.
+    """Return whole numbers as a short list with ranges.
 
     Example:
         >>> ranges([0, 1, 2, 5, 7, 8])
@@ -56,7 +55,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in its two largest units.
+    """Return a time in its two largest units.
 
     Example:
         >>> duration(12.34), duration(125.0), duration(7300.0)
@@ -64,74 +63,74 @@ def duration(seconds: float) -> str:
     """
     if not math.isfinite(seconds) or seconds < 60:
         return f"{fixed(seconds, 1)} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {remainder} s"
     return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _ranked(section: Section) -> list[Entry]:
-    """The best setting of each method, best first: joint training apart, and only where every seed finished."""
+    """Return the best setting of each method, best first, without joint training and settings that lost a seed."""
     complete = (entry for entry in section.shown if entry.complete and entry.row.setting.method != UPPER_BOUND)
     return sorted(complete, key=lambda entry: -entry.accuracy)
 
 
 def _best(section: Section) -> str:
-    """The best method, who is as good as it, and how its setting was chosen."""
+    """Name the best method, how many others are as good, and how its setting was chosen."""
     ranked = _ranked(section)
     if not ranked:
         others = any(entry.row.setting.method != UPPER_BOUND for entry in section.shown)
         return "No method finished in every seed." if others else ""
     best = ranked[0]
-    found, lost = best.row.metrics["accuracy"], best.row.metrics["forgetting"]
-    sure = "" if found.count < 2 else f" (95 % interval {bounds(found)})"
-    told = f"The best method was {_named(best)}: {fixed(found.mean)} % average accuracy{sure}, "
-    told += f"{fixed(lost.mean)} points forgotten."
-    near = sum(entry.row.metrics["accuracy"].high >= found.low for entry in ranked[1:])
-    if near:
-        told += f" The intervals of {near} of the {len(ranked) - 1} other methods overlap its own."
-    tried = sum(entry.contender == best.contender for entry in section.entries)
-    if tried > 1:
-        told += f" Its setting is the best of {tried}, chosen by the accuracy shown here."
-    return told
+    accuracy, forgetting = best.row.metrics["accuracy"], best.row.metrics["forgetting"]
+    interval = "" if accuracy.count < 2 else f" (95 % interval {bounds(accuracy)})"
+    text = f"The best method was {_named(best)}: {fixed(accuracy.mean)} % average accuracy{interval}, "
+    text += f"{fixed(forgetting.mean)} points forgotten."
+    overlapping = sum(entry.row.metrics["accuracy"].high >= accuracy.low for entry in ranked[1:])
+    if overlapping:
+        text += f" The intervals of {overlapping} of the {len(ranked) - 1} other methods overlap its own."
+    settings = sum(entry.contender == best.contender for entry in section.entries)
+    if settings > 1:
+        text += f" Its setting is the best of {settings}, chosen by the accuracy shown here."
+    return text
 
 
 def _best_without_memory(section: Section) -> str:
-    """The best of the methods that keep no old samples, where the best of all does."""
+    """Name the best method that keeps no old samples, if the best of all methods keeps some."""
     ranked = _ranked(section)
     memoryless = [entry for entry in ranked if entry.row.setting.memory is None]
     if not memoryless or memoryless[0] is ranked[0]:
         return ""
     best = memoryless[0]
-    told = f"Of the methods that keep no old samples, {_named(best)} was best: {fixed(best.accuracy)} %, "
-    return told + f"{fixed(best.row.metrics['forgetting'].mean)} points forgotten."
+    text = f"Of the methods that keep no old samples, {_named(best)} was best: {fixed(best.accuracy)} %, "
+    return text + f"{fixed(best.row.metrics['forgetting'].mean)} points forgotten."
 
 
-def _loss(section: Section) -> str:
-    """How far plain fine-tuning fell below joint training, and how much of that the best made up."""
+def _gap(section: Section) -> str:
+    """Compare plain fine-tuning with joint training, and say how much of the gap the best method closed."""
     plain, joint = (_accuracy(section, method) for method in ("plain", UPPER_BOUND))
     if plain is None or joint is None:
         return ""
     gap = joint - plain
-    told = f"Plain fine-tuning ended {fixed(abs(gap))} points {'below' if gap >= 0 else 'above'} joint training"
+    text = f"Plain fine-tuning ended {fixed(abs(gap))} points {'below' if gap >= 0 else 'above'} joint training"
     best = next(iter(_ranked(section)), None)
     if gap > 0 and best is not None and best.accuracy > plain:
-        told += f", the upper bound; {best.method} made up {fixed(100 * (best.accuracy - plain) / gap, 0)} % of that"
-    return f"{told}."
+        text += f", the upper bound; {best.method} closed {fixed(100 * (best.accuracy - plain) / gap, 0)} % of this gap"
+    return f"{text}."
 
 
 def _stability(section: Section) -> str:
     results = section.results
     counts = {status: sum(result.status == status for result in results) for status in ("unstable", "rejected")}
-    told = [f"{number} {'was' if number == 1 else 'were'} {status}" for status, number in counts.items() if number]
-    if not told:
+    failures = [f"{number} {'was' if number == 1 else 'were'} {status}" for status, number in counts.items() if number]
+    if not failures:
         return f"All {pluralize(len(results), 'run')} finished." if len(results) > 1 else "The run finished."
-    return f"Of {pluralize(len(results), 'run')}, {' and '.join(told)}."
+    return f"Of {pluralize(len(results), 'run')}, {' and '.join(failures)}."
 
 
 def _accuracy(section: Section, method: str) -> float | None:
-    found = [entry.accuracy for entry in section.shown if entry.row.setting.method == method]
-    return found[0] if len(found) == 1 and math.isfinite(found[0]) else None
+    accuracies = [entry.accuracy for entry in section.shown if entry.row.setting.method == method]
+    return accuracies[0] if len(accuracies) == 1 and math.isfinite(accuracies[0]) else None
 
 
 def _named(entry: Entry) -> str:
@@ -139,6 +138,6 @@ def _named(entry: Entry) -> str:
 
 
 def _shared(settings: Sequence[RunSpec], of: Callable[[RunSpec], Any]) -> str:
-    """A value, or every one there is."""
+    """Return the common value of the settings, or all their values."""
     values = sorted({of(setting) for setting in settings})
     return ", ".join(given(value) if isinstance(value, float) else str(value) for value in values)

@@ -1,4 +1,4 @@
-"""The page: what the template is given."""
+"""Render the HTML page from its template."""
 
 import base64
 import hashlib
@@ -22,12 +22,12 @@ from mooring.report.section_tables import comparison, stability, unfinished
 __all__ = ["GENERATOR", "page"]
 
 GENERATOR = "mooring report"
-"""By this mark in its head a page is known to be ours, to be replaced with its figures."""
+"""The generator in the head of a page; a page with it, and its figures, may be replaced."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The specs of a section in short: what they share, and a table of what they differ in."""
+    """The settings of a section: the values that all share, and a table of the others."""
 
     shared: Sequence[tuple[str, str]]
     names: Sequence[str]
@@ -35,7 +35,7 @@ class Settings:
 
 
 def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str, command: str) -> str:
-    """One HTML page that needs nothing else."""
+    """Return one self-contained HTML page."""
     results = [result for section, _ in parts for result in section.results]
     script = _asset("page.js")
     shown = [
@@ -60,20 +60,20 @@ def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str, comm
             generator=GENERATOR,
             style=Markup(_asset("page.css")),
             script=Markup(script),
-            # Only this script runs, even if a name in the page were to smuggle in another.
+            # The page allows this script alone, in case a name brings in another.
             digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             parts=shown,
             baseline=next((section.baseline for section, _ in parts), None),
-            made=_made(results),
+            provenance=_provenance(results),
         )
     )
 
 
-def _made(results: Sequence[Result]) -> dict[str, Any]:
-    """How it was made: versions and for how many runs, seeds, time."""
+def _provenance(results: Sequence[Result]) -> dict[str, Any]:
+    """Return versions (with their numbers of runs), seeds, runs, steps and time."""
     versions = Counter(", ".join(f"{name} {result.versions[name]}" for name in result.versions) for result in results)
     return {
-        "versions": [(printable(told) or "not kept", runs) for told, runs in versions.items()],
+        "versions": [(printable(version) or "not recorded", runs) for version, runs in versions.items()],
         "seeds": ranges(result.spec.seed for result in results),
         "runs": len(results),
         "steps": sum(result.steps for result in results),
@@ -84,15 +84,15 @@ def _made(results: Sequence[Result]) -> dict[str, Any]:
 def _settings(entries: Sequence[Entry]) -> Settings:
     names = [*dict.fromkeys(name for entry in entries for name in entry.row.setting.to_json() if name != "seed")]
     rows = [[_value(getattr(entry.row.setting, name)) for name in names] for entry in entries]
-    differ = [
+    varies = [
         len(set(column)) > 1 or name == "method" for name, column in zip(names, zip(*rows, strict=True), strict=True)
     ]
-    shared = [(name, value) for name, value, apart in zip(names, rows[0], differ, strict=True) if not apart]
+    shared = [(name, value) for name, value, varying in zip(names, rows[0], varies, strict=True) if not varying]
     return Settings(
         shared,
-        [name for name, apart in zip(names, differ, strict=True) if apart] + ["seeds"],
+        [name for name, varying in zip(names, varies, strict=True) if varying] + ["seeds"],
         [
-            [value for value, apart in zip(row, differ, strict=True) if apart]
+            [value for value, varying in zip(row, varies, strict=True) if varying]
             + [ranges(result.spec.seed for result in entry.row.results)]
             for row, entry in zip(rows, entries, strict=True)
         ],

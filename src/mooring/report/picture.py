@@ -1,4 +1,4 @@
-"""A figure as files and as a part of the page."""
+"""Render a figure as SVG, as PNG and as a part of the page."""
 
 import io
 import re
@@ -10,22 +10,22 @@ from matplotlib.figure import Figure
 
 from mooring.report.style import THEMED
 
-__all__ = ["Drawing", "Picture", "picture"]
+__all__ = ["Drawing", "Picture", "render_drawing"]
 
-_NOTHING = {"Creator": None, "Date": None, "Format": None, "Type": None}
+_NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure and what is said about it.
+    """A figure and its texts.
 
     Attributes:
-        name: of its files, after the section's slug.
-        title: what stands above it.
+        name: the end of its file names, after the slug of the section.
+        title: the line above it.
         caption: how to read it.
-        alt: what it shows, for who cannot see it.
-        figure: of matplotlib.
+        alt: a description for readers who cannot see it.
+        figure: the matplotlib figure.
     """
 
     name: str
@@ -37,15 +37,15 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing, rendered.
+    """A rendered drawing.
 
     Attributes:
-        name: of its files, without their ending.
-        title: as the drawing's.
-        caption: as the drawing's.
-        svg: a file that stands alone.
-        png: the same in pixels, 150 to the inch.
-        inline: the SVG for the page: in the page's colours, its ids its own.
+        name: the name of its files, without the ending.
+        title: the title of the drawing.
+        caption: the caption of the drawing.
+        svg: the content of the SVG file.
+        png: the content of the PNG file, 150 dots per inch.
+        inline: the SVG for the page, with the colours of the page and ids of its own.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Picture:
     inline: Markup
 
 
-def picture(drawing: Drawing, slug: str) -> Picture:
-    """Render, to the same bytes every time."""
+def render_drawing(drawing: Drawing, slug: str) -> Picture:
+    """Render a drawing; the bytes are the same every time."""
     name = f"{slug}-{drawing.name}"
     svg, png = io.BytesIO(), io.BytesIO()
-    drawing.figure.savefig(svg, format="svg", metadata=_NOTHING)
+    drawing.figure.savefig(svg, format="svg", metadata=_NO_METADATA)
     drawing.figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
     return Picture(
         name, drawing.title, drawing.caption, svg.getvalue(), png.getvalue(), _inline(svg.getvalue(), name, drawing.alt)
@@ -68,22 +68,22 @@ def picture(drawing: Drawing, slug: str) -> Picture:
 
 
 def _inline(svg: bytes, name: str, alt: str) -> Markup:
-    """Without what belongs to a file of its own, and with ids that no other figure of the page has."""
+    """Return the SVG without metadata and styles, and with ids that are unique in the page."""
     root = ElementTree.fromstring(svg)
     for parent in list(root.iter()):
         for child in list(parent):
-            # Its one rule is for everything: in a page it would reach every element.
+            # The style has one rule, for all elements: in a page it would apply to the whole page.
             if child.tag.endswith(("}metadata", "}style")):
                 parent.remove(child)
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
-        element.attrib = {key.rpartition("}")[2]: _adapted(key, value, name) for key, value in element.attrib.items()}
+        element.attrib = {key.rpartition("}")[2]: _adapt(key, value, name) for key, value in element.attrib.items()}
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": alt}
-    # Every part of it was escaped by the writer: names of methods are text and attribute values here.
+    # ElementTree escapes texts and attribute values, such as names of methods.
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
-def _adapted(key: str, value: str, name: str) -> str:
+def _adapt(key: str, value: str, name: str) -> str:
     if key == "id":
         return f"{name}-{value}"
     if key.endswith("href") and value.startswith("#"):

@@ -1,4 +1,4 @@
-"""The runs of one stream, as the page and its figures need them."""
+"""The runs of one stream, arranged for the page and its figures."""
 
 import math
 import re
@@ -14,20 +14,20 @@ from mooring.lab.model.summary import Row, summarize
 from mooring.report.families import FAMILIES, Family, family_of
 from mooring.report.numbers import given, printable
 
-__all__ = ["Entry", "Section", "mean_over_seeds", "sections"]
+__all__ = ["Entry", "Section", "mean_over_seeds", "sections", "slug"]
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A row of the study with what it is called in this section.
+    """A row of the study and its names in this section.
 
     Attributes:
         row: the runs of one setting.
-        method: its name, fit to print.
-        detail: what tells it from the other settings of its method, such as "strength 100"; empty where nothing does.
-        family: what kind of method it is.
+        method: the name of the method, printable.
+        detail: how it differs from other settings of its method, such as "strength 100"; empty if it is the only one.
+        family: the family of the method.
     """
 
     row: Row
@@ -37,14 +37,14 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The method and its detail, in short."""
+        """The method and its detail, shortened."""
         return f"{self.method} {self.detail.removeprefix('strength ')}".strip()
 
     @property
     def accuracy(self) -> float:
-        """The mean over the seeds that finished; not a number where none did."""
-        found = self.row.metrics.get("accuracy")
-        return math.nan if found is None else found.mean
+        """The mean accuracy over the seeds that finished; NaN if none did."""
+        accuracy = self.row.metrics.get("accuracy")
+        return math.nan if accuracy is None else accuracy.mean
 
     @property
     def complete(self) -> bool:
@@ -53,11 +53,11 @@ class Entry:
 
     @property
     def contender(self) -> RunSpec:
-        """The setting without what a study tunes, strength and learning rate: anything else makes another contender."""
+        """The setting without strength and learning rate; of several entries with one contender the best is shown."""
         return replace(self.row.setting, strength=None, lr=1.0)
 
     def matrices(self, tasks: int) -> Array:
-        """Accuracy matrices of shape (seeds, tasks, tasks); not a number where a run did not get or was not scored."""
+        """Return accuracy matrices of shape (seeds, tasks, tasks), NaN where a run was not scored."""
         stacked = np.full((len(self.row.results), tasks, tasks), np.nan)
         for run, result in zip(stacked, self.row.results, strict=True):
             for line, reached in zip(run, result.matrix, strict=False):
@@ -67,15 +67,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Section:
-    """One stream.
+    """The part of the page about one stream.
 
     Attributes:
-        stream: what it is called, fit to print.
-        slug: the same, fit for file names and addresses, unlike any other section's.
-        tasks: how many tasks it has.
+        stream: the name of the stream, printable.
+        slug: its name in file names and links, unique in the page.
+        tasks: the number of tasks.
         baseline: the method that accuracy is compared with, or None.
         entries: every setting, in the order of their first run.
-        shown: the best setting of each method, by family: what figures with a panel or line per method show.
+        shown: the best setting of each method, sorted by family, for figures with a panel or a line per method.
     """
 
     stream: str
@@ -87,27 +87,27 @@ class Section:
 
     @property
     def results(self) -> list[Result]:
-        """Every run."""
+        """All runs."""
         return [result for entry in self.entries for result in entry.row.results]
 
     @property
     def families(self) -> list[Family]:
-        """Those that have a method here, in their order."""
+        """The families that have a method here, in their order."""
         present = {entry.family for entry in self.entries}
         return [family for family in FAMILIES if family in present]
 
     def name(self, entry: Entry) -> str:
-        """What a figure calls one of those shown: the method alone where that says it all."""
+        """Return the name of a shown entry in figures: the method, with its detail if the method is shown twice."""
         return entry.label if sum(other.method == entry.method for other in self.shown) > 1 else entry.method
 
     @property
     def at_best(self) -> str:
-        """For captions: says so where methods were run with several settings and only one is shown."""
+        """A clause for captions if only one of several settings of a method is shown."""
         return "" if len(self.shown) == len(self.entries) else ", each method at its best setting"
 
 
 def sections(results: Iterable[Result], baseline: str | None) -> list[Section]:
-    """One section for each stream, in the order of their first run."""
+    """Return a section for each stream, in the order of their first run."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in summarize(results, baseline):
         groups.setdefault((row.setting.stream, row.setting.data), []).append(row)
@@ -120,19 +120,19 @@ def sections(results: Iterable[Result], baseline: str | None) -> list[Section]:
 
 
 def mean_over_seeds(values: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation (n - 1) over the first axis, of the numbers there are.
+    """Return mean and standard deviation (n - 1) of the finite values over the first axis.
 
-    The mean is not a number where none is; the deviation is 0 for a single one.
+    Without a finite value the mean is NaN; with a single one the deviation is 0.
 
     Example:
         >>> mean, std = mean_over_seeds(np.array([[1.0, np.nan], [3.0, 5.0]]))
         >>> mean.tolist(), std.round(3).tolist()
         ([2.0, 5.0], [1.414, 0.0])
     """
-    there = np.isfinite(values)
-    number = there.sum(0)
-    mean = np.where(there, values, 0.0).sum(0) / np.maximum(number, 1)
-    square = (np.where(there, values - mean, 0.0) ** 2).sum(0)
+    finite = np.isfinite(values)
+    number = finite.sum(0)
+    mean = np.where(finite, values, 0.0).sum(0) / np.maximum(number, 1)
+    square = (np.where(finite, values - mean, 0.0) ** 2).sum(0)
     return np.where(number > 0, mean, np.nan), np.sqrt(square / np.maximum(number - 1, 1))
 
 
@@ -152,33 +152,39 @@ def _section(stream: str, slug: str, rows: Sequence[Row], baseline: str | None) 
 
 
 def _rank(entry: Entry) -> tuple[bool, float]:
-    """Complete ones first: the mean over survivors of an unstable setting is no match for them."""
+    """Rank complete settings first: a mean over the seeds that survived is not comparable."""
     return entry.complete, -math.inf if math.isnan(entry.accuracy) else entry.accuracy
 
 
 def _details(settings: Sequence[RunSpec]) -> list[str]:
-    """The strength where there is one, then every other field in which settings of the same method differ."""
+    """Return for each setting its strength, then the other fields in which settings of its method differ."""
     shared = ("stream", "data", "method", "strength", "seed")
     names = [field.name for field in fields(RunSpec) if field.name not in shared]
     rivals: dict[tuple[str, float | None], list[RunSpec]] = {}
     for setting in settings:
         rivals.setdefault((setting.method, setting.strength), []).append(setting)
     differing = {
-        key: [name for name in names if len({getattr(other, name) for other in some}) > 1]
-        for key, some in rivals.items()
+        key: [name for name in names if len({getattr(other, name) for other in group}) > 1]
+        for key, group in rivals.items()
     }
-    told = []
+    details = []
     for setting in settings:
         parts = [] if setting.strength is None else [f"strength {given(setting.strength)}"]
         for name in differing[setting.method, setting.strength]:
             value = getattr(setting, name)
-            written = given(value) if isinstance(value, float) else str(value)
-            parts.append(f"{name.replace('_', ' ')} {printable(written, 40) or 'none'}")
-        told.append(", ".join(parts))
-    return told
+            text = given(value) if isinstance(value, float) else str(value)
+            parts.append(f"{name.replace('_', ' ')} {printable(text, 40) or 'none'}")
+        details.append(", ".join(parts))
+    return details
 
 
 def slug(stream: str, taken: Sequence[str]) -> str:
+    """Return a name for files and links that is not taken yet.
+
+    Example:
+        >>> slug("CIFAR-100, rotated", ["digits"]), slug("digits", ["digits"])
+        ('cifar-100-rotated', 'digits-2')
+    """
     plain = re.sub(r"[^a-z0-9]+", "-", stream.lower()).strip("-")[:40].strip("-") or "stream"
     slug, number = plain, 2
     while slug in taken:

@@ -1,4 +1,4 @@
-"""The tables of a section: cells with what they show and what they are sorted by."""
+"""The tables of a section; each cell has a text and a value to sort by."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,12 +9,12 @@ from mooring.lab.model.results import Stability
 from mooring.report.numbers import MISSING, bounds, count, fixed, general, given, points, printable
 from mooring.report.section import Entry, Section
 
-__all__ = ["Cell", "Column", "Strip", "Table", "Unfinished", "comparison", "stability", "unfinished"]
+__all__ = ["Cell", "Column", "PageTable", "Strip", "UnfinishedRun", "comparison", "stability", "unfinished"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, what it means, and whether it holds numbers."""
+    """A column: its title, its meaning, and whether it holds numbers."""
 
     title: str
     hint: str = ""
@@ -23,7 +23,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Strip:
-    """An interval as a small drawing: where its ends and its mean lie, in percent of the width."""
+    """An interval drawn as a bar: the positions of its ends and its mean, in percent of the width."""
 
     low: float
     mean: float
@@ -32,7 +32,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, what it is sorted by (None: last, whichever way), and how it is set."""
+    """A cell: its text, the value to sort by (None comes last in both orders), and its style."""
 
     text: str
     sort: float | str | None = None
@@ -43,8 +43,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Columns and rows, and which column the rows come sorted by, falling; none where `sorted_by` is -1."""
+class PageTable:
+    """Columns and rows; the rows are sorted by column `sorted_by` in descending order, or unsorted if it is -1."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
@@ -52,8 +52,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Unfinished:
-    """A run that stopped: what, which seed, how, after how many tasks, and why."""
+class UnfinishedRun:
+    """A run that did not finish: setting, seed, status, finished tasks, and the reason."""
 
     label: str
     seed: int
@@ -62,18 +62,18 @@ class Unfinished:
     reason: str
 
 
-def comparison(section: Section) -> Table:
-    """Every setting with its metrics, best accuracy first."""
+def comparison(section: Section) -> PageTable:
+    """Return all settings with their metrics, best accuracy first."""
     columns = [
         Column("method", numeric=False),
         Column("strength", "factor of the penalty"),
         Column("lr", "learning rate"),
         Column("accuracy", "final accuracy, mean over tasks; mean ± standard deviation over seeds, %"),
-        Column("95 % interval", "of the mean accuracy (Student's t); sorted by its lower end"),
+        Column("95 % interval", "confidence interval of the mean accuracy (Student's t); sorted by its lower end"),
         Column("forgetting", "best accuracy minus final accuracy, mean over tasks"),
         Column("learned", "accuracy on each task right after it was trained, %"),
-        Column("backward", "backward transfer: what later tasks did to earlier ones"),
-        Column("forward", "forward transfer: what earlier tasks did for later ones"),
+        Column("backward", "backward transfer: the effect of later tasks on earlier ones"),
+        Column("forward", "forward transfer: the effect of earlier tasks on later ones"),
         Column("seeds", "runs that finished"),
         Column("verdict", numeric=False),
     ]
@@ -84,42 +84,44 @@ def comparison(section: Section) -> Table:
     ends = [end for entry in section.entries for end in _ends(entry.row.metrics.get("accuracy"))]
     scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
     ranked = sorted(section.entries, key=lambda entry: (math.isnan(entry.accuracy), -entry.accuracy))
-    return Table(columns, [_compared(entry, section, scale) for entry in ranked], 3)
+    return PageTable(columns, [_comparison_row(entry, section, scale) for entry in ranked], 3)
 
 
-def stability(section: Section) -> Table | None:
-    """How near each strength came to explosion; None where no run has a verdict."""
+def stability(section: Section) -> PageTable | None:
+    """Return how close each setting came to divergence; None if no run has a verdict."""
     columns = [
         Column("method", numeric=False),
         Column("strength"),
         Column("p, first task", "largest p of any parameter and seed, after the first task"),
         Column("p, last task", "largest p of any parameter and seed, after the last task reached"),
-        Column("safe strength", "least over seeds: from here on a parameter would stop interpolating"),
+        Column("safe strength", "smallest over seeds; from this strength on a parameter stops interpolating"),
         Column("free", "parameters with p = 0, mean over seeds"),
         Column("interpolate", "parameters with 0 < p < 1, mean over seeds"),
-        Column("extrapolate", "parameters with p from 1 up to where they diverge, mean over seeds"),
-        Column("diverge", "parameters beyond that or below 0, mean over seeds"),
-        Column("negative", "those of the diverging below 0, mean over seeds"),
+        Column("extrapolate", "parameters with p from 1 to the limit of divergence, mean over seeds"),
+        Column("diverge", "parameters with p beyond this limit or below 0, mean over seeds"),
+        Column("negative", "parameters with p below 0, mean over seeds"),
     ]
     judged = [entry for entry in section.entries if any(result.stability for result in entry.row.results)]
-    return Table(columns, [_judged(entry) for entry in judged]) if judged else None
+    return PageTable(columns, [_stability_row(entry) for entry in judged]) if judged else None
 
 
-def unfinished(section: Section) -> list[Unfinished]:
-    """Every run that was unstable or rejected, with its reason."""
+def unfinished(section: Section) -> list[UnfinishedRun]:
+    """Return the unstable and rejected runs with their reasons."""
     return [
-        Unfinished(entry.label, run.spec.seed, run.status, len(run.matrix), printable(run.reason) or "no reason kept")
+        UnfinishedRun(
+            entry.label, run.spec.seed, run.status, len(run.matrix), printable(run.reason) or "no reason recorded"
+        )
         for entry in section.entries
         for run in entry.row.unfinished
     ]
 
 
-def _compared(entry: Entry, section: Section, scale: tuple[float, float]) -> list[Cell]:
+def _comparison_row(entry: Entry, section: Section, scale: tuple[float, float]) -> list[Cell]:
     row = entry.row
-    found = {name: row.metrics.get(name) for name in ("accuracy", "forgetting", "learned", "backward", "forward")}
+    metrics = {name: row.metrics.get(name) for name in ("accuracy", "forgetting", "learned", "backward", "forward")}
     finished = len(row.results) - len(row.unfinished)
     others = [part for part in entry.detail.split(", ") if part and not part.startswith(("strength ", "lr "))]
-    accuracy = found["accuracy"]
+    accuracy = metrics["accuracy"]
     low = None if accuracy is None or math.isnan(accuracy.low) else accuracy.low
     strip = None if low is None else _strip(accuracy, scale)
     cells = [
@@ -128,7 +130,7 @@ def _compared(entry: Entry, section: Section, scale: tuple[float, float]) -> lis
         _number(row.setting.lr, given(row.setting.lr)),
         _metric(accuracy),
         Cell("" if low is not None else MISSING, low, bounds(accuracy) if low is not None else "", strip=strip),
-        *(_metric(found[name]) for name in ("forgetting", "learned", "backward", "forward")),
+        *(_metric(metrics[name]) for name in ("forgetting", "learned", "backward", "forward")),
         Cell(f"{finished}" if finished == len(row.results) else f"{finished} of {len(row.results)}", finished),
         Cell(row.verdict or "finished", row.verdict or "finished", strong=bool(row.verdict)),
     ]
@@ -137,21 +139,21 @@ def _compared(entry: Entry, section: Section, scale: tuple[float, float]) -> lis
     return cells
 
 
-def _difference(found: Interval | None, itself: bool) -> Cell:
-    """In bold where the interval leaves no doubt about the sign."""
-    if itself:
+def _difference(interval: Interval | None, is_baseline: bool) -> Cell:
+    """Return the difference to the baseline, bold if its interval does not contain 0."""
+    if is_baseline:
         return Cell("baseline", 0.0)
-    if found is None or math.isnan(found.mean):
+    if interval is None or math.isnan(interval.mean):
         return Cell(MISSING)
-    sure = not math.isnan(found.low) and (found.low > 0 or found.high < 0)
-    note = "" if math.isnan(found.low) else bounds(found)
-    return Cell(points(found.mean), found.mean, note=note, strong=sure)
+    significant = not math.isnan(interval.low) and (interval.low > 0 or interval.high < 0)
+    note = "" if math.isnan(interval.low) else bounds(interval)
+    return Cell(points(interval.mean), interval.mean, note=note, strong=significant)
 
 
-def _judged(entry: Entry) -> list[Cell]:
-    found = [result.stability for result in entry.row.results if result.stability]
-    first = max((entries[0].largest for entries in found), key=_number_first)
-    last: list[Stability] = [entries[-1] for entries in found]
+def _stability_row(entry: Entry) -> list[Cell]:
+    verdicts = [result.stability for result in entry.row.results if result.stability]
+    first = max((by_task[0].largest for by_task in verdicts), key=_number_first)
+    last: list[Stability] = [by_task[-1] for by_task in verdicts]
     largest = max((verdict.largest for verdict in last), key=_number_first)
     safe = min((verdict.safe_strength for verdict in last if not math.isnan(verdict.safe_strength)), default=math.nan)
     counts = [_mean(getattr(verdict, name) for verdict in last) for name in _COUNTS]
@@ -169,10 +171,11 @@ def _judged(entry: Entry) -> list[Cell]:
 _COUNTS = ("free", "interpolate", "extrapolate", "diverge", "negative")
 
 
-def _metric(found: Interval | None) -> Cell:
-    if found is None or math.isnan(found.mean):
+def _metric(interval: Interval | None) -> Cell:
+    if interval is None or math.isnan(interval.mean):
         return Cell(MISSING)
-    return Cell(fixed(found.mean), found.mean, note="" if math.isnan(found.std) else f"± {fixed(found.std)}")
+    note = "" if math.isnan(interval.std) else f"± {fixed(interval.std)}"
+    return Cell(fixed(interval.mean), interval.mean, note=note)
 
 
 def _number(value: float | None, text: str, strong: bool = False) -> Cell:
@@ -188,15 +191,15 @@ def _mean(values: Iterable[int]) -> float:
     return sum(listed) / len(listed)
 
 
-def _ends(found: Interval | None) -> list[float]:
-    if found is None:
+def _ends(interval: Interval | None) -> list[float]:
+    if interval is None:
         return []
-    return [value for value in (found.low, found.mean, found.high) if not math.isnan(value)]
+    return [value for value in (interval.low, interval.mean, interval.high) if not math.isnan(value)]
 
 
-def _strip(found: Interval | None, scale: tuple[float, float]) -> Strip | None:
-    if found is None or not (ends := _ends(found)):
+def _strip(interval: Interval | None, scale: tuple[float, float]) -> Strip | None:
+    if interval is None or not (ends := _ends(interval)):
         return None
     width = scale[1] - scale[0] or 1.0
-    low, mean, high = (round(100 * (value - scale[0]) / width, 2) for value in (ends[0], found.mean, ends[-1]))
+    low, mean, high = (round(100 * (value - scale[0]) / width, 2) for value in (ends[0], interval.mean, ends[-1]))
     return Strip(low, mean, high)

@@ -1,4 +1,4 @@
-"""How every figure looks: inks that the page recolours for dark mode, and matplotlib's settings."""
+"""The style of all figures: colours that the page replaces in dark mode, and matplotlib settings."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -7,18 +7,20 @@ from typing import Any
 
 import matplotlib
 from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-__all__ = ["FAINT", "INK", "LINES", "PAPER", "RULE", "THEMED", "WIDTH", "drawing", "task_colours"]
+__all__ = ["FAINT", "INK", "LINES", "PAPER", "RULE", "THEMED", "WIDTH", "add_legend", "figure_style", "task_colours"]
 
 INK, FAINT, RULE, PAPER = "#1f2428", "#656d76", "#dfe3e8", "#ffffff"
 THEMED = {INK: "var(--ink)", FAINT: "var(--faint)", RULE: "var(--rule)", PAPER: "var(--paper)"}
-"""What an inlined figure has in place of these colours. Nothing else may use them."""
+"""The CSS variables that replace these colours in a figure of the page; nothing else may have these colours."""
 
 LINES = ("#0a7bbd", "#d55e00", "#009e73", "#b65f93", "#d98c00", "#45a5e0", "#7d8590")
-"""For lines told apart within one panel; each is also labelled where it ends."""
+"""Colours of the lines in one panel; each line is also labelled at its end."""
 
 WIDTH = 10.0
-"""Of every figure, in inches: all have the same scale on the page."""
+"""The width of every figure, in inches, so that all have the same scale on the page."""
 
 _TASKS = LinearSegmentedColormap.from_list("tasks", ["#2f6fb5", "#2a9d8f", "#c29a1f", "#cf5a36"])
 
@@ -35,7 +37,7 @@ _SETTINGS: Any = {
     "axes.titlesize": 8,
     "figure.facecolor": PAPER,
     "font.family": "sans-serif",
-    # DejaVu comes with matplotlib: the layout is the same on every machine.
+    # matplotlib includes DejaVu, so that the layout is the same on every machine.
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 7.5,
     "grid.color": RULE,
@@ -46,7 +48,7 @@ _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mooring",
     "text.color": INK,
-    # A name with a dollar sign is a name, not mathematics.
+    # A dollar sign in a name does not start a formula.
     "text.parse_math": False,
     "xtick.color": RULE,
     "xtick.labelcolor": FAINT,
@@ -62,10 +64,10 @@ _SETTINGS: Any = {
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """Matplotlib with these settings, whatever the user's own are; theirs come back afterwards."""
+def figure_style() -> Iterator[None]:
+    """Apply these matplotlib settings, and restore the user's afterwards."""
     with warnings.catch_warnings(), matplotlib.rc_context():
-        # SVG text is drawn by the browser, which has the glyphs that DejaVu lacks.
+        # The browser draws the text of an SVG, and has the glyphs that DejaVu lacks.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
@@ -73,5 +75,10 @@ def drawing() -> Iterator[None]:
 
 
 def task_colours(tasks: int) -> Sequence[str]:
-    """A colour for each task, from the first in blue to the last in red."""
+    """Return a colour for each task, from blue for the first to red for the last."""
     return [to_hex(_TASKS(task / max(tasks - 1, 1))) for task in range(tasks)]
+
+
+def add_legend(figure: Figure, marks: Sequence[tuple[Line2D, str]]) -> None:
+    """Add a legend in one row above the panels."""
+    figure.legend(*zip(*marks, strict=True), loc="upper left", ncols=len(marks), bbox_to_anchor=(0.045, 1.0))

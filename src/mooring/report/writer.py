@@ -1,4 +1,4 @@
-"""Writing a report so that an interrupted one leaves the old one as it was."""
+"""Write a report; an interruption leaves the previous report unchanged."""
 
 import os
 import re
@@ -10,36 +10,36 @@ from pathlib import Path
 
 from mooring.errors import MooringError
 from mooring.lab.model.results import Result
-from mooring.report.figures import pictures
+from mooring.report.figures import draw_pictures
 from mooring.report.page import GENERATOR, page
 from mooring.report.picture import Picture
 from mooring.report.section import sections
 
 __all__ = ["write_report"]
 
-_OURS = re.compile(r'<figure id="figure-([a-z0-9-]+)"')
+_FIGURE_ID = re.compile(r'<figure id="figure-([a-z0-9-]+)"')
 
 
 def write_report(
     results: Sequence[Result], folder: str | os.PathLike[str], *, title: str, command: str, baseline: str | None = None
 ) -> Path:
-    """Write `index.html`, which needs nothing else, and its figures as `figures/NAME.svg` and `figures/NAME.png`.
+    """Write a self-contained `index.html`, and its figures as `figures/NAME.svg` and `figures/NAME.png`.
 
-    Everything is made in a hidden folder first and then moved into place, the page last: an interrupted report leaves
-    the old page whole. Other files in the folder are left alone. The same results make the same bytes.
+    All files are written to a hidden folder and then moved, the page last, so that an interruption leaves the old page
+    whole. Other files in the folder are not touched. The same results give the same bytes.
 
     Args:
         results: runs of one or several streams, methods, strengths and seeds, in any order.
-        folder: where to write; made where it is missing.
-        title: of the page.
-        command: what made the results, to be repeated.
-        baseline: a method to compare accuracy with, seed by seed.
+        folder: the folder to write; created if it does not exist.
+        title: the title of the page.
+        command: the command that made the results.
+        baseline: the method to compare accuracy with, seed by seed.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        MooringError: there are no results, none is of the baseline, or the folder cannot be written.
+        MooringError: if there are no results, none is of the baseline, or the folder cannot be written.
 
     Example:
         >>> from mooring.lab.model.spec import RunSpec
@@ -50,31 +50,31 @@ def write_report(
         'index.html'
     """
     if not results:
-        raise MooringError("there are no results to report: run something first")
-    parts = [(section, pictures(section)) for section in sections(results, baseline)]
-    written = page(parts, title=title, command=command)
-    place = Path(folder)
+        raise MooringError("there are no results to report: give at least one")
+    parts = [(section, draw_pictures(section)) for section in sections(results, baseline)]
+    content = page(parts, title=title, command=command)
+    target = Path(folder)
     try:
-        _publish(place, written, [picture for _, drawn in parts for picture in drawn])
+        _publish(target, content, [picture for _, section_pictures in parts for picture in section_pictures])
     except OSError as error:
-        raise MooringError(f"cannot write the report to {str(place)!r}: {error.strerror or error}") from error
-    return place / "index.html"
+        raise MooringError(f"cannot write the report to {str(target)!r}: {error.strerror or error}") from error
+    return target / "index.html"
 
 
-def _publish(folder: Path, written: str, drawn: Sequence[Picture]) -> None:
-    fresh = not folder.exists()
+def _publish(folder: Path, content: str, pictures: Sequence[Picture]) -> None:
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        # Inside the folder, so that moving never crosses from one disk to another.
+        # Inside the folder, so that a move stays on one file system.
         hidden = Path(tempfile.mkdtemp(prefix=".report-", dir=folder))
         try:
-            for picture in drawn:
+            for picture in pictures:
                 (hidden / f"{picture.name}.svg").write_bytes(picture.svg)
                 (hidden / f"{picture.name}.png").write_bytes(picture.png)
-            (hidden / "index.html").write_bytes(written.encode("utf-8", "replace"))
-            stale = _figures_of(folder / "index.html") - {picture.name for picture in drawn}
+            (hidden / "index.html").write_bytes(content.encode("utf-8", "replace"))
+            stale = _figures_of(folder / "index.html") - {picture.name for picture in pictures}
             (folder / "figures").mkdir(exist_ok=True)
-            for picture in drawn:
+            for picture in pictures:
                 for ending in (".svg", ".png"):
                     os.replace(hidden / f"{picture.name}{ending}", folder / "figures" / f"{picture.name}{ending}")
             os.replace(hidden / "index.html", folder / "index.html")
@@ -84,15 +84,15 @@ def _publish(folder: Path, written: str, drawn: Sequence[Picture]) -> None:
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
     except BaseException:
-        if fresh:
+        if is_new:
             with suppress(OSError):
                 folder.rmdir()
         raise
 
 
 def _figures_of(page: Path) -> set[str]:
-    """The names of the figures of an older report, which nothing else may be taken for."""
+    """Return the names of the figures of a page, if `write_report` wrote it."""
     if not page.is_file():
         return set()
-    written = page.read_text(encoding="utf-8", errors="replace")
-    return set(_OURS.findall(written)) if f'content="{GENERATOR}"' in written else set()
+    content = page.read_text(encoding="utf-8", errors="replace")
+    return set(_FIGURE_ID.findall(content)) if f'content="{GENERATOR}"' in content else set()

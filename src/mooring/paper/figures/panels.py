@@ -46,7 +46,7 @@ def draw_layer_lines(panel: "Axes", lines: Sequence[LayerLine], limits: tuple[fl
         lines: what to draw.
         limits: the limits of the y axis; by default the range of the means.
     """
-    from mooring.report.figures.labels import apart
+    from mooring.report.figures.labels import spread_labels
     from mooring.report.style import INK, LINES
 
     layers = list(dict.fromkeys(layer for line in lines for layer in line.layers))
@@ -69,7 +69,7 @@ def draw_layer_lines(panel: "Axes", lines: Sequence[LayerLine], limits: tuple[fl
                 bar_x = position + 0.006 * len(layers) * (index - (len(lines) - 1) / 2)
                 panel.vlines(bar_x, value.low, value.high, color=colour, lw=0.8, alpha=0.5)
         ends.append((y[-1], colour))
-    heights = apart([(end - low) / (high - low) for end, _ in ends], 0.075, 1.0)
+    heights = spread_labels([(end - low) / (high - low) for end, _ in ends], 0.075, 1.0)
     for line, (_, colour), height in zip(lines, ends, heights, strict=True):
         style: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center_baseline", "size": 7}
         panel.annotate("●", (1.0, height), (6, 0), color=colour, **style)

@@ -45,11 +45,11 @@ def write_page(results: Sequence[TargetResult], folder: Path, context: PaperCont
 
 def _write_figures(result: TargetResult, folder: Path) -> list[dict[str, str]]:
     """Write the figures of a result and return their file names and texts."""
-    from mooring.report.picture import picture  # matplotlib is slow to import
-    from mooring.report.style import drawing
+    from mooring.report.picture import render_drawing  # matplotlib is slow to import
+    from mooring.report.style import figure_style
 
-    with drawing():
-        pictures = [(figure, picture(figure, result.name)) for figure in result.draw()]
+    with figure_style():
+        pictures = [(figure, render_drawing(figure, result.name)) for figure in result.draw()]
     for _, image in pictures:
         write_atomically(folder / f"{image.name}.svg", image.svg)
         write_atomically(folder / f"{image.name}.png", image.png)

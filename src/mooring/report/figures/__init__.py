@@ -1,29 +1,27 @@
-"""The figures of a section, in their order; those that have nothing to show are left out."""
+"""The figures of a section."""
 
 from collections.abc import Callable
 
-from mooring.report.figures import layer_figures as layers
-from mooring.report.figures import loss_figure as losses
-from mooring.report.figures import matrices, tasks, tradeoff
-from mooring.report.picture import Drawing, Picture, picture
+from mooring.report.figures import layer_figures, loss_figure, matrices, tasks, tradeoff
+from mooring.report.picture import Drawing, Picture, render_drawing
 from mooring.report.section import Section
-from mooring.report.style import drawing
+from mooring.report.style import figure_style
 
-__all__ = ["pictures"]
+__all__ = ["draw_pictures"]
 
-_DRAWN: tuple[Callable[[Section], Drawing | None], ...] = (
+_FIGURES: tuple[Callable[[Section], Drawing | None], ...] = (
     tradeoff.draw,
     tasks.draw,
     matrices.draw,
-    losses.draw,
-    layers.draw_importance,
-    layers.draw_cka,
-    layers.draw_drift,
+    loss_figure.draw,
+    layer_figures.draw_importance,
+    layer_figures.draw_cka,
+    layer_figures.draw_drift,
 )
 
 
-def pictures(section: Section) -> list[Picture]:
-    """Every figure that the section's runs have numbers for."""
-    with drawing():
-        drawn = [made for draw in _DRAWN if (made := draw(section)) is not None]
-        return [picture(made, section.slug) for made in drawn]
+def draw_pictures(section: Section) -> list[Picture]:
+    """Draw the figures of a section, without those that its runs have no numbers for."""
+    with figure_style():
+        drawings = [drawing for draw in _FIGURES if (drawing := draw(section)) is not None]
+        return [render_drawing(drawing, section.slug) for drawing in drawings]

@@ -1,4 +1,4 @@
-"""What became of each layer: its importance, its likeness to the model after the first task, its drift."""
+"""Importance, similarity to the model after the first task (CKA), and drift, by layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mooring.report.figures.labels import apart
+from mooring.report.figures.labels import spread_labels
 from mooring.report.figures.logarithm import logarithm, ticks
 from mooring.report.numbers import printable, shortened
 from mooring.report.picture import Drawing
@@ -18,14 +18,14 @@ from mooring.report.style import INK, LINES, WIDTH
 __all__ = ["draw_cka", "draw_drift", "draw_importance"]
 
 COLUMNS, LEFT, TOP, GAP, LABELS, LINE = 2, 0.68, 0.4, 0.34, 1.45, 0.125
-"""Panels side by side; then in inches: margins, between rows, room for the labels of lines, and a label's height."""
+"""Panels per row; then in inches: left and top margin, gap between rows, width of labels, height of a label."""
 
-MOST_NAMED = 16
-"""Layers up to which each one's name is written."""
+MAX_LAYER_NAMES = 16
+"""With more layers, only some of them are named."""
 
 
 @dataclass(frozen=True)
-class _Lines:
+class _LayerValues:
     """One measure of the layers, for each method that has it."""
 
     layers: list[str]
@@ -33,70 +33,73 @@ class _Lines:
 
 
 def draw_importance(section: Section) -> Drawing | None:
-    """Mean importance by layer, on a logarithmic scale."""
-    found = _collect(section, "importance")
-    if found is None:
+    """Draw the mean importance by layer, on a logarithmic scale."""
+    measured = _collect(section, "importance")
+    if measured is None:
         return None
-    unseen = sorted({entry.label for entry, values in found.values.items() if (values[np.isfinite(values)] <= 0).any()})
-    logs = {entry: logarithm(values) for entry, values in found.values.items()}
+    omitted = sorted(
+        {entry.label for entry, values in measured.values.items() if (values[np.isfinite(values)] <= 0).any()}
+    )
+    logs = {entry: logarithm(values) for entry, values in measured.values.items()}
     logs = {entry: values for entry, values in logs.items() if np.isfinite(values).any()}
     if not logs:
         return None
-    note = f" A logarithm has no place for layers at or below 0, as in {', '.join(unseen)}." if unseen else ""
+    note = f" Layers at or below 0 are left out, as in {', '.join(omitted)}." if omitted else ""
     return Drawing(
         "importance",
         "Importance by layer",
-        "Mean importance of each layer's parameters over past tasks, at the end; mean over seeds, logarithmic scale. "
-        f"Scales of importance differ between methods: compare shapes.{note}",
-        f"Line charts by family: mean importance of {len(found.layers)} layers for {len(logs)} methods.",
-        _draw(section, _Lines(found.layers, logs), "mean importance", log=True),
+        "Mean importance of the parameters of each layer for the previous tasks, at the end; mean over seeds, "
+        f"logarithmic scale. Importances of different methods have different scales: compare shapes.{note}",
+        f"Line charts by family: mean importance of {len(measured.layers)} layers for {len(logs)} methods.",
+        _draw(section, _LayerValues(measured.layers, logs), "mean importance", log=True),
     )
 
 
 def draw_cka(section: Section) -> Drawing | None:
-    """CKA by layer against the model after the first task."""
-    found = _collect(section, "cka")
-    if found is None:
+    """Draw the CKA by layer with the model after the first task."""
+    measured = _collect(section, "cka")
+    if measured is None:
         return None
     return Drawing(
         "cka",
-        "Likeness to the model after the first task, by layer",
+        "Similarity to the model after the first task, by layer",
         "Debiased linear CKA between the representations of the final model and of the model after the first task; "
-        "1 where the layer still says the same. Mean over seeds.",
-        f"Line charts by family: CKA of {len(found.layers)} layers for {len(found.values)} methods.",
-        _draw(section, found, "CKA"),
+        "1 if the representation did not change. Mean over seeds.",
+        f"Line charts by family: CKA of {len(measured.layers)} layers for {len(measured.values)} methods.",
+        _draw(section, measured, "CKA"),
     )
 
 
 def draw_drift(section: Section) -> Drawing | None:
-    """Parameter drift by layer since the first task."""
-    found = _collect(section, "drift")
-    if found is None:
+    """Draw the parameter drift by layer since the first task."""
+    measured = _collect(section, "drift")
+    if measured is None:
         return None
     return Drawing(
         "drift",
         "Parameter drift by layer",
-        "How far each layer's parameters moved after the first task, relative to their size then. Mean over seeds.",
-        f"Line charts by family: relative drift of {len(found.layers)} layers for {len(found.values)} methods.",
-        _draw(section, found, "relative drift"),
+        "Distance that the parameters of each layer moved after the first task, relative to their norm then. Mean over "
+        "seeds.",
+        f"Line charts by family: relative drift of {len(measured.layers)} layers for {len(measured.values)} methods.",
+        _draw(section, measured, "relative drift"),
     )
 
 
-def _collect(section: Section, measure: str) -> _Lines | None:
-    """The means over seeds, with layers in the order of their first appearance; None where no run has the measure."""
+def _collect(section: Section, measure: str) -> _LayerValues | None:
+    """Return means over seeds, layers in the order of their first appearance; None if no run has the measure."""
     tables = {entry: [getattr(run, measure) for run in entry.row.results] for entry in section.shown}
-    layers = list(dict.fromkeys(layer for found in tables.values() for table in found for layer in table))
+    layers = list(dict.fromkeys(layer for runs in tables.values() for table in runs for layer in table))
     values = {}
-    for entry, found in tables.items():
-        rows = [[table.get(layer, np.nan) for layer in layers] for table in found]
+    for entry, runs in tables.items():
+        rows = [[table.get(layer, np.nan) for layer in layers] for table in runs]
         mean, _ = mean_over_seeds(np.array(rows, dtype=np.float64).reshape(len(rows), len(layers)))
         if np.isfinite(mean).any():
             values[entry] = mean
-    return _Lines(layers, values) if values else None
+    return _LayerValues(layers, values) if values else None
 
 
-def _draw(section: Section, lines: _Lines, ylabel: str, log: bool = False) -> Figure:
-    """A panel for each family; every line is labelled at its end."""
+def _draw(section: Section, lines: _LayerValues, ylabel: str, log: bool = False) -> Figure:
+    """Draw a panel for each family, with every line labelled at its end."""
     families = [family for family in section.families if any(entry.family == family for entry in lines.values)]
     groups = [[entry for entry in lines.values if entry.family == family] for family in families]
     strong = [entry for entry in lines.values if entry.row.setting.strength is not None]
@@ -120,7 +123,7 @@ def _draw(section: Section, lines: _Lines, ylabel: str, log: bool = False) -> Fi
         if column == 0:
             panel.set_ylabel(ylabel)
         if log:
-            panel.set_yticks(list(found := ticks(low, high)), list(found.values()))
+            panel.set_yticks(list(marks := ticks(low, high)), list(marks.values()))
         panel.grid(axis="y")
         if number >= len(families) - COLUMNS:
             panel.set_xticks(range(len(names)), names, rotation=90)
@@ -133,7 +136,7 @@ def _draw(section: Section, lines: _Lines, ylabel: str, log: bool = False) -> Fi
 
 
 def _lines(panel: Axes, named: Sequence[tuple[str, Array, int]], height: float) -> None:
-    """Of one family: its lines, and the label of each at its end, led there where labels must stand apart."""
+    """Draw the lines of one family, and a label at the end of each, joined by a thin line if it had to move."""
     low, high = panel.get_ylim()
     right = panel.get_xlim()[1]
     ends = []
@@ -142,21 +145,21 @@ def _lines(panel: Axes, named: Sequence[tuple[str, Array, int]], height: float) 
         style = ("-", "--", ":")[kind // len(LINES) % 3]
         panel.plot(x, y[x], style, marker="o", ms=2, color=LINES[kind % len(LINES)], lw=1.1)
         ends.append((float(x[-1]), float(y[x[-1]])))
-    heights = apart([(level - low) / (high - low) * height for _, level in ends], LINE, height)
+    heights = spread_labels([(level - low) / (high - low) * height for _, level in ends], LINE, height)
     lead = 0.05 * (right + 0.3)
     for (name, _, kind), (end, level), up in zip(named, ends, heights, strict=True):
-        beside = low + up / height * (high - low)
-        path = ([end, right, right + lead], [level, level, beside])
+        label_y = low + up / height * (high - low)
+        path = ([end, right, right + lead], [level, level, label_y])
         panel.add_line(Line2D(*path, color=LINES[kind % len(LINES)], lw=0.6, alpha=0.7, clip_on=False))
-        panel.text(right + 1.2 * lead, beside, shortened(name, 26), size=6.5, va="center_baseline", color=INK)
+        panel.text(right + 1.2 * lead, label_y, shortened(name, 26), size=6.5, va="center_baseline", color=INK)
 
 
 def _kind(entry: Entry) -> str:
-    """What a method measures importance by: the same line in every family's panel."""
+    """Return the importance of a method: it has the same line style in every panel."""
     return entry.method.removeprefix(f"{entry.family.name}-")
 
 
 def _names(layers: Sequence[str]) -> list[str]:
-    """What to write below each layer: nothing below most of very many."""
-    step = -(-len(layers) // MOST_NAMED)
+    """Return the label of each layer; with many layers most labels are empty."""
+    step = -(-len(layers) // MAX_LAYER_NAMES)
     return [shortened(printable(layer), 20) if number % step == 0 else "" for number, layer in enumerate(layers)]

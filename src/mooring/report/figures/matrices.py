@@ -1,12 +1,12 @@
-"""The forgetting matrix: accuracy on task k after task i."""
+"""The accuracy matrix: accuracy on task k after task i."""
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mooring.report.figures.small_multiples import TOP, grid, head
-from mooring.report.figures.tasks import every, floor
+from mooring.report.figures.small_multiples import TOP, add_heading, make_grid
+from mooring.report.figures.tasks import axis_floor, labelled_tasks
 from mooring.report.picture import Drawing
 from mooring.report.section import Array, Section, mean_over_seeds
 from mooring.report.style import FAINT, WIDTH
@@ -14,37 +14,37 @@ from mooring.report.style import FAINT, WIDTH
 __all__ = ["draw"]
 
 ON_DARK, ON_BRIGHT = "#fdfdfd", "#111111"
-"""Ink on a coloured cell, which is the same colour in light and dark mode."""
+"""Text on a coloured cell, whose colour is the same in light and dark mode."""
 
-MOST_WRITTEN = 6
-"""Tasks up to which a cell has room for its number."""
+MAX_TASKS_WITH_NUMBERS = 6
+"""With more tasks, a cell has no room for its number."""
 
 
 def draw(section: Section) -> Drawing | None:
-    """A heat map for each method."""
+    """Draw a heat map for each method."""
     tasks = section.tasks
     shown = [entry for entry in section.shown if any(run.matrix for run in entry.row.results)]
     if not shown or tasks < 2:
         return None
     means = [mean_over_seeds(entry.matrices(tasks))[0] for entry in shown]
-    # From what was trained only: tasks still to come are near chance and would take most of the colours.
-    low = floor(np.concatenate([mean[np.tril_indices(tasks)] for mean in means]))
-    made = grid(len(shown), 1.0)
-    for panel, entry, mean in zip(made.panels, shown, means, strict=True):
-        head(panel, entry)
+    # From trained tasks only: tasks to come are near chance and would take up most of the colours.
+    low = axis_floor(np.concatenate([mean[np.tril_indices(tasks)] for mean in means]))
+    panels = make_grid(len(shown), 1.0)
+    for panel, entry, mean in zip(panels.axes, shown, means, strict=True):
+        add_heading(panel, entry)
         _cells(panel, mean, low)
-    labels = {number - 1.0: str(number) for number in every(tasks)}
-    made.ticks(labels, labels, "accuracy on task", "after task")
-    _scale(made.figure, low)
+    labels = {number - 1.0: str(number) for number in labelled_tasks(tasks)}
+    panels.set_ticks(labels, labels, "accuracy on task", "after task")
+    _scale(panels.figure, low)
     return Drawing(
         "matrices",
-        "What is left of each task",
+        "Accuracy on each task after each task",
         "Accuracy in percent on each task (column) after each task was trained (row); mean over "
         f"seeds{section.at_best}. Below the stepped line a task has been trained; above it, it is still to "
-        "come. Read a column downwards to see a task being forgotten. Blank cells were not scored: of the tasks to "
-        "come only the next needs to be. Blank rows were reached by no seed.",
+        "come. A column, read downwards, shows how a task is forgotten. Blank cells were not scored: of the tasks to "
+        "come only the next one is. No seed reached a blank row.",
         f"Heat maps for {len(shown)} methods: accuracy on each of {tasks} tasks after each task was trained.",
-        made.figure,
+        panels.figure,
     )
 
 
@@ -55,7 +55,7 @@ def _cells(panel: Axes, mean: Array, low: float) -> None:
     reached = min(int(np.isfinite(mean).any(1).sum()), tasks - 1)
     edge = np.repeat(np.arange(reached + 2) - 0.5, 2)
     panel.plot(edge[2:-1], edge[1:-2], color=ON_DARK, lw=1.1, solid_joinstyle="miter")
-    if tasks > MOST_WRITTEN:
+    if tasks > MAX_TASKS_WITH_NUMBERS:
         return
     for (row, column), value in np.ndenumerate(mean):
         if np.isfinite(value):
@@ -64,7 +64,7 @@ def _cells(panel: Axes, mean: Array, low: float) -> None:
 
 
 def _scale(figure: Figure, low: float) -> None:
-    """The colours from the floor to 100 %, above the panels."""
+    """Draw the colour scale, from the floor to 100 %, above the panels."""
     height = figure.get_size_inches()[1]
     bar = figure.add_axes((1 - 2.05 / WIDTH, 1 - (TOP - 0.55) / height, 1.5 / WIDTH, 0.08 / height), yticks=[])
     bar.imshow(colormaps["viridis"](np.linspace(0, 1, 64))[None], aspect="auto", interpolation="none")

@@ -1,4 +1,4 @@
-"""Small multiples: one panel for each method, all with the same axes, so that panels compare at a glance."""
+"""Small multiples: one panel for each method, all with the same axes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,43 +12,43 @@ from mooring.report.numbers import shortened
 from mooring.report.section import Entry
 from mooring.report.style import FAINT, WIDTH
 
-__all__ = ["TOP", "Grid", "grid", "head"]
+__all__ = ["TOP", "PanelGrid", "add_heading", "make_grid"]
 
 LEFT, RIGHT, TOP, BOTTOM = 0.52, 0.05, 0.72, 0.42
 ACROSS, BETWEEN = 0.2, 0.48
-"""Inches: the margins of the figure, then between panels."""
+"""In inches: the margins of the figure, then the gaps between columns and rows."""
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A figure with its panels.
+class PanelGrid:
+    """A figure with a grid of panels.
 
     Attributes:
-        figure: of matplotlib.
-        panels: in reading order, without ticks.
-        columns: how many stand side by side.
+        figure: the matplotlib figure.
+        axes: the panels in reading order, without ticks.
+        columns: the number of panels in a row.
     """
 
     figure: Figure
-    panels: Sequence[Axes]
+    axes: Sequence[Axes]
     columns: int
 
-    def ticks(self, x: Mapping[float, str], y: Mapping[float, str], xlabel: str, ylabel: str) -> None:
-        """Label the outer panels only: ticks are what makes a figure of many panels slow to draw and to read."""
-        for panel in self.panels[-self.columns :]:
+    def set_ticks(self, x: Mapping[float, str], y: Mapping[float, str], xlabel: str, ylabel: str) -> None:
+        """Label the outer panels only: ticks make a figure of many panels slow to draw and hard to read."""
+        for panel in self.axes[-self.columns :]:
             panel.set_xticks(list(x), list(x.values()))
             panel.set_xlabel(xlabel)
-        for panel in self.panels[:: self.columns]:
+        for panel in self.axes[:: self.columns]:
             panel.set_yticks(list(y), list(y.values()))
             panel.set_ylabel(ylabel)
 
 
-def grid(count: int, ratio: float) -> Grid:
-    """A grid of panels as wide as the page.
+def make_grid(count: int, ratio: float) -> PanelGrid:
+    """Return a grid of panels as wide as the page.
 
     Args:
-        count: of panels.
-        ratio: a panel's height over its width.
+        count: the number of panels.
+        ratio: the height of a panel over its width.
     """
     columns = 4 if count <= 4 else 5 if count <= 10 else 6
     rows = -(-count // columns)
@@ -62,24 +62,24 @@ def grid(count: int, ratio: float) -> Grid:
         left, top = LEFT + column * (width + ACROSS), TOP + row * (height + BETWEEN)
         box = (left / WIDTH, 1 - (top + height) / total, width / WIDTH, height / total)
         panels.append(figure.add_axes(box, xticks=[], yticks=[]))
-    return Grid(figure, panels, columns)
+    return PanelGrid(figure, panels, columns)
 
 
-def head(panel: Axes, entry: Entry) -> None:
-    """Above a panel: its family's mark and the method, then the setting and the accuracy it came to."""
-    # A letter takes about 4.5 points at this size.
-    wide = int(panel.get_position().width * WIDTH * 72 / 4.5)
+def add_heading(panel: Axes, entry: Entry) -> None:
+    """Write the method, its setting and its accuracy above a panel, with the marker of its family."""
+    # A letter is about 4.5 points wide at this size.
+    letters = int(panel.get_position().width * WIDTH * 72 / 4.5)
     accuracy = "did not finish" if entry.accuracy != entry.accuracy else f"{entry.accuracy:.1f} %"
-    _above(panel, 0, 7, 14, shortened(entry.method, wide - 2), size=7.5)
-    _above(panel, 0, 0, 4.5, shortened(entry.detail, wide - 7), size=6.5, color=FAINT)
+    _above(panel, 0, 7, 14, shortened(entry.method, letters - 2), size=7.5)
+    _above(panel, 0, 0, 4.5, shortened(entry.detail, letters - 7), size=6.5, color=FAINT)
     _above(panel, 1, 0, 4.5, accuracy, size=6.5, color=FAINT, ha="right")
-    place = panel.transAxes + ScaledTranslation(2.2 / 72, 16.8 / 72, panel.figure.dpi_scale_trans)
+    position = panel.transAxes + ScaledTranslation(2.2 / 72, 16.8 / 72, panel.figure.dpi_scale_trans)
     family = entry.family
-    panel.plot([0], [1], family.marker, color=family.colour, ms=4, mew=0, clip_on=False, transform=place)
+    panel.plot([0], [1], family.marker, color=family.colour, ms=4, mew=0, clip_on=False, transform=position)
 
 
-def _above(panel: Axes, x: float, right: float, up: float, text: str, **how: Any) -> None:
-    """Text at a distance in points from a panel's upper corner."""
-    place = panel.transAxes + ScaledTranslation(right / 72, up / 72, panel.figure.dpi_scale_trans)
+def _above(panel: Axes, x: float, right: float, up: float, text: str, **style: Any) -> None:
+    """Write a text at an offset in points from an upper corner of the panel."""
+    position = panel.transAxes + ScaledTranslation(right / 72, up / 72, panel.figure.dpi_scale_trans)
     if text:
-        panel.text(x, 1, text, transform=place, **how)
+        panel.text(x, 1, text, transform=position, **style)

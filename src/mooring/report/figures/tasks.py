@@ -1,4 +1,4 @@
-"""The accuracy of each task as training goes on."""
+"""Accuracy on each task during training."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,16 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mooring.report.figures.small_multiples import grid, head
+from mooring.report.figures.small_multiples import add_heading, make_grid
 from mooring.report.picture import Drawing
 from mooring.report.section import Array, Section, mean_over_seeds
-from mooring.report.style import INK, RULE, task_colours
+from mooring.report.style import INK, RULE, add_legend, task_colours
 
-__all__ = ["draw", "every", "floor"]
+__all__ = ["axis_floor", "draw", "labelled_tasks"]
 
 
 def draw(section: Section) -> Drawing | None:
-    """A panel for each method; a line for each task from when it was trained, and one for the mean so far."""
+    """Draw a panel for each method: a line for each task since it was trained, and one for the mean so far."""
     tasks = section.tasks
     shown = [entry for entry in section.shown if any(run.matrix for run in entry.row.results)]
     if not shown:
@@ -25,53 +25,58 @@ def draw(section: Section) -> Drawing | None:
     colours = task_colours(tasks)
     stacks = [entry.matrices(tasks) for entry in shown]
     trained = np.tril(np.ones((tasks, tasks), dtype=bool))
-    low = floor(np.concatenate([stack[:, trained].ravel() for stack in stacks]))
-    made = grid(len(shown), 0.72)
-    for panel, entry, stack in zip(made.panels, shown, stacks, strict=True):
-        head(panel, entry)
+    low = axis_floor(np.concatenate([stack[:, trained].ravel() for stack in stacks]))
+    panels = make_grid(len(shown), 0.72)
+    for panel, entry, stack in zip(panels.axes, shown, stacks, strict=True):
+        add_heading(panel, entry)
         panel.set(xlim=(0.7, tasks + 0.3), ylim=(low, 101))
         panel.hlines([(low + 100) / 2, 100], 0.7, tasks + 0.3, color=RULE, lw=0.6, zorder=0)
         _lines(panel, np.where(trained, stack, np.nan), colours)
     middle = (low + 100) / 2
-    made.ticks(
-        {float(number): str(number) for number in every(tasks)},
+    panels.set_ticks(
+        {float(number): str(number) for number in labelled_tasks(tasks)},
         {low: f"{low:g}", middle: f"{middle:g}", 100: "100"},
         "tasks trained",
         "accuracy, %",
     )
-    _legend(made.figure, colours)
+    _legend(panels.figure, colours)
     return Drawing(
         "tasks",
-        "Accuracy of each task as training goes on",
-        f"One panel for each method; mean over seeds{section.at_best}. A thin line follows one task from when it was "
-        "trained (dot); its band is one standard deviation over seeds. The thick line is the mean over the "
-        "tasks trained so far; it ends in a cross where no seed went on.",
+        "Accuracy on each task during training",
+        f"One panel for each method; mean over seeds{section.at_best}. A thin line follows one task from the time when "
+        "it was trained (dot); its band is one standard deviation over seeds. The thick line is the mean over the "
+        "tasks trained so far; it ends in a cross if every seed stopped.",
         f"Line charts for {len(shown)} methods: test accuracy on each of {tasks} tasks after each task was trained.",
-        made.figure,
+        panels.figure,
     )
 
 
-def floor(values: Array) -> float:
-    """Where an axis of accuracies begins: the ten below the smallest, so that differences at the top show."""
+def axis_floor(values: Array) -> float:
+    """Return the start of an accuracy axis: the multiple of ten below the smallest value."""
     finite = values[np.isfinite(values)]
     return float(min(np.floor(finite.min() / 10) * 10, 90)) if finite.size else 0.0
 
 
-def every(tasks: int) -> list[int]:
-    """The tasks to label: all of a few, else the first, the last and some between."""
+def labelled_tasks(tasks: int) -> list[int]:
+    """Return the tasks to label: all of a few, otherwise the first, the last and some in between.
+
+    Example:
+        >>> labelled_tasks(5), labelled_tasks(20)
+        ([1, 2, 3, 4, 5], [1, 5, 9, 13, 17, 20])
+    """
     return sorted({1, tasks, *range(1, tasks + 1, -(-tasks // 6))} - ({tasks - 1} if tasks > 6 else set()))
 
 
 def _lines(panel: Axes, stack: Array, colours: Sequence[str]) -> None:
-    """Of one method: `stack` has shape (seeds, tasks, tasks) and no numbers before a task was trained."""
+    """Draw the lines of one method; `stack` has shape (seeds, tasks, tasks), NaN before a task was trained."""
     tasks = len(colours)
     steps = np.arange(1, tasks + 1)
     mean, std = mean_over_seeds(stack)
     paths, bands, inks = [], [], []
     for task, colour in enumerate(colours):
-        there = np.isfinite(mean[:, task])
-        if there.any():
-            x, y, half = steps[there], mean[there, task], std[there, task]
+        scored = np.isfinite(mean[:, task])
+        if scored.any():
+            x, y, half = steps[scored], mean[scored, task], std[scored, task]
             paths.append(np.column_stack([x, y]))
             bands.append(np.column_stack([np.append(x, x[::-1]), np.append(y + half, (y - half)[::-1])]))
             inks.append(colour)
@@ -86,7 +91,7 @@ def _lines(panel: Axes, stack: Array, colours: Sequence[str]) -> None:
 
 
 def _legend(figure: Figure, colours: Sequence[str]) -> None:
-    ends = [0, *range(1, len(colours) - 1), len(colours) - 1] if 2 < len(colours) <= 10 else [0, len(colours) - 1]
-    marks = [(Line2D([], [], color=colours[task], lw=1.4), f"task {task + 1}") for task in dict.fromkeys(ends)]
+    named = [0, *range(1, len(colours) - 1), len(colours) - 1] if 2 < len(colours) <= 10 else [0, len(colours) - 1]
+    marks = [(Line2D([], [], color=colours[task], lw=1.4), f"task {task + 1}") for task in dict.fromkeys(named)]
     marks.append((Line2D([], [], color=INK, lw=1.8), "mean so far"))
-    figure.legend(*zip(*marks, strict=True), loc="upper left", ncols=len(marks), bbox_to_anchor=(0.045, 1.0))
+    add_legend(figure, marks)

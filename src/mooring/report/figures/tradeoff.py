@@ -1,24 +1,24 @@
-"""Accuracy against forgetting: every method in one picture."""
+"""Accuracy against forgetting, all methods in one panel."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mooring.report.figures.labels import place
+from mooring.report.figures.labels import place_labels
 from mooring.report.numbers import shortened
 from mooring.report.picture import Drawing
 from mooring.report.section import Entry, Section
-from mooring.report.style import FAINT, INK, WIDTH
+from mooring.report.style import FAINT, INK, WIDTH, add_legend
 
 __all__ = ["draw"]
 
 LEFT, RIGHT, TOP, BOTTOM = 0.55, 0.1, 0.35, 0.45
-SIZE = 7.0
+FONT_SIZE = 7.0
 
 
 def draw(section: Section) -> Drawing | None:
-    """The best setting of each method, labelled; its other settings small, on the path of their strengths."""
+    """Draw the best setting of each method with a label, and its other settings small, joined by strength."""
     shown = [entry for entry in section.shown if _point(entry) is not None]
     if not shown:
         return None
@@ -45,48 +45,50 @@ def draw(section: Section) -> Drawing | None:
         "Accuracy against forgetting",
         "Up and to the left is better. Bars are one standard deviation over seeds."
         + (" Each method is labelled at its best setting; faint points are its other settings." if several else "")
-        + " Settings of which no seed finished are not shown.",
+        + " Settings that no seed finished are not shown.",
         f"Scatter plot of average accuracy against average forgetting for {len(shown)} methods.",
         figure,
     )
 
 
 def _point(entry: Entry) -> tuple[float, float] | None:
-    """Forgetting and accuracy, where both are numbers."""
-    found = [entry.row.metrics[name].mean for name in ("forgetting", "accuracy") if name in entry.row.metrics]
-    return (found[0], found[1]) if len(found) == 2 and np.isfinite(found).all() else None
+    """Return forgetting and accuracy, or None if one is missing."""
+    metrics = [entry.row.metrics[name].mean for name in ("forgetting", "accuracy") if name in entry.row.metrics]
+    return (metrics[0], metrics[1]) if len(metrics) == 2 and np.isfinite(metrics).all() else None
 
 
 def _paths(panel: Axes, section: Section, shown: list[Entry]) -> None:
-    """A method's settings, joined in the order of strength, then learning rate."""
+    """Join the settings of each method in the order of strength, then learning rate."""
     for best in shown:
-        rivals = [entry for entry in section.entries if entry.contender == best.contender and _point(entry) is not None]
-        if len(rivals) > 1:
-            rivals.sort(key=lambda entry: (entry.row.setting.strength or 0.0, entry.row.setting.lr))
-            x, y = zip(*map(_point, rivals), strict=True)
+        settings = [
+            entry for entry in section.entries if entry.contender == best.contender and _point(entry) is not None
+        ]
+        if len(settings) > 1:
+            settings.sort(key=lambda entry: (entry.row.setting.strength or 0.0, entry.row.setting.lr))
+            x, y = zip(*map(_point, settings), strict=True)
             style = f"{best.family.marker}-"
             panel.plot(x, y, style, color=best.family.colour, ms=2.5, mew=0, lw=0.7, alpha=0.35, zorder=2)
 
 
 def _labels(panel: Axes, section: Section, shown: list[Entry], size: tuple[float, float]) -> None:
-    """Beside each point, with a line to it where it had to move away."""
+    """Label each point, with a line to the label if it is far away."""
     (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
     panel.set(xlim=(left, right), ylim=(low, high))
     corner, scale = np.array([left, low]), np.array([right - left, high - low]) / np.array(size)
     points = (np.array([_point(entry) for entry in shown], dtype=np.float64) - corner) / scale
     names = [shortened(section.name(entry), 32) for entry in shown]
-    widths = [0.6 * SIZE * len(name) for name in names]
-    middles = place(points, widths, 1.25 * SIZE, size)
+    widths = [0.6 * FONT_SIZE * len(name) for name in names]
+    middles = place_labels(points, widths, 1.25 * FONT_SIZE, size)
     for name, point, middle, width in zip(names, points, middles, widths, strict=True):
-        half = np.array([width, SIZE]) / 2
-        near = np.clip(point, middle - half, middle + half)
-        # Set from the side of its point: the widths are estimates, and fonts differ.
+        half = np.array([width, FONT_SIZE]) / 2
+        nearest = np.clip(point, middle - half, middle + half)
+        # Aligned at the side of the point: the widths are estimates, and fonts differ.
         side = int(np.sign(point[0] - middle[0])) if abs(point[0] - middle[0]) >= width / 2 else 0
         x, y = corner + (middle + half * (side, 0)) * scale
         align = {-1: "left", 0: "center", 1: "right"}[side]
-        panel.text(x, y, name, size=SIZE, ha=align, va="center_baseline", color=INK, zorder=5)
-        if np.hypot(*(near - point)) > 8:
-            ends = corner + np.array([point, near]) * scale
+        panel.text(x, y, name, size=FONT_SIZE, ha=align, va="center_baseline", color=INK, zorder=5)
+        if np.hypot(*(nearest - point)) > 8:
+            ends = corner + np.array([point, nearest]) * scale
             panel.plot(ends[:, 0], ends[:, 1], color=FAINT, lw=0.5, alpha=0.7, zorder=1)
 
 
@@ -95,4 +97,4 @@ def _legend(figure: Figure, section: Section) -> None:
         (Line2D([], [], ls="", marker=family.marker, color=family.colour, ms=5.5, mew=0), family.name)
         for family in section.families
     ]
-    figure.legend(*zip(*marks, strict=True), loc="upper left", ncols=len(marks), bbox_to_anchor=(0.045, 1.0))
+    add_legend(figure, marks)
