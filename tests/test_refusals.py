@@ -155,7 +155,7 @@ def test_importance_with_a_reserved_state_name_is_refused():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     mooring.attach(net, optimizer, importance=Greedy())
     net(torch.ones(1, 3)).sum().backward()
-    refuse("Greedy.start must give 'current'", optimizer.step)
+    refuse("Greedy.start must return 'current'", optimizer.step)
 
 
 @pytest.mark.parametrize(
