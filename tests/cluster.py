@@ -18,27 +18,27 @@ class Cluster:
 
     def __init__(self, process: subprocess.Popen) -> None:
         self.process = process
-        self.address = self._told()["address"]
+        self.address = self._receive()["address"]
         self.nodes: list[int] = []
 
     def add(self, cpus: int = 1) -> int:
-        self._say({"add": cpus})
-        self.nodes.append(self._told()["node"])
+        self._send({"add": cpus})
+        self.nodes.append(self._receive()["node"])
         return self.nodes[-1]
 
     def kill(self, node: int) -> None:
         """As if its plug was pulled: what runs the node and everything on it."""
         self.nodes.remove(node)
-        for each in [node, *workers(node)]:
-            os.kill(each, signal.SIGKILL)
-        self._say({"forget": node})
-        self._told()
+        for process_id in [node, *workers(node)]:
+            os.kill(process_id, signal.SIGKILL)
+        self._send({"forget": node})
+        self._receive()
 
-    def _say(self, what: dict) -> None:
+    def _send(self, what: dict) -> None:
         self.process.stdin.write(json.dumps(what) + "\n")
         self.process.stdin.flush()
 
-    def _told(self) -> dict:
+    def _receive(self) -> dict:
         for line in self.process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
@@ -47,7 +47,7 @@ class Cluster:
 
 def workers(node: int, kind: bytes = b"ray::") -> list[int]:
     """The processes that work on a node."""
-    found = []
+    processes = []
     for entry in os.listdir("/proc"):
         try:
             with open(f"/proc/{entry}/stat") as stat, open(f"/proc/{entry}/cmdline", "rb") as cmdline:
@@ -55,8 +55,8 @@ def workers(node: int, kind: bytes = b"ray::") -> list[int]:
         except (OSError, ValueError):
             continue
         if parent == node and name.startswith(kind):
-            found.append(int(entry))
-    return found
+            processes.append(int(entry))
+    return processes
 
 
 @contextmanager
@@ -67,10 +67,10 @@ def cluster(*cpus: int):
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
     try:
-        made = Cluster(process)
-        for each in cpus:
-            made.add(each)
-        yield made
+        nodes = Cluster(process)
+        for count in cpus:
+            nodes.add(count)
+        yield nodes
     finally:
         process.stdin.close()
         process.wait(60)

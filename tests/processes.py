@@ -1,4 +1,4 @@
-"""Real processes for tests, forked from one that has torch imported already, so that a start costs little."""
+"""Real processes for tests, forked from one that has imported torch already, so that they start quickly."""
 
 import contextlib
 import multiprocessing
@@ -48,8 +48,8 @@ class Child:
         if self.process.is_alive():
             self.kill()
             raise AssertionError(f"still running after {self.patience} s: {self.err.read_text()}")
-        told = [path.read_text() if path.exists() else "" for path in (self.out, self.err)]
-        return Ended(self.process.exitcode, *told)
+        output = [path.read_text() if path.exists() else "" for path in (self.out, self.err)]
+        return Ended(self.process.exitcode, *output)
 
 
 def command(*arguments: str) -> int:

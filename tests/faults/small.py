@@ -1,4 +1,4 @@
-"""The studies that faults are injected into, and what came of them undisturbed."""
+"""The studies that faults are injected into, and their results without faults."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -18,12 +18,12 @@ class Whole(list):
     folder: Path
 
 
-def undisturbed(folder: Path, asked: list[str]) -> Whole:
-    told = Child(folder, command, *asked, patience=300).ended()
-    assert told.status == 0, told.err
-    found = Whole(rows(folder))
-    found.folder = folder
-    return found
+def uninterrupted(folder: Path, asked: list[str]) -> Whole:
+    ended = Child(folder, command, *asked, patience=300).ended()
+    assert ended.status == 0, ended.err
+    stored = Whole(rows(folder))
+    stored.folder = folder
+    return stored
 
 
 def often(every: float, *arguments: str) -> int:
@@ -41,8 +41,8 @@ def table(folder: Path) -> str:
 
 def times(folder: Path) -> dict[Path, int]:
     """When each checkpoint was written."""
-    found = {}
+    stamps = {}
     for path in saved(folder):
         with suppress(FileNotFoundError):
-            found[path] = path.stat().st_mtime_ns
-    return found
+            stamps[path] = path.stat().st_mtime_ns
+    return stamps

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cluster import cluster, needs_ray, workers
-from faults.small import undisturbed
+from faults.small import uninterrupted
 from lab.test_kill import rows, saved
 from processes import Child, command
 
@@ -65,22 +65,22 @@ def test_sixty_four_fleets_at_once_lose_nothing_and_the_drivers_memory_stays_fla
     asked = ["compare", "--methods", "plain,explicit-mas", "--seeds", str(FLEETS // 2), "--limit", "30", "--tasks", "4"]
     asked += ["--batch", "5", "--epochs", str(EPOCHS), "--dtype", "float64", "--network", "faults.test_crowd:waiting"]
     asked += ["--study", "study.sqlite"]
-    whole = undisturbed(tmp_path / "whole", asked)
+    whole = uninterrupted(tmp_path / "whole", asked)
     full: list[tuple[float, float]] = []
-    with cluster(2) as made:
-        ray = ["--engine", "ray", "--address", made.address, "--fleet", "1", "--share", str(2 / FLEETS)]
+    with cluster(2) as ray_cluster:
+        ray = ["--engine", "ray", "--address", ray_cluster.address, "--fleet", "1", "--share", str(2 / FLEETS)]
         child = Child(tmp_path / "crowd", command, *asked, *ray, patience=PATIENCE, RAY_AUTH_MODE="disabled")
         while child.running():
-            if sum(len(workers(node, b"ray::_run_remote_job")) for node in made.nodes) == FLEETS:
+            if sum(len(workers(node, b"ray::_run_remote_job")) for node in ray_cluster.nodes) == FLEETS:
                 full.append((time.monotonic(), megabytes(child.process.pid)))
             time.sleep(1)
-        told = child.ended()
-    assert told.status == 0, told.err
-    assert "lost" not in told.err
-    assert told.err.startswith(f"{FLEETS} runs to train in {FLEETS} fleets\n")
+        ended = child.ended()
+    assert ended.status == 0, ended.err
+    assert "lost" not in ended.err
+    assert ended.err.startswith(f"{FLEETS} runs to train in {FLEETS} fleets\n")
     assert saved(tmp_path / "crowd") == []
     fault_table.add(f"{FLEETS} fleets at once (Ray)", FLEETS, whole, rows(tmp_path / "crowd"))
-    seconds, memory = full[-1][0] - full[0][0], [each for _, each in full]
+    seconds, memory = full[-1][0] - full[0][0], [size for _, size in full]
     fault_table.note(
         f"{FLEETS} at once for {seconds:.0f} s; the driver held {memory[0]:.0f} MB, at most {max(memory):.0f} MB"
     )

@@ -1,4 +1,4 @@
-"""Files that are torn, damaged, gone, or on a full disk: told in a line, and what was done is not lost."""
+"""Files that are torn, damaged, missing, or on a full disk: one line reports it, and no result is lost."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from faults.small import QUICK, undisturbed
+from faults.small import QUICK, uninterrupted
 from lab.small import Once, class_stream, spec_for
 from lab.test_kill import rows, saved
 from mooring.lab.fleet import checkpoint
@@ -24,7 +24,7 @@ PATIENCE = 240
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    return undisturbed(tmp_path_factory.mktemp("quick"), QUICK)
+    return uninterrupted(tmp_path_factory.mktemp("quick"), QUICK)
 
 
 # Torn
@@ -35,7 +35,7 @@ def narrow(shape: tuple[int, int, int]) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[1] * shape[2], 2), torch.nn.Tanh())
 
 
-def test_a_checkpoint_torn_at_any_byte_is_refused_whole(tmp_path, fault_table):
+def test_checkpoint_torn_at_any_byte_is_refused_whole(tmp_path, fault_table):
     """Every boundary of header and tensors: as if there were no scratch file and no rename."""
     stream, network = class_stream(tasks=2, images=8), "faults.test_files:narrow"
     specs = [spec_for(method, stream, 0, batch=4, epochs=1, network=network) for method in ("plain", "explicit-ewc")]
@@ -60,7 +60,7 @@ def torn_at(size: int, *arguments: str) -> int:
     return command(*arguments)
 
 
-def test_a_process_killed_within_the_write_of_a_checkpoint_loses_nothing(tmp_path, quick, fault_table):
+def test_process_killed_within_the_write_of_a_checkpoint_loses_nothing(tmp_path, quick, fault_table):
     child = Child(tmp_path / "look", command, *QUICK, "--epochs", "200")
     wait_for(lambda: saved(tmp_path / "look"), child)
     child.kill(signal.SIGTERM)
@@ -69,8 +69,8 @@ def test_a_process_killed_within_the_write_of_a_checkpoint_loses_nothing(tmp_pat
     sizes = [1, 7, 8, 9, *(largest * part // 12 for part in range(1, 12)), largest - 1]
     kills = 0
     for size in sizes:
-        told = Child(tmp_path, torn_at, size, *QUICK).ended()
-        kills += told.status == -signal.SIGXFSZ
+        ended = Child(tmp_path, torn_at, size, *QUICK).ended()
+        kills += ended.status == -signal.SIGXFSZ
     assert kills >= len(sizes) // 2
     assert Child(tmp_path, command, *QUICK, patience=PATIENCE).ended().status == 0
     assert saved(tmp_path) == []
@@ -86,17 +86,17 @@ def on_a_small_disk(size: int, *arguments: str) -> int:
     return command(*arguments)
 
 
-def test_a_disk_full_at_any_size_is_told_in_one_line_and_continued(tmp_path, quick, fault_table):
+def test_disk_full_at_any_size_is_reported_in_one_line_and_continued(tmp_path, quick, fault_table):
     """RLIMIT_FSIZE: no file may grow beyond it, so checkpoints, the study and its journal fail, each in its turn."""
     full = 0
     for size in (600, 4_096, 10_000, 20_000, 40_000, 80_000, 160_000, 320_000):
-        told = Child(tmp_path, on_a_small_disk, size, *QUICK).ended()
-        if told.status == 0:
+        ended = Child(tmp_path, on_a_small_disk, size, *QUICK).ended()
+        if ended.status == 0:
             break
         full += 1
-        assert (told.status, told.out) == (2, ""), told.err
-        assert "Traceback" not in told.err
-        assert told.err.splitlines()[-1].startswith("error: ")
+        assert (ended.status, ended.out) == (2, ""), ended.err
+        assert "Traceback" not in ended.err
+        assert ended.err.splitlines()[-1].startswith("error: ")
     assert full
     assert Child(tmp_path, command, *QUICK, patience=PATIENCE).ended().status == 0
     fault_table.add("disk full (RLIMIT_FSIZE)", full, quick, rows(tmp_path))
@@ -105,13 +105,13 @@ def test_a_disk_full_at_any_size_is_told_in_one_line_and_continued(tmp_path, qui
 # Damaged
 
 
-def test_a_study_with_any_page_overwritten_is_detected_named_and_salvaged(tmp_path, quick, fault_table):
-    made, injured = quick.folder / "study.sqlite", 0
-    size = made.stat().st_size
+def test_study_with_any_page_overwritten_is_detected_named_and_salvaged(tmp_path, quick, fault_table):
+    original, injured = quick.folder / "study.sqlite", 0
+    size = original.stat().st_size
     for page in range(1, size // 4096):
         folder = tmp_path / str(page)
         folder.mkdir()
-        shutil.copy(made, folder / "study.sqlite")
+        shutil.copy(original, folder / "study.sqlite")
         with (folder / "study.sqlite").open("r+b") as opened:
             opened.seek(page * 4096 + 100)
             opened.write(b"\x5a" * 900)
@@ -122,17 +122,17 @@ def test_a_study_with_any_page_overwritten_is_detected_named_and_salvaged(tmp_pa
             assert shown.err.count("\n") == 1
             assert "study.sqlite" in shown.err
             assert "mooring salvage" in shown.err
-        told = Child(folder, command, "salvage", "study.sqlite").ended()
-        assert "Traceback" not in told.err
+        ended = Child(folder, command, "salvage", "study.sqlite").ended()
+        assert "Traceback" not in ended.err
         injured += 1
-        if told.status:  # there is nothing left to read
-            assert told.err.startswith("error: nothing in study.sqlite can be read")
+        if ended.status:  # there is nothing left to read
+            assert ended.err.startswith("error: nothing in study.sqlite can be read")
             (folder / "study.sqlite").unlink()
-        elif "kept" in told.out:
+        elif "kept" in ended.out:
             connection = sqlite3.connect(folder / "study.sqlite")
             ((left,),) = connection.execute("SELECT count(*) FROM runs").fetchall()
             connection.close()
-            assert left >= len(quick) - 4, told.out
+            assert left >= len(quick) - 4, ended.out
         assert Child(folder, command, *QUICK, patience=PATIENCE).ended().status == 0
         fault_table.add("a damaged page of the study", 1, quick, rows(folder))
     assert injured >= 5
@@ -141,7 +141,7 @@ def test_a_study_with_any_page_overwritten_is_detected_named_and_salvaged(tmp_pa
 # Gone
 
 
-def test_a_data_folder_that_disappears_is_named_and_nothing_is_lost(tmp_path, fault_table):
+def test_data_folder_that_disappears_is_named_and_nothing_is_lost(tmp_path, fault_table):
     generator = np.random.default_rng(0)
     for split in ("train", "test"):
         for name in "abcd":
@@ -152,16 +152,16 @@ def test_a_data_folder_that_disappears_is_named_and_nothing_is_lost(tmp_path, fa
     asked = ["compare", "--stream", "folder", "--data", "../data", "--per-task", "2", "--network", "mlp"]
     asked += ["--methods", "plain,er,explicit-mas", "--seeds", "2", "--memory", "5", "--epochs", "60", "--batch", "2"]
     asked += ["--dtype", "float64", "--lr", "0.01", "--study", "study.sqlite"]
-    whole = undisturbed(tmp_path / "whole", asked)
+    whole = uninterrupted(tmp_path / "whole", asked)
     child = Child(tmp_path / "study", command, *asked, patience=PATIENCE)
     wait_for(lambda: saved(tmp_path / "study"), child)
     (tmp_path / "data").rename(tmp_path / "elsewhere")
     child.kill(signal.SIGTERM)
-    told = child.ended()
-    assert told.status == 0
-    assert "Traceback" not in told.err
+    ended = child.ended()
+    assert ended.status == 0
+    assert "Traceback" not in ended.err
     gone = Child(tmp_path / "study", command, *asked).ended()
-    if not told.out:
+    if not ended.out:
         assert (gone.status, gone.out) == (2, "")
         assert gone.err.count("\n") == 1
         assert "data" in gone.err

@@ -1,4 +1,4 @@
-"""Processes that are killed, asked to stop, or in each other's way: no run is lost, and results are the same."""
+"""Processes that are killed, asked to stop, or compete for a study: no run is lost, and results are the same."""
 
 import os
 import random
@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from cluster import cluster, needs_ray, workers
-from faults.small import ASKED, QUICK, often, table, times, undisturbed
+from faults.small import ASKED, QUICK, often, table, times, uninterrupted
 from lab.test_kill import rows, saved
 from processes import Child, command, wait_for
 
@@ -20,27 +20,27 @@ KILLS = 50
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return undisturbed(tmp_path_factory.mktemp("whole"), ASKED)
+    return uninterrupted(tmp_path_factory.mktemp("whole"), ASKED)
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    return undisturbed(tmp_path_factory.mktemp("quick"), QUICK)
+    return uninterrupted(tmp_path_factory.mktemp("quick"), QUICK)
 
 
 @needs_ray
 def test_fifty_kills_of_drivers_workers_and_nodes_at_random_moments(tmp_path, whole, fault_table):
     """A study that is done before the last kill is compared, and another one begun."""
     chance, kills = random.Random(8), {"driver": 0, "worker": 0, "node": 0}
-    with cluster(1, 1) as made:
-        ray = ["--engine", "ray", "--address", made.address]
+    with cluster(1, 1) as ray_cluster:
+        ray = ["--engine", "ray", "--address", ray_cluster.address]
         study, driver = 0, None
 
         def begin() -> Child:
             return Child(tmp_path / str(study), often, 0.1, *ASKED, *ray, patience=PATIENCE, RAY_AUTH_MODE="disabled")
 
         def at_work() -> list[int]:
-            return [pid for node in made.nodes for pid in workers(node, b"ray::_run_remote_job")]
+            return [pid for node in ray_cluster.nodes for pid in workers(node, b"ray::_run_remote_job")]
 
         while sum(kills.values()) < KILLS:
             driver = driver or begin()
@@ -49,8 +49,8 @@ def test_fifty_kills_of_drivers_workers_and_nodes_at_random_moments(tmp_path, wh
                 wait_for(at_work, driver)
             time.sleep(chance.uniform(0, 2))
             if not driver.running():
-                told = driver.ended()
-                assert told.status == 0, told.err
+                ended = driver.ended()
+                assert ended.status == 0, ended.err
                 fault_table.add("a study done between kills", 1, whole, rows(tmp_path / str(study)))
                 study, driver = study + 1, None
             elif kind == "driver":
@@ -62,16 +62,16 @@ def test_fifty_kills_of_drivers_workers_and_nodes_at_random_moments(tmp_path, wh
                     os.kill(chance.choice(at_work()), signal.SIGKILL)
                     kills[kind] += 1
             else:
-                made.kill(chance.choice(made.nodes))
-                made.add()
+                ray_cluster.kill(chance.choice(ray_cluster.nodes))
+                ray_cluster.add()
                 kills[kind] += 1
-        told = (driver or begin()).ended()
-        assert told.status == 0, told.err
-        assert "Traceback" not in told.err
-    found = rows(tmp_path / str(study))
+        ended = (driver or begin()).ended()
+        assert ended.status == 0, ended.err
+        assert "Traceback" not in ended.err
+    stored = rows(tmp_path / str(study))
     for kind, count in kills.items():
         assert count, f"no {kind} was ever killed"
-        fault_table.add(f"kill -9 of a {kind} (Ray)", count, whole, found)
+        fault_table.add(f"kill -9 of a {kind} (Ray)", count, whole, stored)
     assert table(tmp_path / str(study)) == table(whole.folder)
 
 
@@ -100,12 +100,12 @@ def test_sigterm_finishes_the_checkpoint_and_exits_0_with_how_to_continue(tmp_pa
         wait_for(lambda before=before: times(tmp_path).items() - before.items(), child)
         time.sleep(chance.uniform(0, 0.2))
         child.kill(signal.SIGTERM)
-        told = child.ended()
-        assert told.status == 0, told.err
-        assert "Traceback" not in told.err
-        if told.out:
+        ended = child.ended()
+        assert ended.status == 0, ended.err
+        assert "Traceback" not in ended.err
+        if ended.out:
             break  # it was done
-        last = told.err.splitlines()[-1]
+        last = ended.err.splitlines()[-1]
         assert last.endswith("everything so far is saved, and the same command continues from here")
         asked += 1
     assert asked, "it was never asked"
@@ -127,10 +127,10 @@ def test_sigterm_to_every_process_of_a_job_ends_its_cluster_and_the_command_says
     child = Child(tmp_path, as_a_job, *ASKED, "--engine", "ray", patience=PATIENCE)
     assert wait_for(lambda: saved(tmp_path), child)
     os.killpg(child.process.pid, signal.SIGTERM)
-    told = child.ended()
-    assert (told.status, told.out) == (0, ""), told.err
-    assert "Traceback" not in told.err
-    assert told.err.splitlines()[-1].endswith("everything so far is saved, and the same command continues from here")
+    ended = child.ended()
+    assert (ended.status, ended.out) == (0, ""), ended.err
+    assert "Traceback" not in ended.err
+    assert ended.err.splitlines()[-1].endswith("everything so far is saved, and the same command continues from here")
     assert Child(tmp_path, command, *ASKED, patience=PATIENCE).ended().status == 0
     fault_table.add("SIGTERM to a whole job (Ray)", 1, whole, rows(tmp_path))
 
@@ -140,13 +140,13 @@ def test_eight_drivers_on_one_study_take_turns_or_are_refused(tmp_path, quick, f
     every = [
         Child(tmp_path / str(n), command, *asked, *(["--wait"] if n % 2 else []), patience=PATIENCE) for n in range(8)
     ]
-    told = [child.ended() for child in every]
-    assert {each.status for each in told} <= {0, 2}
-    for each in told:
-        if each.status:
-            assert each.err.count("\n") == 1
-            assert "is being run by process" in each.err
-    trained = [each for each in told if "to train" in each.err]
+    ends = [child.ended() for child in every]
+    assert {end.status for end in ends} <= {0, 2}
+    for end in ends:
+        if end.status:
+            assert end.err.count("\n") == 1
+            assert "is being run by process" in end.err
+    trained = [end for end in ends if "to train" in end.err]
     assert len(trained) == 1
     fault_table.add("two drivers on one study", len(every) - 1, quick, rows(tmp_path))
 
@@ -165,7 +165,7 @@ def jumping(*arguments: str) -> int:
     return command(*arguments)
 
 
-def test_a_clock_that_jumps_changes_nothing(tmp_path, quick, fault_table):
+def test_clock_that_jumps_changes_nothing(tmp_path, quick, fault_table):
     for _ in range(2):
         child = Child(tmp_path, jumping, *QUICK)
         wait_for(lambda: saved(tmp_path), child)
@@ -175,7 +175,7 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, quick, fault_table):
     fault_table.add("the clock jumping", 3, quick, rows(tmp_path))
 
 
-def test_runs_that_diverge_are_told_so_and_kept_through_kills(tmp_path, quick, fault_table):
+def test_diverged_runs_are_reported_and_kept_through_kills(tmp_path, quick, fault_table):
     lost = [row for row in quick if row[4] == "unstable"]
     assert lost, "none diverged"
     for moment in range(4):

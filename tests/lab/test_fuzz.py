@@ -1,4 +1,4 @@
-"""Whatever a user's file or command says: one line, or it works; never a traceback, and nothing half written."""
+"""Any file or command of a user works or is refused in one line, without a traceback or a partial write."""
 
 import io
 import json
@@ -90,36 +90,36 @@ KEYS = st.sampled_from(
 )
 
 
-def written(value: object) -> str:
+def to_toml(value: object) -> str:
     """As TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {written(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)} = {to_toml(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(written, value)) + "]"
+        return "[" + ", ".join(map(to_toml, value)) + "]"
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def asked_for(path: Path) -> None:
-    told = read_study_file(path)
-    made = comparison(**told.comparison)
-    for options, training in made.streams:
-        made.specs(training.on("cpu"), options.name, "0", "")
+    contents = read_study_file(path)
+    asked = comparison(**contents.comparison)
+    for options, training in asked.streams:
+        asked.specs(training.on("cpu"), options.name, "0", "")
 
 
 @few
-@given(told=st.dictionaries(KEYS, VALUES, max_size=5))
-def test_a_study_file_of_any_values_is_refused_in_one_line_or_read(tmp_path, told):
+@given(contents=st.dictionaries(KEYS, VALUES, max_size=5))
+def test_study_file_of_any_values_is_refused_in_one_line_or_read(tmp_path, contents):
     path = tmp_path / "study.toml"
-    path.write_text("\n".join(f"{key} = {written(value)}" for key, value in told.items()), encoding="utf-8")
+    path.write_text("\n".join(f"{key} = {to_toml(value)}" for key, value in contents.items()), encoding="utf-8")
     one_line(asked_for, path)
-    assert [each.name for each in tmp_path.iterdir()] == ["study.toml"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["study.toml"]
 
 
 @few
 @given(data=st.binary(max_size=300))
-def test_a_study_file_of_any_bytes_is_refused_in_one_line_or_read(tmp_path, data):
+def test_study_file_of_any_bytes_is_refused_in_one_line_or_read(tmp_path, data):
     path = tmp_path / "study.toml"
     path.write_bytes(data)
     one_line(asked_for, path)
@@ -140,32 +140,32 @@ WORDS = st.one_of(
 
 @few
 @given(words=st.lists(WORDS, max_size=7))
-def test_a_command_of_any_words_is_refused_in_one_line_or_done(tmp_path, monkeypatch, capsys, words):
+def test_command_of_any_words_is_refused_in_one_line_or_done(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Study, "run", lambda *args, **rest: [])
+    monkeypatch.setattr(Study, "run", lambda *args, **options: [])
     capsys.readouterr()
     status = main(words)
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert status in (0, 2)
-    if status == 2 and told.err:
-        assert told.err.count("\n") == 1, told.err
-    assert "Traceback" not in told.err
+    if status == 2 and output.err:
+        assert output.err.count("\n") == 1, output.err
+    assert "Traceback" not in output.err
 
 
 # Data
 
 
 def png() -> bytes:
-    written = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (9, 9, 3), dtype=np.uint8)).save(written, "PNG")
-    return written.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (9, 9, 3), dtype=np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def parquet_file(labels: list[int]) -> bytes:
     images = pyarrow.array([{"bytes": png(), "path": None}] * 4)
-    written = io.BytesIO()
-    parquet.write_table(pyarrow.table({"image": images, "label": pyarrow.array(labels)}), written)
-    return written.getvalue()
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table({"image": images, "label": pyarrow.array(labels)}), buffer)
+    return buffer.getvalue()
 
 
 PNG, PARQUET = png(), parquet_file([0, 1, 0, 1])
@@ -177,7 +177,7 @@ def opened(folder: Path) -> None:
 
 @few
 @given(data=st.one_of(injured(PARQUET), st.binary(max_size=200)))
-def test_an_injured_parquet_file_is_refused_in_one_line_or_read(tmp_path_factory, data):
+def test_injured_parquet_file_is_refused_in_one_line_or_read(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("parquet") / "data"
     folder.mkdir()
     (folder / "train-0.parquet").write_bytes(data)
@@ -185,7 +185,7 @@ def test_an_injured_parquet_file_is_refused_in_one_line_or_read(tmp_path_factory
     one_line(opened, folder)
 
 
-def test_a_label_beyond_any_class_is_refused_before_it_fills_the_memory(tmp_path):
+def test_label_beyond_any_class_is_refused_before_it_fills_the_memory(tmp_path):
     for kind in ("train", "test"):
         (tmp_path / f"{kind}-0.parquet").write_bytes(parquet_file([0, 1, 2**40, 1]))
     with pytest.raises(MooringError, match=f"has the label {2**40}: labels count the classes, from 0"):
@@ -194,7 +194,7 @@ def test_a_label_beyond_any_class_is_refused_before_it_fills_the_memory(tmp_path
 
 @few
 @given(data=st.one_of(injured(PNG), st.binary(max_size=200)))
-def test_an_injured_image_is_refused_in_one_line_or_read(tmp_path_factory, data):
+def test_injured_image_is_refused_in_one_line_or_read(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("images") / "data"
     for split in ("train", "test"):
         for name in "ab":
@@ -220,7 +220,7 @@ def saved(tmp_path_factory):
 
 @few
 @given(data=st.data())
-def test_an_injured_checkpoint_is_refused_in_one_line(tmp_path, saved, data):
+def test_injured_checkpoint_is_refused_in_one_line(tmp_path, saved, data):
     path = tmp_path / "fleet.safetensors"
     path.write_bytes(data.draw(injured(saved)))
     one_line(checkpoint.runs_in, path)
@@ -232,7 +232,7 @@ WEIGHTS = save({"0.weight": torch.zeros(3, 4), "0.bias": torch.zeros(3)})
 
 @few
 @given(data=st.one_of(injured(WEIGHTS), st.binary(max_size=100)))
-def test_an_injured_file_of_weights_is_refused_in_one_line_or_read(tmp_path, data):
+def test_injured_file_of_weights_is_refused_in_one_line_or_read(tmp_path, data):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(data)
     one_line(read_weights, path)
@@ -240,13 +240,13 @@ def test_an_injured_file_of_weights_is_refused_in_one_line_or_read(tmp_path, dat
 
 @few
 @given(data=st.data())
-def test_an_injured_study_is_refused_in_one_line_or_read(tmp_path, data):
-    from lab.test_store import made
+def test_injured_study_is_refused_in_one_line_or_read(tmp_path, data):
+    from lab.test_store import make_result
 
     for left in tmp_path.iterdir():
         left.unlink()
     path = tmp_path / "study.sqlite"
-    Store(path).add([made(seed) for seed in range(3)])
+    Store(path).add([make_result(seed) for seed in range(3)])
     path.write_bytes(data.draw(injured(path.read_bytes())))
     one_line(lambda: list(Store(path).results()))
     one_line(salvage, path)
@@ -259,12 +259,12 @@ TENSORS = st.sampled_from(
 
 
 @few
-@given(told=st.dictionaries(NAMES, TENSORS, max_size=4), keep=st.booleans())
-def test_any_state_dict_is_refused_in_one_line_or_loaded(told, keep):
+@given(entries=st.dictionaries(NAMES, TENSORS, max_size=4), keep=st.booleans())
+def test_any_state_dict_is_refused_in_one_line_or_loaded(entries, keep):
     model = torch.nn.Sequential(torch.nn.Linear(4, 3))
     moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance="ewc")
     state = moor.state_dict() if keep else {}
-    one_line(moor.load_state_dict, {**state, **told})
+    one_line(moor.load_state_dict, {**state, **entries})
 
 
 # Promises of SECURITY.md
@@ -278,12 +278,12 @@ def test_no_pickle_is_loaded_and_no_archive_unpacked_anywhere():
             assert word not in text, f"{path} has {word}"
 
 
-def test_the_report_prints_names_as_text_and_never_as_markup(tmp_path):
-    from lab.test_store import made
+def test_report_prints_names_as_text_and_never_as_markup(tmp_path):
+    from lab.test_store import make_result
     from mooring.report import write_report
 
     evil = "<script>alert(1)</script><img src=x onerror=alert(1)>"
-    result = made()
+    result = make_result()
     spec = replace(result.spec, stream=evil)
     page = write_report([replace(result, spec=spec, reason=evil)], tmp_path, title=evil, command=evil).read_text()
     assert "<script>alert" not in page

@@ -44,21 +44,21 @@ def rows(folder: Path) -> list[tuple]:
     """Everything that a study holds but how long it took and when."""
     connection = sqlite3.connect(folder / "study.sqlite")
     names = "key, stream, method, seed, status, accuracy, forgetting, learned, spec, result"
-    found = connection.execute(f"SELECT {names} FROM runs ORDER BY key").fetchall()
+    stored = connection.execute(f"SELECT {names} FROM runs ORDER BY key").fetchall()
     connection.close()
-    told = []
-    for *columns, text in found:
+    comparable = []
+    for *columns, text in stored:
         result = json.loads(text)
         del result["seconds"], result["versions"]
-        told.append((*columns, json.dumps(result)))  # text, in which no two floats look alike
-    return told
+        comparable.append((*columns, json.dumps(result)))  # text, in which no two floats look alike
+    return comparable
 
 
 def saved(folder: Path) -> list[Path]:
     return list((folder / "study.sqlite.fleets").glob("*.safetensors"))
 
 
-def begun(folder: Path, **how) -> Child:
+def start(folder: Path, **how) -> Child:
     return Child(folder, command, *ASKED, **how)
 
 
@@ -68,21 +68,21 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     Child(folder, command, "methods").ended()  # the first of all takes as long as importing torch
     began = time.monotonic()
-    told = begun(folder).ended()
-    assert told.status == 0, told.err
-    found = rows(folder)
-    assert len(found) == RUNS
+    ended = start(folder).ended()
+    assert ended.status == 0, ended.err
+    stored = rows(folder)
+    assert len(stored) == RUNS
     assert saved(folder) == []
-    return found, time.monotonic() - began
+    return stored, time.monotonic() - began
 
 
 def finished(folder: Path, whole) -> Ended:
     """Ask once more, undisturbed; what came out is what would have come out anyway."""
-    told = begun(folder).ended()
-    assert told.status == 0, told.err
+    ended = start(folder).ended()
+    assert ended.status == 0, ended.err
     assert rows(folder) == whole[0]
     assert saved(folder) == []
-    return told
+    return ended
 
 
 # Kills
@@ -91,7 +91,7 @@ def finished(folder: Path, whole) -> Ended:
 def test_killed_at_random_moments_and_continued_gives_the_same_bit_for_bit(tmp_path, whole):
     moments, kills, long = random.Random(0), 0, whole[1]
     while kills < 3:
-        child = begun(tmp_path)
+        child = start(tmp_path)
         time.sleep(moments.uniform(0.1, 0.9) * long)
         child.kill()
         if child.ended().status == -signal.SIGKILL:
@@ -123,8 +123,8 @@ def test_killed_within_tasks_and_continued_from_there_gives_the_same_bit_for_bit
         child.ended()
         within += any(position(path)["step"] for path in saved(tmp_path))
     assert within, "it was never within a task"
-    told = finished(tmp_path, whole)
-    assert "note:" not in told.err
+    ended = finished(tmp_path, whole)
+    assert "note:" not in ended.err
 
 
 def position(path: Path) -> dict[str, int]:
@@ -162,16 +162,16 @@ def test_killed_at_every_write_one_after_the_other_gives_the_same_bit_for_bit(tm
 
     kills = 0
     for moment in range(0, 60, 4):
-        told = Child(tmp_path, target, moment, *ASKED).ended()
-        if told.status == 0:
+        ended = Child(tmp_path, target, moment, *ASKED).ended()
+        if ended.status == 0:
             break
-        assert told.status == -signal.SIGKILL, told.err
+        assert ended.status == -signal.SIGKILL, ended.err
         kills += 1
     assert kills >= 8
     finished(tmp_path, whole)
 
 
-def test_a_kill_while_results_are_put_away_loses_nothing(tmp_path, whole):
+def test_kill_while_results_are_stored_loses_nothing(tmp_path, whole):
     from lab.test_kill import killed_while_keeping as target
 
     for number in (1, 3):  # within the first fleet's results, and within a later one's
@@ -193,7 +193,7 @@ def killed_while_keeping(number: int) -> int:
     return command(*ASKED)
 
 
-def test_a_kill_leaves_no_scratch_files_behind_for_good(tmp_path, whole):
+def test_temporary_files_of_a_killed_process_are_deleted(tmp_path, whole):
     from lab.test_kill import killed_at as target
 
     for moment in (1, 2, 3, 4):
@@ -207,8 +207,8 @@ def test_killed_pretraining_resumes_bit_for_bit(tmp_path):
 
     asked = ["pretrain", "--network", "mlp", "--limit", "40", "--epochs", "4", "--lr", "0.02", "--out", "b.safetensors"]
     for moment in (6, 12, None):
-        told = Child(tmp_path / "killed", target, -1 if moment is None else moment, *asked).ended()
-        assert told.status == (0 if moment is None else -signal.SIGKILL), told.err
+        ended = Child(tmp_path / "killed", target, -1 if moment is None else moment, *asked).ended()
+        assert ended.status == (0 if moment is None else -signal.SIGKILL), ended.err
     assert Child(tmp_path / "whole", command, *asked).ended().status == 0
     one, other = (load_file(tmp_path / name / "b.safetensors") for name in ("killed", "whole"))
     assert one.keys() == other.keys()
@@ -221,9 +221,9 @@ def test_interrupted_pretraining_says_so_in_one_line_and_keeps_its_epochs(tmp_pa
     child = Child(tmp_path, command, *asked, "--epochs", "100000")
     assert wait_for((tmp_path / "b.safetensors.partial").exists, child)
     child.kill(number)
-    told = child.ended()
-    assert (told.status, told.out) == (status, "")
-    assert told.err == "interrupted; every finished epoch is saved, and the same command continues from there\n"
+    ended = child.ended()
+    assert (ended.status, ended.out) == (status, "")
+    assert ended.err == "interrupted; every finished epoch is saved, and the same command continues from there\n"
     assert [path.name for path in tmp_path.glob("*b.*")] == ["b.safetensors.partial"]
 
 
@@ -231,23 +231,23 @@ def test_interrupted_pretraining_says_so_in_one_line_and_keeps_its_epochs(tmp_pa
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)], ids=["Ctrl-C", "SIGTERM"])
-def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, whole, number, status):
+def test_stop_signal_saves_reports_in_one_line_and_continues(tmp_path, whole, number, status):
     for _ in range(2):
-        child, before = begun(tmp_path), saved(tmp_path)
+        child, before = start(tmp_path), saved(tmp_path)
         assert wait_for(lambda before=before: set(saved(tmp_path)) - set(before), child)
         child.kill(number)
-        told = child.ended()
-        assert told.status == status
-        assert told.out == ""
-        assert told.err.splitlines()[-1] == (
+        ended = child.ended()
+        assert ended.status == status
+        assert ended.out == ""
+        assert ended.err.splitlines()[-1] == (
             "interrupted; everything so far is saved, and the same command continues from here"
         )
-        assert "Traceback" not in told.err
+        assert "Traceback" not in ended.err
         assert saved(tmp_path)
     finished(tmp_path, whole)
 
 
-def test_the_command_in_an_interpreter_of_its_own_is_interrupted_and_continued(tmp_path, whole):
+def test_command_in_an_interpreter_of_its_own_is_interrupted_and_continued(tmp_path, whole):
     arguments = [sys.executable, "-c", "from mooring.cli import main; import sys; sys.exit(main())", *ASKED]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(arguments, cwd=tmp_path, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -263,8 +263,8 @@ def test_the_command_in_an_interpreter_of_its_own_is_interrupted_and_continued(t
 # Two at once
 
 
-def test_a_second_process_is_refused_in_one_line_and_nothing_is_lost(tmp_path, whole):
-    first = begun(tmp_path)
+def test_second_process_is_refused_in_one_line_and_nothing_is_lost(tmp_path, whole):
+    first = start(tmp_path)
     assert wait_for(lambda: saved(tmp_path), first)
     os.kill(first.process.pid, signal.SIGSTOP)  # or it may be done too soon
     second = Child(tmp_path / "second", command, *ASKED[:-1], "../study.sqlite").ended()
@@ -279,14 +279,14 @@ def test_a_second_process_is_refused_in_one_line_and_nothing_is_lost(tmp_path, w
     assert rows(tmp_path) == whole[0]
 
 
-def test_a_second_process_that_waits_trains_nothing_again(tmp_path, whole):
-    first = begun(tmp_path)
+def test_second_process_that_waits_trains_nothing_again(tmp_path, whole):
+    first = start(tmp_path)
     assert wait_for(lambda: saved(tmp_path), first)
     second = Child(tmp_path / "second", command, *ASKED[:-1], "../study.sqlite", "--wait")
     assert first.ended().status == 0
-    told = second.ended()
-    assert (told.status, told.err) == (0, "")
-    assert told.out.replace("../study", "study") == first.out.read_text()
+    ended = second.ended()
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.replace("../study", "study") == first.out.read_text()
     assert rows(tmp_path) == whole[0]
 
 
@@ -298,8 +298,8 @@ def test_processes_that_wait_for_each_other_add_up_to_the_whole(tmp_path, whole)
         for n, methods in enumerate(("plain,ewc,si,er", "a-gem,explicit-mas,plain"))
     ]
     for child in both:
-        told = child.ended()
-        assert told.status == 0, told.err
+        ended = child.ended()
+        assert ended.status == 0, ended.err
     assert [row[0] for row in rows(tmp_path)] == [row[0] for row in whole[0]]
 
 
@@ -312,14 +312,14 @@ def on_a_small_disk(size: int) -> int:
     return command(*ASKED)
 
 
-def test_a_full_disk_is_told_in_one_line_and_continued_once_there_is_room(tmp_path, whole):
+def test_full_disk_is_reported_in_one_line_and_continued_once_there_is_room(tmp_path, whole):
     from lab.test_kill import on_a_small_disk as target
 
-    told = Child(tmp_path, target, 100_000).ended()
-    assert told.status == 2
-    assert told.out == ""
-    assert "Traceback" not in told.err
-    last = told.err.splitlines()[-1]
+    ended = Child(tmp_path, target, 100_000).ended()
+    assert ended.status == 2
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
+    last = ended.err.splitlines()[-1]
     assert last.startswith("error: cannot write study.sqlite.fleets/")
     assert "make room" in last
     assert saved(tmp_path) == []

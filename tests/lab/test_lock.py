@@ -56,17 +56,17 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_a_second_process_is_refused_in_one_line_that_names_the_first(path, owner, tmp_path):
+def test_second_process_is_refused_in_one_line_that_names_the_first(path, owner, tmp_path):
     from lab.test_lock import trying as target
 
     line = refusal(path)
     assert f"is being run by process {owner.process.pid}: let it finish, or say --wait" in line
     assert str(path) in line
-    told = Child(tmp_path / "second", target, str(path)).ended()
-    assert (told.status, told.out) == (2, line + "\n")
+    ended = Child(tmp_path / "second", target, str(path)).ended()
+    assert (ended.status, ended.out) == (2, line + "\n")
 
 
-def test_a_second_process_that_waits_goes_on_when_the_first_is_killed(path, owner, tmp_path):
+def test_second_process_that_waits_goes_on_when_the_first_is_killed(path, owner, tmp_path):
     from lab.test_lock import waiting as target
 
     child = Child(tmp_path / "second", target, str(path))
@@ -74,41 +74,41 @@ def test_a_second_process_that_waits_goes_on_when_the_first_is_killed(path, owne
     time.sleep(0.3)
     assert child.out.read_text() == "waiting\n"
     owner.kill()
-    told = child.ended()
-    assert (told.status, told.out) == (0, "waiting\nmine\n")
+    ended = child.ended()
+    assert (ended.status, ended.out) == (0, "waiting\nmine\n")
 
 
-def test_the_lock_is_gone_after_its_owner_was_killed(path, owner):
+def test_lock_is_released_when_its_owner_is_killed(path, owner):
     owner.kill(signal.SIGKILL)
     assert owner.ended().status == -signal.SIGKILL
     with lock_study(path):
         assert path.with_name("study.sqlite.lock").read_text() == str(os.getpid())
 
 
-def test_the_lock_is_given_back_after_an_error(path):
+def test_lock_is_released_after_an_error(path):
     with pytest.raises(RuntimeError), lock_study(path):
         raise RuntimeError
     with lock_study(path):
         pass
 
 
-def test_the_same_process_cannot_take_it_twice(path):
+def test_same_process_cannot_lock_twice(path):
     with lock_study(path):
         assert f"process {os.getpid()}" in refusal(path)
 
 
-def test_studies_do_not_stand_in_each_others_way(tmp_path):
+def test_locks_of_different_studies_are_independent(tmp_path):
     with lock_study(tmp_path / "one.sqlite"), lock_study(tmp_path / "two.sqlite"):
         pass
 
 
-def test_a_place_that_cannot_be_written_is_told_in_one_line(tmp_path):
+def test_read_only_place_is_reported_in_one_line(tmp_path):
     (tmp_path / "file").touch()
     assert "cannot write in" in refusal(tmp_path / "file" / "study.sqlite")
     assert "cannot write in" in refusal(tmp_path / "missing" / "study.sqlite")
 
 
-def test_a_full_disk_is_told_in_one_line(path, monkeypatch):
+def test_full_disk_is_reported_in_one_line(path, monkeypatch):
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""The paper's protocol: the best on the first tasks is trained on the rest, and what cannot work costs one task."""
+"""The paper's protocol: the best setting of the first tasks is trained on the others; rejected settings cost one task."""
 
 import itertools
 from dataclasses import replace
@@ -17,7 +17,7 @@ from mooring.lab.study.study import Study
 
 OPTIONS = StreamOptions("digits", tasks=4, limit=30)
 STREAM = open_stream(OPTIONS)
-TOLD = {"network": "mlp", "batch": 10, "epochs": 1, "momentum": 0.0, "dtype": "float64"}
+SETTINGS = {"network": "mlp", "batch": 10, "epochs": 1, "momentum": 0.0, "dtype": "float64"}
 LR, STRENGTH = [0.003, 0.1, 0.03], [0.1, 100.0, 1e9]
 STEPS = 3
 """In a task."""
@@ -45,40 +45,40 @@ def study(tmp_path):
     return Study(tmp_path / "study.sqlite")
 
 
-def tuned(study: Study, **rest) -> Tuned:
-    told = {"stream": STREAM, "methods": "plain,ewc", "seeds": 2, "lrs": LR, "strengths": STRENGTH, "tasks": 2}
-    return tune(study, **{**TOLD, **told, **rest})
+def tuned(study: Study, **overrides) -> Tuned:
+    arguments = {"stream": STREAM, "methods": "plain,ewc", "seeds": 2, "lrs": LR, "strengths": STRENGTH, "tasks": 2}
+    return tune(study, **{**SETTINGS, **arguments, **overrides})
 
 
-def test_the_best_is_that_of_all_combinations_by_average_accuracy_on_the_first_tasks(study, tmp_path):
-    found = {choice.method: choice for choice in tuned(study).choices}
+def test_best_is_that_of_all_combinations_by_average_accuracy_on_the_first_tasks(study, tmp_path):
+    choices = {choice.method: choice for choice in tuned(study).choices}
     first = select_tasks(STREAM, 0, 2)
     brute = Study(tmp_path / "brute.sqlite")
     for method, strengths in (("plain", [None]), ("ewc", STRENGTH)):
         scores = {}
         for lr, strength in itertools.product(LR, strengths):
             given = {} if strength is None else {"strength": strength}
-            (row,) = brute.compare(stream=first, methods=method, seeds=1, lr=lr, **given, **TOLD)
+            (row,) = brute.compare(stream=first, methods=method, seeds=1, lr=lr, **given, **SETTINGS)
             steady = row.results[0].status == "finished" and not any(
                 verdict.warning for verdict in row.results[0].stability[:1]
             )
             scores[lr, strength] = sum(row.results[0].matrix[-1]) / 2 if steady else None
-        best = found[method].best
-        assert len(found[method].grid) == len(scores)
+        best = choices[method].best
+        assert len(choices[method].grid) == len(scores)
         assert best.metrics["accuracy"].mean == pytest.approx(max(s for s in scores.values() if s is not None))
         chosen = scores[best.setting.lr, best.setting.strength]
         assert chosen == pytest.approx(best.metrics["accuracy"].mean)
-        dropped = {(row.setting.lr, row.setting.strength) for row in found[method].dropped}
+        dropped = {(row.setting.lr, row.setting.strength) for row in choices[method].dropped}
         assert dropped == {point for point, score in scores.items() if score is None}
-    assert len({row.metrics["accuracy"].mean for row in found["plain"].grid}) > 1, "there was nothing to choose"
-    assert found["ewc"].dropped, "nothing was dropped"
+    assert len({row.metrics["accuracy"].mean for row in choices["plain"].grid}) > 1, "there was nothing to choose"
+    assert choices["ewc"].dropped, "nothing was dropped"
 
 
-def test_the_rest_is_trained_at_the_chosen_setting_with_every_seed(study):
-    made = tuned(study)
-    chosen = {choice.method: choice.best.setting for choice in made.choices}
-    assert [row.setting.method for row in made.rows] == ["plain", "ewc"]
-    for row in made.rows:
+def test_other_tasks_are_trained_at_the_chosen_setting_with_every_seed(study):
+    outcome = tuned(study)
+    chosen = {choice.method: choice.best.setting for choice in outcome.choices}
+    assert [row.setting.method for row in outcome.rows] == ["plain", "ewc"]
+    for row in outcome.rows:
         best = chosen[row.setting.method]
         assert (row.setting.lr, row.setting.strength) == (best.lr, best.strength)
         assert [result.spec.seed for result in row.results] == [0, 1]
@@ -86,18 +86,18 @@ def test_the_rest_is_trained_at_the_chosen_setting_with_every_seed(study):
 
 
 def test_what_is_searched_and_what_is_trained_have_no_task_in_common(study):
-    made = tuned(study)
-    first, rest = select_tasks(STREAM, 0, 2), select_tasks(STREAM, 2)
-    assert {task.classes for task in first.tasks} & {task.classes for task in rest.tasks} == set()
-    assert {row.setting.data for choice in made.choices for row in choice.grid} == {first.fingerprint}
-    assert {row.setting.data for row in made.rows} == {rest.fingerprint}
-    assert len(first.tasks) + len(rest.tasks) == len(STREAM.tasks)
-    assert {data for data, _ in Counted.taken} == {first.fingerprint, rest.fingerprint}
+    outcome = tuned(study)
+    first, others = select_tasks(STREAM, 0, 2), select_tasks(STREAM, 2)
+    assert {task.classes for task in first.tasks} & {task.classes for task in others.tasks} == set()
+    assert {row.setting.data for choice in outcome.choices for row in choice.grid} == {first.fingerprint}
+    assert {row.setting.data for row in outcome.rows} == {others.fingerprint}
+    assert len(first.tasks) + len(others.tasks) == len(STREAM.tasks)
+    assert {data for data, _ in Counted.taken} == {first.fingerprint, others.fingerprint}
 
 
 def test_settings_that_do_not_interpolate_are_rejected_with_the_reason_at_the_cost_of_one_task(study):
-    made = tuned(study, methods="ewc,clamped-ewc,proximal-ewc", lrs=[0.03], seeds=1)
-    choices = {choice.method: choice for choice in made.choices}
+    outcome = tuned(study, methods="ewc,clamped-ewc,proximal-ewc", lrs=[0.03], seeds=1)
+    choices = {choice.method: choice for choice in outcome.choices}
     dropped = choices["ewc"].dropped
     assert [row.setting.strength for row in dropped] == [1e9]
     (result,) = dropped[0].results
@@ -120,62 +120,62 @@ def test_settings_that_do_not_interpolate_are_rejected_with_the_reason_at_the_co
         assert len(choices[method].grid) == 3
 
 
-def test_a_method_without_strength_has_only_learning_rates_to_try(study):
-    made = tuned(study, methods="plain,explicit-mas,joint", seeds=1)
-    for choice in made.choices:
+def test_method_without_strength_has_only_learning_rates_to_try(study):
+    outcome = tuned(study, methods="plain,explicit-mas,joint", seeds=1)
+    for choice in outcome.choices:
         assert [(row.setting.lr, row.setting.strength) for row in choice.grid] == [(lr, None) for lr in LR]
 
 
-def test_the_grids_are_the_papers_where_none_are_given(study):
-    made = tune(study, stream=STREAM, methods="uniform", seeds=1, tasks=1, **TOLD)
-    grid = {(row.setting.lr, row.setting.strength) for row in made.choices[0].grid}
+def test_grids_are_the_papers_where_none_are_given(study):
+    outcome = tune(study, stream=STREAM, methods="uniform", seeds=1, tasks=1, **SETTINGS)
+    grid = {(row.setting.lr, row.setting.strength) for row in outcome.choices[0].grid}
     assert grid == set(itertools.product(LRS, STRENGTHS))
 
 
-def test_a_method_whose_every_setting_is_rejected_is_told_of_and_not_trained(study):
-    made = tuned(study, strengths=[1e9, 1e10], lrs=[0.03], seeds=1)
-    assert [choice.best is None for choice in made.choices] == [False, True]
-    assert len(made.choices[1].dropped) == len(made.choices[1].grid) == 2
-    assert [row.setting.method for row in made.rows] == ["plain"]
-    told = made.choices[1].to_json()
-    assert told["best"] is None
-    assert [entry["status"] for entry in told["dropped"]] == ["rejected", "rejected"]
+def test_method_whose_every_setting_is_rejected_is_reported_of_and_not_trained(study):
+    outcome = tuned(study, strengths=[1e9, 1e10], lrs=[0.03], seeds=1)
+    assert [choice.best is None for choice in outcome.choices] == [False, True]
+    assert len(outcome.choices[1].dropped) == len(outcome.choices[1].grid) == 2
+    assert [row.setting.method for row in outcome.rows] == ["plain"]
+    contents = outcome.choices[1].to_json()
+    assert contents["best"] is None
+    assert [entry["status"] for entry in contents["dropped"]] == ["rejected", "rejected"]
 
 
-def test_settings_that_are_as_good_as_the_first_are_told(study, capsys):
+def test_settings_that_are_as_good_as_the_first_are_reported(study, capsys):
     """What is too weak to do anything is as good as what is weaker still."""
-    made = tuned(study, methods="ewc", strengths=[1e-12, 1e-11], lrs=[0.03], seeds=1)
-    (choice,) = made.choices
+    outcome = tuned(study, methods="ewc", strengths=[1e-12, 1e-11], lrs=[0.03], seeds=1)
+    (choice,) = outcome.choices
     assert (choice.best.setting.strength, len(choice.as_good)) == (1e-12, 1)
     assert choice.to_json()["as_good"] == [{"lr": 0.03, "strength": 1e-11}]
-    print_choices(made.choices)
+    print_choices(outcome.choices)
     assert "as good" in capsys.readouterr().out
     print_choices([replace(choice, grid=(choice.best,))])
     assert "as good" not in capsys.readouterr().out
 
 
 def test_where_every_setting_of_every_method_is_rejected_there_are_no_rows(study):
-    made = tuned(study, methods="ewc", strengths=[1e9], lrs=[0.03], seeds=1)
-    assert made.choices[0].best is None
-    assert made.rows == ()
+    outcome = tuned(study, methods="ewc", strengths=[1e9], lrs=[0.03], seeds=1)
+    assert outcome.choices[0].best is None
+    assert outcome.rows == ()
 
 
-def test_a_baseline_whose_every_setting_is_rejected_does_not_lose_the_others(study):
-    made = tuned(study, baseline="ewc", strengths=[1e9], lrs=[0.03], seeds=1)
-    assert [(row.setting.method, row.difference) for row in made.rows] == [("plain", None)]
+def test_baseline_whose_every_setting_is_rejected_does_not_lose_the_others(study):
+    outcome = tuned(study, baseline="ewc", strengths=[1e9], lrs=[0.03], seeds=1)
+    assert [(row.setting.method, row.difference) for row in outcome.rows] == [("plain", None)]
 
 
 def test_searching_with_several_seeds_takes_their_mean(study):
-    made = tuned(study, methods="plain", search_seeds=[3, 4])
-    for row in made.choices[0].grid:
+    outcome = tuned(study, methods="plain", search_seeds=[3, 4])
+    for row in outcome.choices[0].grid:
         assert [result.spec.seed for result in row.results] == [3, 4]
         scores = [result.metrics["accuracy"] for result in row.results]
         assert row.metrics["accuracy"].mean == pytest.approx(sum(scores) / 2)
-    best = max(made.choices[0].grid, key=lambda row: row.metrics["accuracy"].mean)
-    assert made.choices[0].best == best
+    best = max(outcome.choices[0].grid, key=lambda row: row.metrics["accuracy"].mean)
+    assert outcome.choices[0].best == best
 
 
-def test_asking_again_trains_nothing_and_tells_the_same(study):
+def test_asking_again_trains_nothing_and_returns_the_same(study):
     first = tuned(study)
     Counted.taken = {}
     again = tuned(Study(study.store.path))
@@ -185,9 +185,11 @@ def test_asking_again_trains_nothing_and_tells_the_same(study):
 
 
 def test_every_stream_is_searched_for_itself(study):
-    made = tuned(study, stream=[STREAM, StreamOptions("digits-permuted", tasks=3, limit=20)], methods="plain", seeds=1)
-    assert len({choice.stream for choice in made.choices}) == 2
-    assert len({row.setting.data for row in made.rows}) == 2
+    outcome = tuned(
+        study, stream=[STREAM, StreamOptions("digits-permuted", tasks=3, limit=20)], methods="plain", seeds=1
+    )
+    assert len({choice.stream for choice in outcome.choices}) == 2
+    assert len({row.setting.data for row in outcome.rows}) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The Ray engine: the same study, the same results, whatever becomes of workers and machines."""
+"""The Ray engine gives the results of the local engine, even if workers and machines are lost."""
 
 import inspect
 import json
@@ -26,14 +26,14 @@ HERE = "lab.test_ray"
 # Without Ray
 
 
-def test_without_ray_one_line_says_how_to_install_it_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+def test_without_ray_one_line_says_how_to_install_it(tmp_path, monkeypatch, capsys):
     from mooring.cli import main
 
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "--methods", "plain", "--seeds", "1", "--engine", "ray"]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err) == (
+    output = capsys.readouterr()
+    assert (output.out, output.err) == (
         "",
         'error: --engine ray needs Ray: pip install "mooring[ray]", or leave --engine out\n',
     )
@@ -41,7 +41,7 @@ def test_without_ray_one_line_says_how_to_install_it_and_nothing_is_written(tmp_
 
 
 @pytest.mark.parametrize(
-    ("told", "line"),
+    ("options", "line"),
     [
         ({"engine": "rai"}, "unknown engine 'rai' (did you mean 'ray'?); allowed: local, ray"),
         ({"engine": "local", "share": 0.0}, "share=0.0 is not allowed: give a number from 0.01"),
@@ -53,9 +53,9 @@ def test_without_ray_one_line_says_how_to_install_it_and_nothing_is_written(tmp_
     ],
     ids=["unknown", "no share", "share without ray", "share above 1", "address without ray"],
 )
-def test_an_engine_that_cannot_be_is_refused_in_one_line(tmp_path, told, line):
+def test_impossible_engine_is_refused_in_one_line(tmp_path, options, line):
     with pytest.raises(MooringError) as caught:
-        Study(tmp_path / "study.sqlite", **told)
+        Study(tmp_path / "study.sqlite", **options)
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
 
@@ -65,24 +65,24 @@ def test_an_engine_that_cannot_be_is_refused_in_one_line(tmp_path, told, line):
 
 @pytest.fixture(scope="module")
 def two():
-    with cluster(1, 1) as made:
-        yield made
+    with cluster(1, 1) as nodes:
+        yield nodes
 
 
-def begun(folder: Path, made, *more: str, target=command, **env: str) -> Child:
-    ray = ["--engine", "ray", "--address", made.address]
+def start(folder: Path, nodes, *more: str, target=command, **env: str) -> Child:
+    ray = ["--engine", "ray", "--address", nodes.address]
     return Child(folder, target, *ASKED, *ray, *more, patience=180, RAY_AUTH_MODE="disabled", **env)
 
 
-def well(told: Ended) -> str:
-    assert told.status == 0, told.err
-    assert "Traceback" not in told.err
-    return told.err
+def check_finished(ended: Ended) -> str:
+    assert ended.status == 0, ended.err
+    assert "Traceback" not in ended.err
+    return ended.err
 
 
 @needs_ray
 def test_results_equal_the_local_engines_exactly_and_come_in_fleets_by_shape(tmp_path, two, alone_here):
-    err = well(begun(tmp_path, two).ended())
+    err = check_finished(start(tmp_path, two).ended())
     assert rows(tmp_path) == alone_here
     assert err.startswith("10 runs to train in 4 fleets\n")  # three shapes, the largest in two: a core for each
     assert sum(": done" in line for line in err.splitlines()) == 4
@@ -92,8 +92,8 @@ def test_results_equal_the_local_engines_exactly_and_come_in_fleets_by_shape(tmp
 
 @pytest.mark.faults
 @needs_ray
-def test_deterministic_fleets_are_sent_as_such_and_a_share_of_a_core_lets_more_sail_at_once(tmp_path, two, alone_here):
-    err = well(begun(tmp_path, two, "--deterministic", "--share", "0.25").ended())
+def test_deterministic_fleets_share_a_core_and_equal_the_local_engine(tmp_path, two, alone_here):
+    err = check_finished(start(tmp_path, two, "--deterministic", "--share", "0.25").ended())
     assert rows(tmp_path) == alone_here
     assert err.startswith("10 runs to train in 3 fleets\n")  # by shape alone, however many cores there are
     results = list(Store(tmp_path / "study.sqlite").results())
@@ -110,11 +110,11 @@ def shared_gpu(folder: str) -> int:
 
     def seen(wanted: int, patience: float) -> tuple[str, int]:
         """What a fleet sees of the GPU, and how many are on it; it waits for others, not for ever."""
-        mine, end = Path(folder) / f"{os.getpid()}.here", time.monotonic() + patience
-        mine.touch()
+        file, end = Path(folder) / f"{os.getpid()}.here", time.monotonic() + patience
+        file.touch()
         while (here := len(list(Path(folder).glob("*.here")))) < wanted:
             if time.monotonic() > end:
-                mine.unlink()
+                file.unlink()
                 break
             time.sleep(0.01)
         return os.environ["CUDA_VISIBLE_DEVICES"], here
@@ -122,26 +122,26 @@ def shared_gpu(folder: str) -> int:
     for share, wanted, patience in ((1.0, 2, 1.0), (0.3, 3, 60.0)):
         engine = RayEngine(RunContext({}, {}, "cuda"), Path(folder), share=share)
         task = ray.remote(**engine.resources())(seen)
-        told = ray.get([task.remote(wanted, patience) for _ in range(3)])
-        print(json.dumps([sorted({gpu for gpu, _ in told}), max(here for _, here in told), engine._slots(ray)]))
+        observed = ray.get([task.remote(wanted, patience) for _ in range(3)])
+        print(json.dumps([sorted({gpu for gpu, _ in observed}), max(here for _, here in observed), engine._slots(ray)]))
     return 0
 
 
 @pytest.mark.faults
 @needs_ray
-def test_a_fleet_has_a_gpu_for_itself_unless_a_share_is_asked_for(tmp_path):
+def test_fleet_has_a_gpu_for_itself_unless_a_share_is_asked_for(tmp_path):
     from lab.test_ray import shared_gpu as target
 
-    told = Child(tmp_path, target, str(tmp_path), patience=120).ended()
-    assert told.status == 0, told.err
-    assert [json.loads(line) for line in told.out.splitlines()[-2:]] == [[["0"], 1, 1], [["0"], 3, 3]]
+    ended = Child(tmp_path, target, str(tmp_path), patience=120).ended()
+    assert ended.status == 0, ended.err
+    assert [json.loads(line) for line in ended.out.splitlines()[-2:]] == [[["0"], 1, 1], [["0"], 3, 3]]
 
 
 @needs_ray
-def test_what_is_known_already_is_not_trained_again_and_needs_no_cluster(tmp_path, alone_here):
+def test_finished_study_needs_no_cluster(tmp_path, alone_here):
     assert Child(tmp_path, command, *ASKED).ended().status == 0
-    told = Child(tmp_path, command, *ASKED, "--engine", "ray", "--address", "127.0.0.1:1").ended()
-    assert (told.status, told.err) == (0, "")
+    ended = Child(tmp_path, command, *ASKED, "--engine", "ray", "--address", "127.0.0.1:1").ended()
+    assert (ended.status, ended.err) == (0, "")
 
 
 @needs_ray
@@ -153,19 +153,19 @@ def test_what_is_known_already_is_not_trained_again_and_needs_no_cluster(tmp_pat
     ],
     ids=["client", "nobody"],
 )
-def test_a_cluster_that_is_not_there_is_told_in_one_line(tmp_path, more, line):
-    told = Child(tmp_path, command, *ASKED, "--engine", "ray", *more, patience=180).ended()
-    assert (told.status, told.out) == (2, ""), told.err
-    assert told.err.splitlines()[-1].startswith(line), told.err
+def test_missing_cluster_is_reported_in_one_line(tmp_path, more, line):
+    ended = Child(tmp_path, command, *ASKED, "--engine", "ray", *more, patience=180).ended()
+    assert (ended.status, ended.out) == (2, ""), ended.err
+    assert ended.err.splitlines()[-1].startswith(line), ended.err
 
 
 @needs_ray
-def test_a_gpu_that_no_machine_has_is_told_in_one_line(tmp_path, two):
+def test_missing_gpu_is_reported_in_one_line(tmp_path, two):
     for device, line in (("cuda", "error: the Ray cluster has no GPU: "), ("cuda:1", "error: --engine ray chooses")):
-        told = begun(tmp_path, two, "--device", device, "--dtype", "float32").ended()
-        assert told.status == 2
-        assert told.err.startswith(line)
-        assert told.err.count("\n") == 1
+        ended = start(tmp_path, two, "--device", device, "--dtype", "float32").ended()
+        assert ended.status == 2
+        assert ended.err.startswith(line)
+        assert ended.err.count("\n") == 1
 
 
 @needs_ray
@@ -177,34 +177,34 @@ def test_a_gpu_that_no_machine_has_is_told_in_one_line(tmp_path, two):
         pytest.param(signal.SIGTERM, 0, id="SIGTERM"),
     ],
 )
-def test_asked_to_stop_it_saves_says_so_in_one_line_and_continues(tmp_path, two, alone_here, number, status):
-    child = begun(tmp_path, two, "--epochs", "400")
+def test_stop_signal_saves_reports_in_one_line_and_continues(tmp_path, two, alone_here, number, status):
+    child = start(tmp_path, two, "--epochs", "400")
     assert wait_for(lambda: saved(tmp_path), child)
     child.kill(number)
-    told = child.ended()
-    assert (told.status, told.out) == (status, ""), told.err
-    last = told.err.splitlines()[-1]
+    ended = child.ended()
+    assert (ended.status, ended.out) == (status, ""), ended.err
+    last = ended.err.splitlines()[-1]
     assert last == "interrupted; everything so far is saved, and the same command continues from here"
-    assert "Traceback" not in told.err
+    assert "Traceback" not in ended.err
     assert saved(tmp_path)
     assert not list((tmp_path / "study.sqlite.fleets").glob(".*"))
 
 
 @pytest.mark.faults
 @needs_ray
-def test_a_killed_worker_and_a_killed_node_are_replaced_and_nothing_is_lost(tmp_path, two, fault_table):
+def test_killed_worker_and_a_killed_node_are_replaced_and_nothing_is_lost(tmp_path, two, fault_table):
     long = [*ASKED, "--epochs", "60"]
     (tmp_path / "alone").mkdir()
     alone = Child(tmp_path / "alone", command, *long)
     assert alone.ended().status == 0
-    child = begun(tmp_path, two, "--epochs", "60")
+    child = start(tmp_path, two, "--epochs", "60")
     assert wait_for(lambda: saved(tmp_path), child)
     lost = next(pid for node in two.nodes for pid in workers(node))
     os.kill(lost, signal.SIGKILL)
     assert wait_for(lambda: "lost" in child.err.read_text(), child)
     two.kill(two.nodes[0])
     two.add()
-    err = well(child.ended())
+    err = check_finished(child.ended())
     assert "go on from step" in err
     fault_table.add("a worker and a node lost, one study (Ray)", 2, rows(tmp_path / "alone"), rows(tmp_path))
 
@@ -224,7 +224,7 @@ def crowded(shape: tuple[int, int, int]) -> torch.nn.Module:
 @pytest.mark.faults
 @needs_ray
 @pytest.mark.parametrize("how", ["killed", "refused"])
-def test_a_fleet_that_does_not_fit_goes_on_in_halves(tmp_path, two, fault_table, how):
+def test_fleet_that_does_not_fit_goes_on_in_halves(tmp_path, two, fault_table, how):
     (tmp_path / "how.txt").write_text(how)
     asked = ["compare", "--methods", "plain", *DIGITS, "--seeds", "4", "--network", f"{HERE}:crowded", "--fleet", "4"]
     asked += ["--study", "study.sqlite"]
@@ -232,8 +232,8 @@ def test_a_fleet_that_does_not_fit_goes_on_in_halves(tmp_path, two, fault_table,
     assert alone.ended().status == 0, alone.err.read_text()
     ray = ["--engine", "ray", "--address", two.address]
     env = {"RAY_AUTH_MODE": "disabled", "MOORING_TEST_MEMORY": str(tmp_path / "how.txt")}
-    told = Child(tmp_path, in_worker_environment, json.dumps([*asked, *ray]), patience=180, **env).ended()
-    assert "halves" in well(told) or "going on with 2 at a time" in told.err
+    ended = Child(tmp_path, in_worker_environment, json.dumps([*asked, *ray]), patience=180, **env).ended()
+    assert "halves" in check_finished(ended) or "going on with 2 at a time" in ended.err
     fault_table.add("out of memory in a fleet (Ray)", 1, rows(tmp_path / "alone"), rows(tmp_path))
 
 
@@ -250,9 +250,9 @@ def in_worker_environment(asked: str) -> int:
 
 @pytest.mark.faults
 @needs_ray
-def test_an_error_of_a_run_is_told_in_one_line_and_the_others_are_saved(tmp_path, two):
+def test_error_of_a_run_is_reported_in_one_line_and_the_others_are_saved(tmp_path, two):
     (tmp_path / "study.sqlite.fleets").write_text("in the way")
-    told = begun(tmp_path, two).ended()
-    assert (told.status, told.out) == (2, "")
-    assert told.err.splitlines()[-1].startswith("error: cannot write in ")
-    assert "Traceback" not in told.err
+    ended = start(tmp_path, two).ended()
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.splitlines()[-1].startswith("error: cannot write in ")
+    assert "Traceback" not in ended.err

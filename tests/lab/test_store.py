@@ -1,4 +1,4 @@
-"""A study's file: what is written is there whole or not at all, and anyone with SQLite can read it."""
+"""The file of a study: every write is atomic, and anyone with SQLite can read it."""
 
 import json
 import math
@@ -18,9 +18,9 @@ from mooring.lab.study.store import Store, _digest
 from processes import Child
 
 
-def made(seed: int = 0, **rest) -> Result:
+def make_result(seed: int = 0, **fields) -> Result:
     spec = RunSpec("digits", "0" * 32, "ewc", seed, strength=1e3)
-    told = {
+    defaults = {
         "status": "finished",
         "reason": "",
         "untrained": [10.0, 1 / 3],
@@ -34,7 +34,7 @@ def made(seed: int = 0, **rest) -> Result:
         "seconds": 0.5,
         "versions": {"torch": "2"},
     }
-    return Result(spec, **{**told, **rest})
+    return Result(spec, **{**defaults, **fields})
 
 
 def refusal(path, action=lambda store: list(store.results())) -> str:
@@ -69,56 +69,56 @@ def path(tmp_path):
 # What is put in comes out
 
 
-def test_what_is_put_in_comes_out_in_order_and_by_key(path):
-    results = [made(seed) for seed in (3, 1, 2)]
+def test_results_are_returned_in_order_and_by_key(path):
+    results = [make_result(seed) for seed in (3, 1, 2)]
     Store(path).add(results)
     assert list(Store(path).results()) == results
-    wanted = [results[1].spec, made(9).spec]
+    wanted = [results[1].spec, make_result(9).spec]
     assert Store(path).get(wanted) == {results[1].spec.key: results[1]}
 
 
-def test_nothing_is_made_before_there_is_something_to_keep(path):
+def test_no_file_is_created_before_the_first_result(path):
     store = Store(path)
     assert list(store.results()) == []
-    assert store.get([made().spec]) == {}
+    assert store.get([make_result().spec]) == {}
     assert store.commands() == []
     assert not path.exists()
 
 
-def test_a_folder_that_is_missing_is_made(tmp_path):
-    Store(tmp_path / "a" / "b" / "study.sqlite").add([made()])
-    assert list(Store(tmp_path / "a" / "b" / "study.sqlite").results()) == [made()]
+def test_folder_that_is_missing_is_made(tmp_path):
+    Store(tmp_path / "a" / "b" / "study.sqlite").add([make_result()])
+    assert list(Store(tmp_path / "a" / "b" / "study.sqlite").results()) == [make_result()]
 
 
-def test_a_result_that_is_there_already_is_replaced(path):
+def test_result_that_is_there_already_is_replaced(path):
     store = Store(path)
-    store.add([made(0), made(1)])
-    again = made(0, status="unstable", reason="it exploded")
+    store.add([make_result(0), make_result(1)])
+    again = make_result(0, status="unstable", reason="it exploded")
     store.add([again])
     assert {result.spec.seed: result.status for result in store.results()} == {0: "unstable", 1: "finished"}
     assert store.get([again.spec]) == {again.spec.key: again}
 
 
-def test_numbers_that_are_none_and_infinite_ones_survive(path):
+def test_nan_and_infinity_are_stored_exactly(path):
     odd = [math.nan, math.inf, -math.inf, -0.0, 5e-324]
-    endless = replace(made().stability[0], largest=math.inf, safe_strength=math.inf)
-    result = made(untrained=odd[:2], losses=[odd], stability=[endless], cka={"a": math.nan})
+    endless = replace(make_result().stability[0], largest=math.inf, safe_strength=math.inf)
+    result = make_result(untrained=odd[:2], losses=[odd], stability=[endless], cka={"a": math.nan})
     Store(path).add([result])
-    (found,) = Store(path).results()
-    assert repr(found) == repr(result)
+    (stored,) = Store(path).results()
+    assert repr(stored) == repr(result)
 
 
-def test_commands_are_written_down_in_order(path):
+def test_commands_are_logged_in_order(path):
     store = Store(path)
-    told = [
+    expected = [
         "mooring compare",
         "mooring tune --lrs '0.1, 1'",
         "mooring compare",
         "ünï 'quoted' \"twice\"; DROP TABLE runs",
     ]
-    for command in told:
+    for command in expected:
         store.log(command)
-    assert Store(path).commands() == told
+    assert Store(path).commands() == expected
     assert list(store.results()) == []
 
 
@@ -130,50 +130,59 @@ def broken_off(*results: Result):
     raise RuntimeError("in the middle")
 
 
-@pytest.mark.parametrize("before", [[], [made(7)]], ids=["new file", "old file"])
-def test_a_write_that_fails_in_the_middle_leaves_what_was_there(path, before):
+@pytest.mark.parametrize("before", [[], [make_result(7)]], ids=["new file", "old file"])
+def test_write_that_fails_in_the_middle_leaves_what_was_there(path, before):
     store = Store(path)
     if before:
         store.add(before)
     with pytest.raises(RuntimeError, match="in the middle"):
-        store.add(broken_off(made(0), made(1)))
+        store.add(broken_off(make_result(0), make_result(1)))
     assert list(Store(path).results()) == before
     assert Store(path).commands() == []
-    Store(path).add([made(2)])
-    assert list(Store(path).results()) == [*before, made(2)]
+    Store(path).add([make_result(2)])
+    assert list(Store(path).results()) == [*before, make_result(2)]
 
 
 def killed_while_writing(path: str) -> None:
     def results():
-        yield made(0)
+        yield make_result(0)
         os.kill(os.getpid(), signal.SIGKILL)
 
     Store(path).add(results())
 
 
-@pytest.mark.parametrize("before", [[], [made(7)]], ids=["new file", "old file"])
-def test_a_kill_in_the_middle_of_a_write_leaves_what_was_there(path, tmp_path, before):
+@pytest.mark.parametrize("before", [[], [make_result(7)]], ids=["new file", "old file"])
+def test_kill_in_the_middle_of_a_write_leaves_what_was_there(path, tmp_path, before):
     from lab.test_store import killed_while_writing as target
 
     if before:
         Store(path).add(before)
     assert Child(tmp_path / "child", target, str(path)).ended().status == -signal.SIGKILL
     assert list(Store(path).results()) == before
-    Store(path).add([made(2)])
-    assert list(Store(path).results()) == [*before, made(2)]
+    Store(path).add([make_result(2)])
+    assert list(Store(path).results()) == [*before, make_result(2)]
 
 
 # For people with a SQLite shell
 
 
 def test_columns_are_readable_with_plain_sqlite(path):
-    finished = made(4)
-    lost = made(5, status="unstable", reason="its gradient was not finite")
+    finished = make_result(4)
+    lost = make_result(5, status="unstable", reason="its gradient was not finite")
     Store(path).add([finished, lost])
-    found = columns(path, "key", "stream", "method", "seed", "status", "accuracy", "forgetting", "learned")
-    told = finished.metrics
-    assert found == [
-        (finished.spec.key, "digits", "ewc", 4, "finished", told["accuracy"], told["forgetting"], told["learned"]),
+    stored = columns(path, "key", "stream", "method", "seed", "status", "accuracy", "forgetting", "learned")
+    metrics = finished.metrics
+    assert stored == [
+        (
+            finished.spec.key,
+            "digits",
+            "ewc",
+            4,
+            "finished",
+            metrics["accuracy"],
+            metrics["forgetting"],
+            metrics["learned"],
+        ),
         (lost.spec.key, "digits", "ewc", 5, "unstable", None, None, None),
     ]
     ((spec, result, at), _) = columns(path, "spec", "result", "finished")
@@ -187,32 +196,32 @@ def test_columns_are_readable_with_plain_sqlite(path):
 
 @pytest.mark.parametrize("version", ["1", "3"])
 def test_file_of_another_version_is_refused_in_one_line(path, version):
-    Store(path).add([made()])
+    Store(path).add([make_result()])
     changed(path, "UPDATE about SET value = ? WHERE name = 'version'", version)
     bytes_before = path.read_bytes()
     assert f"has layout {version}, this Mooring reads 2: use the Mooring that wrote it" in refusal(path)
     assert path.read_bytes() == bytes_before
 
 
-def test_a_run_of_a_newer_version_is_refused_in_one_line(path):
-    Store(path).add([made()])
-    told = made().to_json()
-    told["spec"]["colour"] = "blue"
-    changed(path, "UPDATE runs SET result = ?", json.dumps(told))
-    changed(path, "UPDATE runs SET digest = ?", _digest(json.dumps(told)))
+def test_run_of_a_newer_version_is_refused_in_one_line(path):
+    Store(path).add([make_result()])
+    contents = make_result().to_json()
+    contents["spec"]["colour"] = "blue"
+    changed(path, "UPDATE runs SET result = ?", json.dumps(contents))
+    changed(path, "UPDATE runs SET digest = ?", _digest(json.dumps(contents)))
     with pytest.raises(MooringError, match="'colour': it was made by a newer version"):
         list(Store(path).results())
 
 
 @pytest.mark.parametrize("text", ['{"spec": ', "[]", "{}", "null", ""])
-def test_a_damaged_row_is_told_in_one_line(path, text):
-    Store(path).add([made()])
+def test_damaged_row_is_reported_in_one_line(path, text):
+    Store(path).add([make_result()])
     changed(path, "UPDATE runs SET result = ?", text)
     refusal(path)
 
 
-def test_a_version_that_is_no_number_is_told_in_one_line(path):
-    Store(path).add([made()])
+def test_version_that_is_no_number_is_reported_in_one_line(path):
+    Store(path).add([make_result()])
     changed(path, "UPDATE about SET value = 'blue' WHERE name = 'version'")
     refusal(path)
 
@@ -224,28 +233,28 @@ def test_what_is_not_a_database_is_refused_in_one_line(path, content):
     assert path.read_bytes() == content
 
 
-def test_a_database_that_was_cut_short_is_told_in_one_line(path):
-    Store(path).add([made(seed) for seed in range(20)])
+def test_database_that_was_cut_short_is_reported_in_one_line(path):
+    Store(path).add([make_result(seed) for seed in range(20)])
     path.write_bytes(path.read_bytes()[:-5000])
     assert "damaged" in refusal(path)
 
 
-def test_an_empty_file_is_a_study_with_nothing_in_it(path):
+def test_empty_file_is_a_study_with_nothing_in_it(path):
     path.touch()
     store = Store(path)
     assert list(store.results()) == []
     assert store.commands() == []
     store.check_writable()
-    store.add([made()])
-    assert list(Store(path).results()) == [made()]
+    store.add([make_result()])
+    assert list(Store(path).results()) == [make_result()]
 
 
-def test_a_folder_is_refused_with_a_file_to_give_instead(tmp_path):
+def test_folder_is_refused_with_a_file_to_give_instead(tmp_path):
     assert f"give a file for the study, such as {tmp_path / 'study.sqlite'}" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("table", ["customers (name TEXT)", "about (something TEXT)", "about (name TEXT, value TEXT)"])
-def test_a_database_that_is_no_study_is_refused_and_left_as_it_is(path, table):
+def test_database_that_is_no_study_is_refused_and_left_as_it_is(path, table):
     changed(path, f"CREATE TABLE {table}")
     before = path.read_bytes()
     refusal(path)
@@ -261,50 +270,50 @@ def connecting(connect, statement: str, *args, **kwargs) -> sqlite3.Connection:
     return connection
 
 
-def test_a_full_disk_is_told_in_one_line_and_loses_nothing(path, monkeypatch):
-    Store(path).add([made(0)])
+def test_full_disk_is_reported_in_one_line_and_loses_nothing(path, monkeypatch):
+    Store(path).add([make_result(0)])
     with monkeypatch.context() as full:
         full.setattr(sqlite3, "connect", partial(connecting, sqlite3.connect, "PRAGMA max_page_count = 1"))
-        line = refusal(path, lambda store: store.add([made(seed) for seed in range(1, 50)]))
+        line = refusal(path, lambda store: store.add([make_result(seed) for seed in range(1, 50)]))
         assert "the disk is full" in line
         assert "run the same command again" in line
-    assert list(Store(path).results()) == [made(0)]
+    assert list(Store(path).results()) == [make_result(0)]
 
 
-def test_a_place_that_cannot_be_written_is_told_in_one_line_before_any_work(path, monkeypatch):
-    Store(path).add([made(0)])
+def test_read_only_place_is_reported_in_one_line_before_any_work(path, monkeypatch):
+    Store(path).add([make_result(0)])
     with monkeypatch.context() as read_only:
         read_only.setattr(sqlite3, "connect", partial(connecting, sqlite3.connect, "PRAGMA query_only = 1"))
-        for action in (lambda store: store.add([made(1)]), lambda store: store.log("mooring")):
+        for action in (lambda store: store.add([make_result(1)]), lambda store: store.log("mooring")):
             assert "cannot be written: choose another place with --study" in refusal(path, action)
-    assert list(Store(path).results()) == [made(0)]
+    assert list(Store(path).results()) == [make_result(0)]
 
 
-def test_a_read_only_file_is_found_out_before_any_work(path, monkeypatch):
-    Store(path).add([made(0)])
+def test_read_only_file_is_found_out_before_any_work(path, monkeypatch):
+    Store(path).add([make_result(0)])
     connect = sqlite3.connect
 
-    def opened(given, **rest) -> sqlite3.Connection:
-        return connect(f"file:{given}?mode=ro", uri=True, **rest)
+    def opened(given, **options) -> sqlite3.Connection:
+        return connect(f"file:{given}?mode=ro", uri=True, **options)
 
     monkeypatch.setattr(sqlite3, "connect", opened)
     assert "cannot be written" in refusal(path, lambda store: store.check_writable())
 
 
-def test_a_file_where_a_folder_is_expected_is_told_in_one_line(tmp_path):
+def test_file_where_a_folder_is_expected_is_reported_in_one_line(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    for action in (lambda store: store.check_writable(), lambda store: store.add([made()])):
+    for action in (lambda store: store.check_writable(), lambda store: store.add([make_result()])):
         with pytest.raises(MooringError, match=r"cannot write in .*file \(.*\): choose another place"):
             action(Store(tmp_path / "file" / "study.sqlite"))
 
 
-def test_another_program_that_holds_the_file_is_told_in_one_line(path, monkeypatch):
-    Store(path).add([made(0)])
+def test_another_program_that_holds_the_file_is_reported_in_one_line(path, monkeypatch):
+    Store(path).add([make_result(0)])
     connect = sqlite3.connect
     holder = connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
-    monkeypatch.setattr(sqlite3, "connect", lambda given, **rest: connect(given, **{**rest, "timeout": 0.05}))
+    monkeypatch.setattr(sqlite3, "connect", lambda given, **options: connect(given, **{**options, "timeout": 0.05}))
     try:
-        assert "is locked by another program" in refusal(path, lambda store: store.add([made(1)]))
+        assert "is locked by another program" in refusal(path, lambda store: store.add([make_result(1)]))
     finally:
         holder.close()

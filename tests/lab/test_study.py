@@ -1,4 +1,4 @@
-"""A study trains what is missing and nothing else, whatever it is asked in which order."""
+"""A study trains the runs that have no result and no others, in whatever order they are asked for."""
 
 import json
 import time
@@ -21,18 +21,18 @@ from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.study.study import Study
 
 STREAM = open_stream(StreamOptions("digits", tasks=2, limit=20))
-TOLD = {"stream": STREAM, "network": "mlp", "batch": 10, "epochs": 1, "dtype": "float64", "lr": 0.05}
+SETTINGS = {"stream": STREAM, "network": "mlp", "batch": 10, "epochs": 1, "dtype": "float64", "lr": 0.05}
 
 
 class Counted(Fleet):
     """A fleet that writes down whom it trained."""
 
-    sailed: list[list[tuple[str, int]]]
+    fleets: list[list[tuple[str, int]]]
     steps_taken: int
 
-    def run(self, watcher=None):
-        Counted.sailed.append([(spec.method, spec.seed) for spec in self.specs])
-        return super().run(watcher)
+    def run(self, callback=None):
+        Counted.fleets.append([(spec.method, spec.seed) for spec in self.specs])
+        return super().run(callback)
 
     def _step(self, *args):
         Counted.steps_taken += len(self.specs)
@@ -41,7 +41,7 @@ class Counted(Fleet):
 
 @pytest.fixture(autouse=True)
 def _counted(monkeypatch):
-    Counted.sailed, Counted.steps_taken = [], 0
+    Counted.fleets, Counted.steps_taken = [], 0
     monkeypatch.setattr(runner, "Fleet", Counted)
 
 
@@ -50,19 +50,19 @@ def path(tmp_path):
     return tmp_path / "study.sqlite"
 
 
-def sailed() -> list[tuple[str, int]]:
+def newly_trained() -> list[tuple[str, int]]:
     """Who was trained since the last call."""
-    found = sorted(run for fleet in Counted.sailed for run in fleet)
-    Counted.sailed = []
-    return found
+    runs = sorted(run for fleet in Counted.fleets for run in fleet)
+    Counted.fleets = []
+    return runs
 
 
-def told(results) -> dict[str, str]:
+def comparable(results) -> dict[str, str]:
     """All there is to know of each run but how long it took."""
     return {result.spec.key: repr(replace(result, seconds=0.0)) for result in results}
 
 
-class Interrupting(SilentReporter):
+class InterruptingReporter(SilentReporter):
     """Stops at a fleet's first task, as a kill would: after the checkpoint."""
 
     def __init__(self, fleet: int = 0) -> None:
@@ -75,60 +75,60 @@ class Interrupting(SilentReporter):
 
 def interrupted(path, *, at: int = 0, **asked) -> Study:
     """A study whose fleet was stopped after its first task."""
-    study = Study(path, reporter=Interrupting(at))
+    study = Study(path, reporter=InterruptingReporter(at))
     with pytest.raises(InterruptedStudyError):
-        study.compare(**{**TOLD, **asked})
+        study.compare(**{**SETTINGS, **asked})
     assert len(list(study.checkpoints.glob("*.safetensors"))) == 1
-    sailed()
+    newly_trained()
     return study
 
 
 # Nothing is trained twice
 
 
-def test_a_name_that_is_nearly_an_argument_is_refused_with_that_argument(tmp_path):
+def test_misspelled_argument_is_refused_with_a_suggestion(tmp_path):
     with pytest.raises(MooringError, match=r"unknown setting 'seed' \(did you mean 'seeds'\?\)"):
         Study(tmp_path / "study.sqlite").compare(stream="digits", seed=2)
 
 
-def test_asking_again_trains_nothing_and_tells_the_same(path):
-    first = Study(path).compare(methods="plain,ewc", seeds=2, **TOLD)
-    assert sailed() == [("ewc", 0), ("ewc", 1), ("plain", 0), ("plain", 1)]
-    assert Study(path).compare(methods="plain,ewc", seeds=2, **TOLD) == first
-    assert sailed() == []
+def test_asking_again_trains_nothing_and_returns_the_same(path):
+    first = Study(path).compare(methods="plain,ewc", seeds=2, **SETTINGS)
+    assert newly_trained() == [("ewc", 0), ("ewc", 1), ("plain", 0), ("plain", 1)]
+    assert Study(path).compare(methods="plain,ewc", seeds=2, **SETTINGS) == first
+    assert newly_trained() == []
 
 
 def test_adding_a_seed_trains_that_seed(path):
-    Study(path).compare(methods="plain,explicit-mas", seeds=[0, 1], **TOLD)
-    sailed()
-    rows = Study(path).compare(methods="plain,explicit-mas", seeds=3, **TOLD)
-    assert sailed() == [("explicit-mas", 2), ("plain", 2)]
+    Study(path).compare(methods="plain,explicit-mas", seeds=[0, 1], **SETTINGS)
+    newly_trained()
+    rows = Study(path).compare(methods="plain,explicit-mas", seeds=3, **SETTINGS)
+    assert newly_trained() == [("explicit-mas", 2), ("plain", 2)]
     assert [len(row.results) for row in rows] == [3, 3]
 
 
 def test_adding_a_method_trains_that_method(path):
-    Study(path).compare(methods="plain", seeds=2, **TOLD)
-    sailed()
-    Study(path).compare(methods="plain,er", seeds=2, memory=10, **TOLD)
-    assert sailed() == [("er", 0), ("er", 1)]
+    Study(path).compare(methods="plain", seeds=2, **SETTINGS)
+    newly_trained()
+    Study(path).compare(methods="plain,er", seeds=2, memory=10, **SETTINGS)
+    assert newly_trained() == [("er", 0), ("er", 1)]
 
 
 def test_adding_a_strength_trains_that_strength(path):
-    Study(path).compare(methods="ewc", seeds=1, strength=[1.0], **TOLD)
-    sailed()
-    rows = Study(path).compare(methods="ewc", seeds=1, strength=[1.0, 10.0], **TOLD)
-    assert sailed() == [("ewc", 0)]
+    Study(path).compare(methods="ewc", seeds=1, strength=[1.0], **SETTINGS)
+    newly_trained()
+    rows = Study(path).compare(methods="ewc", seeds=1, strength=[1.0, 10.0], **SETTINGS)
+    assert newly_trained() == [("ewc", 0)]
     assert [row.label for row in rows] == ["ewc 1", "ewc 10"]
 
 
-def test_a_run_asked_for_twice_at_once_is_trained_once(path):
-    Study(path).compare(methods=["plain", "plain"], seeds=[0, 0], **{**TOLD, "lr": [0.1, 0.1]})
-    assert sailed() == [("plain", 0)]
+def test_run_asked_for_twice_at_once_is_trained_once(path):
+    Study(path).compare(methods=["plain", "plain"], seeds=[0, 0], **{**SETTINGS, "lr": [0.1, 0.1]})
+    assert newly_trained() == [("plain", 0)]
 
 
-def test_a_setting_that_changes_the_result_is_another_run(path):
-    Study(path).compare(methods="plain", seeds=1, **TOLD)
-    sailed()
+def test_setting_that_changes_the_result_is_another_run(path):
+    Study(path).compare(methods="plain", seeds=1, **SETTINGS)
+    newly_trained()
     for changed in (
         {"lr": 0.04},
         {"batch": 5},
@@ -139,31 +139,31 @@ def test_a_setting_that_changes_the_result_is_another_run(path):
         {"dtype": "float32"},
         {"stream": class_stream(2, 20)},
     ):
-        Study(path).compare(methods="plain", seeds=1, **{**TOLD, **changed})
-        assert sailed() == [("plain", 0)], changed
+        Study(path).compare(methods="plain", seeds=1, **{**SETTINGS, **changed})
+        assert newly_trained() == [("plain", 0)], changed
 
 
-def test_a_stream_of_another_name_with_the_same_images_is_the_same_stream(path):
-    Study(path).compare(methods="plain", seeds=1, **TOLD)
-    sailed()
-    Study(path).compare(methods="plain", seeds=1, **{**TOLD, "stream": replace(STREAM, name="my own")})
-    assert sailed() == []
+def test_stream_of_another_name_with_the_same_images_is_the_same_stream(path):
+    Study(path).compare(methods="plain", seeds=1, **SETTINGS)
+    newly_trained()
+    Study(path).compare(methods="plain", seeds=1, **{**SETTINGS, "stream": replace(STREAM, name="my own")})
+    assert newly_trained() == []
 
 
 def test_whole_numbers_and_decimal_ones_are_the_same_run(path):
-    Study(path).compare(methods="ewc", seeds=1, strength=10, **{**TOLD, "lr": 1, "momentum": 0, "weight_decay": 0})
-    sailed()
+    Study(path).compare(methods="ewc", seeds=1, strength=10, **{**SETTINGS, "lr": 1, "momentum": 0, "weight_decay": 0})
+    newly_trained()
     Study(path).compare(
-        methods="ewc", seeds=1, strength=10.0, **{**TOLD, "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
+        methods="ewc", seeds=1, strength=10.0, **{**SETTINGS, "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
     )
-    assert sailed() == []
+    assert newly_trained() == []
 
 
 def test_results_are_equal_whichever_order_they_are_asked_in(tmp_path):
     one, other = Study(tmp_path / "one.sqlite"), Study(tmp_path / "other.sqlite")
-    one.compare(methods="plain,ewc,explicit-si", seeds=3, **TOLD)
+    one.compare(methods="plain,ewc,explicit-si", seeds=3, **SETTINGS)
     for methods, seeds in (("explicit-si", [2]), ("plain,explicit-si", [1, 0]), ("ewc,explicit-si,plain", [0, 1, 2])):
-        other.compare(methods=methods, seeds=seeds, **TOLD)
+        other.compare(methods=methods, seeds=seeds, **SETTINGS)
     first, second = ({result.spec.key: result for result in study.results()} for study in (one, other))
     assert first.keys() == second.keys()
     for key, result in first.items():
@@ -173,21 +173,21 @@ def test_results_are_equal_whichever_order_they_are_asked_in(tmp_path):
 def close(one: Result, other: Result) -> None:
     assert (one.spec, one.status, one.reason, one.steps) == (other.spec, other.status, other.reason, other.steps)
     assert (one.matrix, one.untrained) == (other.matrix, other.untrained)
-    for mine, theirs in ((one.losses, other.losses), (one.drift, other.drift), (one.importance, other.importance)):
+    for ours, theirs in ((one.losses, other.losses), (one.drift, other.drift), (one.importance, other.importance)):
         numbers = [
-            torch.tensor(list(t.values()) if isinstance(t, dict) else t, dtype=torch.float64) for t in (mine, theirs)
+            torch.tensor(list(t.values()) if isinstance(t, dict) else t, dtype=torch.float64) for t in (ours, theirs)
         ]
         torch.testing.assert_close(*numbers, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_fleets_are_no_larger_than_asked_for_and_give_the_same(tmp_path, size):
-    told_ = {**TOLD, "methods": "plain,ewc,si", "seeds": 1}
-    Study(tmp_path / "all.sqlite").compare(**told_)
-    assert [len(fleet) for fleet in Counted.sailed] == [3]
-    Counted.sailed = []
-    Study(tmp_path / "few.sqlite", fleet=size).compare(**told_)
-    assert [len(fleet) for fleet in Counted.sailed] == ([1, 1, 1] if size == 1 else [2, 1])
+    arguments = {**SETTINGS, "methods": "plain,ewc,si", "seeds": 1}
+    Study(tmp_path / "all.sqlite").compare(**arguments)
+    assert [len(fleet) for fleet in Counted.fleets] == [3]
+    Counted.fleets = []
+    Study(tmp_path / "few.sqlite", fleet=size).compare(**arguments)
+    assert [len(fleet) for fleet in Counted.fleets] == ([1, 1, 1] if size == 1 else [2, 1])
     together, apart = (
         {result.spec.key: result for result in Study(tmp_path / name).results()}
         for name in ("all.sqlite", "few.sqlite")
@@ -203,31 +203,31 @@ def test_fleets_are_no_larger_than_asked_for_and_give_the_same(tmp_path, size):
 def too_strong(study: Study, reject: bool) -> Result:
     from mooring.lab.study.comparison import comparison
 
-    asked = comparison(methods="ewc", seeds=1, strength=1e7, **{**TOLD, "momentum": 0.0, "lr": 0.01})
+    asked = comparison(methods="ewc", seeds=1, strength=1e7, **{**SETTINGS, "momentum": 0.0, "lr": 0.01})
     specs = asked.specs(asked.streams[0][1], STREAM.name, STREAM.fingerprint, "")
     (result,) = study.run(specs, {STREAM.fingerprint: STREAM}, reject=reject)
     return result
 
 
-def test_a_rejected_run_is_trained_when_asked_for_without_rejection(path):
+def test_rejected_run_is_trained_when_asked_for_without_rejection(path):
     rejected = too_strong(Study(path), reject=True)
     assert rejected.status == "rejected"
     assert rejected.reason.startswith("after 1 task lr * strength * importance leaves (0, 1) in ")
     assert Counted.steps_taken == rejected.steps == 2
-    sailed()
+    newly_trained()
     assert too_strong(Study(path), reject=True) == rejected
-    assert sailed() == []
+    assert newly_trained() == []
     trained = too_strong(Study(path), reject=False)
     assert trained.status in ("finished", "unstable")
     assert trained.steps > rejected.steps
-    assert sailed() == [("ewc", 0)]
+    assert newly_trained() == [("ewc", 0)]
 
 
-def test_a_run_trained_without_rejection_need_not_be_trained_to_be_rejected(path, tmp_path):
+def test_run_trained_without_rejection_need_not_be_trained_to_be_rejected(path, tmp_path):
     trained = too_strong(Study(path), reject=False)
-    sailed()
+    newly_trained()
     again = too_strong(Study(path), reject=True)
-    assert sailed() == []
+    assert newly_trained() == []
     assert (again.status, again.reason) == ("rejected", too_strong(Study(tmp_path / "new"), reject=True).reason)
     assert too_strong(Study(path), reject=False) == trained
 
@@ -238,8 +238,8 @@ def test_a_run_trained_without_rejection_need_not_be_trained_to_be_rejected(path
 @pytest.mark.parametrize(
     "methods", ["plain,ewc", "frozen-after-first", "joint", "explicit-mas,mas", "si,rwalk,random", "er", "a-gem"]
 )
-def test_an_interrupted_fleet_continues_where_it_was_and_gives_the_same_bit_for_bit(path, tmp_path, methods):
-    asked = {**TOLD, "methods": methods, "seeds": 2, "memory": 10, "epochs": 6}
+def test_interrupted_fleet_continues_where_it_was_and_gives_the_same_bit_for_bit(path, tmp_path, methods):
+    asked = {**SETTINGS, "methods": methods, "seeds": 2, "memory": 10, "epochs": 6}
     study = interrupted(path, **asked)
     runs, before = 2 * len(methods.split(",")), Counted.steps_taken
     Study(path).compare(**asked)
@@ -248,14 +248,14 @@ def test_an_interrupted_fleet_continues_where_it_was_and_gives_the_same_bit_for_
     assert list(study.checkpoints.glob("*")) == []
     whole = Study(tmp_path / "whole.sqlite")
     whole.compare(**asked)
-    assert told(Study(path).results()) == told(whole.results())
+    assert comparable(Study(path).results()) == comparable(whole.results())
 
 
-def test_an_interrupted_fleet_continues_as_it_was_when_more_is_asked_for(path):
+def test_interrupted_fleet_continues_as_it_was_when_more_is_asked_for(path):
     interrupted(path, methods="plain,ewc", seeds=2)
     Counted.steps_taken = 0
-    Study(path).compare(methods="plain,explicit-mas,ewc,si", seeds=3, **TOLD)
-    fleets = [sorted(fleet) for fleet in Counted.sailed]
+    Study(path).compare(methods="plain,explicit-mas,ewc,si", seeds=3, **SETTINGS)
+    fleets = [sorted(fleet) for fleet in Counted.fleets]
     assert fleets[0] == [("ewc", 0), ("ewc", 1), ("plain", 0), ("plain", 1)]
     assert sorted(run for fleet in fleets for run in fleet) == sorted(
         (method, seed) for method in ("plain", "explicit-mas", "ewc", "si") for seed in range(3)
@@ -263,17 +263,17 @@ def test_an_interrupted_fleet_continues_as_it_was_when_more_is_asked_for(path):
     assert Counted.steps_taken == 4 * 2 + 8 * 4
 
 
-def test_an_interrupted_fleet_continues_as_it_was_with_another_fleet_size(path):
+def test_interrupted_fleet_continues_as_it_was_with_another_fleet_size(path):
     interrupted(path, methods="plain,ewc", seeds=2)
-    Study(path, fleet=1).compare(methods="plain,ewc", seeds=2, **TOLD)
-    assert [len(fleet) for fleet in Counted.sailed] == [4]
+    Study(path, fleet=1).compare(methods="plain,ewc", seeds=2, **SETTINGS)
+    assert [len(fleet) for fleet in Counted.fleets] == [4]
 
 
 def test_what_was_finished_before_an_interruption_is_kept(path):
     study = interrupted(path, at=1, methods="plain,joint", seeds=2)
     assert [result.spec.method for result in study.results()] == ["plain", "plain"]
-    Study(path).compare(methods="plain,joint", seeds=2, **TOLD)
-    assert sailed() == [("joint", 0), ("joint", 1)]
+    Study(path).compare(methods="plain,joint", seeds=2, **SETTINGS)
+    assert newly_trained() == [("joint", 0), ("joint", 1)]
 
 
 # Damage
@@ -284,8 +284,8 @@ def rewritten(path, change) -> None:
     with safe_open(path, framework="pt") as opened:
         header = json.loads(opened.metadata()["mooring"])
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    told_ = change(header, tensors)
-    save_file(tensors, path, metadata={"mooring": told_ if isinstance(told_, str) else json.dumps(header)})
+    text = change(header, tensors)
+    save_file(tensors, path, metadata={"mooring": text if isinstance(text, str) else json.dumps(header)})
 
 
 def without(name: str):
@@ -310,7 +310,7 @@ DAMAGES = {
 }
 
 
-class Noting(SilentReporter):
+class NotingReporter(SilentReporter):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -319,24 +319,24 @@ class Noting(SilentReporter):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_noted_and_its_runs_start_again(path, tmp_path, damage):
-    asked = {**TOLD, "methods": "ewc", "seeds": 1}
+def test_damaged_checkpoint_is_noted_and_its_runs_start_again(path, tmp_path, damage):
+    asked = {**SETTINGS, "methods": "ewc", "seeds": 1}
     study = interrupted(path, **asked)
     (checkpoint,) = study.checkpoints.glob("*.safetensors")
     DAMAGES[damage](checkpoint)
-    noting = Noting()
-    Study(path, reporter=noting).compare(**asked)
-    assert noting.notes, "nothing was said"
-    assert all(str(checkpoint) in note and "start again" in note and "\n" not in note for note in noting.notes)
+    reporter = NotingReporter()
+    Study(path, reporter=reporter).compare(**asked)
+    assert reporter.notes, "nothing was said"
+    assert all(str(checkpoint) in note and "start again" in note and "\n" not in note for note in reporter.notes)
     assert not checkpoint.exists()
     whole = Study(tmp_path / "whole.sqlite")
     whole.compare(**asked)
-    assert told(Study(path).results()) == told(whole.results())
+    assert comparable(Study(path).results()) == comparable(whole.results())
 
 
 @pytest.mark.parametrize("version", [1, 99])
 def test_checkpoint_of_another_version_is_refused_in_one_line_and_left_as_it_is(path, version):
-    asked = {**TOLD, "methods": "ewc", "seeds": 1}
+    asked = {**SETTINGS, "methods": "ewc", "seeds": 1}
     study = interrupted(path, **asked)
     (checkpoint,) = study.checkpoints.glob("*.safetensors")
     rewritten(checkpoint, lambda header, tensors: header.update(version=version))
@@ -350,34 +350,34 @@ def test_checkpoint_of_another_version_is_refused_in_one_line_and_left_as_it_is(
     assert checkpoint.read_bytes() == before
 
 
-def test_a_checkpoint_of_nobody_is_noted_and_does_not_stop_the_study(path):
-    study = Study(path, reporter=Noting())
+def test_unreadable_checkpoint_is_noted_and_does_not_stop_the_study(path):
+    study = Study(path, reporter=NotingReporter())
     study.checkpoints.mkdir()
     (study.checkpoints / "orphan.safetensors").write_bytes(b"who am I")
     (study.checkpoints / "notes.txt").write_text("not ours")
-    study.compare(methods="plain", seeds=1, **TOLD)
+    study.compare(methods="plain", seeds=1, **SETTINGS)
     assert len(study.results()) == 1
     assert any("orphan.safetensors" in note for note in study.reporter.notes)
     assert (study.checkpoints / "notes.txt").exists()
 
 
-def test_a_checkpoint_left_by_a_kill_after_its_results_were_kept_is_cleared_away(path):
+def test_checkpoint_left_by_a_kill_after_its_results_were_kept_is_cleared_away(path):
     study = interrupted(path, methods="plain", seeds=1)
     (checkpoint,) = study.checkpoints.glob("*.safetensors")
     left = checkpoint.read_bytes()
     study.reporter = SilentReporter()
-    study.compare(methods="plain", seeds=1, **TOLD)
+    study.compare(methods="plain", seeds=1, **SETTINGS)
     study.checkpoints.mkdir()
     checkpoint.write_bytes(left)  # as if killed between keeping and deleting
-    study.compare(methods="plain,ewc", seeds=1, **TOLD)
+    study.compare(methods="plain,ewc", seeds=1, **SETTINGS)
     assert not study.checkpoints.exists()
 
 
-def test_a_file_where_the_checkpoints_go_is_told_in_one_line(path):
+def test_file_where_the_checkpoints_go_is_reported_in_one_line(path):
     study = Study(path)
     study.checkpoints.write_text("in the way")
     with pytest.raises(MooringError) as caught:
-        study.compare(methods="plain", seeds=1, **TOLD)
+        study.compare(methods="plain", seeds=1, **SETTINGS)
     assert "\n" not in str(caught.value)
 
 
@@ -398,9 +398,9 @@ def halves() -> Stream:
     return Stream("halves", split, split, tasks, heads="one")
 
 
-def test_a_stream_and_a_network_of_ones_own_are_taken(path):
-    told_ = {"stream": halves(), "network": "lab.test_study:narrow", "lr": 0.1, "batch": 4, "epochs": 9, "seeds": 1}
-    (row,) = Study(path).compare(methods="joint", **told_)
+def test_user_defined_stream_and_network_are_accepted(path):
+    arguments = {"stream": halves(), "network": "lab.test_study:narrow", "lr": 0.1, "batch": 4, "epochs": 9, "seeds": 1}
+    (row,) = Study(path).compare(methods="joint", **arguments)
     assert row.setting.stream == "halves"
     assert row.setting.network.startswith("lab.test_study:narrow@")  # with a stamp of its source
     assert row.metrics["accuracy"].mean == 100.0
@@ -427,30 +427,30 @@ def test_a_stream_and_a_network_of_ones_own_are_taken(path):
     ],
     ids=lambda given: ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in given.items()),
 )
-def test_what_cannot_be_run_is_refused_in_one_line_before_anything_is_written(tmp_path, wrong):
+def test_what_cannot_be_run_is_refused_in_one_line_before_any_write(tmp_path, wrong):
     with pytest.raises(MooringError) as caught:
-        Study(tmp_path / "study.sqlite").compare(**{"methods": "plain", "seeds": 1, **TOLD, **wrong})
+        Study(tmp_path / "study.sqlite").compare(**{"methods": "plain", "seeds": 1, **SETTINGS, **wrong})
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-    assert sailed() == []
+    assert newly_trained() == []
 
 
 @pytest.mark.parametrize("wrong", [{"fleet": 0}, {"device": "gpu"}, {"device": "meta"}], ids=str)
-def test_a_study_that_cannot_be_is_refused_in_one_line(path, wrong):
+def test_impossible_study_is_refused_in_one_line(path, wrong):
     with pytest.raises(MooringError) as caught:
         Study(path, **wrong)
     assert "\n" not in str(caught.value)
 
 
-def test_a_vanilla_baseline_is_found_by_the_papers_name(path):
-    rows = Study(path).compare(methods="plain,vanilla", baseline="vanilla", seeds=1, **TOLD)
+def test_baseline_is_found_by_its_alias(path):
+    rows = Study(path).compare(methods="plain,vanilla", baseline="vanilla", seeds=1, **SETTINGS)
     assert [row.difference is not None for row in rows] == [True, True]
 
 
 # Told as it goes
 
 
-class Listening:
+class RecordingReporter:
     """Writes down every call, and when."""
 
     def __init__(self) -> None:
@@ -478,31 +478,31 @@ class Listening:
         self.calls.append(("close", 0))
 
 
-def test_a_reporter_is_told_in_order_and_at_a_bounded_rate(path):
-    listening = Listening()
+def test_reporter_is_reported_in_order_and_at_a_bounded_rate(path):
+    reporter = RecordingReporter()
     began = time.monotonic()
-    Study(path, reporter=listening).compare(methods="plain,joint,er", seeds=2, memory=10, **{**TOLD, "epochs": 10})
+    Study(path, reporter=reporter).compare(methods="plain,joint,er", seeds=2, memory=10, **{**SETTINGS, "epochs": 10})
     took = time.monotonic() - began
-    assert listening.calls[0] == ("begin", 3)
-    rest = [call for call in listening.calls[1:] if call[0] != "close"]
-    assert [number for _, number in rest] == sorted(number for _, number in rest)
+    assert reporter.calls[0] == ("begin", 3)
+    calls = [call for call in reporter.calls[1:] if call[0] != "close"]
+    assert [number for _, number in calls] == sorted(number for _, number in calls)
     for number in range(3):
-        mine = [kind for kind, which in rest if which == number]
-        assert mine[-1] == "finished"
-        assert mine.count("finished") == 1
-        assert mine.count("advanced") >= len(STREAM.tasks)  # one after each task
-    assert len(rest) <= 3 * (len(STREAM.tasks) + 1) + took / runner.REPORT_SECONDS + 1
-    assert listening.work == [2 * 2 * 2 * 10] * 3
+        kinds = [kind for kind, which in calls if which == number]
+        assert kinds[-1] == "finished"
+        assert kinds.count("finished") == 1
+        assert kinds.count("advanced") >= len(STREAM.tasks)  # one after each task
+    assert len(calls) <= 3 * (len(STREAM.tasks) + 1) + took / runner.REPORT_SECONDS + 1
+    assert reporter.work == [2 * 2 * 2 * 10] * 3
 
 
-def test_a_reporter_is_closed_when_it_is_over(path):
-    listening = Listening()
-    Study(path, reporter=listening).compare(methods="plain", seeds=1, **TOLD)
-    assert listening.calls[-1] == ("close", 0)
+def test_reporter_is_closed_when_it_is_over(path):
+    reporter = RecordingReporter()
+    Study(path, reporter=reporter).compare(methods="plain", seeds=1, **SETTINGS)
+    assert reporter.calls[-1] == ("close", 0)
 
 
-def test_a_reporter_is_not_troubled_where_nothing_is_missing(path):
-    Study(path).compare(methods="plain", seeds=1, **TOLD)
-    listening = Listening()
-    Study(path, reporter=listening).compare(methods="plain", seeds=1, **TOLD)
-    assert [call for call in listening.calls if call[0] != "close"] == []
+def test_reporter_is_not_called_if_nothing_is_missing(path):
+    Study(path).compare(methods="plain", seeds=1, **SETTINGS)
+    reporter = RecordingReporter()
+    Study(path, reporter=reporter).compare(methods="plain", seeds=1, **SETTINGS)
+    assert [call for call in reporter.calls if call[0] != "close"] == []

@@ -1,4 +1,4 @@
-"""A study file says what the command line would, and what is wrong with one is told with its line."""
+"""A study file has the options of the command line; errors name its line."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def wrong(tmp_path, capsys, monkeypatch):
 # What it says
 
 
-def test_everything_that_is_written_is_read(tmp_path):
+def test_every_key_is_read(tmp_path):
     file = tmp_path / "whole.toml"
     file.write_text(
         """
@@ -74,16 +74,16 @@ lr = 0.1
 lr = 0.2
 """
     )
-    told = read_study_file(file)
-    assert told.study == tmp_path / "kept" / "here.sqlite"
-    assert told.report == tmp_path / "page"
-    assert (told.baseline, told.device, told.fleet) == ("plain", "cpu", 3)
-    streams = told.comparison.pop("stream")
-    assert [(each.name, each.per_task, each.data) for each in streams] == [
+    contents = read_study_file(file)
+    assert contents.study == tmp_path / "kept" / "here.sqlite"
+    assert contents.report == tmp_path / "page"
+    assert (contents.baseline, contents.device, contents.fleet) == ("plain", "cpu", 3)
+    streams = contents.comparison.pop("stream")
+    assert [(options.name, options.per_task, options.data) for options in streams] == [
         ("digits", 5, None),
         ("folder", 1, str(tmp_path / "images")),
     ]
-    assert told.comparison == {
+    assert contents.comparison == {
         "methods": ["plain", "ewc", "er"],
         "seeds": [1, 5],
         "network": "mlp",
@@ -96,25 +96,25 @@ lr = 0.2
         "lr": {"ewc": 0.1, "plain": 0.2},
         "strength": {"ewc": [10, 100.0]},
     }
-    assert told.search is None
+    assert contents.search is None
 
 
-def test_everything_that_is_searched_is_read(tmp_path):
+def test_every_key_of_a_search_is_read(tmp_path):
     (tmp_path / "whole.toml").write_text("[tune]\ntasks = 1\nlrs = [0.1, 0.01]\nstrengths = [1.0]\nseeds = 2\n")
-    told = read_study_file(tmp_path / "whole.toml")
-    assert told.search == {"tasks": 1, "lrs": [0.1, 0.01], "strengths": [1.0], "search_seeds": 2}
+    contents = read_study_file(tmp_path / "whole.toml")
+    assert contents.search == {"tasks": 1, "lrs": [0.1, 0.01], "strengths": [1.0], "search_seeds": 2}
 
 
-def test_a_study_is_kept_beside_its_file_under_its_name(tmp_path):
+def test_default_study_has_the_name_of_its_file(tmp_path):
     (tmp_path / "mine.toml").write_text("")
     assert read_study_file(tmp_path / "mine.toml").study == tmp_path / "mine.sqlite"
 
 
-def test_paths_from_a_home_folder_and_whole_ones_are_taken_as_they_are(tmp_path, monkeypatch):
+def test_home_and_absolute_paths_are_accepted(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/somewhere")
     (tmp_path / "mine.toml").write_text('study = "/whole/path.sqlite"\nreport = "~/page"')
-    told = read_study_file(tmp_path / "mine.toml")
-    assert (told.study, told.report) == (Path("/whole/path.sqlite"), Path("/somewhere/page"))
+    contents = read_study_file(tmp_path / "mine.toml")
+    assert (contents.study, contents.report) == (Path("/whole/path.sqlite"), Path("/somewhere/page"))
 
 
 # Keys that mean nothing, with their line
@@ -142,7 +142,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("where", UNKNOWN)
-def test_a_key_that_means_nothing_is_refused_with_its_line(wrong, where):
+def test_unknown_key_is_refused_with_its_line(wrong, where):
     text, said = UNKNOWN[where]
     line = wrong(text)
     assert line.startswith("error: made.toml, line ") or where == "a method nobody knows"
@@ -167,11 +167,11 @@ def test_what_is_not_toml_is_refused_with_its_line(wrong, what):
     assert said in wrong(text)
 
 
-def test_a_file_that_is_missing_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+def test_file_that_is_missing_is_reported_in_one_line(tmp_path, capsys, monkeypatch):
     assert "No such file" in refused(tmp_path, ["run", "missing.toml"], capsys, monkeypatch)
 
 
-def test_a_folder_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+def test_folder_is_reported_in_one_line(tmp_path, capsys, monkeypatch):
     assert "directory" in refused(tmp_path, ["run", "."], capsys, monkeypatch)
 
 
@@ -284,7 +284,7 @@ KINDS = {
     ("key", "text"),
     [pytest.param(key.strip(), text, id=f"{key}-{n}") for key, texts in KINDS.items() for n, text in enumerate(texts)],
 )
-def test_a_value_of_another_kind_is_refused_by_the_name_of_its_key(wrong, tmp_path, key, text):
+def test_value_of_another_kind_is_refused_by_the_name_of_its_key(wrong, tmp_path, key, text):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.png").write_bytes(b"not read before the rest is right")
@@ -292,11 +292,11 @@ def test_a_value_of_another_kind_is_refused_by_the_name_of_its_key(wrong, tmp_pa
     assert (key if key != "seeds" else "seed") in line, line
 
 
-def test_the_lr_of_a_method_comes_before_that_of_train(tmp_path):
+def test_lr_of_a_method_comes_before_that_of_train(tmp_path):
     text = train("lr = 0.1", "[method.vanilla]", "lr = [0.2, 0.3]").replace("plain", "uniform")
     (tmp_path / "made.toml").write_text(text)
-    made = comparison(**read_study_file(tmp_path / "made.toml").comparison)
-    specs = made.specs(made.streams[0][1], "", "", "")
+    asked = comparison(**read_study_file(tmp_path / "made.toml").comparison)
+    specs = asked.specs(asked.streams[0][1], "", "", "")
     assert [(spec.method, spec.lr) for spec in specs] == [("uniform", 0.2), ("uniform", 0.3), ("er", 0.1)]
 
 
@@ -308,18 +308,18 @@ def test_the_lr_of_a_method_comes_before_that_of_train(tmp_path):
         (train("lr = 1.0"), "line 4: lr of [train] means nothing beside [tune]"),
     ],
 )
-def test_what_a_search_would_not_look_at_is_refused(wrong, text, said):
+def test_settings_that_a_search_ignores_are_refused(wrong, text, said):
     line = wrong(text + "\n[tune]\ntasks = 1\n")
     assert said in line
     assert line.endswith("s in [tune]")
 
 
-def test_a_baseline_that_is_not_compared_is_refused(wrong):
+def test_baseline_that_is_not_compared_is_refused(wrong):
     assert "the baseline 'er' is not among" in wrong(top('baseline = "er"', "seeds = 1"))
     assert "the baseline 'er' is not among" in wrong(top('baseline = "er"', "seeds = 1") + "[tune]\ntasks = 1\n")
 
 
-def test_a_good_file_is_not_refused(tmp_path, monkeypatch):
+def test_good_file_is_not_refused(tmp_path, monkeypatch):
     """So that the refusals above are of what they seem to be."""
     for text in (GOOD, top(), stream(), train(), method(), search()):
         (tmp_path / "good.toml").write_text(text)
@@ -327,7 +327,7 @@ def test_a_good_file_is_not_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("line", ['study = "a\\u0000"', 'report = "a\\u0000"', '[train]\ninit = "a\\u0000"'])
-def test_a_path_that_no_file_can_have_is_refused_with_its_line(tmp_path, line):
+def test_path_that_no_file_can_have_is_refused_with_its_line(tmp_path, line):
     path = tmp_path / "study.toml"
     path.write_text(line)
     with pytest.raises(MooringError, match=rf"line {line.count(chr(10)) + 1}: \w+ must be a path, not 'a\\x00'$"):

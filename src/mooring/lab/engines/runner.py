@@ -71,7 +71,7 @@ class RunContext:
 
 
 @dataclass
-class _Part:
+class _FleetPart:
     """Runs that are trained together, and how many steps they had taken at their checkpoint."""
 
     specs: Sequence[RunSpec]
@@ -113,7 +113,7 @@ class FleetRunner:
             keep: called with the results of each part as soon as they exist, and with the checkpoint to delete once
                 the results are stored.
         """
-        waiting, results = [_Part(self.specs)], list[Result]()
+        waiting, results = [_FleetPart(self.specs)], list[Result]()
         max_runs = self.context.max_runs
         while waiting:
             part = waiting.pop(0)
@@ -130,11 +130,11 @@ class FleetRunner:
             results += part_results
         return results
 
-    def _split(self, part: _Part) -> list[_Part]:
+    def _split(self, part: _FleetPart) -> list[_FleetPart]:
         """Return parts that fit, each with its own checkpoint if there was one."""
         parts = split_evenly(part.specs, self.context.max_runs[self.shape])
         steps = self.index.split(parts)
-        return [_Part(specs, steps) for specs in parts]
+        return [_FleetPart(specs, steps) for specs in parts]
 
     def _halve(self, runs: int) -> None:
         """Allow half as many runs of this shape from here on, because memory ran out."""
@@ -153,7 +153,7 @@ class FleetRunner:
         self.context.max_runs[self.shape] = half
         self.context.reporter.note(f"out of memory with {runs} runs: going on with {half} at a time")
 
-    def _run_part(self, part: _Part, other_steps: int) -> list[Result] | None:
+    def _run_part(self, part: _FleetPart, other_steps: int) -> list[Result] | None:
         """Return the results of a part, or None if memory ran out; `other_steps` are the run-steps of other parts."""
         results = None
         try:
@@ -167,7 +167,7 @@ class FleetRunner:
             release_memory(self.context.device)
         return results
 
-    def _train(self, part: _Part, other_steps: int) -> list[Result]:
+    def _train(self, part: _FleetPart, other_steps: int) -> list[Result]:
         fleet = self._restore(part.specs)
         reporter, runs = self.context.reporter, len(part.specs)
         if fleet.stack.mode == "sequential" and not self.noted_slow_stack:
@@ -204,7 +204,7 @@ class FleetRunner:
         context = self.context
         return Fleet(specs, self.stream, device=context.device, weights=context.weights, reject=self.index.reject)
 
-    def _path(self, part: _Part) -> Path:
+    def _path(self, part: _FleetPart) -> Path:
         return self.index.path([spec.key for spec in part.specs])
 
 

@@ -1,4 +1,4 @@
-"""Fleets are as large as memory allows and as is fastest; what is tried to find out leaves no trace."""
+"""Fleets are as large as memory allows and as is fastest; probes leave no trace."""
 
 from dataclasses import replace
 
@@ -7,8 +7,7 @@ import torch
 
 from lab.small import class_stream
 from mooring.lab.engines import device_memory as memory
-from mooring.lab.engines import size_probe as trial
-from mooring.lab.engines import sizing as sizes
+from mooring.lab.engines import size_probe, sizing
 from mooring.lab.engines.reporting import SilentReporter
 from mooring.lab.engines.size_probe import SizeProbe
 from mooring.lab.engines.sizing import FIRST_PROBE_RUNS, MAX_RUNS, FleetSizer
@@ -21,32 +20,33 @@ STREAM = class_stream(tasks=2, images=100)
 GIB = 1 << 30
 
 
-def runs_of(number: int, method: str = "plain", **rest) -> list[RunSpec]:
-    """Enough work for a trial to pay."""
-    told = {"epochs": 20_000, "batch": 10, **rest}
-    return [RunSpec("digits", STREAM.fingerprint, method, seed, **told) for seed in range(number)]
+def runs_of(number: int, method: str = "plain", **more) -> list[RunSpec]:
+    """Return runs with enough work for a probe to pay."""
+    options = {"epochs": 20_000, "batch": 10, **more}
+    return [RunSpec("digits", STREAM.fingerprint, method, seed, **options) for seed in range(number)]
 
 
 class Machine:
-    """What trials would show.
+    """A simulated machine: what probes would show.
 
     Args:
         fixed: seconds of a step however few runs there are.
-        each: seconds more for every run beyond `full`.
+        per_run: seconds more for every run beyond `full`.
         full: so many runs at once cost nothing more.
         memory: of a fleet and of a run, in bytes; None on a CPU.
         room: bytes that are free.
-        took: seconds of a trial.
-        bad: by what factor each of the first trials is disturbed.
+        took: seconds of a probe.
+        bad: by what factor each of the first probes is disturbed.
     """
 
-    def __init__(self, fixed=0.001, each=1e-5, full=0, memory=None, room=64 * GIB, took=0.001, bad=()) -> None:
-        self.fixed, self.each, self.full, self.memory, self.room, self.took = fixed, each, full, memory, room, took
-        self.bad, self.tried, self.notes = list(bad), list[int](), list[str]()
+    def __init__(self, fixed=0.001, per_run=1e-5, full=0, memory=None, room=64 * GIB, took=0.001, bad=()) -> None:
+        self.fixed, self.per_run, self.full = fixed, per_run, full
+        self.memory, self.room, self.took = memory, room, took
+        self.bad, self.probed, self.notes = list(bad), list[int](), list[str]()
 
-    def trial(self, specs, stream, *, device, weights):
-        self.tried.append(len(specs))
-        step = self.fixed + self.each * max(0, len(specs) - self.full)
+    def probe(self, specs, stream, *, device, weights):
+        self.probed.append(len(specs))
+        step = self.fixed + self.per_run * max(0, len(specs) - self.full)
         if self.bad:
             step *= self.bad.pop(0)
         peak = None
@@ -56,9 +56,9 @@ class Machine:
                 return None
         return SizeProbe(len(specs), step, self.took, peak)
 
-    def sizes(self, device: str = "cpu", **rest) -> FleetSizer:
-        told = {"note": self.notes.append, "probe": self.trial, "free": lambda device: self.room, **rest}
-        return FleetSizer({STREAM.fingerprint: STREAM}, device=device, **told)
+    def sizes(self, device: str = "cpu", **more) -> FleetSizer:
+        options = {"note": self.notes.append, "probe": self.probe, "free": lambda device: self.room, **more}
+        return FleetSizer({STREAM.fingerprint: STREAM}, device=device, **options)
 
 
 def parts(machine: Machine, runs: list[RunSpec], device: str = "cpu") -> list[int]:
@@ -68,36 +68,36 @@ def parts(machine: Machine, runs: list[RunSpec], device: str = "cpu") -> list[in
 # How fast
 
 
-def test_twice_as_many_are_tried_while_that_is_clearly_faster_and_the_fastest_is_taken():
-    machine = Machine(fixed=0.001, each=1e-4)  # a step of each: 225, 162, 131, 116, and 108 us, a gain of only 7 %
+def test_size_doubles_while_that_is_clearly_faster_and_the_fastest_is_taken():
+    machine = Machine(fixed=0.001, per_run=1e-4)  # a step of each: 225, 162, 131, 116, and 108 us, a gain of only 7 %
     assert parts(machine, runs_of(1000)) == [125] * 8
-    assert machine.tried == [8, 16, 32, 64, 128, 128]
+    assert machine.probed == [8, 16, 32, 64, 128, 128]
     assert "108 us for a step of each" in machine.notes[0]
 
 
-def test_a_size_that_is_only_slower_is_not_taken():
-    machine = Machine(full=32, each=1e-3)  # up to 32 for nothing, and then all the more
+def test_slower_size_is_not_taken():
+    machine = Machine(full=32, per_run=1e-3)  # up to 32 for nothing, and then all the more
     assert set(parts(machine, runs_of(320))) == {32}
-    assert machine.tried == [8, 16, 32, 64, 64]  # the last was tried twice before it was believed
+    assert machine.probed == [8, 16, 32, 64, 64]  # the last was probed twice before it was believed
 
 
-def test_something_else_that_used_the_machine_for_a_moment_does_not_decide():
-    machine = Machine(full=1000, bad=[1, 1, 10])  # the trial of 32 was disturbed
+def test_disturbed_probe_is_repeated():
+    machine = Machine(full=1000, bad=[1, 1, 10])  # the probe of 32 was disturbed
     assert parts(machine, runs_of(128)) == [128]
-    assert machine.tried == [8, 16, 32, 32, 64, 128]
+    assert machine.probed == [8, 16, 32, 32, 64, 128]
 
 
-def test_no_more_runs_than_there_are_and_than_are_worth_it_are_tried():
+def test_probes_have_no_more_runs_than_exist_or_may_train_together():
     machine = Machine(full=10_000)
     assert parts(machine, runs_of(40)) == [40]
-    assert machine.tried == [8, 16, 32]  # 40 are no more than one and a half times 32
+    assert machine.probed == [8, 16, 32]  # 40 are no more than one and a half times 32
     machine = Machine(full=10_000)
     assert parts(machine, runs_of(1000)) == [125] * 8
-    assert max(machine.tried) == MAX_RUNS["cpu"]
+    assert max(machine.probed) == MAX_RUNS["cpu"]
 
 
-def test_fleets_are_of_one_size_and_a_few_more_sail_along():
-    machine = Machine(full=64, each=1.0)
+def test_fleets_have_equal_sizes_and_may_exceed_the_best_size_by_half():
+    machine = Machine(full=64, per_run=1.0)
     for number, expected in ((64, [64]), (65, [65]), (96, [96]), (97, [49, 48]), (128, [64, 64]), (129, [43] * 3)):
         assert parts(machine, runs_of(number)) == expected, number
 
@@ -106,34 +106,34 @@ def test_fleets_are_of_one_size_and_a_few_more_sail_along():
 @pytest.mark.parametrize("most", [1, 3, 64, 5000])
 def test_parts_are_even_in_order_and_no_larger_than_they_may_be(number, most):
     runs = runs_of(number)
-    made = split_evenly(runs, most)
-    assert [run for part in made for run in part] == runs
-    lengths = [len(part) for part in made]
+    split = split_evenly(runs, most)
+    assert [run for part in split for run in part] == runs
+    lengths = [len(part) for part in split]
     assert max(lengths) <= most
     assert max(lengths) - min(lengths) <= 1
-    assert len(made) == -(-number // most)
+    assert len(split) == -(-number // most)
 
 
 @pytest.mark.parametrize("device", MAX_RUNS)
-def test_a_fixed_size_asks_neither_a_clock_nor_how_much_is_free(device):
-    def never(*args, **rest):
+def test_fixed_size_measures_nothing(device):
+    def never(*args, **more):
         pytest.fail("it was measured")
 
-    told = {"device": device, "probe": never, "free": never, "fixed": True}
-    sized = FleetSizer({STREAM.fingerprint: STREAM}, **told)
+    options = {"device": device, "probe": never, "free": never, "fixed": True}
+    sized = FleetSizer({STREAM.fingerprint: STREAM}, **options)
     assert sized(runs_of(40)) == 40
     assert sized(runs_of(10_000)) == MAX_RUNS[device]
-    assert 1 <= FleetSizer({STREAM.fingerprint: STREAM}, **told)(runs_of(500, batch=2000)) < MAX_RUNS[device]
+    assert 1 <= FleetSizer({STREAM.fingerprint: STREAM}, **options)(runs_of(500, batch=2000)) < MAX_RUNS[device]
 
 
 # How much memory
 
 
-def test_memory_is_a_fleets_and_each_runs_and_a_fifth_of_it_stays_free():
+def test_memory_has_a_fixed_and_a_per_run_part_and_a_fifth_stays_free():
     machine = Machine(full=10_000, memory=(2 * GIB, GIB), room=100 * GIB)
     sized = machine.sizes("cuda")
     assert sized(runs_of(500)) == 77  # 0.8 * 100, less 2, less the images
-    assert max(machine.tried) <= 77
+    assert max(machine.probed) <= 77
     (note,) = machine.notes
     assert note.startswith("500 runs of mlp, 72 at a time: ")
     assert note.endswith("and more do not fit into memory")
@@ -141,21 +141,21 @@ def test_memory_is_a_fleets_and_each_runs_and_a_fifth_of_it_stays_free():
 
 def test_test_images_that_stay_on_the_device_leave_less_room(monkeypatch):
     machine = Machine(full=10_000, memory=(2 * GIB, GIB), room=100 * GIB)
-    monkeypatch.setattr(sizes, "resident_bytes", lambda test: 10 * GIB)
+    monkeypatch.setattr(sizing, "resident_bytes", lambda test: 10 * GIB)
     assert machine.sizes("cuda")(runs_of(500)) == 67
 
 
-def test_what_memory_holds_is_not_split_further_and_what_it_does_not_is():
+def test_runs_are_split_only_if_memory_does_not_hold_them():
     machine = Machine(full=10_000, memory=(0, GIB), room=100 * GIB)
     assert parts(machine, runs_of(79), "cuda") == [79]  # 0.8 * 100, less the images
     assert parts(machine, runs_of(80), "cuda") == [40, 40]
 
 
-def test_a_trial_that_does_not_fit_is_the_end_of_trying():
+def test_probe_that_does_not_fit_is_the_last():
     machine = Machine(full=10_000, memory=(0, GIB), room=1000 * GIB)
 
-    def cramped(specs, *args, **rest):
-        return None if len(specs) > 20 else machine.trial(specs, *args, **rest)
+    def cramped(specs, *args, **more):
+        return None if len(specs) > 20 else machine.probe(specs, *args, **more)
 
     sized = machine.sizes("cuda", probe=cramped)
     assert sized(runs_of(400)) == 16
@@ -163,33 +163,33 @@ def test_a_trial_that_does_not_fit_is_the_end_of_trying():
     assert "more do not fit into memory" in note
 
 
-def test_where_not_even_the_first_trial_fits_fewer_sail():
+def test_fleet_is_smaller_than_a_first_probe_that_does_not_fit():
     machine = Machine(memory=(0, GIB), room=4 * GIB)
     assert machine.sizes("cuda")(runs_of(400)) == FIRST_PROBE_RUNS // 2
-    assert machine.tried == [FIRST_PROBE_RUNS]
+    assert machine.probed == [FIRST_PROBE_RUNS]
 
 
-def test_where_images_leave_no_room_runs_sail_one_by_one():
+def test_runs_train_one_by_one_if_images_leave_no_memory():
     machine = Machine(memory=(0, GIB), room=100 * GIB)
     frees = iter([100 * GIB, 0])
     assert machine.sizes("cuda", free=lambda device: next(frees))(runs_of(400)) == 1
 
 
-def test_by_a_rough_count_little_memory_makes_small_fleets_without_a_trial():
+def test_small_estimate_on_a_cpu_needs_no_probe():
     machine = Machine(room=1 << 20)
     assert max(parts(machine, runs_of(100))) < 8
-    assert machine.tried == []
+    assert machine.probed == []
 
 
 def test_free_memory_is_what_the_machine_says_and_a_container_allows(tmp_path):
-    told = tmp_path / "told"
-    told.write_text("MemTotal:       24000000 kB\nMemFree:         1000 kB\nMemAvailable:   2048 kB\n")
-    assert memory._available(told) == 2 << 20
+    file = tmp_path / "told"
+    file.write_text("MemTotal:       24000000 kB\nMemFree:         1000 kB\nMemAvailable:   2048 kB\n")
+    assert memory._available(file) == 2 << 20
     assert memory._available(tmp_path / "nothing") == memory.ASSUMED_FREE_BYTES
-    told.write_text("3000000\n")
-    assert memory._container_limit(told) == 3_000_000
-    told.write_text("max\n")
-    assert memory._container_limit(told) > 1 << 60
+    file.write_text("3000000\n")
+    assert memory._container_limit(file) == 3_000_000
+    file.write_text("max\n")
+    assert memory._container_limit(file) > 1 << 60
     assert 0 < memory.free_memory("cpu") < 1 << 60
 
 
@@ -206,49 +206,49 @@ def test_on_a_gpu_the_peak_is_what_was_reserved_above_what_was_before(monkeypatc
     assert said[2:] == ["empty"]  # what PyTorch keeps for later is free
 
 
-# When a trial pays
+# When a probe pays
 
 
-def test_few_runs_or_little_work_are_not_worth_a_trial():
+def test_few_runs_or_little_work_need_no_probe():
     machine = Machine(full=1000)
     assert parts(machine, runs_of(16)) == [16]
     assert parts(machine, runs_of(100, epochs=1)) == [100]
     assert parts(machine, runs_of(1000, epochs=1)) == [125] * 8
-    assert machine.tried == []
+    assert machine.probed == []
     assert machine.notes == []
 
 
-def test_a_trial_that_takes_long_beside_the_work_is_not_followed_by_another():
+def test_expensive_probe_is_not_followed_by_another():
     machine = Machine(full=1000, took=1e6)
     assert parts(machine, runs_of(100)) == [100]
-    assert machine.tried == [8, 16]  # in the first, much is done for the first time
+    assert machine.probed == [8, 16]  # in the first, much is done for the first time
     assert machine.notes == []  # nothing was found out
 
 
-def test_where_runs_are_lost_in_a_trial_it_counts_for_nothing():
+def test_probe_that_lost_runs_is_ignored():
     machine = Machine(full=1000)
-    lossy = machine.sizes(probe=lambda specs, *args, **rest: replace(machine.trial(specs, *args, **rest), runs=3))
+    lossy = machine.sizes(probe=lambda specs, *args, **more: replace(machine.probe(specs, *args, **more), runs=3))
     assert lossy(runs_of(100)) == 100
-    assert machine.tried == [8]
+    assert machine.probed == [8]
 
 
-def test_a_shape_is_tried_once_and_another_for_itself():
+def test_each_shape_is_probed_once():
     machine = Machine(full=1000)
     sized = machine.sizes()
     sized(runs_of(100))
-    before = len(machine.tried)
+    before = len(machine.probed)
     sized(runs_of(100))
-    assert len(machine.tried) == before
+    assert len(machine.probed) == before
     sized(runs_of(100, batch=5))
-    assert len(machine.tried) == 2 * before
+    assert len(machine.probed) == 2 * before
 
 
-def test_what_is_tried_is_what_takes_most_memory_method_by_method():
+def test_runs_that_take_most_memory_are_probed_first():
     seen = []
 
-    def spy(specs, stream, **rest):
+    def spy(specs, stream, **more):
         seen.append([spec.method for spec in specs])
-        return machine.trial(specs, stream, **rest)
+        return machine.probe(specs, stream, **more)
 
     machine = Machine(full=1000)
     runs = [run for method in ("plain", "ewc", "si") for run in runs_of(30, method, strength=None)]
@@ -257,8 +257,8 @@ def test_what_is_tried_is_what_takes_most_memory_method_by_method():
     assert seen[2] == ["si"] * 30 + ["ewc"] * 2
 
 
-def test_what_was_chosen_and_why_is_told_in_one_line():
-    machine = Machine(full=64, each=1.0)
+def test_chosen_size_and_reason_are_noted_in_one_line():
+    machine = Machine(full=64, per_run=1.0)
     parts(machine, runs_of(100))
     parts(machine, runs_of(90))
     assert machine.notes == [
@@ -270,7 +270,7 @@ def test_what_was_chosen_and_why_is_told_in_one_line():
 # In a study
 
 
-class Noting(SilentReporter):
+class NotingReporter(SilentReporter):
     def __init__(self) -> None:
         self.notes, self.closed = list[str](), False
 
@@ -284,52 +284,56 @@ class Noting(SilentReporter):
 @pytest.fixture
 def eager(monkeypatch):
     """Trials of two runs and more, however little there is to do."""
-    monkeypatch.setattr(sizes, "MAX_RUNS_UNPROBED", 2)
-    monkeypatch.setattr(sizes, "FIRST_PROBE_RUNS", 2)
-    monkeypatch.setattr(sizes, "MAX_PROBE_SHARE", 1e9)
-    monkeypatch.setattr(sizes, "MIN_PROBED_WORK", {"cpu": 0})
+    monkeypatch.setattr(sizing, "MAX_RUNS_UNPROBED", 2)
+    monkeypatch.setattr(sizing, "FIRST_PROBE_RUNS", 2)
+    monkeypatch.setattr(sizing, "MAX_PROBE_SHARE", 1e9)
+    monkeypatch.setattr(sizing, "MIN_PROBED_WORK", {"cpu": 0})
 
 
-TOLD = {"network": "mlp", "batch": 10, "epochs": 1, "dtype": "float64", "lr": 0.05}
+SETTINGS = {"network": "mlp", "batch": 10, "epochs": 1, "dtype": "float64", "lr": 0.05}
 
 
 def small() -> Stream:
     return class_stream(2, 20)
 
 
-def test_a_study_after_a_trial_gives_what_it_gives_without(tmp_path, eager, monkeypatch):
-    noting = Noting()
-    Study(tmp_path / "tried.sqlite", reporter=noting).compare(methods="plain,ewc", seeds=4, stream=small(), **TOLD)
-    assert [note.split(":")[0].split(", ")[0] for note in noting.notes] == ["8 runs of mlp"]
-    monkeypatch.undo()
-    Study(tmp_path / "plain.sqlite").compare(methods="plain,ewc", seeds=4, stream=small(), **TOLD)
-    found, expected = (
-        {result.spec.key: (result.matrix, result.steps) for result in Study(tmp_path / name).results()}
-        for name in ("tried.sqlite", "plain.sqlite")
+def test_probe_does_not_change_the_results_of_a_study(tmp_path, eager, monkeypatch):
+    reporter = NotingReporter()
+    Study(tmp_path / "probed.sqlite", reporter=reporter).compare(
+        methods="plain,ewc", seeds=4, stream=small(), **SETTINGS
     )
-    assert found == expected
-    assert len(found) == 8
+    assert [note.split(":")[0].split(", ")[0] for note in reporter.notes] == ["8 runs of mlp"]
+    monkeypatch.undo()
+    Study(tmp_path / "plain.sqlite").compare(methods="plain,ewc", seeds=4, stream=small(), **SETTINGS)
+    results, expected = (
+        {result.spec.key: (result.matrix, result.steps) for result in Study(tmp_path / name).results()}
+        for name in ("probed.sqlite", "plain.sqlite")
+    )
+    assert results == expected
+    assert len(results) == 8
 
 
-def test_where_the_most_runs_at_once_are_given_nothing_is_tried(tmp_path, eager, monkeypatch):
-    monkeypatch.setattr(trial, "Fleet", None)
-    noting = Noting()
-    Study(tmp_path / "s.sqlite", fleet=4, reporter=noting).compare(methods="plain", seeds=6, stream=small(), **TOLD)
-    assert noting.notes == []
+def test_given_fleet_size_needs_no_probe(tmp_path, eager, monkeypatch):
+    monkeypatch.setattr(size_probe, "Fleet", None)
+    reporter = NotingReporter()
+    Study(tmp_path / "s.sqlite", fleet=4, reporter=reporter).compare(
+        methods="plain", seeds=6, stream=small(), **SETTINGS
+    )
+    assert reporter.notes == []
 
 
-def test_interrupted_in_a_trial_nothing_is_left_and_the_next_time_is_as_the_first(tmp_path, eager, monkeypatch):
+def test_interrupted_probe_leaves_nothing_behind(tmp_path, eager, monkeypatch):
     def pressed(*args):
         raise KeyboardInterrupt
 
-    noting, before = Noting(), torch.get_rng_state()
+    reporter, before = NotingReporter(), torch.get_rng_state()
     path = tmp_path / "s.sqlite"
     with monkeypatch.context() as during:
-        during.setattr(trial._StepTimer, "on_step", pressed)
+        during.setattr(size_probe._StepTimer, "on_step", pressed)
         with pytest.raises(KeyboardInterrupt):
-            Study(path, reporter=noting).compare(methods="plain", seeds=4, stream=small(), **TOLD)
-    assert noting.closed
+            Study(path, reporter=reporter).compare(methods="plain", seeds=4, stream=small(), **SETTINGS)
+    assert reporter.closed
     assert torch.equal(torch.get_rng_state(), before)
     assert list((tmp_path / "s.sqlite.fleets").glob("*")) == []
-    (row,) = Study(path).compare(methods="plain", seeds=4, stream=small(), **TOLD)
+    (row,) = Study(path).compare(methods="plain", seeds=4, stream=small(), **SETTINGS)
     assert len(row.results) == 4
