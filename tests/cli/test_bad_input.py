@@ -158,16 +158,16 @@ def test_compare_refuses_in_one_line_and_leaves_no_trace(wrong, asked):
     if asked.startswith("--device cuda") and torch.cuda.is_available():
         asked = "--device cuda:99"
     given = asked.split()
-    rest = [
+    options = [
         part
         for flag, value in zip(DIGITS[::2], DIGITS[1::2], strict=True)
         if flag not in given
         for part in (flag, value)
     ]
     if any("folder" in part or "cifar" in part for part in given):
-        rest = ["--seeds", "1"]
+        options = ["--seeds", "1"]
     said = COMPARE.get(asked, "cuda")
-    assert said in wrong("compare", *rest, *given)
+    assert said in wrong("compare", *options, *given)
 
 
 TUNE = {
@@ -231,7 +231,7 @@ OTHERS = {
     "pretrain --per-task 3": "3 does not divide",
     "pretrain --out .": "",
     "pretrain --seeds 99999999999": "seeds=99999999999 is not allowed: give a whole number up to",
-    "paper claims --miniature --other-init b.safetensors": "--other-init is for the second network",
+    "paper claims --miniature --other-init b.safetensors": "--other-init is for a second network",
     "pretrain --deterministic --device cudda": "unknown device 'cudda'",
     "paper table-9": "table-9",
     "paper claims --miniature --trained-on moon": "unknown device for --trained-on 'moon'; allowed: cpu, cuda",
@@ -259,9 +259,9 @@ LATE = {
 
 @pytest.mark.parametrize("what", LATE)
 def test_a_folder_for_the_study_is_not_made_for_what_is_refused(wrong, what):
-    rest = [] if "--stream" in LATE[what] else DIGITS
+    options = [] if "--stream" in LATE[what] else DIGITS
     for name in ("compare", "tune"):
-        wrong(name, *rest, *LATE[what], "--study", "new/folder/study.sqlite")
+        wrong(name, *options, *LATE[what], "--study", "new/folder/study.sqlite")
 
 
 def test_a_folder_for_a_backbone_is_not_made_for_what_is_refused(wrong):
@@ -345,19 +345,19 @@ def test_a_file_that_is_no_study_is_refused_and_left_as_it_is(wrong, tmp_path, w
 
 
 @pytest.mark.parametrize("what", [b"hello", b"no database" * 200])
-def test_salvaging_what_is_no_study_leaves_nothing_beside_it(wrong, tmp_path, what):
+def test_salvaging_a_file_that_is_no_study_leaves_no_other_file(wrong, tmp_path, what):
     (tmp_path / "text.txt").write_bytes(what)
     assert "nothing in text.txt can be read" in wrong("salvage", "text.txt")
 
 
 @pytest.mark.parametrize("asked", ["show", "report"])
-def test_a_study_with_nothing_in_it_is_told_in_one_line(wrong, tmp_path, asked):
+def test_empty_study_is_refused_in_one_line(wrong, tmp_path, asked):
     Store(tmp_path / "mine.sqlite").log("mooring compare")
     assert "has no finished runs yet" in wrong(asked, "mine.sqlite")
 
 
 @pytest.mark.parametrize("asked", ["show", "report"])
-def test_a_file_of_no_bytes_is_told_in_one_line(wrong, tmp_path, asked):
+def test_empty_file_is_refused_in_one_line(wrong, tmp_path, asked):
     (tmp_path / "mine.sqlite").touch()
     assert "has no finished runs yet" in wrong(asked, "mine.sqlite")
 
@@ -365,13 +365,13 @@ def test_a_file_of_no_bytes_is_told_in_one_line(wrong, tmp_path, asked):
 @pytest.mark.parametrize(
     "place", ["file/study.sqlite", "file/deep/study.sqlite", "/proc/nowhere/study.sqlite", "/dev/full"]
 )
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(wrong, tmp_path, place):
+def test_read_only_folder_is_refused_before_any_work(wrong, tmp_path, place):
     (tmp_path / "file").write_text("no folder")
     for name in ("compare", "tune"):
         wrong(name, *DIGITS, "--study", place)
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_any_work(wrong, tmp_path):
+def test_report_in_a_read_only_folder_is_refused_before_any_work(wrong, tmp_path):
     (tmp_path / "page").write_text("no folder")
     for name in ("compare", "tune"):
         wrong(name, *DIGITS, "--report", "page")
@@ -416,9 +416,9 @@ def test_a_refusal_from_a_process_is_one_line_and_status_2(tmp_path, asked):
 @pytest.mark.parametrize("asked", [[], ["data"]])
 def test_no_command_is_answered_with_help_and_no_traceback(asked, capsys):
     assert main(asked) in (0, 2)
-    told = capsys.readouterr()
-    assert "Usage" in told.out + told.err
-    assert "Traceback" not in told.err
+    output = capsys.readouterr()
+    assert "Usage" in output.out + output.err
+    assert "Traceback" not in output.err
 
 
 @pytest.mark.parametrize("asked", [["--help"], ["compare", "--help"], ["--version"]])
@@ -439,7 +439,7 @@ def strict(text: str):
 
 def test_json_is_strict_for_every_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mooring.report.write_report", lambda results, folder, **rest: folder / "index.html")
+    monkeypatch.setattr("mooring.report.write_report", lambda results, folder, **options: folder / "index.html")
     kept(tmp_path / "kept.sqlite")
     explodes = ["--strength", "ewc=1e12"]
     asked = {
@@ -463,18 +463,18 @@ def test_json_is_strict_for_every_command(tmp_path, monkeypatch, capsys):
         "report": ["report", "--json"],
         "data": ["data", "list", "--json"],
     }
-    told = {}
+    output = {}
     for name, arguments in asked.items():
         assert main(arguments) == 0, capsys.readouterr().err
-        told[name] = strict(capsys.readouterr().out)
-    (plain, ewc) = told["compare"]["rows"]
+        output[name] = strict(capsys.readouterr().out)
+    (plain, ewc) = output["compare"]["rows"]
     assert plain["metrics"]["accuracy"]["std"] is None
     assert "unstable" in ewc["verdict"] or ewc["metrics"]
-    assert [choice["method"] for choice in told["tune"]["choices"]] == ["plain", "ewc"]
-    assert {run["spec"]["method"] for run in told["show"]["runs"]} == {"plain", "ewc"}
-    assert told["show what is odd"]["runs"][0]["losses"] == [[None], [1.0]]
-    assert {method["name"] for method in told["methods"]} >= {"plain", "ewc"}
-    assert told["report"]["page"].endswith("index.html")
+    assert [choice["method"] for choice in output["tune"]["choices"]] == ["plain", "ewc"]
+    assert {run["spec"]["method"] for run in output["show"]["runs"]} == {"plain", "ewc"}
+    assert output["show what is odd"]["runs"][0]["losses"] == [[None], [1.0]]
+    assert {method["name"] for method in output["methods"]} >= {"plain", "ewc"}
+    assert output["report"]["page"].endswith("index.html")
 
 
 # What people see
@@ -489,8 +489,8 @@ def test_without_a_terminal_nothing_is_drawn(tmp_path, monkeypatch, capsys):
         ["tune", *DIGITS, "--tasks", "2", "--search-tasks", "1"],
     ):
         assert main(arguments) == 0
-        told = capsys.readouterr()
-        assert not [sign for sign in CONTROL if sign in told.out + told.err]
+        output = capsys.readouterr()
+        assert not [sign for sign in CONTROL if sign in output.out + output.err]
 
 
 def test_quiet_says_nothing_on_the_way(tmp_path, monkeypatch, capsys):

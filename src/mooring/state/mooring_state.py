@@ -112,7 +112,8 @@ class ParameterState:
         """Return a score in the parameter's shape: 0 for None, a single number expanded."""
         if score is None:
             return torch.zeros_like(self.theta, dtype=self.compute_dtype)
-        return (score.values() if isinstance(score, QuantizedImportance) else score).expand_as(self.theta)
+        values = score.values() if isinstance(score, QuantizedImportance) else score
+        return values.expand_as(self.anchor)  # after `select_runs` the parameter has its old runs until it is bound
 
     def select_runs(self, rows: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
         """Keep the runs in these rows, in this order.
