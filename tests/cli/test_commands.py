@@ -1,4 +1,4 @@
-"""Every command in miniature; a file, the command line and Python ask for the same runs."""
+"""Small runs of every command; a study file, the command line and Python give the same runs."""
 
 import inspect
 import json
@@ -28,17 +28,17 @@ def _here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def asked(capsys, monkeypatch):
-    """What a command that works says on stdout."""
+def run(capsys, monkeypatch):
+    """Return a function that runs a command, checks that it succeeds, and returns its stdout."""
 
-    def ask(*arguments: str) -> str:
+    def run_command(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["mooring", *arguments])
         status = main()
-        told = capsys.readouterr()
-        assert status == 0, told.err
-        return told.out
+        output = capsys.readouterr()
+        assert status == 0, output.err
+        return output.out
 
-    return ask
+    return run_command
 
 
 def keys(path: str = "mooring.sqlite") -> set[str]:
@@ -52,107 +52,107 @@ def never_trained(monkeypatch) -> None:
 # frontier
 
 
-def test_frontier_sweeps_dials_and_says_who_is_on_it(asked, monkeypatch):
+def test_frontier_sweeps_strengths_and_names_the_methods_on_it(run, monkeypatch):
     command = ["frontier", *DIGITS, "--methods", "plain,wise-ft,explicit-ewc", "--out", "drawn"]
-    told = asked(*command)
+    output = run(*command)
     strengths = {result.spec.strength for result in Store("mooring.sqlite").results()}
     assert strengths == {None, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9}
-    assert "on the frontier: " in told
-    assert "--out DIR" not in told
+    assert "on the frontier: " in output
+    assert "--out DIR" not in output
     never_trained(monkeypatch)
-    found = json.loads(asked(*command, "--json"))
-    assert [Path(path).suffix for path in found["files"]] == [".svg", ".png", ".json"]
-    assert all(Path(path).is_file() for path in found["files"])
-    assert json.loads(Path("drawn/frontier.json").read_text()) == found["frontiers"]
-    (stream,) = found["frontiers"]
-    assert {each["method"] for each in stream["methods"]} == {"plain", "wise-ft", "explicit-ewc"}
+    content = json.loads(run(*command, "--json"))
+    assert [Path(path).suffix for path in content["files"]] == [".svg", ".png", ".json"]
+    assert all(Path(path).is_file() for path in content["files"])
+    assert json.loads(Path("drawn/frontier.json").read_text()) == content["frontiers"]
+    (stream,) = content["frontiers"]
+    assert {entry["method"] for entry in stream["methods"]} == {"plain", "wise-ft", "explicit-ewc"}
 
 
-def test_frontier_says_how_many_methods_it_has_by_default(asked):
-    told = " ".join(asked("frontier", "--help").replace("│", " ").split())
-    assert "lists them. 23 by default." in told
-    assert "plain,frozen" not in told
+def test_frontier_says_how_many_methods_it_has_by_default(run):
+    output = " ".join(run("frontier", "--help").replace("│", " ").split())
+    assert "lists them. 23 by default." in output
+    assert "plain,frozen" not in output
 
 
-def test_frontier_takes_another_dial_for_a_method(asked):
-    told = asked("frontier", *DIGITS, "--methods", "wise-ft", "--strength", "wise-ft=0.25,0.75")
-    assert told.splitlines()[-1] == "--out DIR writes the figure"
+def test_frontier_takes_other_strengths_for_a_method(run):
+    output = run("frontier", *DIGITS, "--methods", "wise-ft", "--strength", "wise-ft=0.25,0.75")
+    assert output.splitlines()[-1] == "--out DIR writes the figure"
     assert {result.spec.strength for result in Store("mooring.sqlite").results()} == {0.25, 0.75}
 
 
 # compare
 
 
-def test_compare_tells_every_method_and_where_the_results_are(asked):
-    told = asked("compare", *DIGITS, "--methods", "plain,ewc", "--baseline", "plain").splitlines()
-    assert told[0].startswith("digits (2 classes a task), tasks 1 to 2, at most 20 images a task: mlp, 1 epoch")
-    assert told[0].endswith("over 2 seeds")
+def test_compare_prints_every_method_and_the_results_file(run):
+    output = run("compare", *DIGITS, "--methods", "plain,ewc", "--baseline", "plain").splitlines()
+    assert output[0].startswith("digits (2 classes a task), tasks 1 to 2, at most 20 images a task: mlp, 1 epoch")
+    assert output[0].endswith("over 2 seeds")
     header = ["method", "accuracy", "%", "forgetting", "learned", "vs", "plain", "[95", "%]", "verdict"]
-    assert told[1].split() == header
-    assert [line.split()[0] for line in told[2:4]] == ["plain", "ewc"]
-    assert told[-1] == "results: mooring.sqlite"
+    assert output[1].split() == header
+    assert [line.split()[0] for line in output[2:4]] == ["plain", "ewc"]
+    assert output[-1] == "results: mooring.sqlite"
 
 
-def test_compare_tells_the_numbers_that_are_kept(asked):
-    told = json.loads(asked("compare", *DIGITS, "--methods", "plain", "--json"))
-    found = [result.metrics["accuracy"] for result in Store("mooring.sqlite").results()]
-    assert told["rows"][0]["metrics"]["accuracy"]["mean"] == pytest.approx(sum(found) / len(found))
-    assert told["rows"][0]["seeds"] == [0, 1]
-    assert told["study"] == "mooring.sqlite"
-    assert told["report"] is None
+def test_compare_prints_the_stored_numbers(run):
+    output = json.loads(run("compare", *DIGITS, "--methods", "plain", "--json"))
+    accuracies = [result.metrics["accuracy"] for result in Store("mooring.sqlite").results()]
+    assert output["rows"][0]["metrics"]["accuracy"]["mean"] == pytest.approx(sum(accuracies) / len(accuracies))
+    assert output["rows"][0]["seeds"] == [0, 1]
+    assert output["study"] == "mooring.sqlite"
+    assert output["report"] is None
 
 
-def test_asking_twice_is_instant_and_says_the_same(asked, monkeypatch):
+def test_repeated_compare_is_instant_and_prints_the_same(run, monkeypatch):
     command = ["compare", *DIGITS, "--methods", "plain,ewc,explicit-mas", "--baseline", "ewc"]
-    first = asked(*command)
+    first = run(*command)
     never_trained(monkeypatch)
     began = time.monotonic()
-    assert asked(*command) == first
+    assert run(*command) == first
     assert time.monotonic() - began < 1
     assert Store("mooring.sqlite").commands() == [" ".join(["mooring", *command])] * 2
 
 
-def test_a_line_for_each_setting(asked):
-    told = json.loads(
-        asked("compare", *DIGITS, "--methods", "plain,ewc", "--lr", "ewc=0.1,0.2", "--strength", "ewc=1,10", "--json")
+def test_a_line_for_each_setting(run):
+    output = json.loads(
+        run("compare", *DIGITS, "--methods", "plain,ewc", "--lr", "ewc=0.1,0.2", "--strength", "ewc=1,10", "--json")
     )
-    settings = [(row["method"], row["lr"], row["strength"]) for row in told["rows"]]
+    settings = [(row["method"], row["lr"], row["strength"]) for row in output["rows"]]
     assert settings[1:] == [("ewc", lr, strength) for lr in (0.1, 0.2) for strength in (1.0, 10.0)]
     assert settings[0][0] == "plain"
 
 
-def test_several_streams_have_a_table_each(asked):
-    told = asked("compare", "--stream", "digits,digits-permuted,digits-rotated", *DIGITS, "--methods", "plain")
-    assert told.count("mean ± std over 2 seeds") == 3
+def test_several_streams_have_a_table_each(run):
+    output = run("compare", "--stream", "digits,digits-permuted,digits-rotated", *DIGITS, "--methods", "plain")
+    assert output.count("mean ± std over 2 seeds") == 3
 
 
-def test_a_page_is_written_where_it_was_asked_for(asked, monkeypatch, tmp_path):
-    written = []
+def test_report_option_writes_the_page(run, monkeypatch, tmp_path):
+    calls = []
 
-    def write_report(results, folder, **rest):
-        written.append((results, folder, rest))
+    def write_report(results, folder, **options):
+        calls.append((results, folder, options))
         return folder / "index.html"
 
     monkeypatch.setattr("mooring.report.write_report", write_report)
     command = ["compare", *DIGITS, "--methods", "plain,ewc", "--baseline", "plain", "--report", "page"]
-    assert asked(*command).splitlines()[-1] == "page:    page/index.html"
-    ((results, folder, rest),) = written
+    assert run(*command).splitlines()[-1] == "page:    page/index.html"
+    ((results, folder, options),) = calls
     assert {result.spec.key for result in results} == keys()
     assert str(folder) == "page"
-    assert rest == {"title": "mooring", "command": " ".join(["mooring", *command]), "baseline": "plain"}
-    assert asked("report", "--to", "other", "--title", "Mine", "--baseline", "ewc") == "page: other/index.html\n"
-    assert str(written[1][1]) == "other"
-    assert written[1][2] == {"title": "Mine", "command": " ".join(["mooring", *command]), "baseline": "ewc"}
+    assert options == {"title": "mooring", "command": " ".join(["mooring", *command]), "baseline": "plain"}
+    assert run("report", "--to", "other", "--title", "Mine", "--baseline", "ewc") == "page: other/index.html\n"
+    assert str(calls[1][1]) == "other"
+    assert calls[1][2] == {"title": "Mine", "command": " ".join(["mooring", *command]), "baseline": "ewc"}
 
 
-def test_a_network_in_the_folder_where_one_is_can_be_named(asked, tmp_path, monkeypatch):
+def test_a_network_in_the_folder_where_one_is_can_be_named(run, tmp_path, monkeypatch):
     (tmp_path / "my_own.py").write_text(
         "from torch import nn\n\n\ndef narrow(shape):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))\n"
     )
     # as the installed command is started: its own folder comes first, and not the one that one is in
     scripts = str(Path(sys.executable).parent)
-    monkeypatch.setattr(sys, "path", [scripts, *(each for each in sys.path if each not in ("", str(tmp_path)))])
-    asked("compare", *DIGITS, "--methods", "plain", "--network", "my_own:narrow")
+    monkeypatch.setattr(sys, "path", [scripts, *(entry for entry in sys.path if entry not in ("", str(tmp_path)))])
+    run("compare", *DIGITS, "--methods", "plain", "--network", "my_own:narrow")
     (network,) = {result.spec.network for result in Store("mooring.sqlite").results()}
     assert network.startswith("my_own:narrow@")
 
@@ -160,14 +160,14 @@ def test_a_network_in_the_folder_where_one_is_can_be_named(asked, tmp_path, monk
 def test_a_network_of_ones_own_that_was_changed_is_another_network(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     source = "from torch import nn\n\n\ndef net(shape):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, {}))\n"
-    found = []
+    content = []
     for number, width in enumerate((5, 5, 6)):
         (tmp_path / f"changing{number}.py").write_text(source.format(width))
-        found.append(versioned_name(f"changing{number}:net").partition("@")[2])
-    assert found[0] == found[1] != found[2]
+        content.append(versioned_name(f"changing{number}:net").partition("@")[2])
+    assert content[0] == content[1] != content[2]
 
 
-def test_a_network_of_ones_own_that_fails_is_told_in_one_line(asked, tmp_path, monkeypatch):
+def test_custom_network_that_fails_is_refused_in_one_line(run, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "failing.py").write_text("from torch import nn\n\n\ndef net(shape):\n    return nn.Linear(999, 3)\n")
     with pytest.raises(MooringError, match=r"network 'failing:net.* fails on an image of shape \(1, 8, 8\)"):
@@ -177,26 +177,26 @@ def test_a_network_of_ones_own_that_fails_is_told_in_one_line(asked, tmp_path, m
 # tune
 
 
-def test_tune_tells_what_it_chose_what_it_dropped_and_what_came_of_it(asked):
+def test_tune_tells_what_it_chose_what_it_dropped_and_what_came_of_it(run):
     command = ["tune", "--limit", "20", "--tasks", "3", "--epochs", "1", "--seeds", "1", "--methods", "plain,ewc"]
     grid = ["--search-tasks", "1", "--lrs", "0.05,0.1", "--strengths", "1,1e9"]
-    told = asked(*command, *grid)
-    assert told.startswith("searched digits (2 classes a task), ")
-    assert "ewc 1e+09: after 1 task lr * strength * importance leaves (0, 1)" in told
-    assert "other 2, trained" in told
-    found = json.loads(asked(*command, *grid, "--json"))
-    assert [(choice["method"], choice["grid"], len(choice["dropped"])) for choice in found["choices"]] == [
+    output = run(*command, *grid)
+    assert output.startswith("searched digits (2 classes a task), ")
+    assert "ewc 1e+09: after 1 task lr * strength * importance leaves (0, 1)" in output
+    assert "other 2, trained" in output
+    content = json.loads(run(*command, *grid, "--json"))
+    assert [(choice["method"], choice["grid"], len(choice["dropped"])) for choice in content["choices"]] == [
         ("plain", 2, 0),
         ("ewc", 4, 2),
     ]
-    for choice, row in zip(found["choices"], found["rows"], strict=True):
+    for choice, row in zip(content["choices"], content["rows"], strict=True):
         assert (row["lr"], row["strength"]) == (choice["best"]["lr"], choice["best"]["strength"])
 
 
 # run
 
 
-WRITTEN = """
+STUDY_FILE = """
 methods = ["plain", "ewc", "er"]
 seeds = [0, 2]
 [stream]
@@ -222,10 +222,10 @@ TYPED = (
 )
 
 
-def test_a_file_the_command_line_and_python_ask_for_the_same_runs(asked, tmp_path):
-    (tmp_path / "written.toml").write_text(WRITTEN)
-    asked("run", "written.toml")
-    asked(*TYPED.split())
+def test_a_file_the_command_line_and_python_ask_for_the_same_runs(run, tmp_path):
+    (tmp_path / "written.toml").write_text(STUDY_FILE)
+    run("run", "written.toml")
+    run(*TYPED.split())
     Study("called.sqlite").compare(
         stream=StreamOptions("digits", per_task=5, limit=20),
         methods=["plain", "ewc", "er"],
@@ -245,12 +245,10 @@ def test_a_file_the_command_line_and_python_ask_for_the_same_runs(asked, tmp_pat
     assert keys("written.sqlite") == keys("typed.sqlite")
 
 
-def test_all_three_start_from_the_same_defaults(asked, tmp_path, monkeypatch):
+def test_all_three_start_from_the_same_defaults(run, tmp_path, monkeypatch):
     (tmp_path / "written.toml").write_text('methods = ["plain", "ewc"]\nseeds = 1\n[stream]\nlimit = 20\ntasks = 2\n')
-    asked("run", "written.toml")
-    asked(
-        "compare", "--methods", "plain,ewc", "--seeds", "1", "--limit", "20", "--tasks", "2", "--study", "typed.sqlite"
-    )
+    run("run", "written.toml")
+    run("compare", "--methods", "plain,ewc", "--seeds", "1", "--limit", "20", "--tasks", "2", "--study", "typed.sqlite")
     study = Study("called.sqlite")
     study.compare(stream=StreamOptions("digits", limit=20, tasks=2), methods="plain,ewc", seeds=1)
     assert keys("written.sqlite") == keys("typed.sqlite") == keys("called.sqlite")
@@ -267,71 +265,71 @@ def test_the_command_line_and_a_file_compare_the_same_methods_where_none_are_nam
     assert comparison().methods == methods
 
 
-def test_run_twice_is_instant_and_searches_where_the_file_says_so(asked, tmp_path, monkeypatch):
+def test_run_twice_is_instant_and_searches_where_the_file_says_so(run, tmp_path, monkeypatch):
     text = 'methods = ["plain"]\nseeds = 1\nbaseline = "plain"\n[stream]\nlimit = 20\ntasks = 3\n[train]\nepochs = 1\n'
     (tmp_path / "mine.toml").write_text(text + "[tune]\ntasks = 1\nlrs = [0.1, 0.01]\n")
-    first = asked("run", "mine.toml")
+    first = run("run", "mine.toml")
     assert first.startswith("searched digits")
     never_trained(monkeypatch)
-    assert asked("run", "mine.toml") == first
+    assert run("run", "mine.toml") == first
 
 
-def test_run_takes_paths_from_where_the_file_lies(asked, tmp_path, monkeypatch):
+def test_run_takes_paths_from_where_the_file_lies(run, tmp_path, monkeypatch):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "mine.toml").write_text(
         'study = "kept/mine.sqlite"\nmethods = ["plain"]\nseeds = 1\n'
         "[stream]\nlimit = 20\ntasks = 2\n[train]\nepochs = 1\n"
     )
-    asked("run", "deep/mine.toml")
+    run("run", "deep/mine.toml")
     assert len(keys("deep/kept/mine.sqlite")) == 1
 
 
 # show
 
 
-def test_show_tells_what_compare_told_without_training(asked, monkeypatch):
-    told = asked("compare", *DIGITS, "--methods", "plain,ewc")
+def test_show_prints_the_tables_of_compare_without_training(run, monkeypatch):
+    output = run("compare", *DIGITS, "--methods", "plain,ewc")
     never_trained(monkeypatch)
-    assert asked("show") == told.removesuffix("results: mooring.sqlite\n")
-    found = json.loads(asked("show", "mooring.sqlite", "--json", "--runs"))
-    assert {run["key"] for run in found["runs"]} == keys()
-    assert found["commands"] == [" ".join(["mooring", "compare", *DIGITS, "--methods", "plain,ewc"])]
-    assert "runs" not in json.loads(asked("show", "--json"))
+    assert run("show") == output.removesuffix("results: mooring.sqlite\n")
+    content = json.loads(run("show", "mooring.sqlite", "--json", "--runs"))
+    assert {run["key"] for run in content["runs"]} == keys()
+    assert content["commands"] == [" ".join(["mooring", "compare", *DIGITS, "--methods", "plain,ewc"])]
+    assert "runs" not in json.loads(run("show", "--json"))
 
 
-def test_show_leaves_a_study_as_it_is(asked, tmp_path):
-    asked("compare", *DIGITS, "--methods", "plain")
+def test_show_leaves_a_study_as_it_is(run, tmp_path):
+    run("compare", *DIGITS, "--methods", "plain")
     before = (tmp_path / "mooring.sqlite").read_bytes()
-    asked("show", "--baseline", "plain")
+    run("show", "--baseline", "plain")
     assert (tmp_path / "mooring.sqlite").read_bytes() == before
 
 
 # methods
 
 
-def test_methods_lists_every_method_with_a_line_and_its_strength(asked):
+def test_methods_lists_every_method_with_a_line_and_its_strength(run):
     from mooring.lab.methods import METHODS
     from mooring.lab.study.comparison import comparison
 
-    told = asked("methods").splitlines()
-    assert told[0].split() == ["method", "what", "it", "does", "strength", "on", "digits", "elsewhere"]
-    assert [line.split()[0] for line in told[1:]] == list(METHODS)
-    found = json.loads(asked("methods", "--json"))
-    assert [(each["name"], each["strength"]["on_digits"], each["memory"]) for each in found] == [
+    output = run("methods").splitlines()
+    assert output[0].split() == ["method", "what", "it", "does", "strength", "on", "digits", "elsewhere"]
+    assert [line.split()[0] for line in output[1:]] == list(METHODS)
+    content = json.loads(run("methods", "--json"))
+    assert [(entry["name"], entry["strength"]["on_digits"], entry["memory"]) for entry in content] == [
         (method.name, method.strength, method.memory) for method in METHODS.values()
     ]
-    assert next(line for line in told if line.startswith("ewc ")).split()[-2:] == ["1e+07", "1000"]
+    assert next(line for line in output if line.startswith("ewc ")).split()[-2:] == ["1e+07", "1000"]
     elsewhere = comparison(StreamOptions("cifar10"), "all", seeds=1)
-    for each, spec in zip(found, elsewhere.specs(elsewhere.streams[0][1], "", "", ""), strict=True):
-        assert each["strength"]["elsewhere"] == spec.strength
+    for entry, spec in zip(content, elsewhere.specs(elsewhere.streams[0][1], "", "", ""), strict=True):
+        assert entry["strength"]["elsewhere"] == spec.strength
 
 
 # pretrain
 
 
-def test_pretrain_writes_a_backbone_that_runs_start_from(asked):
-    told = json.loads(
-        asked(
+def test_pretrain_writes_a_backbone_that_runs_start_from(run):
+    output = json.loads(
+        run(
             "pretrain",
             "--network",
             "mlp",
@@ -346,46 +344,46 @@ def test_pretrain_writes_a_backbone_that_runs_start_from(asked):
             "--json",
         )
     )
-    assert told["backbone"] == "b.safetensors"
-    assert 0 <= told["accuracy"] <= 100
+    assert output["backbone"] == "b.safetensors"
+    assert 0 <= output["accuracy"] <= 100
     weights = load_file("b.safetensors")
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
-    asked("compare", *DIGITS, "--methods", "frozen", "--init", "b.safetensors")
-    asked("compare", *DIGITS, "--methods", "frozen")
+    run("compare", *DIGITS, "--methods", "frozen", "--init", "b.safetensors")
+    run("compare", *DIGITS, "--methods", "frozen")
     starts = {result.spec.init for result in Store("mooring.sqlite").results()}
     assert len(starts) == 2
     assert "" in starts
 
 
-def test_pretrain_writes_several_backbones_with_their_seeds_in_the_name(asked):
+def test_pretrain_writes_several_backbones_with_their_seeds_in_the_name(run):
     few = ("pretrain", "--network", "mlp", "--limit", "20", "--epochs", "1", "--shifts", "1", "--schedule", "cosine")
-    told = json.loads(asked(*few, "--seed", "1", "--seeds", "2", "--out", "b.safetensors", "--json"))
-    assert [(each["backbone"], each["seed"]) for each in told] == [("b-1.safetensors", 1), ("b-2.safetensors", 2)]
-    assert all(0 <= each["accuracy"] <= 100 for each in told)
-    lines = asked(*few, "--seeds", "2", "--out", "c.safetensors").splitlines()
+    output = json.loads(run(*few, "--seed", "1", "--seeds", "2", "--out", "b.safetensors", "--json"))
+    assert [(entry["backbone"], entry["seed"]) for entry in output] == [("b-1.safetensors", 1), ("b-2.safetensors", 2)]
+    assert all(0 <= entry["accuracy"] <= 100 for entry in output)
+    lines = run(*few, "--seeds", "2", "--out", "c.safetensors").splitlines()
     assert [line.split(":")[0] for line in lines] == ["c-0.safetensors", "c-1.safetensors"]
     assert read_weights("b-1.safetensors").fingerprint == read_weights("c-1.safetensors").fingerprint
 
 
-def test_a_backbone_taught_twice_is_the_same_start(asked):
+def test_a_backbone_taught_twice_is_the_same_start(run):
     for name in ("b.safetensors", "c.safetensors"):
-        asked("pretrain", "--network", "mlp", "--limit", "20", "--epochs", "1", "--out", name)
+        run("pretrain", "--network", "mlp", "--limit", "20", "--epochs", "1", "--out", name)
     assert read_weights("b.safetensors").fingerprint == read_weights("c.safetensors").fingerprint
 
 
-def test_a_backbone_under_another_name_is_the_same_start(asked, monkeypatch):
-    asked("pretrain", "--network", "mlp", "--limit", "20", "--epochs", "1", "--out", "b.safetensors")
-    asked("compare", *DIGITS, "--methods", "plain", "--init", "b.safetensors")
+def test_a_backbone_under_another_name_is_the_same_start(run, monkeypatch):
+    run("pretrain", "--network", "mlp", "--limit", "20", "--epochs", "1", "--out", "b.safetensors")
+    run("compare", *DIGITS, "--methods", "plain", "--init", "b.safetensors")
     with open("b.safetensors", "rb") as one, open("c.safetensors", "wb") as other:
         other.write(one.read())
     never_trained(monkeypatch)
-    asked("compare", *DIGITS, "--methods", "plain", "--init", "c.safetensors")
+    run("compare", *DIGITS, "--methods", "plain", "--init", "c.safetensors")
 
 
 # data
 
 
-def test_a_folder_of_images_is_compared(asked, tmp_path):
+def test_a_folder_of_images_is_compared(run, tmp_path):
     import numpy as np
     from PIL import Image
 
@@ -395,5 +393,5 @@ def test_a_folder_of_images_is_compared(asked, tmp_path):
             pixels = np.random.default_rng(10 * number + seed).integers(0, 256, (8, 8, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "images" / name / f"{seed}.png")
     folder = ["--stream", "folder", "--data", "images", "--per-task", "2", "--size", "8", "--network", "mlp"]
-    told = asked("compare", *folder, "--methods", "plain", "--seeds", "1")
-    assert told.startswith("images (2 classes a task): mlp, 1 epoch, batch 10, lr 0.001")
+    output = run("compare", *folder, "--methods", "plain", "--seeds", "1")
+    assert output.startswith("images (2 classes a task): mlp, 1 epoch, batch 10, lr 0.001")

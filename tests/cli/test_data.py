@@ -85,10 +85,10 @@ def test_list_has_every_set_and_where_it_is(tmp_path):
     assert [line.split()[0] for line in lines] == ["name", *NAMED_DATASETS]
     assert next(line for line in lines if line.startswith("cifar10 ")).endswith(str(tmp_path / "home" / "cifar10"))
     assert next(line for line in lines if line.startswith("cifar100")).endswith("not fetched")
-    told = {one["name"]: one for one in json.loads(printed("list", "--json"))}
-    assert told["flowers102"]["tasks"] == 17
-    assert told["cifar10"]["where"] == str(tmp_path / "home" / "cifar10")
-    assert told["cifar100"]["where"] is None
+    content = {one["name"]: one for one in json.loads(printed("list", "--json"))}
+    assert content["flowers102"]["tasks"] == 17
+    assert content["cifar10"]["where"] == str(tmp_path / "home" / "cifar10")
+    assert content["cifar100"]["where"] is None
 
 
 def test_info_says_how_it_is_cut_where_it_is_from_and_how_to_get_it(tmp_path):
@@ -127,8 +127,8 @@ def test_in_a_terminal_the_size_is_said_and_the_user_asked(hub, tmp_path, monkey
 
 
 def test_a_fetched_set_is_found_by_streams(hub, tmp_path):
-    told = json.loads(printed("fetch", "cifar10", "--yes", "--json"))
-    assert told == {"name": "cifar10", "folder": str(tmp_path / "home" / "cifar10")}
+    content = json.loads(printed("fetch", "cifar10", "--yes", "--json"))
+    assert content == {"name": "cifar10", "folder": str(tmp_path / "home" / "cifar10")}
     stream = open_stream(StreamOptions("cifar10"))
     assert len(stream.tasks) == 5
     assert [len(task.train) for task in stream.tasks] == [6] * 5
@@ -137,7 +137,7 @@ def test_a_fetched_set_is_found_by_streams(hub, tmp_path):
     assert len(hub.requests) == asked, "what is there needs neither a yes nor the Hub"
 
 
-def test_fetch_goes_where_it_is_told(hub, tmp_path):
+def test_fetch_writes_to_the_given_folder(hub, tmp_path):
     printed("fetch", "cifar10", "--yes", "--to", tmp_path / "there")
     assert len(open_stream(StreamOptions("cifar10", data=str(tmp_path / "there"))).tasks) == 5
     assert not (tmp_path / "home").exists()
@@ -172,12 +172,12 @@ def test_check_counts_what_is_there(folder):
         "every image can be read",
     ):
         assert expected in text
-    told = json.loads(printed("check", folder, "--json"))
-    assert told["train"] == 6 + 4 + 1
-    assert told["test"] == 2 + 1 + 1
-    assert told["classes"]["b"] == {"train": 4, "test": 1}
-    assert told["sizes"] == [[9, 7], [20, 30]]
-    assert told["broken"] == []
+    content = json.loads(printed("check", folder, "--json"))
+    assert content["train"] == 6 + 4 + 1
+    assert content["test"] == 2 + 1 + 1
+    assert content["classes"]["b"] == {"train": 4, "test": 1}
+    assert content["sizes"] == [[9, 7], [20, 30]]
+    assert content["broken"] == []
     assert not (folder / ".mooring").exists(), "looking leaves nothing behind"
 
 
@@ -192,10 +192,10 @@ def test_check_names_every_broken_image_and_fails(folder):
     assert "class c has no training or no test images" in result.stdout
     result = run("check", folder, "--json")
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    assert told["broken"] == [str(folder / "a" / "3.png"), str(folder / "c" / "0.png")]
-    assert told["classes"]["a"] == {"train": 5, "test": 2}
-    assert told["empty"] == ["c"]
+    content = json.loads(result.stdout)
+    assert content["broken"] == [str(folder / "a" / "3.png"), str(folder / "c" / "0.png")]
+    assert content["classes"]["a"] == {"train": 5, "test": 2}
+    assert content["empty"] == ["c"]
     assert run("check", folder, "--skip-broken").exit_code == 0
 
 
@@ -214,9 +214,9 @@ def test_check_finds_labels_outside_the_classes(tmp_path):
     for kind in ("train", "test"):
         table = pa.table({"img": [png(0), png(1)], "label": [0, 3]}).replace_schema_metadata({"huggingface": info})
         pq.write_table(table, tmp_path / f"{kind}-0.parquet")
-    told = json.loads(run("check", tmp_path, "--json").stdout)
-    assert told["broken"][0].endswith("train-0.parquet, row 1 (label 3 of 1 classes)")
-    assert told["train"] == 1
+    content = json.loads(run("check", tmp_path, "--json").stdout)
+    assert content["broken"][0].endswith("train-0.parquet, row 1 (label 3 of 1 classes)")
+    assert content["train"] == 1
 
 
 def test_check_can_leave_classes_out(folder):
@@ -232,10 +232,10 @@ def test_check_refuses_what_is_no_folder(tmp_path):
 
 def test_a_bar_is_shown_in_a_terminal_and_nowhere_else():
     for terminal in (True, False):
-        written = io.StringIO()
-        console = Console(file=written, force_terminal=terminal, width=100)
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=terminal, width=100)
         with progress_bar(console=console) as report:
             report("decoding", 1, 4)
             report("decoding", 4, 4)
-        assert ("decoding" in written.getvalue()) == terminal
-        assert ("4/4" in written.getvalue()) == terminal
+        assert ("decoding" in screen.getvalue()) == terminal
+        assert ("4/4" in screen.getvalue()) == terminal

@@ -1,4 +1,4 @@
-"""`mooring doctor` tells what is here and missing, with nothing but torch; shells complete commands and names."""
+"""`mooring doctor` shows the environment with torch alone; shells complete names."""
 
 import json
 import os
@@ -24,51 +24,51 @@ REQUIRES = [
 
 
 @pytest.fixture
-def told(monkeypatch):
+def requirements(monkeypatch):
     monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES)
 
 
-def test_extras_are_ready_missing_or_too_old_and_each_has_its_command(told):
-    found = environment.examine()
-    extras = {extra.name: extra for extra in found.extras}
+def test_missing_and_old_extras_have_an_install_command(requirements):
+    examined = environment.examine()
+    extras = {extra.name: extra for extra in examined.extras}
     assert list(extras) == ["lab", "ray", "future"]  # dev is for working on it; tomli is for older Pythons
     assert extras["lab"].ready
     assert extras["lab"].libraries == {"numpy": metadata.version("numpy")}
     assert extras["ray"].missing == ("nowhere-to-be-found",)
     assert extras["future"].missing == ("torch 99.1 or newer",)
-    commands = {each["what"]: each["get"] for each in found.missing}
+    commands = {item["what"]: item["get"] for item in examined.missing}
     assert commands["extra ray"] == 'pip install "mooring[ray]"'
     assert "extra lab" not in commands
 
 
-def test_a_set_that_was_fetched_is_named_with_its_folder(told, monkeypatch, tmp_path):
+def test_downloaded_set_is_shown_with_its_folder(requirements, monkeypatch, tmp_path):
     monkeypatch.setenv("MOORING_DATA", str(tmp_path))
     (tmp_path / "cifar10").mkdir()
-    found = environment.examine()
-    assert found.data["cifar10"] == str(tmp_path / "cifar10")
-    commands = {each["what"]: each["get"] for each in found.missing}
+    examined = environment.examine()
+    assert examined.data["cifar10"] == str(tmp_path / "cifar10")
+    commands = {item["what"]: item["get"] for item in examined.missing}
     assert commands["data cifar100"] == "mooring data fetch cifar100"
     assert commands["data caltech256"] == "mooring data info caltech256"  # which is not on the Hub
     assert "data cifar10" not in commands
 
 
-def test_json_and_text_say_the_same(told, capsys):
+def test_json_and_text_have_the_same_content(requirements, capsys):
     assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    examined = json.loads(capsys.readouterr().out)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert f"torch {found['torch']['version']}" in text
-    for each in found["missing"]:
-        assert each["get"] in text
+    assert f"torch {examined['torch']['version']}" in text
+    for item in examined["missing"]:
+        assert item["get"] in text
 
 
-def test_a_torch_that_is_too_old_is_a_failure(monkeypatch, capsys):
+def test_old_torch_exits_with_1(monkeypatch, capsys):
     monkeypatch.setattr(metadata, "requires", lambda name: ["torch>=99"])
     assert main(["doctor"]) == 1
     assert "pip install --upgrade torch" in capsys.readouterr().out
 
 
-def test_a_checkout_that_is_not_installed_says_so(monkeypatch):
+def test_checkout_that_is_not_installed_names_the_command(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
@@ -95,7 +95,7 @@ sys.exit(main(sys.argv[1:]))
         ([], 2, "", "error: the command line needs typer: pip install 'mooring[lab]'\n"),
     ],
 )
-def test_without_the_laboratory_the_version_is_told_and_what_to_install(arguments, status, out, err):
+def test_without_typer_the_version_is_printed_and_other_commands_say_what_to_install(arguments, status, out, err):
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WITHOUT, *arguments], capture_output=True, text=True, env=environment
@@ -105,7 +105,7 @@ def test_without_the_laboratory_the_version_is_told_and_what_to_install(argument
     assert done.stderr == err
 
 
-def test_a_shell_completes_names_between_commas():
+def test_shell_completes_the_last_name_of_a_list():
     words, wanted = "mooring compare --methods plain,explicit-m", "plain,explicit-mas"
     asked = {"_MOORING_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     environment = {**os.environ, **asked, "PYTHONPATH": str(SRC)}

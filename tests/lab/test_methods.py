@@ -217,3 +217,10 @@ def test_custom_method_has_its_own_strength_on_every_stream(monkeypatch):
     monkeypatch.setitem(METHODS, "custom", custom)
     comparisons = [comparison(stream, "custom", seeds=1) for stream in ("digits", "cifar10")]
     assert [c.specs(c.streams[0][1], "", "", "")[0].strength for c in comparisons] == [10.0, 10.0]
+
+
+def test_custom_method_with_an_impossible_default_strength_is_refused_before_training(monkeypatch):
+    custom = Method("custom", "a method", importance=lambda seed: EWC(), pull=Proximal, strength=-1.0)
+    monkeypatch.setitem(METHODS, "custom", custom)
+    with pytest.raises(MooringError, match="strength"):
+        comparison("digits", "custom", seeds=1)

@@ -1,4 +1,4 @@
-"""A page in a real browser, without a driver: a page around it looks inside and leaves what it found in the DOM."""
+"""Open a page in a real browser without a driver: an outer page runs a script on it and stores its result."""
 
 import html
 import json
@@ -44,9 +44,9 @@ def look(page: Path, script: str, *, width: int = 1200, dark: bool = False) -> S
         f"--window-size={max(width, 500) + 50},1000",
         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
     )
-    found = re.search(r'<pre id="findings">(.+?)</pre>', done.stdout, re.DOTALL)
-    assert found, f"the browser left nothing: {done.stderr[-2000:]}"
-    findings = json.loads(html.unescape(found[1]))
+    match = re.search(r'<pre id="findings">(.+?)</pre>', done.stdout, re.DOTALL)
+    assert match, f"the browser left nothing: {done.stderr[-2000:]}"
+    findings = json.loads(html.unescape(match[1]))
     assert not (isinstance(findings, dict) and "error" in findings), findings
     return Seen(findings, [line for line in done.stderr.splitlines() if "CONSOLE" in line])
 

@@ -1,4 +1,4 @@
-"""Results as a laboratory might leave them: not trained, but plausible, and the same every time."""
+"""Synthetic results: not trained, but plausible, and the same every time."""
 
 import math
 import random
@@ -125,22 +125,22 @@ def run(
 
 def study() -> list[Result]:
     """Two streams, five tasks, three seeds; one run unstable, one method rejected, several strengths of ewc."""
-    made = []
+    results = []
     for seed in range(3):
         for method in ("plain", "joint", "mas", "balanced-ewc", "explicit-si", "er"):
-            made.append(run(method, seed))
+            results.append(run(method, seed))
         for strength in (1.0, 100.0, 10_000.0):
             broken = strength == 10_000.0 and seed == 1
-            made.append(run("ewc", seed, strength=strength, status="unstable" if broken else "finished", reached=2))
-        made.append(run("si", seed, strength=1e6, status="rejected", reached=1))
+            results.append(run("ewc", seed, strength=strength, status="unstable" if broken else "finished", reached=2))
+        results.append(run("si", seed, strength=1e6, status="rejected", reached=1))
         for method in ("plain", "ewc"):
-            made.append(run(method, seed, stream="permuted digits", tasks=3))
-    return made
+            results.append(run(method, seed, stream="permuted digits", tasks=3))
+    return results
 
 
 def large_study(seeds: int = 5) -> list[Result]:
     """Every method there is, at three strengths, as a whole night of training would leave them."""
-    made = []
+    results = []
     for method in EVERY_METHOD:
         for strength in (10.0, 100.0, 1000.0) if method not in NO_STRENGTH else (None,):
             for seed in range(seeds):
@@ -148,5 +148,5 @@ def large_study(seeds: int = 5) -> list[Result]:
                 lost = method == "si-negative" or (broken and seed % 2)
                 status = "rejected" if broken and method == "rwalk" else "unstable" if lost else "finished"
                 reached = {"rejected": 1, "unstable": 2 + seed % 2}.get(status)
-                made.append(run(method, seed, strength=strength, status=status, reached=reached, network="cnn6"))
-    return made
+                results.append(run(method, seed, strength=strength, status=status, reached=reached, network="cnn6"))
+    return results

@@ -3,25 +3,25 @@
 import pytest
 
 from mooring.report import write_report
-from report import made
+from report import synthetic
 from report.browser import look
 
 SORT = """
   const table = page.querySelector("table.sortable");
   const heads = Array.from(table.tHead.rows[0].cells);
-  const found = [];
+  const finding = [];
   heads.forEach((head, column) => {
     const button = head.querySelector("button");
     for (const press of [1, 2]) {
       button.click();
-      found.push({
+      finding.push({
         title: button.textContent, numeric: head.hasAttribute("data-numeric"), reachable: button.tabIndex === 0,
         sorted: heads.map((other) => other.getAttribute("aria-sort")), column,
         values: Array.from(table.tBodies[0].rows).map((row) => row.cells[column].dataset.sort ?? null),
       });
     }
   });
-  return found;
+  return finding;
 """
 FIGURES = """
   return Array.from(page.querySelectorAll("figure svg")).map((svg) => {
@@ -37,7 +37,7 @@ WIDTHS = """
            wide: frames.filter((frame) => frame.scrollWidth > frame.clientWidth).length };
 """
 COLOURS = """
-  const rgb = (told) => told.match(/[0-9.]+/g).map(Number);
+  const rgb = (text) => text.match(/[0-9.]+/g).map(Number);
   const texts = Array.from(page.querySelectorAll("figure:not([id$=matrices]) svg text, p, td, th, dd, figcaption"));
   const background = rgb(inner.getComputedStyle(page.body).backgroundColor);
   const inks = texts.map((text) => {
@@ -51,7 +51,7 @@ COLOURS = """
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     return write_report(
-        made.study(), tmp_path_factory.mktemp("report"), title="Digits", command="mooring run", baseline="plain"
+        synthetic.study(), tmp_path_factory.mktemp("report"), title="Digits", command="mooring run", baseline="plain"
     )
 
 
@@ -59,19 +59,19 @@ def test_every_column_sorts_up_and_down_with_what_is_missing_last(page):
     seen = look(page, SORT)
     assert not seen.console
     assert len(seen.findings) == 2 * 12
-    for number, found in enumerate(seen.findings):
-        way = "ascending" if number % 2 == 0 else "descending"
-        assert found["reachable"]
-        assert found["sorted"] == [way if column == found["column"] else "none" for column in range(12)]
-        values = [value for value in found["values"] if value is not None]
-        assert found["values"] == values + [None] * (len(found["values"]) - len(values))
-        key = float if found["numeric"] else str
-        assert list(map(key, values)) == sorted(map(key, values), reverse=way == "descending")
-    strengths = next(found["values"] for found in seen.findings if found["title"] == "strength")
+    for number, finding in enumerate(seen.findings):
+        order = "ascending" if number % 2 == 0 else "descending"
+        assert finding["reachable"]
+        assert finding["sorted"] == [order if column == finding["column"] else "none" for column in range(12)]
+        values = [value for value in finding["values"] if value is not None]
+        assert finding["values"] == values + [None] * (len(finding["values"]) - len(values))
+        key = float if finding["numeric"] else str
+        assert list(map(key, values)) == sorted(map(key, values), reverse=order == "descending")
+    strengths = next(finding["values"] for finding in seen.findings if finding["title"] == "strength")
     assert strengths == ["1.0", "100.0", "100.0", "100.0", "100.0", "10000.0", "1000000.0", None, None, None]
 
 
-def test_the_table_comes_sorted_and_the_console_is_heard(page):
+def test_table_is_sorted_by_accuracy_and_console_messages_are_captured(page):
     first = "return [...page.querySelectorAll('th[aria-sort=descending]')].map((head) => head.textContent);"
     seen = look(page, f"inner.console.error('heard'); {first}")
     assert seen.findings == ["accuracy", "accuracy"]
@@ -79,9 +79,9 @@ def test_the_table_comes_sorted_and_the_console_is_heard(page):
 
 
 def test_every_figure_is_seen_and_described(page):
-    found = look(page, FIGURES).findings
-    assert len(found) == 7 + 7
-    for figure in found:
+    finding = look(page, FIGURES).findings
+    assert len(finding) == 7 + 7
+    for figure in finding:
         assert figure["width"] > 300
         assert figure["height"] > 100
         assert figure["label"]
@@ -99,11 +99,11 @@ def test_nothing_overflows_a_phone(page):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_text_stands_out_from_the_paper_in_light_and_dark(page, dark):
-    found = look(page, COLOURS, dark=dark).findings
-    assert (sum(found["background"][:3]) < 3 * 60) == dark
-    assert len(found["inks"]) >= 2
-    for ink in found["inks"]:
-        assert contrast(ink, found["background"]) >= 4.5
+    finding = look(page, COLOURS, dark=dark).findings
+    assert (sum(finding["background"][:3]) < 3 * 60) == dark
+    assert len(finding["inks"]) >= 2
+    for ink in finding["inks"]:
+        assert contrast(ink, finding["background"]) >= 4.5
 
 
 def contrast(one, other):

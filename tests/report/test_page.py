@@ -13,9 +13,9 @@ import pytest
 
 from mooring.errors import MooringError
 from mooring.report import write_report
-from report import made
+from report import synthetic
 
-TOLD = {"title": "Digits", "command": "mooring run digits --seeds 3"}
+PAGE = {"title": "Digits", "command": "mooring run digits --seeds 3"}
 FIGURES = {"tradeoff", "tasks", "matrices", "losses", "importance", "cka", "drift"}
 
 
@@ -47,19 +47,19 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def results():
-    return made.study()
+    return synthetic.study()
 
 
 @pytest.fixture(scope="module")
 def page(results, tmp_path_factory):
-    return write_report(results, tmp_path_factory.mktemp("reports") / "new" / "report", **TOLD, baseline="plain")
+    return write_report(results, tmp_path_factory.mktemp("reports") / "new" / "report", **PAGE, baseline="plain")
 
 
 def test_the_page_needs_nothing_from_outside(page):
-    written = page.read_text(encoding="utf-8")
-    assert "://" not in written
-    assert "@import" not in written
-    assert set(re.findall(r"url\((.)", written)) <= {"#"}
+    html = page.read_text(encoding="utf-8")
+    assert "://" not in html
+    assert "@import" not in html
+    assert set(re.findall(r"url\((.)", html)) <= {"#"}
     for tag, attributes in Reader(page).elements:
         assert tag not in ("link", "img", "iframe", "object", "embed")
         for name in ("src", "href", "xlink:href"):
@@ -84,14 +84,14 @@ def test_no_id_is_used_twice_and_every_reference_leads_somewhere(page):
     elements = Reader(page).elements
     ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    written = page.read_text(encoding="utf-8")
-    used = set(re.findall(r'href="#([^"]+)"', written)) | set(re.findall(r"url\(#([^)]+)\)", written))
+    html = page.read_text(encoding="utf-8")
+    used = set(re.findall(r'href="#([^"]+)"', html)) | set(re.findall(r"url\(#([^)]+)\)", html))
     assert len(used) > 10
     assert used <= set(ids)
 
 
 def test_the_same_results_make_the_same_bytes(page, results, tmp_path):
-    again = write_report(results, tmp_path, **TOLD, baseline="plain")
+    again = write_report(results, tmp_path, **PAGE, baseline="plain")
     assert again.read_bytes() == page.read_bytes()
     for path in (page.parent / "figures").iterdir():
         assert (tmp_path / "figures" / path.name).read_bytes() == path.read_bytes()
@@ -107,70 +107,67 @@ def test_numbers_in_the_table_are_the_metrics_computed_by_hand(page, results):
     learned = [sum(run.matrix[k][k] for k in range(5)) / 5 for run in runs]
     backward = [sum(run.matrix[-1][k] - run.matrix[k][k] for k in range(4)) / 4 for run in runs]
     forward = [sum(run.matrix[k - 1][k] - run.untrained[k] for k in range(1, 5)) / 4 for run in runs]
-    apart = [mine - sum(other.matrix[-1]) / 5 for mine, other in zip(accuracy, plain, strict=True)]
+    apart = [own - sum(other.matrix[-1]) / 5 for own, other in zip(accuracy, plain, strict=True)]
     half = 4.302652729911275 / math.sqrt(3)  # Student's t for two degrees of freedom, 0.975
 
     rows = Reader(page).rows
     head, row = rows[0], next(row for row in rows if row[0]["sort"] == "mas")
     titles = [cell["text"].strip() for cell in head]
-    found = dict(zip(titles, row, strict=True))
-    assert found["strength"]["text"] == "100"
-    assert found["lr"]["text"] == "0.03"
+    cells = dict(zip(titles, row, strict=True))
+    assert cells["strength"]["text"] == "100"
+    assert cells["lr"]["text"] == "0.03"
     expected = {"accuracy": accuracy, "forgetting": forgetting, "learned": learned}
     for title, values in {**expected, "backward": backward, "forward": forward}.items():
         mean, std = statistics.mean(values), statistics.stdev(values)
-        assert float(found[title]["sort"]) == pytest.approx(mean)
-        assert found[title]["text"].replace("\u2212", "-") == f"{mean:.2f} ± {std:.2f}"
+        assert float(cells[title]["sort"]) == pytest.approx(mean)
+        assert cells[title]["text"].replace("\u2212", "-") == f"{mean:.2f} ± {std:.2f}"
     mean, std = statistics.mean(accuracy), statistics.stdev(accuracy)
-    assert found["95 % interval"]["text"].strip() == f"{mean - half * std:.2f} to {mean + half * std:.2f}"
+    assert cells["95 % interval"]["text"].strip() == f"{mean - half * std:.2f} to {mean + half * std:.2f}"
     mean, std = statistics.mean(apart), statistics.stdev(apart)
-    assert found["vs plain"]["text"] == f"+{mean:.2f} {mean - half * std:.2f} to {mean + half * std:.2f}"
-    assert found["seeds"]["text"] == "3"
-    assert found["verdict"]["text"] == "finished"
+    assert cells["vs plain"]["text"] == f"+{mean:.2f} {mean - half * std:.2f} to {mean + half * std:.2f}"
+    assert cells["seeds"]["text"] == "3"
+    assert cells["verdict"]["text"] == "finished"
 
 
-def test_the_headline_says_what_was_compared_and_what_came_out(page):
-    written = page.read_text(encoding="utf-8")
+def test_headline_names_the_comparison_and_the_outcome(page):
+    html = page.read_text(encoding="utf-8")
     assert (
-        "8 methods at 10 settings on 5 tasks, 3 seeds (0\u20132), network mlp, 5 epochs a task, batches of 20"
-        in written
+        "8 methods at 10 settings on 5 tasks, 3 seeds (0\u20132), network mlp, 5 epochs a task, batches of 20" in html
     )
-    assert "The best method was er: " in written
-    assert re.search(
-        r"Plain fine-tuning ended \d+\.\d\d points below joint training, the upper bound; er closed", written
-    )
-    assert "Of 30 runs, 1 was unstable and 3 were rejected." in written
-    assert "All 6 runs finished." in written
-    assert "<nav" in written
+    assert "The best method was er: " in html
+    assert re.search(r"Plain fine-tuning ended \d+\.\d\d points below joint training, the upper bound; er closed", html)
+    assert "Of 30 runs, 1 was unstable and 3 were rejected." in html
+    assert "All 6 runs finished." in html
+    assert "<nav" in html
 
 
-def test_stability_and_the_runs_that_did_not_finish_are_told(page):
+def test_page_shows_stability_and_unfinished_runs(page):
     rows = [[cell["text"] for cell in row] for row in Reader(page).rows]
     reason = "the loss of task 3 is not finite in layer fc1: lower the strength"
     assert ["ewc 10000", "1", "unstable", "2", reason] in rows
     assert sum(row[0] == "si 1e6" and row[2] == "rejected" for row in rows) == 3
     verdict = [row for row in rows if row[:2] == ["mas", "100"] and len(row) == 10]
-    runs = [run for run in made.study() if run.spec.method == "mas"]
+    runs = [run for run in synthetic.study() if run.spec.method == "mas"]
     assert verdict[0][2] == f"{max(run.stability[0].largest for run in runs):.3g}"
     assert verdict[0][3] == f"{max(run.stability[-1].largest for run in runs):.3g}"
 
 
-def test_how_it_was_made_is_told(page):
-    written = page.read_text(encoding="utf-8")
-    assert "<pre><code>mooring run digits --seeds 3</code></pre>" in written
-    assert "mooring 0.1.0, torch 2.13.0, python 3.11.7, device NVIDIA H200" in written
-    assert "2 min 6 s" in written
-    assert "36, of " in written
+def test_page_shows_command_versions_and_time(page):
+    html = page.read_text(encoding="utf-8")
+    assert "<pre><code>mooring run digits --seeds 3</code></pre>" in html
+    assert "mooring 0.1.0, torch 2.13.0, python 3.11.7, device NVIDIA H200" in html
+    assert "2 min 6 s" in html
+    assert "36, of " in html
 
 
-def test_names_are_text_whatever_they_hold(tmp_path):
+def test_names_are_escaped(tmp_path):
     evil = "</script></svg><script>alert(1)</script>"
-    told = [made.run("plain", seed, stream=evil) for seed in (0, 1)]
-    told += [replace(run, spec=replace(run.spec, method='<b onclick="x">$\\frac{$ \0\ud800 字')) for run in told]
-    told += [made.run("ewc", 0, stream=evil, status="unstable", reached=1)]
-    told[-1] = replace(told[-1], reason=evil, versions={evil: evil}, drift={evil: 1.0})
+    runs = [synthetic.run("plain", seed, stream=evil) for seed in (0, 1)]
+    runs += [replace(run, spec=replace(run.spec, method='<b onclick="x">$\\frac{$ \0\ud800 字')) for run in runs]
+    runs += [synthetic.run("ewc", 0, stream=evil, status="unstable", reached=1)]
+    runs[-1] = replace(runs[-1], reason=evil, versions={evil: evil}, drift={evil: 1.0})
     page = write_report(
-        told, tmp_path, title=evil, command=f"mooring {evil}\n  --more \0", baseline=told[2].spec.method
+        runs, tmp_path, title=evil, command=f"mooring {evil}\n  --more \0", baseline=runs[2].spec.method
     )
     reader = Reader(page)
     assert reader.scripts == 1
@@ -187,7 +184,7 @@ def test_only_the_pages_own_script_may_run(page):
 
 
 def test_one_seed_has_means_and_no_deviations(tmp_path):
-    page = write_report([made.run("plain", 0), made.run("ewc", 0)], tmp_path, **TOLD, baseline="plain")
+    page = write_report([synthetic.run("plain", 0), synthetic.run("ewc", 0)], tmp_path, **PAGE, baseline="plain")
     row = next(row for row in Reader(page).rows if row[0]["sort"] == "ewc")
     assert [bool(re.fullmatch("[\u2212+]?\\d+\\.\\d\\d", cell["text"])) for cell in row[3:10]] == [
         True,
@@ -198,59 +195,64 @@ def test_one_seed_has_means_and_no_deviations(tmp_path):
     assert not re.search(r"\bnan\b", page.read_text(encoding="utf-8"))
 
 
-def test_what_was_not_kept_is_left_out(tmp_path):
-    bare = [replace(made.run("ewc", 0), losses=[], importance={}, drift={}, cka={}, stability=[], versions={})]
-    page = write_report(bare, tmp_path, **TOLD)
+def test_figures_without_data_are_left_out(tmp_path):
+    bare = [replace(synthetic.run("ewc", 0), losses=[], importance={}, drift={}, cka={}, stability=[], versions={})]
+    page = write_report(bare, tmp_path, **PAGE)
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
         f"split-digits-{name}" for name in ("tradeoff", "tasks", "matrices")
     }
-    written = page.read_text(encoding="utf-8")
-    assert "<h3>Stability</h3>" not in written
-    assert "<nav" not in written
-    assert " vs " not in written
+    html = page.read_text(encoding="utf-8")
+    assert "<h3>Stability</h3>" not in html
+    assert "<nav" not in html
+    assert " vs " not in html
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 20])
 def test_any_number_of_tasks_can_be_shown(tmp_path, tasks):
-    assert write_report([made.run("plain", 0, tasks=tasks)], tmp_path, **TOLD).is_file()
+    assert write_report([synthetic.run("plain", 0, tasks=tasks)], tmp_path, **PAGE).is_file()
 
 
 def test_runs_that_all_failed_or_hold_no_numbers_are_shown(tmp_path):
     nothing = {"conv1": math.nan, "fc1": -1.0, "fc2": math.inf}
-    lost = [made.run("ewc", 0, status="unstable", reached=0), made.run("mas", 0, status="rejected", reached=1)]
-    lost += [replace(made.run("si", 0), importance=nothing, drift=nothing, cka=nothing, losses=[[math.nan, 0.0]] * 5)]
-    lost += [replace(made.run("plain", 0), matrix=[[math.nan] * 5] * 5)]
-    page = write_report(lost, tmp_path, **TOLD, baseline="plain")
+    lost = [
+        synthetic.run("ewc", 0, status="unstable", reached=0),
+        synthetic.run("mas", 0, status="rejected", reached=1),
+    ]
+    lost += [
+        replace(synthetic.run("si", 0), importance=nothing, drift=nothing, cka=nothing, losses=[[math.nan, 0.0]] * 5)
+    ]
+    lost += [replace(synthetic.run("plain", 0), matrix=[[math.nan] * 5] * 5)]
+    page = write_report(lost, tmp_path, **PAGE, baseline="plain")
     assert "did not finish" in page.read_text(encoding="utf-8")
 
 
-def test_several_networks_are_told_apart(tmp_path):
-    told = [made.run("ewc", 0, network=network) for network in ("mlp", "cnn6")]
-    written = write_report(told, tmp_path, **TOLD).read_text(encoding="utf-8")
-    assert "ewc 100, network cnn6" in written
-    assert "network cnn6, mlp" in written
+def test_settings_with_different_networks_have_different_labels(tmp_path):
+    runs = [synthetic.run("ewc", 0, network=network) for network in ("mlp", "cnn6")]
+    html = write_report(runs, tmp_path, **PAGE).read_text(encoding="utf-8")
+    assert "ewc 100, network cnn6" in html
+    assert "network cnn6, mlp" in html
 
 
 def test_no_results_or_no_baseline_is_refused_in_one_line(results, tmp_path):
     with pytest.raises(MooringError, match="no results to report") as refused:
-        write_report([], tmp_path / "report", **TOLD)
+        write_report([], tmp_path / "report", **PAGE)
     assert "\n" not in str(refused.value)
     with pytest.raises(MooringError, match="baseline 'gem' is not among the runs"):
-        write_report(results, tmp_path / "report", **TOLD, baseline="gem")
+        write_report(results, tmp_path / "report", **PAGE, baseline="gem")
     assert not (tmp_path / "report").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path):
+def test_report_on_a_file_is_refused_in_one_line(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(MooringError, match=r"cannot write the report to '.*file'") as refused:
-        write_report([made.run("plain", 0)], tmp_path / "file", **TOLD)
+        write_report([synthetic.run("plain", 0)], tmp_path / "file", **PAGE)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_an_interrupted_report_leaves_the_old_one(tmp_path, monkeypatch, failure):
     folder = tmp_path / "report"
-    write_report([made.run("plain", 0)], folder, **TOLD)
+    write_report([synthetic.run("plain", 0)], folder, **PAGE)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     write = Path.write_bytes
 
@@ -263,16 +265,16 @@ def test_an_interrupted_report_leaves_the_old_one(tmp_path, monkeypatch, failure
     expected = MooringError if isinstance(failure, OSError) else KeyboardInterrupt
     for target in (folder, tmp_path / "fresh"):
         with pytest.raises(expected, match="No space left" if expected is MooringError else None):
-            write_report([made.run("ewc", 0)], target, **TOLD)
+            write_report([synthetic.run("ewc", 0)], target, **PAGE)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert os.listdir(tmp_path) == ["report"]
 
 
 def test_a_new_report_takes_its_old_figures_away_and_nothing_else(tmp_path):
-    write_report([made.run("plain", 0, stream="old")], tmp_path, **TOLD)
+    write_report([synthetic.run("plain", 0, stream="old")], tmp_path, **PAGE)
     (tmp_path / "figures" / "mine.svg").write_text("mine")
     (tmp_path / "notes.txt").write_text("mine")
-    write_report([made.run("plain", 0, stream="new")], tmp_path, **TOLD)
+    write_report([synthetic.run("plain", 0, stream="new")], tmp_path, **PAGE)
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert "mine.svg" in names
     assert (tmp_path / "notes.txt").exists()

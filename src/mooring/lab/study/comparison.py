@@ -39,6 +39,9 @@ class Comparison:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained, before any data is read."""
+        for method in map(find_method, self.methods):
+            if method.strength is not None:
+                method.pull(method.strength)  # refuses a default strength outside the method's range
         for name, strengths in self.strength.items():
             if not find_method(name).has_strength:
                 raise MooringError(f"{name} has no strength to give: leave it out")
