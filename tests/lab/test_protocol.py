@@ -1,4 +1,4 @@
-"""The paper's protocol: the best setting of the first tasks is trained on the others; rejected settings cost one task."""
+"""The paper's protocol: the best setting of the first tasks is trained on the others; rejected ones cost one task."""
 
 import itertools
 from dataclasses import replace
