@@ -212,7 +212,7 @@ def test_killed_worker_and_a_killed_node_are_replaced_and_nothing_is_lost(tmp_pa
 def crowded(shape: tuple[int, int, int]) -> torch.nn.Module:
     """A network of which more than two do not fit: the system kills, or PyTorch refuses."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != "starts":
+    while frame is not None and frame.f_code.co_name != "initial_networks":
         frame = frame.f_back
     if frame is not None and len(frame.f_locals["specs"]) > 2 and "RAY_JOB_ID" in os.environ:
         if Path(os.environ["MOORING_TEST_MEMORY"]).read_text() == "killed":
