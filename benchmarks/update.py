@@ -120,9 +120,9 @@ def measured(name: str, tensors: int, side: int, dtype: torch.dtype, times: int)
         p.grad = torch.randn_like(p)
     optimizer = NoOptimizer(model.parameters())
     moor = mooring.attach(model, optimizer, importance=make_importance(), pull=make_pull(), check_finite=False)
-    if moor._watch is not None:
-        moor._watch.remove()
-        moor._step.watch = ReadyObserver(list(model))  # type: ignore[assignment]
+    if moor._step.outputs is not None:
+        moor._step.outputs.remove()
+        moor._step.outputs = ReadyObserver(list(model))  # type: ignore[assignment]
     optimizer.step()
     moor.consolidate()
     with torch.no_grad():

@@ -193,7 +193,7 @@ def test_unread_importance_need_not_be_stored(pull):
 @pytest.mark.parametrize("importance", [None, MAS(), Kronecker()], ids=repr)
 def test_task_without_stored_importance_is_consolidated_from_data(importance):
     moor = built(Memory(current="none"), importance, Budget(0.1), reference=[batch(1), batch(2)])
-    assert moor._watch is None
+    assert moor._step.outputs is None
     trained(moor, 0, 2)
     with pytest.raises(MooringError, match=r"nothing is known of this task.*consolidate\(data=\.\.\.\)"):
         moor.consolidate()

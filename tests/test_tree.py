@@ -19,6 +19,70 @@ LAYERS = ("core", "lab", "report", "paper", "cli")
 STANDARD_LIBRARY = frozenset(sys.stdlib_module_names)
 MAX_ROOT_MODULES = 8
 
+SAME_CLASS_NAMES = {"MooringCallback"}
+"""A user imports it from `mooring.integrations.transformers` or from `.lightning`, never both."""
+
+RETIRED_NAMES = frozenset(
+    [
+        "told",
+        "found",
+        "each",
+        "mine",
+        "some",
+        "made",
+        "rest",
+        "past",
+        "way",
+        "NEAR",
+        "MOST",
+        "FEW",
+        "CLOSE",
+        "MANY",
+        "LOOK",
+    ]
+)
+"""Identifiers that say nothing: write the noun."""
+
+RETIRED_WORDS = frozenset(
+    [
+        "aboard",
+        "alike",
+        "beside",
+        "berth",
+        "crew",
+        "crews",
+        "exam",
+        "harbour",
+        "heard",
+        "hull",
+        "kin",
+        "laden",
+        "ledger",
+        "leg",
+        "lesson",
+        "logbook",
+        "passage",
+        "rehearsal",
+        "rehearse",
+        "rehearsed",
+        "rehearsing",
+        "sail",
+        "sailed",
+        "sailing",
+        "sails",
+        "settled",
+        "spending",
+        "told",
+        "twin",
+        "twins",
+        "uncollected",
+        "undisturbed",
+        "voyage",
+        "watcher",
+    ]
+)
+"""Words that no identifier contains."""
+
 
 def layer_of(module: str) -> str:
     part = module.split(".")[1] if "." in module else ""
@@ -111,6 +175,39 @@ def test_no_two_modules_share_a_name():
     aliases = {MODULES["mooring.drift"], MODULES["mooring.stability"]}  # public paths of modules in mooring.diagnose
     names = Counter(path.stem for path in {*MODULES.values()} - aliases if not path.stem.startswith("__"))
     assert not [name for name, count in names.items() if count > 1]
+
+
+def test_no_two_classes_share_a_name():
+    names = Counter(
+        node.name
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in names.items() if count > 1} == SAME_CLASS_NAMES
+
+
+def identifiers(tree: ast.AST) -> set[str]:
+    """Return every name that a module defines, binds or uses."""
+    names: set[str | None] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg | ast.keyword):
+            names.add(node.arg)
+    return {name for name in names if name}
+
+
+def test_retired_words_stay_out_of_identifiers():
+    for module, path in MODULES.items():
+        for name in identifiers(ast.parse(path.read_text())) | {path.stem}:
+            words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+            assert name not in RETIRED_NAMES, f"{module}: {name}"
+            assert not words & RETIRED_WORDS, f"{module}: {name}"
 
 
 def test_every_module_has_a_one_sentence_summary_and_a_specific_name():

@@ -1,4 +1,4 @@
-"""Mooring: what a user holds after `mooring.attach`. The training step itself is in `step.py`."""
+"""Mooring: the object that `mooring.attach` returns. The training step itself is in `mooring.step`."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -32,11 +32,11 @@ __all__ = ["Mooring"]
 
 
 class Mooring:
-    """A model moored to what it knows; made by `mooring.attach`, which documents the options.
+    """A model moored to what it knows, as `mooring.attach` returns it; that function documents the options.
 
-    Each `optimizer.step()` runs, in this order: the task's gradient is checked; a penalty adds its force; the
-    optimizer steps; the importance is updated; the pull acts. Parameters without a gradient are left alone.
-    `consolidate()` ends a task: anchor <- parameter, previous <- merge(previous, current).
+    Each `optimizer.step()` then checks the task's gradient, adds a penalty's force, takes the optimizer's step, updates
+    the importance and applies the pull, in this order. Parameters without a gradient are left alone. `consolidate()`
+    ends a task: anchor <- parameter, previous <- merge(previous, current).
 
     Example:
         >>> import mooring
@@ -70,32 +70,33 @@ class Mooring:
         self.pull = pull
         self._states = MooringState(model, optimizer, importance, merge, exclude, memory)
         self._outputs = outputs
-        self._watch, self._layers = make_observers(self._states, outputs) if memory.accumulates else (None, None)
-        self._step = TrainingStep(self._states, pull, self._watch, self._layers, buffers, check_finite)
+        observers = make_observers(self._states, outputs) if memory.accumulates else (None, None)
+        self._observers = [observer for observer in observers if observer]
+        self._step = TrainingStep(self._states, pull, *observers, buffers, check_finite)
         self._hook()
 
     @torch.no_grad()
     def estimate(
         self, data: Data, *, loss: Loss | None = None, batches: int | None = None, progress: bool | None = None
     ) -> None:
-        """Estimate this task's importance from data, at the parameters as they are, in the place of what training saw.
+        """Estimate this task's importance from data at the present parameters, and replace what training accumulated.
 
-        Nothing about the model changes, and all batches count alike, whatever the importance's decay. EWC's scores
-        shrink as batches grow: take the batch size that you train with.
+        The model does not change. All batches have the same weight, whatever the importance's decay. EWC's scores
+        shrink as batches grow, so use the batch size that you train with.
 
         Args:
-            data: batches of what the model knows; or a function from the model to a batch, such as one of sequences
-                that it generates. A batch is (inputs, labels), or inputs alone, for which the model draws labels from
-                its own prediction, or a mapping for a model that returns its loss, or anything that `loss` takes.
+            data: batches of what the model knows, or a function from the model to a batch, such as one that generates
+                sequences. A batch is (inputs, labels), or inputs alone, for which labels are drawn from the model's own
+                prediction, or a mapping for a model that returns its loss, or anything that `loss` takes.
             loss: the mean loss of a model on a batch, loss(model, batch); by default the cross entropy.
-            batches: how many at most; by default all. A function is called as often.
-            progress: whether to show a bar on stderr; by default on a terminal only.
+            batches: the maximum number of batches, or of calls of a function; by default all batches.
+            progress: whether to show a progress bar on stderr; by default on a terminal only.
 
         Example:
             >>> import mooring
             >>> model = nn.Linear(2, 3)
             >>> moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
-            >>> moor.estimate([torch.randn(8, 2) for _ in range(4)])  # inputs alone: nobody has labels
+            >>> moor.estimate([torch.randn(8, 2) for _ in range(4)])  # inputs alone, without labels
             >>> bool((moor.current["weight"] > 0).all())
             True
         """
@@ -110,24 +111,23 @@ class Mooring:
         batches: int | None = None,
         progress: bool | None = None,
     ) -> None:
-        """End a task: what was learned is now part of what is kept.
+        """End a task: protect what was learned from now on.
 
-        anchor <- parameter; previous <- merge(previous, current), `current` as it was last computed; then
-        `current` starts anew. Parameters that had no gradient during the task keep their importance. Without a step
-        since the last one nothing is merged and no task is counted; parameters that moved all the same are warned of.
+        anchor <- parameter; previous <- merge(previous, current); then `current` starts anew. Parameters without a
+        gradient during the task keep their importance. Without a step since the last consolidation nothing is merged and
+        no task is counted; a warning names parameters that moved all the same.
 
-        With data, before any step of a task: `current` is first estimated from it, by `estimate`. What a model knows
-        already is a task like any other, which somebody else has trained.
+        With data, before any step of a task: `current` is first estimated from it, by `estimate`. What a model already
+        knows is a task like any other.
 
         With data, for a `Budget`: `current` is then multiplied by the factor that makes its estimate agree with the
-        rise of the loss on that data, measured along probes (`mooring.reference.calibration`). Nothing else
-        changes.
+        rise of the loss on that data, measured along probes (`mooring.reference.calibration`). Nothing else changes.
         Without data it is multiplied by the factor of the task before, if there was one.
 
         Args:
-            data: batches of this task, or a function that makes them, as for `estimate`. The first 8 of those that are
-                estimated from calibrate; after training, all do: a few hundred samples are enough, best held out. They
-                are kept in memory meanwhile, and evaluated about a hundred times.
+            data: batches of this task, or a function that makes them, as for `estimate`. Of the batches that importance
+                is estimated from, the first 8 calibrate; after training, all do. A few hundred samples are enough,
+                best held out. They are kept in memory meanwhile, and evaluated about a hundred times.
             loss: as for `estimate`.
             batches: as for `estimate`.
             progress: as for `estimate`.
@@ -147,7 +147,7 @@ class Mooring:
         self._refuse_interrupted()
         if data is None and (loss is not None or batches is not None):
             raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
-        carried = (self.calibration or [1.0])[-1]  # tasks that are weighed together need one scale
+        carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         scale = carried if data is None else self._scale(data, loss, batches, progress)
         self._step.end_task()
         self._states.consolidate(scale)
@@ -155,17 +155,17 @@ class Mooring:
 
     @property
     def tasks(self) -> int:
-        """How many tasks were consolidated."""
+        """The number of consolidated tasks."""
         return self._states.tasks
 
     @property
     def steps(self) -> int:
-        """How many steps were taken since the last consolidation."""
+        """The number of steps since the last consolidation."""
         return self._states.steps
 
     @property
     def calibration(self) -> list[float]:
-        """By what each task's curvature was multiplied when it was consolidated; 1 before data was first given."""
+        """The factor of each task's curvature at its consolidation; 1 before data was first given."""
         return list(self._states.calibration)
 
     @property
@@ -180,7 +180,7 @@ class Mooring:
 
     @property
     def current(self) -> State:
-        """The importance on this task of each moored parameter, by name, as last computed."""
+        """The importance on this task of each moored parameter, by name."""
         records = self._states.records.values()
         scales = layer_scales(records, self.importance)
         scores = ((m, m.full(m.importance_state.get("current")), scales.get(layer_of(m.name))) for m in records)
@@ -188,19 +188,19 @@ class Mooring:
 
     @torch.no_grad()
     def pull_energy(self) -> float:
-        """sum of previous * d^2 / 2 over all moored parameters: how far the lines are stretched, for logging."""
+        """Return the sum of previous * d^2 / 2 over all moored parameters, for logging."""
         return pull_energy(self._states.records.values())
 
     def drift(self) -> dict[str, float]:
-        """How far each layer has moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
+        """Return how far each layer moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
         return parameter_drift((m.name, m.parameter, m.device_anchor) for m in self._states.records.values())
 
     @torch.no_grad()
     def diagnose(self, strength: float | None = None) -> Diagnosis:
-        """Where p = lr * strength * importance leaves (0, 1), layer by layer, and what to do about it.
+        """Return where p = lr * strength * importance leaves (0, 1), layer by layer, and what to do about it.
 
         Args:
-            strength: by default that of the pull in use.
+            strength: the strength to diagnose; by default that of the pull.
 
         Example:
             >>> import mooring
@@ -229,7 +229,7 @@ class Mooring:
 
     @torch.no_grad()
     def effective_learning_rate(self, i: int, strength: float | None = None) -> State:
-        """The rate at which a gradient of i iterations ago still counts: lr * (1 - lr * strength * previous)^i.
+        """Return the rate at which a gradient of i iterations ago still counts: lr * (1 - lr * strength * previous)^i.
 
         Equation 4 of the paper: after n iterations of gradient descent under a penalty,
         theta = anchor - sum_j effective_learning_rate(n - 1 - j) * g_j.
@@ -243,9 +243,9 @@ class Mooring:
         }
 
     def state_dict(self) -> State:
-        """Everything that training goes on from, as a flat dictionary of tensors (references, not copies).
+        """Return everything needed to resume, as a flat dictionary of tensors (references, not copies).
 
-        It goes through `torch.save` and safetensors alike. Save it beside the model's and the optimizer's own.
+        `torch.save` and safetensors both take it. Save it beside the model's and the optimizer's own state.
         """
         self._refuse_interrupted()
         header = {**self._states.header(), "pull": describe(self.pull), "buffers": self._step.buffers}
@@ -256,7 +256,7 @@ class Mooring:
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
+        """Resume from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
         header, records, buffers = read_state(state, self._states, self.pull, self._step.buffers)
         self._step.reset()
         self._step.invalidate()
@@ -268,7 +268,7 @@ class Mooring:
             self._step.budget.load_state(header.get("spending"))
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
-        """Go on with another optimizer of the same model, where each task has its own; what is kept stays."""
+        """Continue with another optimizer of the same model, if each task has its own; the state stays."""
         self._refuse_interrupted()
         optimizer = unwrap_optimizer(optimizer)
         if optimizer is self.optimizer:
@@ -281,11 +281,10 @@ class Mooring:
         self._hook()
 
     def detach(self) -> None:
-        """Remove every hook. The model and optimizer are as if never moored; the state stays readable."""
+        """Remove every hook from the model and the optimizer; the state stays readable."""
         self._unhook()
-        for watch in (self._watch, self._layers):
-            if watch:
-                watch.remove()
+        for observer in self._observers:
+            observer.remove()
 
     def __enter__(self) -> "Mooring":
         return self
@@ -294,7 +293,9 @@ class Mooring:
         self.detach()
 
     def __deepcopy__(self, memo: Any) -> "Mooring":
-        raise MooringError("a Mooring cannot be copied: attach() one to the copy, and load this one's state_dict()")
+        raise MooringError(
+            "a Mooring cannot be copied: attach() one to the copied model, and load this one's state_dict()"
+        )
 
     def __reduce__(self) -> str:
         raise MooringError("a Mooring cannot be pickled: save its state_dict(), and load it into an attach()ed one")
@@ -316,13 +317,13 @@ class Mooring:
 
     def _estimate(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> list[Any]:
         self._refuse_interrupted()
-        watching = [watch for watch in (self._watch, self._layers) if watch]
-        found = estimate(self._states, watching, data, loss=loss, batches=batches, outputs=self._outputs, show=progress)
+        options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
+        first_batches = estimate(self._states, self._observers, data, **options)
         self._step.invalidate()
-        return found
+        return first_batches
 
     def _scale(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> float:
-        """By what data multiplies what is known of this task, which is estimated from it where nothing is."""
+        """Return the calibration factor of this task from data; estimate its importance first if there is none."""
         budget = self.pull if isinstance(self.pull, Budget) else None
         known = self._states.memory.accumulates or not self.steps  # in training, or by estimate() before it
         if not (known and any(m.count for m in self._states.records.values())):
@@ -334,8 +335,8 @@ class Mooring:
             )
         if budget is None:
             return 1.0
-        how: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
-        return calibration_factor(self._states, budget, data, **how)
+        options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
+        return calibration_factor(self._states, budget, data, **options)
 
     def _strength(self, strength: float | None) -> float:
         if (given := getattr(self.pull, "strength", None) if strength is None else strength) is None:

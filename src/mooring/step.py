@@ -177,7 +177,7 @@ class TrainingStep:
             return
         observation = self.outputs.collect(self.layers.samples if self.layers else 0) if self.outputs else Observation()
         if self.check:
-            probes = [(s.state.name, t) for s in steps if (t := observation.of(s.state.parameter)) is not None]
+            probes = [(s.state.name, t) for s in steps if (t := observation.gradients.get(s.state.parameter)) is not None]
             check_finite("importance gradient", probes)
         self._apply_penalty(steps, scale)
         self.states.accumulate_factors(factors)
@@ -286,7 +286,7 @@ class TrainingStep:
         reads_outputs = self.accumulates and self.importance.watches == "outputs"
         for step in self._steps:
             if reads_outputs:  # it learns nothing of parameters on which the outputs do not depend
-                step.updates = self._observation.of(step.state.parameter) is not None
+                step.updates = self._observation.gradients.get(step.state.parameter) is not None
             step.state.count += step.updates
         due = pull_is_due(self.pull, self.states.tasks, self.states.steps)
         pulls = due and isinstance(self.pull, ParameterPull)
@@ -349,7 +349,7 @@ class TrainingStep:
             if name == "before":
                 return [self._before[step.state.parameter] for step in chosen]
             if name == "probe":
-                probes = (self._observation.of(step.state.parameter) for step in chosen)
+                probes = (self._observation.gradients.get(step.state.parameter) for step in chosen)
                 return [local_tensor(probe) for probe in probes if probe is not None]
             if name == "samples":
                 return [self._observation.samples] * len(chosen)
@@ -368,7 +368,7 @@ class TrainingStep:
         tensors |= {f"state_{slot}": tensor for slot, tensor in state.importance_state.items()}
         if (before := self._before.get(state.parameter)) is not None:
             tensors["before"] = before
-        if (probe := self._observation.of(state.parameter)) is not None:
+        if (probe := self._observation.gradients.get(state.parameter)) is not None:
             tensors["probe"] = local_tensor(probe)
         return tensors
 

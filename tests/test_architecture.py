@@ -1,0 +1,107 @@
+"""Tests of docs/architecture.md: each formula of the paper is written once, and a training step is short to read."""
+
+import ast
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import mooring
+
+ROOT = Path(mooring.__file__).parent
+PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
+MAX_FILES_OF_A_STEP = 8
+
+
+def equation_rows() -> list[tuple[str, str, str]]:
+    """Return number, function and pattern of each row of the page's table of equations."""
+    rows = re.findall(r"^\| (Equation \d|Algorithm 1[^|]*) \| `([\w.]+)` \|[^|]*\| `(.+)` \|$", PAGE.read_text(), re.M)
+    return [(number, function, pattern.replace("\\|", "|")) for number, function, pattern in rows]
+
+
+def core_and_lab_code() -> dict[str, str]:
+    """Return the code of every module that trains, without docstrings and comments."""
+    code = {}
+    for path in ROOT.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [n for n in body if not _is_text(n)] or [ast.Pass()]
+        code[".".join(path.relative_to(ROOT.parent).with_suffix("").parts)] = ast.unparse(tree)
+    return code
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def test_the_table_covers_equations_1_to_8_and_algorithm_1():
+    numbers = [number for number, _, _ in equation_rows()]
+    assert {f"Equation {n}" for n in range(1, 9)} <= set(numbers)
+    assert sum(number.startswith("Algorithm 1") for number in numbers) == 5
+
+
+@pytest.mark.parametrize(("number", "function", "pattern"), equation_rows(), ids=lambda value: value.split("`")[0])
+def test_each_equation_is_implemented_by_one_function(number, function, pattern):
+    module, _, name = function.rpartition(".")
+    try:
+        owner = import_module(module)
+    except ModuleNotFoundError:  # a method of a class
+        module, _, kind = module.rpartition(".")
+        owner = getattr(import_module(module), kind)
+    assert callable(getattr(owner, name))
+    code = core_and_lab_code()
+    assert re.search(pattern, code[module]), f"{number}: {pattern} is not in {module}"
+    places = [other for other, text in code.items() if re.search(pattern, text)]
+    assert places == [module], f"{number} is also written in {places}"
+
+
+def test_the_kernels_trace_the_rules_of_the_eager_backend():
+    """The core's and the fleet's steps and kernels call the same functions, and nothing else interpolates."""
+    callers = {
+        "apply_penalty": {"mooring.backends.eager", "mooring.lab.fleet.fused_step", "mooring.lab.fleet.method_state"},
+        "update_importance": {
+            "mooring.backends.eager",
+            "mooring.lab.fleet.fused_step",
+            "mooring.lab.fleet.method_state",
+        },
+        "consolidate": {"mooring.lab.fleet.method_state"},
+    }
+    code = core_and_lab_code()
+    for function, modules in callers.items():
+        for module in modules:
+            assert re.search(rf"(?<!def )(?<!\.)\b{function}\(", code[module]), (function, module)
+
+
+def test_an_explicit_ewc_step_on_the_cpu_passes_through_at_most_eight_files():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance="ewc")
+    files: set[str] = set()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().mean().backward()
+        optimizer.step()
+
+    def profile(frame, event, argument) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+            files.add(Path(frame.f_code.co_filename).relative_to(ROOT).as_posix())
+
+    step()
+    moor.consolidate()
+    step()
+    before = [p.detach().clone() for p in model.parameters()]
+    sys.setprofile(profile)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert {"step.py", "importance/ewc.py", "pulls/interpolation.py"} <= files
+    assert len(files) <= MAX_FILES_OF_A_STEP, sorted(files)
