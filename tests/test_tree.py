@@ -22,65 +22,14 @@ MAX_ROOT_MODULES = 8
 SAME_CLASS_NAMES = {"MooringCallback"}
 """A user imports it from `mooring.integrations.transformers` or from `.lightning`, never both."""
 
-RETIRED_NAMES = frozenset(
-    [
-        "told",
-        "found",
-        "each",
-        "mine",
-        "some",
-        "made",
-        "rest",
-        "past",
-        "way",
-        "NEAR",
-        "MOST",
-        "FEW",
-        "CLOSE",
-        "MANY",
-        "LOOK",
-    ]
-)
+_NAMES = "told found each mine some made rest past way NEAR MOST FEW CLOSE MANY LOOK"
+RETIRED_NAMES = frozenset(_NAMES.split())
 """Identifiers that say nothing: write the noun."""
 
-RETIRED_WORDS = frozenset(
-    [
-        "aboard",
-        "alike",
-        "beside",
-        "berth",
-        "crew",
-        "crews",
-        "exam",
-        "harbour",
-        "heard",
-        "hull",
-        "kin",
-        "laden",
-        "ledger",
-        "leg",
-        "lesson",
-        "logbook",
-        "passage",
-        "rehearsal",
-        "rehearse",
-        "rehearsed",
-        "rehearsing",
-        "sail",
-        "sailed",
-        "sailing",
-        "sails",
-        "settled",
-        "spending",
-        "told",
-        "twin",
-        "twins",
-        "uncollected",
-        "undisturbed",
-        "voyage",
-        "watcher",
-    ]
-)
+_WORDS = """aboard alike beside berth crew crews exam harbour heard hull kin laden ledger leg lesson logbook passage
+rehearsal rehearse rehearsed rehearsing sail sailed sailing sails settled spending told twin twins uncollected
+undisturbed voyage watcher"""
+RETIRED_WORDS = frozenset(_WORDS.split())
 """Words that no identifier contains."""
 
 

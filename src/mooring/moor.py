@@ -114,8 +114,8 @@ class Mooring:
         """End a task: protect what was learned from now on.
 
         anchor <- parameter; previous <- merge(previous, current); then `current` starts anew. Parameters without a
-        gradient during the task keep their importance. Without a step since the last consolidation nothing is merged and
-        no task is counted; a warning names parameters that moved all the same.
+        gradient during the task keep their importance. Without a step since the last consolidation nothing is merged
+        and no task is counted; a warning names parameters that moved all the same.
 
         With data, before any step of a task: `current` is first estimated from it, by `estimate`. What a model already
         knows is a task like any other.

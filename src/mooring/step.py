@@ -177,7 +177,9 @@ class TrainingStep:
             return
         observation = self.outputs.collect(self.layers.samples if self.layers else 0) if self.outputs else Observation()
         if self.check:
-            probes = [(s.state.name, t) for s in steps if (t := observation.gradients.get(s.state.parameter)) is not None]
+            probes = [
+                (s.state.name, t) for s in steps if (t := observation.gradients.get(s.state.parameter)) is not None
+            ]
             check_finite("importance gradient", probes)
         self._apply_penalty(steps, scale)
         self.states.accumulate_factors(factors)
