@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mooring.pulls import Penalty, Pull
     from mooring.pulls.run_axis import Number
 
-__all__ = ["DIALS", "IMPORTANCES", "METHODS", "VARIANTS", "clamped", "penalty"]
+__all__ = ["DIALS", "IMPORTANCES", "METHODS", "VARIANTS", "penalty"]
 
 IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
     "ewc": (lambda seed: mooring.EWC(), "the squared gradient"),
@@ -27,14 +27,7 @@ IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
 }
 """For every importance, a function that makes it from a run's seed, and a short description."""
 
-DIALS = {
-    "ewc": decades(0, 7),
-    "mas": decades(-4, 3),
-    "si": decades(-3, 4),
-    "rwalk": decades(-3, 4),
-    "uniform": decades(-3, 4),
-    "random": decades(-3, 4),
-}
+DIALS = dict.fromkeys(IMPORTANCES, decades(-3, 4)) | {"ewc": decades(0, 7), "mas": decades(-4, 3)}
 """The strengths that a sweep tries: eight decades, chosen for the scale of each importance."""
 
 SIGNS: dict[str, tuple[str | float, str]] = {
@@ -44,24 +37,14 @@ SIGNS: dict[str, tuple[str | float, str]] = {
 }
 
 
-def penalty(strength: Number) -> Penalty:
-    """Return a penalty with that strength.
+def penalty(strength: Number, *, clamp: bool = False) -> Penalty:
+    """Return a penalty with that strength; a clamped one caps the importance where it would extrapolate.
 
     Example:
-        >>> penalty(10.0)
-        Penalty(strength=10.0, clamp=False)
-    """
-    return mooring.Penalty(strength)
-
-
-def clamped(strength: Number) -> Penalty:
-    """Return a penalty whose importance is capped where it would extrapolate.
-
-    Example:
-        >>> clamped(10.0)
+        >>> penalty(10.0, clamp=True)
         Penalty(strength=10.0, clamp=True)
     """
-    return mooring.Penalty(strength, clamp=True)
+    return mooring.Penalty(strength, clamp=clamp)
 
 
 def _balanced(make: Callable[[int], Importance], seed: int) -> Importance:
@@ -80,40 +63,28 @@ def _penalty(
 
 
 METHODS = [
-    *(
-        _penalty(name, f"penalty weighted by {description}", make, name)
-        for name, (make, description) in IMPORTANCES.items()
-    ),
-    *(
-        _penalty(name, f"SI's penalty, {scores}", partial(_signed, sign), "si")
-        for name, (sign, scores) in SIGNS.items()
-    ),
+    *(_penalty(name, f"penalty weighted by {line}", make, name) for name, (make, line) in IMPORTANCES.items()),
+    *(_penalty(name, f"SI's penalty, {line}", partial(_signed, sign), "si") for name, (sign, line) in SIGNS.items()),
     *(
         _penalty(
             f"balanced-{name}",
-            f"penalty weighted by {description}, every layer with the same mean",
+            f"penalty weighted by {line}, every layer with the same mean",
             partial(_balanced, make),
             name,
         )
-        for name, (make, description) in IMPORTANCES.items()
+        for name, (make, line) in IMPORTANCES.items()
     ),
     *(
         _penalty(
             f"clamped-{name}",
-            f"penalty weighted by {description}, capped where it would extrapolate",
+            f"penalty weighted by {line}, capped where it would extrapolate",
             make,
             name,
-            clamped,
+            partial(penalty, clamp=True),
         )
-        for name, (make, description) in IMPORTANCES.items()
+        for name, (make, line) in IMPORTANCES.items()
     ),
 ]
 
-VARIANTS = [
-    _penalty(
-        "si-flipped",
-        "SI's penalty, with absolute scores, except one in a thousand that is negative",
-        partial(_signed, "flipped"),
-        "si",
-    )
-]
+FLIPPED = "SI's penalty, with absolute scores, except one in a thousand that is negative"
+VARIANTS = [_penalty("si-flipped", FLIPPED, partial(_signed, "flipped"), "si")]

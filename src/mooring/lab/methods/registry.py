@@ -1,20 +1,15 @@
 """The registry of methods."""
 
 from mooring.errors import MooringError, unknown
-from mooring.lab.methods import budgets, controls, explicit, merging, penalties, proximal_steps, replay
+from mooring.lab.methods import baselines, interpolations, penalties, proximal_steps
 from mooring.lab.methods.method import Method
 
 __all__ = ["ALIASES", "METHODS", "VARIANTS", "find_method", "method_rank", "resolve_methods"]
 
-METHODS: dict[str, Method] = {
-    method.name: method
-    for family in (controls, penalties, explicit, merging, proximal_steps, budgets, replay)
-    for method in family.METHODS
-}
+FAMILIES = (baselines.CONTROLS, penalties.METHODS, interpolations.METHODS, proximal_steps.METHODS, baselines.REPLAY)
+METHODS: dict[str, Method] = {method.name: method for family in FAMILIES for method in family}
 
-VARIANTS: dict[str, Method] = {
-    method.name: method for method in (*explicit.VARIANTS, *penalties.VARIANTS, *replay.VARIANTS)
-}
+VARIANTS = {m.name: m for m in (*interpolations.VARIANTS, *penalties.VARIANTS, *baselines.VARIANTS)}
 """Variants for single experiments; they can be named but are not listed."""
 
 ALIASES = {f"{form}vanilla": f"{form}uniform" for form in ("", "balanced-", "clamped-", "explicit-")}
@@ -56,8 +51,6 @@ def resolve_methods(names: str | list[str] | tuple[str, ...]) -> list[str]:
         >>> resolve_methods("plain,vanilla, plain")
         ['plain', 'uniform']
     """
-    given = names.split(",") if isinstance(names, str) else list(names)
-    resolved: list[str] = []
-    for name in (part.strip() for part in given):
-        resolved += list(METHODS) if name == "all" else [find_method(name).name]
+    given = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
+    resolved = (method for name in given for method in (METHODS if name == "all" else [find_method(name).name]))
     return list(dict.fromkeys(resolved))

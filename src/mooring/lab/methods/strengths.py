@@ -7,37 +7,29 @@ from mooring.lab.methods.method import Method
 
 __all__ = ["DIGITS_STRENGTHS", "PAPER_STRENGTHS", "default_strength", "paper_strength"]
 
-MIDDLE = {"soft": 0.3, "sfa": 0.5, "wise-ft": 0.5, "cofima": 1.0}
-"""The middle of the range of a stiffness, two shares and a weight."""
-
-DIGITS_STRENGTHS = {
-    "ewc": 1e7,
-    "mas": 0.03,
-    "si": 3.0,
-    "rwalk": 3.0,
-    "uniform": 0.3,
-    "random": 3.0,
-    "proximal-ewc": 1e4,
-    "budget-ewc": 1e-5,
-    "budget-kronecker": 1e-5,
-    **MIDDLE,
-    "l2-sp": 0.1,
+STRENGTHS = {
+    "ewc": (1e7, 1e3),
+    "mas": (0.03, 0.01),
+    "si": (3.0, 0.01),
+    "rwalk": (3.0, 1e-4),
+    "uniform": (0.3, 100.0),
+    "random": (3.0, 100.0),
+    "proximal-ewc": (1e4, 1e5),
+    "budget-ewc": (1e-5, 1e-4),
+    "budget-kronecker": (1e-5, 1e-3),
+    # the middle of the range of a stiffness, two shares and a weight
+    "soft": (0.3, 0.3),
+    "sfa": (0.5, 0.5),
+    "wise-ft": (0.5, 0.5),
+    "cofima": (1.0, 1.0),
+    "l2-sp": (0.1, 100.0),
 }
+"""The strengths on the digits and those of the paper."""
+
+DIGITS_STRENGTHS = {name: digits for name, (digits, _) in STRENGTHS.items()}
 """Tuned with `mooring tune` on the digits, two classes per task (docs/tuning.md)."""
 
-PAPER_STRENGTHS = {
-    "ewc": 1e3,
-    "mas": 0.01,
-    "si": 0.01,
-    "rwalk": 1e-4,
-    "uniform": 100.0,
-    "random": 100.0,
-    "proximal-ewc": 1e5,
-    "budget-ewc": 1e-4,
-    "budget-kronecker": 1e-3,
-    **MIDDLE,
-    "l2-sp": 100.0,
-}
+PAPER_STRENGTHS = {name: paper for name, (_, paper) in STRENGTHS.items()}
 """The paper's strengths for CIFAR-100, one epoch, learning rate 0.001. From proximal-ewc on they are ours."""
 
 
@@ -48,10 +40,8 @@ def paper_strength(method: str) -> float | None:
         >>> paper_strength("clamped-ewc"), paper_strength("si-signed"), paper_strength("plain")
         (1000.0, 0.01, None)
     """
-    for name in (method, method.removeprefix("balanced-").removeprefix("clamped-"), method.partition("-")[0]):
-        if name in PAPER_STRENGTHS:
-            return PAPER_STRENGTHS[name]
-    return None
+    names = (method, method.removeprefix("balanced-").removeprefix("clamped-"), method.partition("-")[0])
+    return next((PAPER_STRENGTHS[name] for name in names if name in PAPER_STRENGTHS), None)
 
 
 def default_strength(method: Method, *, paper: bool) -> float | None:

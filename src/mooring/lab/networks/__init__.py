@@ -8,17 +8,19 @@ from collections.abc import Callable
 from torch import nn
 
 from mooring.errors import MooringError, unknown
-from mooring.lab.networks.cnn6 import cnn6
-from mooring.lab.networks.mlp import mlp
+from mooring.lab.networks.backbones import CNN6, ResNet18Third, mlp
 from mooring.lab.networks.multi_head import MultiHeadNetwork
-from mooring.lab.networks.resnet import resnet18_third
 from mooring.lab.streams.stream import Stream
 
 __all__ = ["BACKBONES", "MultiHeadNetwork", "backbone_factory", "build_network", "versioned_name"]
 
 Shape = tuple[int, int, int]
 
-BACKBONES: dict[str, Callable[[Shape], nn.Module]] = {"mlp": mlp, "cnn6": cnn6, "resnet18-third": resnet18_third}
+BACKBONES: dict[str, Callable[[Shape], nn.Module]] = {
+    "mlp": mlp,
+    "cnn6": lambda shape: CNN6(shape[0]),
+    "resnet18-third": lambda shape: ResNet18Third(shape[0]),
+}
 
 
 def backbone_factory(name: str) -> Callable[[Shape], nn.Module]:
@@ -38,9 +40,8 @@ def backbone_factory(name: str) -> Callable[[Shape], nn.Module]:
             raise unknown("network", name, [*BACKBONES, "package.module:function"])
         return BACKBONES[name]
     module, _, function = name.partition("@")[0].partition(":")
-    module = module.removesuffix(".py")
     try:
-        factory: Callable[[Shape], nn.Module] = getattr(importlib.import_module(module), function)
+        factory: Callable[[Shape], nn.Module] = getattr(importlib.import_module(module.removesuffix(".py")), function)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise MooringError(f"network {name!r} cannot be imported: {str(error).splitlines()[0]}") from error
     if not callable(factory):
@@ -61,10 +62,8 @@ def build_network(name: str, stream: Stream) -> MultiHeadNetwork:
     except (TypeError, ValueError) as error:
         if isinstance(error, MooringError):
             raise
-        reason = str(error).splitlines()[0]
-        raise MooringError(
-            f"network {name!r} is called with one argument, the tuple (channels, height, width): {reason}"
-        ) from error
+        call = "is called with one argument, the tuple (channels, height, width)"
+        raise MooringError(f"network {name!r} {call}: {str(error).splitlines()[0]}") from error
     if not isinstance(backbone, nn.Module):
         raise MooringError(f"network {name!r} returned a {type(backbone).__name__}, not a torch.nn.Module")
     try:

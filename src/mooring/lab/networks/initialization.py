@@ -36,28 +36,21 @@ class BackboneWeights:
 
 
 def read_weights(path: Path | str) -> BackboneWeights:
-    """Read the weights of a safetensors file.
-
-    Args:
-        path: the file, such as `mooring pretrain` writes.
-    """
+    """Read the weights of a safetensors file, such as `mooring pretrain` writes."""
     if Path(path).is_dir():
         raise MooringError(f"{path} is a folder: give a .safetensors file; `mooring pretrain` makes one")
     try:
-        return BackboneWeights(str(path), _fingerprint(tensors := load_file(path)), tensors)
+        tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MooringError(
             f"{path} is not a safetensors file that can be read: {reason}; `mooring pretrain` makes one"
         ) from error
-
-
-def _fingerprint(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return BackboneWeights(str(path), digest.hexdigest(), tensors)
 
 
 def initial_network(
@@ -84,9 +77,14 @@ def initial_network(
         >>> bool((one.heads[1].weight == other.heads[1].weight).all())
         True
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeded_generator(seed, "start").initial_seed())
-        model = _build_in_float32(network, stream)
+    default_dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # the network does not depend on the caller's default dtype
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeded_generator(seed, "start").initial_seed())
+            model = build_network(network, stream)
+    finally:
+        torch.set_default_dtype(default_dtype)
     if weights is not None:
         _load(model.backbone, weights, network)
     return model.to(dtype)
@@ -134,31 +132,13 @@ def _cached_network(
     """Return `initial_network(...)`, from the cache if it is a network of this package that was made before."""
     if ":" in network:
         return initial_network(network, stream, seed, dtype=dtype, weights=weights)
-    key = (
-        network,
-        BACKBONES.get(network),
-        stream.shape,
-        stream.outputs,
-        stream.head_count,
-        seed,
-        dtype,
-        weights and weights.fingerprint,
-    )
+    form = (network, BACKBONES.get(network), stream.shape, stream.outputs, stream.head_count)
+    key = (form, seed, dtype, weights and weights.fingerprint)
     model = _CACHE.pop(key, None) or initial_network(network, stream, seed, dtype=dtype, weights=weights)
     _CACHE[key] = model  # at the end, so that the least recently used one is dropped first
     if len(_CACHE) > MAX_CACHED_NETWORKS:
         del _CACHE[next(iter(_CACHE))]
     return model
-
-
-def _build_in_float32(network: str, stream: Stream) -> MultiHeadNetwork:
-    """Build a network in float32, so that it does not depend on the caller's default dtype."""
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        return build_network(network, stream)
-    finally:
-        torch.set_default_dtype(previous)
 
 
 def _load(backbone: nn.Module, weights: BackboneWeights, network: str) -> None:

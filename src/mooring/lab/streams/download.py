@@ -57,13 +57,7 @@ class Retry:
 
 
 def download(
-    url: str,
-    path: Path,
-    *,
-    size: int,
-    sha256: str,
-    retry: Retry,
-    report: Callable[[int], Any] = lambda done: None,
+    url: str, path: Path, *, size: int, sha256: str, retry: Retry, report: Callable[[int], Any] = lambda done: None
 ) -> None:
     """Download a file and check its size and SHA-256; continue a partial file.
 

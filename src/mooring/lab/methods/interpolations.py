@@ -1,10 +1,11 @@
-"""Explicit steps with a stiffness, model merging, model soups, and L2-SP.
+"""Interpolation towards the anchor: the paper's explicit step, model merging and model soups; and L2-SP.
 
-Each method is an importance and a pull of `mooring`; its strength is a stiffness, a share or a weight.
+Each method is an importance and a pull of `mooring`; its strength, if any, is a stiffness, a share or a weight.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mooring
@@ -15,14 +16,15 @@ from mooring.lab.methods.strengths import DIGITS_STRENGTHS
 
 if TYPE_CHECKING:
     from mooring.importance import Importance
-    from mooring.pulls import Blend, Interpolation
+    from mooring.pulls import Interpolation
     from mooring.pulls.run_axis import Number
 
-__all__ = ["METHODS"]
+__all__ = ["METHODS", "VARIANTS"]
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 STIFFNESSES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 WEIGHTS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+ROOTS = {"cube": (3, "cube roots"), "ratio": (1, "plain values")}
 
 SOUP_INTERVAL = 50
 """The number of iterations between two blends of a running soup."""
@@ -34,8 +36,8 @@ def _task_count(seed: int) -> Importance:
     return TaskCount()
 
 
-def _soft(stiffness: Number) -> Interpolation:
-    return mooring.Interpolation(stiffness=stiffness)
+def _explicit(root: float, strength: Number) -> Interpolation:
+    return mooring.Interpolation(root=root)
 
 
 def _merge(weight: Number) -> Interpolation:
@@ -43,22 +45,18 @@ def _merge(weight: Number) -> Interpolation:
     return mooring.Interpolation(root=1, every="task", weight=weight)
 
 
-def _merge_equally(strength: Number) -> Interpolation:
-    return _merge(1.0)
-
-
-def _soup(share: Number) -> Blend:
-    return mooring.pulls.Blend(share, every=SOUP_INTERVAL)
-
-
 METHODS = [
+    *(
+        Method(f"explicit-{name}", f"interpolate by the ratio of previous to present importance: {description}", make)
+        for name, (make, description) in IMPORTANCES.items()
+    ),
     *(
         Method(
             f"soft-{name}",
             f"the explicit step with a stiffness (its strength): {description}",
             make,
-            _soft,
-            strength=DIGITS_STRENGTHS["soft"],
+            lambda stiffness: mooring.Interpolation(stiffness=stiffness),
+            DIGITS_STRENGTHS["soft"],
             dial=STIFFNESSES,
         )
         for name, (make, description) in IMPORTANCES.items()
@@ -69,7 +67,7 @@ METHODS = [
         "penalty on the distance to the weights that training started from (L2-SP)",
         lambda seed: mooring.Uniform(),
         penalty,
-        strength=DIGITS_STRENGTHS["l2-sp"],
+        DIGITS_STRENGTHS["l2-sp"],
         anchors="start",
         dial=DIALS["uniform"],
     ),
@@ -77,8 +75,8 @@ METHODS = [
         "sfa",
         f"move a share (its strength) of the distance back in every {SOUP_INTERVAL}th step (SFA, a running soup)",
         lambda seed: mooring.Uniform(),
-        _soup,
-        strength=DIGITS_STRENGTHS["sfa"],
+        lambda share: mooring.pulls.Blend(share, every=SOUP_INTERVAL),
+        DIGITS_STRENGTHS["sfa"],
         dial=SHARES,
     ),
     Method(
@@ -86,21 +84,21 @@ METHODS = [
         "move a share (its strength) of the distance back at the end of each task (WiSE-FT)",
         lambda seed: mooring.Uniform(),
         lambda share: mooring.pulls.Blend(share),
-        strength=DIGITS_STRENGTHS["wise-ft"],
+        DIGITS_STRENGTHS["wise-ft"],
         dial=SHARES,
     ),
     Method(
         "imm-mean",
         "average the weights over the tasks so far, at the end of each task (mean-IMM)",
         _task_count,
-        _merge_equally,
+        lambda strength: _merge(1.0),
         merge="sum",
     ),
     Method(
         "imm-mode",
         "average the weights over the tasks so far, by Fisher information (mode-IMM, Fisher merging)",
         mean_fisher,
-        _merge_equally,
+        lambda strength: _merge(1.0),
         merge="sum",
     ),
     Method(
@@ -108,8 +106,20 @@ METHODS = [
         "Fisher merging with a factor (its strength) on the previous importance (CoFiMA)",
         mean_fisher,
         _merge,
-        strength=DIGITS_STRENGTHS["cofima"],
+        DIGITS_STRENGTHS["cofima"],
         merge="sum",
         dial=WEIGHTS,
     ),
 ]
+
+VARIANTS = [
+    Method(
+        f"explicit-{name}-{form}",
+        f"interpolate by the ratio of {values}: {description}",
+        make,
+        partial(_explicit, root),
+    )
+    for name, (make, description) in IMPORTANCES.items()
+    for form, (root, values) in ROOTS.items()
+]
+"""The explicit step with another root than the square root."""
