@@ -7,7 +7,7 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import summarize
 from mooring.lab.study.protocol import choose_settings
 from mooring.paper.claims import claims_table, search_claims, table_claims
-from mooring.paper.claims.claim import mean_gain, sign_verdict
+from mooring.paper.claims.claim import mean_gain, range_verdict
 from mooring.paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS, REPLAY, ROWS
 from mooring.paper.published.published_numbers import Setting
 from mooring.paper.tables import grid_search
@@ -51,8 +51,8 @@ def test_gain_leaves_out_seeds_that_did_not_finish_everywhere():
 )
 def test_gains_beyond_chance_are_decided(accuracies, verdict):
     gain = mean_gain([(row("explicit-ewc", accuracies), row("ewc", [60.0] * 3))], "accuracy")
-    assert sign_verdict(gain) == verdict
-    assert sign_verdict(None) == "not decided"
+    assert range_verdict(gain) == verdict
+    assert range_verdict(None) == "not decided"
 
 
 BETTER = [row(name, [65.0, 65.2, 64.8], forgotten=0.1) for name in EXPLICIT]

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mooring.paper.claims import layer_claims
-from mooring.paper.claims.claim import majority_verdict, range_verdict
+from mooring.paper.claims.claim import count_verdict, range_verdict
 from mooring.paper.context.seed_statistics import mean_difference
 
 
@@ -30,4 +30,4 @@ def test_pairs_are_averaged_by_seed():
     assert (difference.mean, difference.count) == (pytest.approx(2.0), 2)
     assert mean_difference(([math.nan], [1.0])) is None
     assert range_verdict(mean_difference(([1.0], [0.0])), 0, 2) == "not decided"  # one seed
-    assert majority_verdict(0, 0) == "not decided"
+    assert count_verdict(0, 0, 0.5) == "not decided"

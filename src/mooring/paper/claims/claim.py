@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import astuple, dataclass
+from typing import Literal
 
 from mooring.lab.model.metrics import Interval, confidence_interval
 from mooring.lab.model.results import Result
@@ -15,20 +15,22 @@ __all__ = [
     "MetricOfRun",
     "RowPair",
     "Verdict",
-    "all_verdict",
+    "claim_on_count",
+    "claim_on_difference",
+    "count_verdict",
     "describe",
     "finished_pairs",
     "gains_by_seed",
-    "majority_verdict",
     "mean_gain",
     "range_verdict",
-    "sign_verdict",
 ]
 
 Verdict = Literal["holds", "does not hold", "not decided"]
 RowPair = tuple[Row, Row]
 MetricOfRun = str | Callable[[Result], float]
 """A name of `Result.metrics`, or a function that computes a metric of a run."""
+
+COLUMNS = ("claim", "holds when", "ours", "paper's", "verdict")
 
 
 @dataclass(frozen=True)
@@ -49,31 +51,45 @@ class Claim:
     papers: str
     verdict: Verdict
 
-    def to_row(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, str]:
         """Return the claim as a row of a table."""
-        return {
-            "claim": self.statement,
-            "holds when": self.definition,
-            "ours": self.ours,
-            "paper's": self.papers,
-            "verdict": self.verdict,
-        }
+        return dict(zip(COLUMNS, astuple(self), strict=True))
 
 
-def sign_verdict(difference: Interval | None) -> Verdict:
-    """Return whether a difference is positive; not decided if its 95 % interval contains 0 or there is none.
+def claim_on_difference(
+    statement: str,
+    definition: str,
+    difference: Interval | None,
+    papers: str = "",
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+    spec: str = "+.2f",
+) -> Claim:
+    """Return a claim that a difference lies between bounds; by default, that it is positive."""
+    return Claim(statement, definition, describe(difference, spec), papers, range_verdict(difference, low, high))
 
-    Example:
-        >>> [sign_verdict(confidence_interval(values)) for values in ([1.0, 1.1, 0.9], [-1.0, -1.1, -0.9], [1.0, -1.0])]
-        ['holds', 'does not hold', 'not decided']
-    """
-    return range_verdict(difference, 0.0, math.inf)
+
+def claim_on_count(
+    statement: str,
+    definition: str,
+    count: int,
+    total: int,
+    papers: str = "all",
+    *,
+    share: float = 1.0,
+    details: str = "",
+) -> Claim:
+    """Return a claim about at least a share of the runs; by default, about all of them."""
+    return Claim(statement, definition, f"{count} of {total}{details}", papers, count_verdict(count, total, share))
 
 
-def range_verdict(difference: Interval | None, low: float, high: float) -> Verdict:
+def range_verdict(difference: Interval | None, low: float = 0.0, high: float = math.inf) -> Verdict:
     """Return whether a difference lies between bounds; not decided if its 95 % interval contains a bound.
 
     Example:
+        >>> [range_verdict(confidence_interval(x)) for x in ([1.0, 1.1, 0.9], [-1.0, -1.1, -0.9], [1.0, -1.0])]
+        ['holds', 'does not hold', 'not decided']
         >>> difference = confidence_interval([1.0, 1.1, 0.9])
         >>> [range_verdict(difference, low, high) for low, high in ((0, 2), (2, 3), (0, 1))]
         ['holds', 'does not hold', 'not decided']
@@ -87,34 +103,22 @@ def range_verdict(difference: Interval | None, low: float, high: float) -> Verdi
     return "does not hold" if difference.high < low or difference.low > high else "not decided"
 
 
-def majority_verdict(count: int, total: int) -> Verdict:
-    """Return the verdict on a claim about at least half of the runs; not decided if there are none.
+def count_verdict(count: int, total: int, share: float = 1.0) -> Verdict:
+    """Return the verdict on a claim about at least a share of the runs; not decided if there are none.
 
     Example:
-        >>> majority_verdict(2, 4), majority_verdict(1, 4), majority_verdict(0, 0)
+        >>> count_verdict(2, 4, 0.5), count_verdict(1, 4, 0.5), count_verdict(0, 0, 0.5)
+        ('holds', 'does not hold', 'not decided')
+        >>> count_verdict(3, 3), count_verdict(2, 3), count_verdict(0, 0)
         ('holds', 'does not hold', 'not decided')
     """
-    return "not decided" if not total else "holds" if 2 * count >= total else "does not hold"
-
-
-def all_verdict(count: int, total: int) -> Verdict:
-    """Return the verdict on a claim about all runs; not decided if there are none.
-
-    Example:
-        >>> all_verdict(3, 3), all_verdict(2, 3), all_verdict(0, 0)
-        ('holds', 'does not hold', 'not decided')
-    """
-    return "not decided" if not total else "holds" if count == total else "does not hold"
+    return "not decided" if not total else "holds" if count >= share * total else "does not hold"
 
 
 def gains_by_seed(pairs: Sequence[RowPair], metric: MetricOfRun) -> dict[int, float]:
     """Return by seed how much higher a metric is in the first row, averaged over pairs.
 
     Only seeds that finished in every row count.
-
-    Args:
-        pairs: rows to compare.
-        metric: the metric of a run.
     """
     values = [(_values_by_seed(first, metric), _values_by_seed(second, metric)) for first, second in pairs]
     seeds = sorted(set.intersection(*(set(row) for pair in values for row in pair))) if values else []
@@ -144,6 +148,5 @@ def describe(difference: Interval | None, spec: str = "+.2f") -> str:
 
 
 def _values_by_seed(row: Row, metric: MetricOfRun) -> dict[int, float]:
-    """Return a metric of the runs that finished, by seed."""
     finished = [result for result in row.results if result.status == "finished"]
     return {r.spec.seed: r.metrics[metric] if isinstance(metric, str) else metric(r) for r in finished}

@@ -8,15 +8,7 @@ from mooring.lab.model.order import batch_sizes
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
 from mooring.lab.streams.stream import Stream
-from mooring.paper.claims.claim import (
-    Claim,
-    all_verdict,
-    describe,
-    majority_verdict,
-    mean_gain,
-    range_verdict,
-    sign_verdict,
-)
+from mooring.paper.claims.claim import Claim, claim_on_count, claim_on_difference, count_verdict, mean_gain
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.seed_statistics import summarize_seeds
 from mooring.paper.figures import negative_importance, violations
@@ -76,7 +68,7 @@ def _negative_scores(results: Sequence[Result]) -> Claim:
         "negative scores are unstable",
         "; ".join(f"{unstable} of {total}" for unstable, total in counts) or "no score was negative",
         "",
-        all_verdict(sum(majority_verdict(*pair) == "holds" for pair in counts), len(counts)),
+        count_verdict(sum(count_verdict(*pair, 0.5) == "holds" for pair in counts), len(counts)),
     )
 
 
@@ -91,49 +83,47 @@ def _violations(results: Sequence[Result]) -> list[Claim]:
     unstable_clamped = {
         _setting(result) for result in results if result.spec.method.startswith(CLAMPED) and result.status == "unstable"
     }
-    cured = len(unstable_settings - unstable_clamped)
     return [
-        Claim(
+        claim_on_count(
             "Training becomes unstable only after the first violation of lr * strength * importance < 1.",
             "every unstable run had a violation after a task before the one in which it became unstable",
-            f"{len(violated)} of {len(unstable)}, {len(violated_first)} of them already after the first task",
+            len(violated),
+            len(unstable),
             "all, after the first task",
-            all_verdict(len(violated), len(unstable)),
+            details=f", {len(violated_first)} of them already after the first task",
         ),
-        Claim(
+        claim_on_count(
             "A few violations are sufficient.",
             "at least half of the runs with a violation after the first task are unstable",
-            f"{len(violated_first)} of {len(violating)}",
+            len(violated_first),
+            len(violating),
             "all, from 1 to 35 violating parameters on",
-            majority_verdict(len(violated_first), len(violating)),
+            share=0.5,
         ),
-        Claim(
+        claim_on_count(
             "Clamping prevents the instability.",
             "every setting that is unstable without clamping is stable with it",
-            f"{cured} of {len(unstable_settings)}",
-            "all",
-            all_verdict(cured, len(unstable_settings)),
+            len(unstable_settings - unstable_clamped),
+            len(unstable_settings),
         ),
     ]
 
 
 def _setting(result: Result) -> tuple[str, str, float, float | None]:
     """Return data set, method without clamping, learning rate and strength."""
-    spec = result.spec
-    return spec.data, spec.method.removeprefix(CLAMPED), spec.lr, spec.strength
+    return result.spec.data, result.spec.method.removeprefix(CLAMPED), result.spec.lr, result.spec.strength
 
 
 def _positive_scores(results: Sequence[Result]) -> Claim:
     runs = [result for result in results if result.spec.method == POSITIVE]
     unstable = [result for result in runs if result.status == "unstable"]
     violating = sum(violations_after_first_task(result) > 0 for result in unstable)
-    stable = len(runs) - len(unstable)
-    return Claim(
+    return claim_on_count(
         "Training with only positive scores is always stable.",
         f"every run of {POSITIVE} is stable, at every strength of the grid",
-        f"{stable} of {len(runs)}; {violating} of the others violate the bound after the first task",
-        "all",
-        all_verdict(stable, len(runs)),
+        len(runs) - len(unstable),
+        len(runs),
+        details=f"; {violating} of the others violate the bound after the first task",
     )
 
 
@@ -143,13 +133,13 @@ def _weak_penalty(results: Sequence[Result]) -> Claim:
     weakest = min((row.setting.strength for row in rows if row.setting.strength is not None), default=None)
     plain = {row.setting.data: row for row in rows if row.setting.method == "plain"}
     negative = [row for row in rows if row.setting.method == NEGATIVE and row.setting.strength == weakest]
-    gain = mean_gain([(row, plain[row.setting.data]) for row in negative], "accuracy")
-    return Claim(
+    return claim_on_difference(
         "A strength small enough for negative scores has no more effect than plain fine-tuning.",
         f"at the smallest strength, {NEGATIVE} is within {ACCURACY_TOLERANCE:g} point of plain in accuracy",
-        describe(gain),
+        mean_gain([(row, plain[row.setting.data]) for row in negative], "accuracy"),
         "similar",
-        range_verdict(gain, -ACCURACY_TOLERANCE, ACCURACY_TOLERANCE),
+        low=-ACCURACY_TOLERANCE,
+        high=ACCURACY_TOLERANCE,
     )
 
 
@@ -160,14 +150,14 @@ def _early_instability(results: Sequence[Result], streams: dict[str, Stream]) ->
         finished = streams[result.spec.data].tasks[: len(result.stability)]
         batches = sum(len(batch_sizes(len(task.train), result.spec.batch)) for task in finished)
         iterations.append(result.steps - batches * result.spec.epochs + 1)
-    early = sum(iteration <= FEW_ITERATIONS for iteration in iterations)
-    latest = f", the latest in iteration {max(iterations)}" if iterations else ""
-    return Claim(
+    return claim_on_count(
         "Instability appears in the first few iterations of a task.",
         f"at least half of the runs that become unstable do so within {FEW_ITERATIONS} iterations of a task",
-        f"{early} of {len(iterations)}{latest}",
+        sum(iteration <= FEW_ITERATIONS for iteration in iterations),
+        len(iterations),
         "fewer than 10, in general",
-        majority_verdict(early, len(iterations)),
+        share=0.5,
+        details=f", the latest in iteration {max(iterations)}" if iterations else "",
     )
 
 
@@ -185,20 +175,15 @@ def _clamping(results: Sequence[Result]) -> list[Claim]:
             unstable = [rows for rows in both.values() if any(map(unstable_under_penalty, rows[False].results))]
             pairs += [(rows[True], clamped[0]) for rows in unstable]
             extremes.append((clamped[0], clamped[-1]))
-    accuracy, learned = mean_gain(pairs, "accuracy"), mean_gain(extremes, "learned")
     return [
-        Claim(
+        claim_on_difference(
             "Clamped penalties are accurate at strengths that are unstable without clamping.",
             f"mean difference in accuracy over {len(pairs)} unstable strengths, clamped minus the weakest clamped > 0",
-            describe(accuracy),
-            "",
-            sign_verdict(accuracy),
+            mean_gain(pairs, "accuracy"),
         ),
-        Claim(
+        claim_on_difference(
             "With clamping, a very large strength makes a model learn less of new tasks.",
             "mean difference in accuracy directly after a task, weakest minus largest strength > 0",
-            describe(learned),
-            "",
-            sign_verdict(learned),
+            mean_gain(extremes, "learned"),
         ),
     ]

@@ -1,8 +1,10 @@
 """The claims about layers and the explicit step: the unrolled form, depth, balanced importance and the root."""
 
 import math
+from collections.abc import Sequence
 
-from mooring.paper.claims.claim import Claim, all_verdict, describe, range_verdict, sign_verdict
+from mooring.lab.model.metrics import Interval
+from mooring.paper.claims.claim import Claim, claim_on_count, claim_on_difference
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import EXPLICIT, REGULARIZERS
 from mooring.paper.context.seed_statistics import mean_difference, metric_values
@@ -63,101 +65,86 @@ def _depth(context: PaperContext) -> list[Claim]:
             orders.setdefault(name, []).extend([] if order is None or math.isnan(order) else [order])
     si = orders.pop("si")
     others = [order for values in orders.values() for order in values]
-    decreasing, not_decreasing = sum(order < 0 for order in others), sum(order >= 0 for order in si)
     return [
-        Claim(
+        claim_on_count(
             "Deeper layers get less importance.",
             "mean importance after all tasks decreases with depth (rank correlation < 0) for ewc, mas and rwalk on "
             "every data set",
-            f"{decreasing} of {len(others)}",
-            "all",
-            all_verdict(decreasing, len(others)),
+            sum(order < 0 for order in others),
+            len(others),
         ),
-        Claim(
+        claim_on_count(
             "SI is the exception: its importance does not decrease with depth.",
             "rank correlation of its mean importance after all tasks with depth >= 0 on every data set",
-            f"{not_decreasing} of {len(si)}",
-            "all",
-            all_verdict(not_decreasing, len(si)),
+            sum(order >= 0 for order in si),
+            len(si),
         ),
     ]
 
 
 def _balance(context: PaperContext) -> list[Claim]:
     runs = train_balanced(context).values()
-    pairs = [(methods[f"balanced-{name}"], methods[name]) for methods in runs for name in REGULARIZERS]
-    drift = mean_difference(
-        *(([shallow_cka(run) for run in plain], [deep_cka(run) for run in plain]) for _, plain in pairs)
-    )
-    cka = mean_difference(*(([deep_cka(run) for run in b], [deep_cka(run) for run in plain]) for b, plain in pairs))
-    forgetting = mean_difference(
-        *((metric_values(plain, "forgetting"), metric_values(balanced, "forgetting")) for balanced, plain in pairs)
-    )
-    accuracy = mean_difference(
-        *((metric_values(balanced, "accuracy"), metric_values(plain, "accuracy")) for balanced, plain in pairs)
-    )
+    plain = [methods[name] for methods in runs for name in REGULARIZERS]
+    balanced = [methods[f"balanced-{name}"] for methods in runs for name in REGULARIZERS]
+    plain_cka, balanced_cka = ([list(map(deep_cka, results)) for results in form] for form in (plain, balanced))
+    plain_early = [list(map(shallow_cka, results)) for results in plain]
     return [
-        Claim(
+        claim_on_difference(
             "Penalties let deep layers change more than early ones.",
             "mean difference in CKA to the model after the first task, first minus deeper half of the layers > 0",
-            describe(drift, "+.4f"),
-            "",
-            sign_verdict(drift),
+            _difference(plain_early, plain_cka),
+            spec="+.4f",
         ),
-        Claim(
+        claim_on_difference(
             "Balanced importance preserves the representations of deep layers.",
             "mean difference in CKA of the deeper half of the layers, balanced minus plain form > 0",
-            describe(cka, "+.4f"),
-            "",
-            sign_verdict(cka),
+            _difference(balanced_cka, plain_cka),
+            spec="+.4f",
         ),
-        Claim(
+        claim_on_difference(
             "Balanced importance forgets less.",
             "mean difference in forgetting, plain minus balanced form > 0",
-            describe(forgetting),
-            "",
-            sign_verdict(forgetting),
+            _difference(*([metric_values(r, "forgetting") for r in form] for form in (plain, balanced))),
         ),
-        Claim(
+        claim_on_difference(
             "Balanced importance is comparable in accuracy.",
             f"mean difference in accuracy, balanced minus plain form, is above -{ACCURACY_TOLERANCE:g}",
-            describe(accuracy),
+            _difference(*([metric_values(r, "accuracy") for r in form] for form in (balanced, plain))),
             "comparable",
-            range_verdict(accuracy, -ACCURACY_TOLERANCE, math.inf),
+            low=-ACCURACY_TOLERANCE,
         ),
     ]
 
 
+def _difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> Interval | None:
+    return mean_difference(*zip(first, second, strict=True))
+
+
 def _roots(context: PaperContext) -> list[Claim]:
     runs = train_roots(context).values()
-    forgetting = {
-        root: [metric_values(methods[f"{name}{suffix}"], "forgetting") for methods in runs for name in EXPLICIT]
-        for root, suffix in ROOTS.items()
-    }
-    square, cube, ratio = (forgetting[root] for root in ("square root", "cube root", "plain ratio"))
-    square_gain = mean_difference(*zip(ratio, square, strict=True))
-    cube_gain = mean_difference(*zip(ratio, cube, strict=True))
-    between = mean_difference(*zip(cube, square, strict=True))
+    square, cube, ratio = (
+        [metric_values(methods[f"{name}{ROOTS[root]}"], "forgetting") for methods in runs for name in EXPLICIT]
+        for root in ("square root", "cube root", "plain ratio")
+    )
     return [
-        Claim(
+        claim_on_difference(
             "The square root in R forgets less than the plain ratio.",
             "mean difference in forgetting over definitions and data sets, plain ratio minus square root > 0",
-            describe(square_gain),
+            _difference(ratio, square),
             "about 1 to 2",
-            sign_verdict(square_gain),
         ),
-        Claim(
+        claim_on_difference(
             "The cube root in R forgets less than the plain ratio.",
             "mean difference in forgetting, plain ratio minus cube root > 0",
-            describe(cube_gain),
+            _difference(ratio, cube),
             "similar",
-            sign_verdict(cube_gain),
         ),
-        Claim(
+        claim_on_difference(
             "The choice of the root does not matter.",
             f"mean difference in forgetting, cube root minus square root, is within {FORGETTING_TOLERANCE:g}",
-            describe(between),
+            _difference(cube, square),
             "similar",
-            range_verdict(between, -FORGETTING_TOLERANCE, FORGETTING_TOLERANCE),
+            low=-FORGETTING_TOLERANCE,
+            high=FORGETTING_TOLERANCE,
         ),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from mooring.lab.model.metrics import SCORE_TOLERANCE
 from mooring.lab.model.results import Result
 from mooring.lab.study.protocol import Choice
-from mooring.paper.claims.claim import Claim, all_verdict, majority_verdict
+from mooring.paper.claims.claim import Claim, claim_on_count
 from mooring.paper.context.scale import EXPLICIT, REGULARIZERS, Condition
 from mooring.paper.published.published_numbers import Setting, published_setting
 from mooring.paper.tables.grid_search import best_settings
@@ -42,7 +42,7 @@ def _grid_runs(results: SearchResults, methods: Sequence[str]) -> list[Result]:
 
 def _stable_claim(statement: str, definition: str, runs: Sequence[Result]) -> Claim:
     stable = sum(run.status != "unstable" for run in runs)
-    return Claim(statement, definition, f"{stable} of {len(runs)}", "all", all_verdict(stable, len(runs)))
+    return claim_on_count(statement, definition, stable, len(runs))
 
 
 def _explicit_is_stable(results: SearchResults) -> Claim:
@@ -98,23 +98,23 @@ def _same_settings(results: SearchResults) -> list[Claim]:
             if theirs is not None:
                 pairs.append((ours, theirs))
     with_strength = [(a, b) for a, b in pairs if a.strength is not None and b.strength is not None]
-    close_lrs = sum(_is_close_lr(*pair) for pair in pairs)
-    close_settings = sum(_is_close(*pair) for pair in with_strength)
     return [
-        Claim(
+        claim_on_count(
             "A grid search finds the paper's learning rates.",
             "in at least half of the cells the learning rate is at most one step of the grid from the paper's",
-            f"{close_lrs} of {len(pairs)}, {sum(a.lr == b.lr for a, b in pairs)} of them exactly",
-            "all",
-            majority_verdict(close_lrs, len(pairs)),
+            sum(_is_close_lr(*pair) for pair in pairs),
+            len(pairs),
+            share=0.5,
+            details=f", {sum(a.lr == b.lr for a, b in pairs)} of them exactly",
         ),
-        Claim(
+        claim_on_count(
             "A grid search finds the paper's strengths.",
             "in at least half of the cells with a strength, both it and the learning rate are at most one step of the "
             "grid from the paper's",
-            f"{close_settings} of {len(with_strength)}, {sum(a == b for a, b in with_strength)} of them exactly",
-            "all",
-            majority_verdict(close_settings, len(with_strength)),
+            sum(_is_close(*pair) for pair in with_strength),
+            len(with_strength),
+            share=0.5,
+            details=f", {sum(a == b for a, b in with_strength)} of them exactly",
         ),
     ]
 

@@ -11,12 +11,12 @@ from mooring.paper.claims.claim import (
     MetricOfRun,
     RowPair,
     Verdict,
+    claim_on_difference,
     describe,
     finished_pairs,
     gains_by_seed,
     mean_gain,
     range_verdict,
-    sign_verdict,
 )
 from mooring.paper.context.scale import EXPLICIT, REGULARIZERS, REPLAY, Condition, Scale
 from mooring.paper.figures.cka import deep_cka
@@ -35,22 +35,16 @@ PAPER_LARGEST_GAIN = 23
 
 @dataclass(frozen=True)
 class MethodPair:
-    """Two methods under the same condition."""
+    """The rows of two methods under the same condition."""
 
     condition: Condition
-    first: Row
-    second: Row
+    rows: RowPair
 
-    @property
-    def swapped(self) -> "MethodPair":
-        """The same methods in the other order."""
-        return MethodPair(self.condition, self.second, self.first)
-
-    def papers(self, metric: str) -> float | None:
+    def papers(self, metric: MetricOfRun) -> float | None:
         """Return the difference between the two methods in the paper's tables; None if it has none."""
         where = (self.condition.network, self.condition.regime.name, self.condition.data)
-        first, second = (published(*where, row.setting.method) for row in (self.first, self.second))
-        if first is None or second is None:
+        first, second = (published(*where, row.setting.method) for row in self.rows)
+        if first is None or second is None or not isinstance(metric, str):
             return None
         difference: float = getattr(first, metric) - getattr(second, metric)
         return difference
@@ -70,9 +64,8 @@ def claims(scale: Scale, main: TableRows, second: TableRows) -> list[Claim]:
     regimes = list(dict.fromkeys(pair.condition.regime for pair in explicit))
     for regime in regimes if len(regimes) > 1 else ():
         in_regime = [pair for pair in explicit if pair.condition.regime == regime]
-        tested += _explicit_against_penalty(
-            in_regime, f"in {regime.name}", "6.2 in its text" if regime == scale.regimes[0] else ""
-        )
+        text = "6.2 in its text" if regime == scale.regimes[0] else ""
+        tested += _explicit_against_penalty(in_regime, f"in {regime.name}", text)
     for data in scale.streams if len(scale.streams) > 1 else ():
         tested += _explicit_against_penalty([pair for pair in explicit if pair.condition.data == data], f"on {data}")
     tested += [*_long_streams(explicit), _preserves_deep_layers(explicit), *_against_replay(main), *_simple(main)]
@@ -86,54 +79,66 @@ def _pairs(rows: TableRows, first: Sequence[str], second: Sequence[str]) -> list
     pairs = []
     for condition, table in rows.items():
         by_name = {row.setting.method: row for row in table}
-        for a, b in zip(first, second, strict=True):
-            if a in by_name and b in by_name:
-                pairs.append(MethodPair(condition, by_name[a], by_name[b]))
+        names = [(a, b) for a, b in zip(first, second, strict=True) if a in by_name and b in by_name]
+        pairs += [MethodPair(condition, (by_name[a], by_name[b])) for a, b in names]
     return pairs
 
 
 def _all_pairs(rows: TableRows, first: Sequence[str], second: Sequence[str]) -> list[MethodPair]:
     """Return pairs of every first with every second method."""
-    names = [(a, b) for a in first for b in second]
-    return _pairs(rows, [a for a, _ in names], [b for _, b in names])
+    return _pairs(rows, [a for a in first for _ in second], [*second] * len(first))
 
 
-def _rows(pairs: Sequence[MethodPair]) -> list[RowPair]:
-    return [(pair.first, pair.second) for pair in pairs]
+def _swap(pairs: Sequence[MethodPair]) -> list[MethodPair]:
+    return [MethodPair(pair.condition, (pair.rows[1], pair.rows[0])) for pair in pairs]
+
+
+def _finished(pairs: Sequence[MethodPair]) -> list[RowPair]:
+    return finished_pairs([pair.rows for pair in pairs])
 
 
 def _gain(pairs: Sequence[MethodPair], metric: MetricOfRun) -> Interval | None:
-    return mean_gain(finished_pairs(_rows(pairs)), metric)
+    return mean_gain(_finished(pairs), metric)
 
 
 def _describe_gain(pairs: Sequence[MethodPair], metric: MetricOfRun, spec: str = "+.2f") -> str:
     """Return the gain and, if some runs did not finish, the number of pairs behind it."""
-    gain = describe(_gain(pairs, metric), spec)
-    used = len(finished_pairs(_rows(pairs)))
+    gain, used = describe(_gain(pairs, metric), spec), len(_finished(pairs))
     if used == len(pairs):
         return gain
-    first, second = (sum(bool(row.unfinished) for row in side) for side in zip(*_rows(pairs), strict=True))
+    first, second = (sum(bool(pair.rows[side].unfinished) for pair in pairs) for side in (0, 1))
     return (
         f"{gain} over the {used} pairs in which every run finished; of all {len(pairs)} pairs, the first method did "
         f"not finish in {first}, the second in {second}"
     )
 
 
-def _known_papers(pairs: Sequence[MethodPair], metric: str) -> list[float]:
+def _known_papers(pairs: Sequence[MethodPair], metric: MetricOfRun) -> list[float]:
     return [value for pair in pairs if (value := pair.papers(metric)) is not None]
 
 
-def _describe_papers(pairs: Sequence[MethodPair], metric: str, text: str = "") -> str:
-    """Return the mean difference in the paper's tables and the number in its text."""
+def _gain_claim(
+    statement: str,
+    definition: str,
+    pairs: Sequence[MethodPair],
+    metric: MetricOfRun,
+    *,
+    text: str = "",
+    low: float = 0.0,
+    high: float = math.inf,
+    spec: str = "+.2f",
+) -> Claim:
+    """Return a claim on a gain, with the mean difference in the paper's tables and the number in its text."""
     known = _known_papers(pairs, metric)
     mean = f"{math.fsum(known) / len(known):+.2f} by its tables" if known else ""
-    return ", ".join(part for part in (mean, text) if part)
+    papers = ", ".join(part for part in (mean, text) if part)
+    verdict = range_verdict(_gain(pairs, metric), low, high)
+    return Claim(statement, definition, _describe_gain(pairs, metric, spec), papers, verdict)
 
 
 def _positive_gain(statement: str, pairs: Sequence[MethodPair], metric: str, between: str, text: str = "") -> Claim:
     definition = f"mean difference in {metric} over {len(pairs)} pairs, {between} > 0"
-    verdict = sign_verdict(_gain(pairs, metric))
-    return Claim(statement, definition, _describe_gain(pairs, metric), _describe_papers(pairs, metric, text), verdict)
+    return _gain_claim(statement, definition, pairs, metric, text=text)
 
 
 def _explicit_against_penalty(
@@ -142,10 +147,9 @@ def _explicit_against_penalty(
     """Compare the explicit step with the penalty of the same importance, and with the gains in the paper's text."""
     more_accurate = f"The explicit step is more accurate than its penalty {where}."
     forgets_less = f"The explicit step forgets less than its penalty {where}."
-    swapped = [pair.swapped for pair in pairs]
     return [
         _positive_gain(more_accurate, pairs, "accuracy", "explicit minus penalty", accuracy),
-        _positive_gain(forgets_less, swapped, "forgetting", "penalty minus explicit", forgetting),
+        _positive_gain(forgets_less, _swap(pairs), "forgetting", "penalty minus explicit", forgetting),
     ]
 
 
@@ -153,7 +157,7 @@ def _largest_gain(pairs: Sequence[MethodPair], scale: Scale) -> Claim:
     first = [pair for pair in pairs if pair.condition.regime == scale.regimes[0]]
     known = [(gain, pair) for pair in first if (gain := _gain([pair], "accuracy")) is not None]
     largest, best = max(known, key=lambda gain_and_pair: gain_and_pair[0].mean, default=(None, None))
-    where = "" if best is None else f", {best.first.setting.method} on {best.condition.data}"
+    where = "" if best is None else f", {best.rows[0].setting.method} on {best.condition.data}"
     if len(known) < len(first):
         where += f"; {len(first) - len(known)} of {len(first)} pairs have no seed that finished in both"
     return Claim(
@@ -168,23 +172,19 @@ def _largest_gain(pairs: Sequence[MethodPair], scale: Scale) -> Claim:
 def _every_pair_gains(pairs: Sequence[MethodPair]) -> list[Claim]:
     """Test whether the explicit step is better in every pair, and not only on average."""
     tested = []
-    for metric, better, compared in (
-        ("accuracy", "more accurate", pairs),
-        ("forgetting", "less forgetful", [pair.swapped for pair in pairs]),
-    ):
-        verdicts = [sign_verdict(_gain([pair], metric)) for pair in compared]
+    compared = (("accuracy", "more accurate", pairs), ("forgetting", "less forgetful", _swap(pairs)))
+    for metric, better, group in compared:
+        verdicts = [range_verdict(_gain([pair], metric)) for pair in group]
         holds, fails = verdicts.count("holds"), verdicts.count("does not hold")
-        verdict: Verdict = (
-            "does not hold" if fails else "holds" if verdicts and holds == len(verdicts) else "not decided"
-        )
-        known = _known_papers(compared, metric)
+        all_hold = verdicts and holds == len(verdicts)
+        known = _known_papers(group, metric)
         tested.append(
             Claim(
                 f"The explicit step is consistently {better} than its penalty.",
                 "it is better in every pair, beyond the 95 % interval; it fails if one pair is significantly worse",
-                f"significantly better in {holds} of {len(compared)}, significantly worse in {fails}",
+                f"significantly better in {holds} of {len(group)}, significantly worse in {fails}",
                 f"in {sum(value > 0 for value in known)} of {len(known)} by its tables" if known else "",
-                verdict,
+                "does not hold" if fails else "holds" if all_hold else "not decided",
             )
         )
     return tested
@@ -196,38 +196,33 @@ def _long_streams(pairs: Sequence[MethodPair]) -> list[Claim]:
     others = [pair for pair in pairs if pair.condition.data != "cifar100"]
     if not cifar:
         return []
-    tested = [
-        Claim(
-            "On cifar100, penalties are competitive with the explicit step.",
-            f"mean difference in accuracy over {len(cifar)} pairs is below {ACCURACY_TOLERANCE:g} points",
-            _describe_gain(cifar, "accuracy"),
-            _describe_papers(cifar, "accuracy"),
-            range_verdict(_gain(cifar, "accuracy"), -math.inf, ACCURACY_TOLERANCE),
-        )
-    ]
-    if others:
-        on_cifar, on_others = (gains_by_seed(finished_pairs(_rows(group)), "accuracy") for group in (cifar, others))
-        differences = [on_others[seed] - on_cifar[seed] for seed in on_cifar if seed in on_others]
-        difference = confidence_interval(differences) if differences else None
-        tested.append(
-            Claim(
-                "The explicit step gains most with unbalanced classes and long streams.",
-                "its mean gain in accuracy on the other data sets minus that on cifar100 > 0",
-                describe(difference),
-                "",
-                sign_verdict(difference),
-            )
-        )
-    return tested
+    competitive = _gain_claim(
+        "On cifar100, penalties are competitive with the explicit step.",
+        f"mean difference in accuracy over {len(cifar)} pairs is below {ACCURACY_TOLERANCE:g} points",
+        cifar,
+        "accuracy",
+        low=-math.inf,
+        high=ACCURACY_TOLERANCE,
+    )
+    if not others:
+        return [competitive]
+    on_cifar, on_others = (gains_by_seed(_finished(group), "accuracy") for group in (cifar, others))
+    differences = [on_others[seed] - on_cifar[seed] for seed in on_cifar if seed in on_others]
+    gains_most = claim_on_difference(
+        "The explicit step gains most with unbalanced classes and long streams.",
+        "its mean gain in accuracy on the other data sets minus that on cifar100 > 0",
+        confidence_interval(differences) if differences else None,
+    )
+    return [competitive, gains_most]
 
 
 def _preserves_deep_layers(pairs: Sequence[MethodPair]) -> Claim:
-    return Claim(
+    return _gain_claim(
         "The explicit step preserves the representations of deep layers, and its penalty does not.",
         f"mean difference in CKA of the deeper half of the layers over {len(pairs)} pairs, explicit minus penalty > 0",
-        _describe_gain(pairs, deep_cka, "+.4f"),
-        "",
-        sign_verdict(_gain(pairs, deep_cka)),
+        pairs,
+        deep_cka,
+        spec="+.4f",
     )
 
 
@@ -245,20 +240,12 @@ def _simple(rows: TableRows) -> list[Claim]:
     """Compare penalties with plain fine-tuning, and with uniform or random importance."""
     pairs = _all_pairs(rows, REGULARIZERS, ("uniform", "random"))
     plain = _all_pairs(rows, ("plain",), REGULARIZERS)
+    forgets_less = "Uniform or random importance forgets less than the popular definitions."
+    more_accurate = "Uniform or random importance is more accurate than the popular definitions."
     return [
         _positive_gain("Penalties forget less than plain fine-tuning.", plain, "forgetting", "plain minus penalty"),
-        _positive_gain(
-            "Uniform or random importance forgets less than the popular definitions.",
-            pairs,
-            "forgetting",
-            "importance minus uniform or random",
-        ),
-        _positive_gain(
-            "Uniform or random importance is more accurate than the popular definitions.",
-            [pair.swapped for pair in pairs],
-            "accuracy",
-            "uniform or random minus importance",
-        ),
+        _positive_gain(forgets_less, pairs, "forgetting", "importance minus uniform or random"),
+        _positive_gain(more_accurate, _swap(pairs), "accuracy", "uniform or random minus importance"),
     ]
 
 
@@ -266,18 +253,14 @@ def _plain_against_ewc(rows: TableRows, network: str) -> Claim:
     """Test the paper's remark that the search leads to a small learning rate for plain fine-tuning."""
     pairs = _pairs(rows, ("plain",), ("ewc",))
     gains = [_gain([pair], "accuracy") for pair in pairs]
-    verdicts = [sign_verdict(gain) for gain in gains]
+    verdicts = [range_verdict(gain) for gain in gains]
     known = _known_papers(pairs, "accuracy")
-    verdict: Verdict = "not decided"
-    if "holds" in verdicts:
-        verdict = "holds"
-    elif verdicts and "not decided" not in verdicts:
-        verdict = "does not hold"
+    verdict: Verdict = "does not hold" if verdicts and "not decided" not in verdicts else "not decided"
     by_data = ", ".join(f"{pair.condition.data} {describe(gain)}" for pair, gain in zip(pairs, gains, strict=True))
     return Claim(
         f"With {network}, plain fine-tuning can be more accurate than EWC.",
         "it is on at least one data set, beyond the 95 % interval",
         by_data or "neither was trained",
         f"on {sum(value > 0 for value in known)} of {len(known)}" if known else "",
-        verdict,
+        "holds" if "holds" in verdicts else verdict,
     )
