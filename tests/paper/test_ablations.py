@@ -16,7 +16,8 @@ from mooring.paper.context.cell import make_cell
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import MINIATURE, PAPER, ROWS
 from mooring.paper.context.target_result import ResultTable, TargetResult
-from mooring.paper.page.table_notes import add_table_notes
+from mooring.paper.reproduction_page import add_table_notes
+from mooring.paper.targets import TARGETS
 
 CONDITION = PAPER.conditions()[0]  # cifar100, where the paper's ewc has 62.5 ± 0.6
 OTHER_REGIME = PAPER.conditions()[3]
@@ -42,7 +43,7 @@ def result(context):
 
 def test_every_change_is_trained_once_with_every_seed(context, result):
     assert len({run.spec.key for run in result.results}) == len(context.study.results())
-    assert len(context.study.results()) <= ablations.count(context.scale)
+    assert len(context.study.results()) <= TARGETS["reasons"].count(context.scale)
     (table,) = result.tables
     rows = [(row["method"], row["changed"]) for row in table.rows]
     changes = [change for change in (BASE, *CHANGES) if change.name != PRECISION]  # a CPU has no bf16 products

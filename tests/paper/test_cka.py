@@ -9,6 +9,7 @@ from mooring.lab.model.spec import RunSpec
 from mooring.paper.context.scale import REGULARIZERS
 from mooring.paper.figures import cka
 from mooring.paper.tables import grid_search
+from mooring.paper.targets import TARGETS
 
 CLAIM_COLUMNS = ("deep CKA is higher", "surely higher", "forgets less", "surely less")
 
@@ -39,7 +40,7 @@ def verdicts(row):
 
 def test_every_method_is_trained_and_has_a_row(context, result):
     assert result.name == "fig-cka"
-    assert len(result.results) == cka.count(context.scale) == 22
+    assert len(result.results) == TARGETS["fig-cka"].count(context.scale) == 22
     stored = context.study.results()
     searched = [run for run in stored if run.spec.data == context.search_stream("digits").fingerprint]
     assert len(stored) == 22 + len(searched)

@@ -6,6 +6,7 @@ import torch
 from mooring import Interpolation, Penalty
 from mooring.paper.context.scale import MINIATURE
 from mooring.paper.figures import effective_lr
+from mooring.paper.targets import TARGETS
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,7 @@ def result(context):
 
 def test_no_run_is_stored_and_every_layer_has_a_row_under_each_pull(context, result):
     assert result.name == "effective-lr"
-    assert len(result.results) == effective_lr.count(context.scale) == len(context.study.results()) == 0
+    assert len(result.results) == TARGETS["effective-lr"].count(context.scale) == len(context.study.results()) == 0
     (table,) = result.tables
     assert [row["layer"] for row in table.rows] == ["backbone.1", "backbone.3"] * 2
     assert len({row["pull"] for row in table.rows}) == 2

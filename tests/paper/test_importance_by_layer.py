@@ -10,6 +10,7 @@ from mooring.paper.context.paper_runs import paper_setting
 from mooring.paper.context.scale import MINIATURE, PAPER, REGULARIZERS, Condition
 from mooring.paper.figures import importance_by_layer
 from mooring.paper.published.published_numbers import Setting
+from mooring.paper.targets import TARGETS
 
 LAYERS = [f"backbone.features.{index}" for index in (0, 2, 5, 7, 10, 12)]
 
@@ -25,7 +26,7 @@ def run_with(seed, importance, status="finished"):
 
 def test_every_definition_is_trained_once_and_has_a_row(context, result):
     assert result.name == "fig-importance"
-    assert len(result.results) == importance_by_layer.count(context.scale) == len(context.study.results()) == 8
+    assert len(result.results) == TARGETS["fig-importance"].count(context.scale) == len(context.study.results()) == 8
     (table,) = result.tables
     assert [row["importance"] for row in table.rows] == list(REGULARIZERS)
     assert table.columns == ["importance", "backbone.1", "backbone.3", "last / first", "rank correlation with depth"]

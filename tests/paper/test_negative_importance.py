@@ -12,6 +12,7 @@ from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.paper_runs import paper_setting
 from mooring.paper.context.scale import MINIATURE, PAPER
 from mooring.paper.figures import negative_importance
+from mooring.paper.targets import TARGETS
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def result(context):
 
 def test_number_of_models_is_the_count_and_none_is_trained_twice(context, result):
     assert result.name == "fig-negative"
-    assert len(result.results) == len(context.study.results()) == negative_importance.count(context.scale)
+    assert len(result.results) == len(context.study.results()) == TARGETS["fig-negative"].count(context.scale)
     again = negative_importance.run(context)
     assert len(context.study.results()) == len(result.results)
     assert again.text == result.text

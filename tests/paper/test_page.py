@@ -16,11 +16,8 @@ from mooring.lab.study.study import Study
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import PAPER
 from mooring.paper.context.target_result import ResultTable, TargetResult
-from mooring.paper.page.cost import training_cost
-from mooring.paper.page.page_header import page_header
-from mooring.paper.page.reproduction_page import write_page
-from mooring.paper.page.runs_json import runs_json
-from mooring.paper.targets import TARGETS, select_targets
+from mooring.paper.reproduction_page import page_header, runs_json, write_page
+from mooring.paper.targets import TARGETS, select_targets, training_cost
 
 
 def run(method="plain", seed=0, **fields):

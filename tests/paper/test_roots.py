@@ -10,6 +10,7 @@ from mooring.lab.methods.registry import VARIANTS
 from mooring.lab.model.metrics import confidence_interval
 from mooring.paper.context.scale import EXPLICIT
 from mooring.paper.figures import roots
+from mooring.paper.targets import TARGETS
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def mean_forgetting(result, suffix):
 
 def test_every_root_of_every_definition_is_trained_and_has_a_row(context, result):
     assert result.name == "roots"
-    assert len(result.results) == roots.count(context.scale) == len(context.study.results()) == 24
+    assert len(result.results) == TARGETS["roots"].count(context.scale) == len(context.study.results()) == 24
     (table,) = result.tables
     assert [(row["method"], row["root"]) for row in table.rows] == [(m, r) for m in EXPLICIT for r in roots.ROOTS]
 

@@ -7,8 +7,7 @@ from mooring.paper.context.paper_context import MissingRuns, PaperContext
 from mooring.paper.context.scale import MINIATURE
 from mooring.paper.context.target_result import TargetResult
 from mooring.paper.published.published_numbers import Setting
-from mooring.paper.schedule import run_targets
-from mooring.paper.targets import Target, select_targets
+from mooring.paper.targets import Target, run_targets, select_targets
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def spec(context, method, seed, lr=0.01):
 
 
 def target(name, run):
-    return Target(name, "", lambda scale: 0, run)
+    return Target(name, "", run)
 
 
 def search_target(context):

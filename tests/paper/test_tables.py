@@ -34,7 +34,7 @@ def table1(context):
 
 
 def test_search_tries_every_setting_of_every_method_once(context, grids):
-    assert len(grids.results) == grid_search.count(context.scale)
+    assert len(grids.results) == TARGETS["grids"].count(context.scale)
     assert {run.spec.seed for run in grids.results} == {0}
     assert {run.spec.data for run in grids.results} == {context.search_stream("digits").fingerprint}
     for table in grids.tables:
@@ -61,7 +61,7 @@ def test_table_has_every_method_and_control_on_the_tasks_after_the_searched_ones
     assert len(ours) == len(context.scale.conditions())
     for table in ours:
         assert [row["method"].split()[0] for row in table.rows] == [*ROWS, *CONTROLS]
-    assert len(table1.results) <= accuracy_tables.count_table1(context.scale)
+    assert len(table1.results) <= TARGETS["table1"].count(context.scale)
     assert {run.spec.seed for run in table1.results} == set(range(context.scale.seeds))
 
 
@@ -145,7 +145,7 @@ def test_means_agree_if_their_difference_can_be_chance():
 
 
 def test_paper_scale_has_the_papers_grid():
-    assert grid_search.count(PAPER) == 3 * 3 * 350  # 335 settings of the paper's rows, and 15 of the controls
+    assert TARGETS["grids"].count(PAPER) == 3 * 3 * 350  # 335 settings of the paper's rows, and 15 of the controls
     assert [target.name for target in select_targets(["all"])] == list(TARGETS)
 
 
@@ -195,14 +195,14 @@ def test_command_prints_the_cost_first_and_writes_the_page(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     status, output = run_command(monkeypatch, capsys, "grids", "--miniature", "--seeds", "1", "--json")
     assert status == 0, output.err
-    assert output.err.startswith(f"at most {grid_search.count(MINIATURE)} models on digits")
+    assert output.err.startswith(f"at most {TARGETS['grids'].count(MINIATURE)} models on digits")
     assert [result["target"] for result in json.loads(output.out)["findings"]] == ["grids"]
     page = (tmp_path / "reproduction" / "index.md").read_text()
     assert "## grids: " in page
     assert "| explicit-mas |" in page
     content = (tmp_path / "reproduction" / "runs.json").read_text()
     runs = json.loads(content)["runs"]
-    assert len(runs) == grid_search.count(MINIATURE)
+    assert len(runs) == TARGETS["grids"].count(MINIATURE)
     assert {run["status"] for run in runs} == {"finished", "rejected"}
     assert sum(line.startswith('{"key"') for line in content.splitlines()) == len(runs)
 

@@ -16,11 +16,8 @@ from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.plurals import pluralize
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import MINIATURE, PAPER, Scale
-from mooring.paper.page.cost import training_cost
-from mooring.paper.page.reproduction_page import write_page
-from mooring.paper.page.table_notes import add_table_notes
-from mooring.paper.schedule import run_targets
-from mooring.paper.targets import TARGETS, Target, select_targets
+from mooring.paper.reproduction_page import add_table_notes, write_page
+from mooring.paper.targets import TARGETS, Target, run_targets, select_targets, training_cost
 
 __all__ = ["paper"]
 

@@ -1,18 +1,21 @@
-"""The targets of `mooring paper`, by name."""
+"""The targets of `mooring paper`: what they are, what they cost, and how several are trained together."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mooring.errors import unknown
+from mooring.lab.streams.digits import digits
+from mooring.lab.streams.options import StreamOptions
 from mooring.paper import ablations
 from mooring.paper.claims import claims_table
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import Condition, Scale
+from mooring.paper.context.paper_context import MissingRuns, PaperContext
+from mooring.paper.context.scale import CONTROLS, EXPLICIT, REGULARIZERS, ROWS, Condition, Scale
 from mooring.paper.context.target_result import TargetResult
 from mooring.paper.figures import cka, effective_lr, importance_by_layer, negative_importance, roots, violations
 from mooring.paper.tables import accuracy_tables, grid_search
 
-__all__ = ["TARGETS", "Target", "select_targets"]
+__all__ = ["TARGETS", "Target", "TrainingCost", "run_targets", "select_targets", "training_cost"]
 
 
 @dataclass(frozen=True)
@@ -22,20 +25,32 @@ class Target:
     Attributes:
         name: its name on the command line.
         summary: what it shows, in one line.
-        count: how many models it trains at a scale; those of the grid search count as the search's.
-        run: trains them and returns the result.
+        run: trains its models and returns the result.
+        models: how many models it trains for each condition at a scale, without those of other targets; at most.
         needs: the targets whose runs it reads.
-        conditions: what it trains on, with the same number of models for each.
+        conditions: what it trains on.
         search: whether it trains on the searched tasks instead of the others.
     """
 
     name: str
     summary: str
-    count: Callable[[Scale], int]
     run: Callable[[PaperContext], TargetResult]
+    models: Callable[[Scale], int] = lambda scale: 0
     needs: tuple[str, ...] = ()
     conditions: Callable[[Scale], list[Condition]] = Scale.first_conditions
     search: bool = False
+
+    def count(self, scale: Scale) -> int:
+        """Return how many models it trains at most.
+
+        Example:
+            >>> from mooring.paper.context.scale import MINIATURE, PAPER
+            >>> [target.count(PAPER) for target in TARGETS.values()]  # fig-cka: 11 methods, 5 seeds, 3 data sets
+            [3150, 870, 375, 615, 972, 60, 165, 180, 0, 1575, 0]
+            >>> TARGETS["fig-negative"].count(MINIATURE), TARGETS["fig-violations"].count(MINIATURE)
+            (26, 120)
+        """
+        return self.models(scale) * len(self.conditions(scale))
 
 
 _CLAIM_SOURCES = ("grids", "table1", "resnet", "fig-negative", "fig-violations", "fig-importance", "fig-cka", "roots")
@@ -46,47 +61,64 @@ TARGETS: dict[str, Target] = {
         Target(
             "grids",
             "the hyper-parameters of our grid search and the paper's",
-            grid_search.count,
             grid_search.run,
+            grid_search.count_settings,
             conditions=grid_search.search_conditions,
             search=True,
         ),
+        # Every row of the tables is trained at our settings and at the paper's.
         Target(
             "table1",
             "accuracy and forgetting of every method",
-            accuracy_tables.count_table1,
             accuracy_tables.table1,
+            lambda scale: (2 * len(ROWS) + len(CONTROLS)) * scale.seeds,
             ("grids",),
             Scale.conditions,
         ),
         Target(
             "resnet",
             "the same table with the second network",
-            accuracy_tables.count_resnet,
             accuracy_tables.resnet,
+            lambda scale: (2 * len(accuracy_tables.SECOND_ROWS) + len(CONTROLS)) * scale.seeds,
             ("grids",),
             Scale.second_conditions,
         ),
         Target(
             "fig-negative",
             "stability of SI with negative importance",
-            negative_importance.count,
             negative_importance.run,
+            lambda scale: (len(negative_importance.VARIANTS) * len(scale.strengths) + 1) * scale.seeds,
         ),
         Target(
             "fig-violations",
             "violations of the stability bound, instability and clamping",
-            violations.count,
             violations.run,
+            violations.count_models,
         ),
-        Target("fig-importance", "mean importance by layer", importance_by_layer.count, importance_by_layer.run),
-        Target("fig-cka", "CKA by layer, with and without balanced importance", cka.count, cka.run, ("grids",)),
-        Target("roots", "square root, cube root and plain ratio in the explicit step", roots.count, roots.run),
-        Target("effective-lr", "the unrolled form against the iterates", effective_lr.count, effective_lr.run),
-        Target("reasons", "why cells differ from the paper: one change at a time", ablations.count, ablations.run),
         Target(
-            "claims", "the paper's claims, tested by our runs", claims_table.count, claims_table.run, _CLAIM_SOURCES
+            "fig-importance",
+            "mean importance by layer",
+            importance_by_layer.run,
+            lambda scale: len(REGULARIZERS) * scale.seeds,
         ),
+        Target(
+            "fig-cka",
+            "CKA by layer, with and without balanced importance",
+            cka.run,
+            lambda scale: len(cka.SETTING_SOURCES) * scale.seeds,
+            ("grids",),
+        ),
+        Target(
+            "roots",
+            "square root, cube root and plain ratio in the explicit step",
+            roots.run,
+            lambda scale: len(roots.ROOTS) * len(EXPLICIT) * scale.seeds,
+        ),
+        Target("effective-lr", "the unrolled form against the iterates", effective_lr.run),
+        Target(
+            "reasons", "why cells differ from the paper: one change at a time", ablations.run, ablations.count_models
+        ),
+        Target("claims", "the paper's claims, tested by our runs", claims_table.run, needs=_CLAIM_SOURCES),
     )
 }
 
@@ -104,3 +136,85 @@ def select_targets(names: Sequence[str]) -> list[Target]:
             raise unknown("target", name, [*TARGETS, "all"])
         selected |= TARGETS if name == "all" else {name: TARGETS[name]}
     return list(selected.values())
+
+
+def run_targets(targets: Sequence[Target], context: PaperContext) -> list[TargetResult]:
+    """Return the results of targets, in order.
+
+    Every target requests the runs that it needs next. All requested runs are trained together, and this repeats until
+    no target needs more. Fleets are therefore as large as possible, and targets share first-task work. Runs that decide
+    which other runs are needed, such as those of a search, are trained before the others, so that the others form one
+    batch.
+
+    Example:
+        >>> import tempfile
+        >>> from mooring.lab.study.study import Study
+        >>> from mooring.paper.context.scale import MINIATURE
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     context = PaperContext(Study(f"{folder}/paper.sqlite"), MINIATURE.with_data(None))
+        ...     [result.name for result in run_targets(select_targets(["effective-lr"]), context)]
+        ['effective-lr']
+    """
+    context.defers_training = True
+    results: dict[str, TargetResult] = {}
+    try:
+        while pending := [target for target in targets if target.name not in results]:
+            requests: list[MissingRuns] = []
+            for target in pending:
+                try:
+                    results[target.name] = target.run(context)
+                except MissingRuns as request:
+                    requests.append(request)
+            context.train([request for request in requests if request.decides] or requests)
+    finally:
+        context.defers_training = False
+    return [results[target.name] for target in targets]
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """The cost of a target.
+
+    Attributes:
+        models: an upper bound on the models that are trained.
+        steps: an estimate of the iterations, summed over models; it ignores changes of the batch size.
+    """
+
+    models: int
+    steps: int
+
+
+def training_cost(targets: Sequence[Target], scale: Scale) -> dict[str, TrainingCost]:
+    """Return the cost of targets and of those whose runs they read, before any data is read.
+
+    Example:
+        >>> from mooring.paper.context.scale import MINIATURE
+        >>> {name: cost.models for name, cost in training_cost(select_targets(["table1"]), MINIATURE).items()}
+        {'grids': 112, 'table1': 116}
+    """
+    costs = {}
+    for name in [name for target in targets for name in (*target.needs, target.name)]:
+        target = TARGETS[name]
+        steps = sum(_steps(scale, condition, search=target.search) for condition in target.conditions(scale))
+        costs[name] = TrainingCost(target.count(scale), target.models(scale) * steps)
+    return costs
+
+
+def _steps(scale: Scale, condition: Condition, *, search: bool) -> int:
+    """Return the iterations of one model on the searched tasks, or on the others."""
+    images, tasks = _stream_size(scale.streams[condition.data])
+    trained = scale.search_tasks if search else tasks - scale.search_tasks
+    return max(0, trained) * math.ceil(images / condition.regime.batch) * condition.regime.epochs
+
+
+def _stream_size(options: StreamOptions) -> tuple[int, int]:
+    """Return training images per task and tasks, from the documented size of the data set.
+
+    Example:
+        >>> _stream_size(StreamOptions("cifar100")), _stream_size(StreamOptions("digits", limit=60))
+        ((5000, 10), (60, 5))
+    """
+    dataset = options.dataset
+    images, classes = (dataset.train, dataset.classes) if dataset else (len(digits().train), 10)
+    tasks = classes // options.classes_per_task
+    return min(options.limit or images, images // tasks), tasks

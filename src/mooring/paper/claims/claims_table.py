@@ -2,17 +2,12 @@
 
 from mooring.paper.claims import instability_claims, layer_claims, search_claims, table_claims
 from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import ROWS, Scale
+from mooring.paper.context.scale import ROWS
 from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.paper.tables.accuracy_tables import SECOND_ROWS, rows_at_our_settings
 from mooring.paper.tables.grid_search import search, search_conditions
 
-__all__ = ["count", "run"]
-
-
-def count(scale: Scale) -> int:
-    """Return 0: the claims read the runs of the tables and figures."""
-    return 0
+__all__ = ["run"]
 
 
 def run(context: PaperContext) -> TargetResult:

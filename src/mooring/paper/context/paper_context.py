@@ -46,7 +46,7 @@ class PaperContext:
         other_backbone: another backbone of the main network; the target `reasons` measures its effect.
 
     Attributes:
-        defers_training: whether `run` raises `MissingRuns` instead of training; see `mooring.paper.schedule`.
+        defers_training: whether `run` raises `MissingRuns` instead of training, as `run_targets` needs it.
 
     Example:
         >>> import tempfile

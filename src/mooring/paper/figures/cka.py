@@ -9,7 +9,7 @@ from mooring.lab.model.metrics import Interval, confidence_interval
 from mooring.lab.model.results import Result
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.paper_runs import MethodRuns, train_methods
-from mooring.paper.context.scale import REGULARIZERS, Scale
+from mooring.paper.context.scale import REGULARIZERS
 from mooring.paper.context.seed_statistics import (
     format_difference,
     format_mean,
@@ -24,7 +24,7 @@ from mooring.paper.tables.grid_search import best_settings, search
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["count", "deep_cka", "run", "shallow_cka", "train_balanced"]
+__all__ = ["deep_cka", "run", "shallow_cka", "train_balanced"]
 
 REFERENCES = ("uniform", "random", "plain")
 SETTING_SOURCES = {
@@ -33,17 +33,6 @@ SETTING_SOURCES = {
     **{f"balanced-{name}": name for name in REGULARIZERS},
 }
 """Every method, and the method whose setting it uses: balancing does not change the mean importance."""
-
-
-def count(scale: Scale) -> int:
-    """Return how many models it trains.
-
-    Example:
-        >>> from mooring.paper.context.scale import PAPER
-        >>> count(PAPER)  # 11 methods, 5 seeds, 3 data sets
-        165
-    """
-    return len(SETTING_SOURCES) * scale.seeds * len(scale.streams)
 
 
 def train_balanced(context: PaperContext) -> MethodRuns:

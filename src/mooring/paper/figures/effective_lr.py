@@ -19,7 +19,7 @@ from mooring.lab.streams.stream import Stream
 from mooring.moor import Mooring
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.paper_runs import paper_setting
-from mooring.paper.context.scale import Condition, Scale
+from mooring.paper.context.scale import Condition
 from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.pulls import Interpolation, Penalty, Pull
 from mooring.pulls.interpolation import relative_importance
@@ -28,7 +28,7 @@ from mooring.state.selection import layer_of
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["EffectiveRates", "UnrolledTask", "count", "measure", "run", "unroll"]
+__all__ = ["EffectiveRates", "UnrolledTask", "measure", "run", "unroll"]
 
 STEPS = 16
 """Iterations of each of two tasks: enough to see a difference between the unrolled form and the iterates."""
@@ -76,11 +76,6 @@ class EffectiveRates:
     strength: float
     tasks: dict[str, UnrolledTask]
     fraction_at_safe_strength: dict[str, Tensor]
-
-
-def count(scale: Scale) -> int:
-    """Return 0: two tasks of a few iterations are trained in place, and no result is stored."""
-    return 0
 
 
 def run(context: PaperContext) -> TargetResult:

@@ -11,7 +11,7 @@ from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.paper_runs import MethodRuns, train_methods
-from mooring.paper.context.scale import REGULARIZERS, Scale
+from mooring.paper.context.scale import REGULARIZERS
 from mooring.paper.context.seed_statistics import unfinished_note
 from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.paper.figures.panels import LayerLine, draw_layer_lines, value_range
@@ -19,21 +19,10 @@ from mooring.paper.figures.panels import LayerLine, draw_layer_lines, value_rang
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["count", "depth_correlation", "rank_correlation", "relative_to_mean", "run", "train_regularizers"]
+__all__ = ["depth_correlation", "rank_correlation", "relative_to_mean", "run", "train_regularizers"]
 
 LayerIntervals = Mapping[str, Interval]
 """log10 of the relative importance of each layer."""
-
-
-def count(scale: Scale) -> int:
-    """Return how many models it trains.
-
-    Example:
-        >>> from mooring.paper.context.scale import PAPER
-        >>> count(PAPER)  # 4 definitions, 5 seeds, 3 data sets
-        60
-    """
-    return len(REGULARIZERS) * scale.seeds * len(scale.streams)
 
 
 def train_regularizers(context: PaperContext) -> MethodRuns:

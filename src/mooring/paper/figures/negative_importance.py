@@ -10,7 +10,7 @@ from mooring.lab.model.metrics import Interval
 from mooring.lab.model.summary import Row
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.paper_runs import paper_setting
-from mooring.paper.context.scale import Condition, Scale
+from mooring.paper.context.scale import Condition
 from mooring.paper.context.seed_statistics import summarize_seeds, unstable_count
 from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.paper.figures.panels import draw_stability_marks
@@ -20,7 +20,7 @@ from mooring.paper.published.published_numbers import Setting
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["POSITIVE", "count", "run"]
+__all__ = ["POSITIVE", "VARIANTS", "run"]
 
 POSITIVE = "si-absolute"
 VARIANTS = {
@@ -50,17 +50,6 @@ class SignSweep:
     condition: Condition
     plain: Row
     rows: Mapping[str, Sequence[Row]]
-
-
-def count(scale: Scale) -> int:
-    """Return how many models it trains: every variant at every strength, and plain fine-tuning.
-
-    Example:
-        >>> from mooring.paper.context.scale import MINIATURE, PAPER
-        >>> count(MINIATURE), count(PAPER)
-        (26, 615)
-    """
-    return (len(VARIANTS) * len(scale.strengths) + 1) * scale.seeds * len(scale.streams)
 
 
 def run(context: PaperContext) -> TargetResult:

@@ -9,7 +9,7 @@ from mooring.lab.model.metrics import SCORE_TOLERANCE, Interval, confidence_inte
 from mooring.lab.model.results import Result
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.paper_runs import MethodRuns, train_methods
-from mooring.paper.context.scale import EXPLICIT, Scale
+from mooring.paper.context.scale import EXPLICIT
 from mooring.paper.context.seed_statistics import (
     format_difference,
     format_mean,
@@ -22,24 +22,13 @@ from mooring.paper.context.target_result import ResultTable, TargetResult
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["ROOTS", "count", "run", "train_roots"]
+__all__ = ["ROOTS", "run", "train_roots"]
 
 ROOTS = {"square root": "", "cube root": "-cube", "plain ratio": "-ratio"}
 """The suffix of the methods with each root."""
 
 Reductions = Mapping[tuple[str, str], Interval | None]
 """How much less than the plain ratio a root forgets, by method and root."""
-
-
-def count(scale: Scale) -> int:
-    """Return how many models it trains.
-
-    Example:
-        >>> from mooring.paper.context.scale import PAPER
-        >>> count(PAPER)  # 3 roots, 4 definitions, 5 seeds, 3 data sets
-        180
-    """
-    return len(ROOTS) * len(EXPLICIT) * scale.seeds * len(scale.streams)
 
 
 def train_roots(context: PaperContext) -> MethodRuns:

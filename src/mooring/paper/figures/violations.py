@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
 __all__ = [
-    "count",
+    "count_models",
     "parameter_count",
     "run",
     "strength_grid",
@@ -42,16 +42,10 @@ ACCURACY_DROP = 10.0
 """Points of accuracy by which a finished run must be below its clamped run to count as degraded."""
 
 
-def count(scale: Scale) -> int:
-    """Return how many models it trains at most: some to locate the range of each method, then the range twice.
-
-    Example:
-        >>> from mooring.paper.context.scale import MINIATURE, PAPER
-        >>> count(MINIATURE), count(PAPER)
-        (120, 972)
-    """
+def count_models(scale: Scale) -> int:
+    """Return how many models a data set needs at most: some to locate the range of a method, then the range twice."""
     strengths = _strengths_per_decade(scale) * (DECADES_BELOW + DECADES_ABOVE) + 1
-    return len(REGULARIZERS) * len(scale.streams) * (1 + 2 * strengths) * _seed_count(scale)
+    return len(REGULARIZERS) * (1 + 2 * strengths) * _seed_count(scale)
 
 
 def _seed_count(scale: Scale) -> int:
@@ -267,7 +261,7 @@ def _text(sweeps: Sequence[ViolationSweep], skipped: Sequence[str]) -> list[str]
     text.append(f"Every strength has {len({run.spec.seed for run in runs})} seeds, with and without clamping.")
     early = sum(run.status == "unstable" and not run.stability for run in runs)
     if early:
-        text.append(f"{early} runs became unstable in the first task, before the penalty acts; they are not pluralize.")
+        text.append(f"{early} runs became unstable in the first task, before the penalty acts; they are not counted.")
     unstable = [run for run in runs if unstable_under_penalty(run)]
     if unstable:
         text += [_violations_before_instability(unstable), _instability_after_violations(runs)]

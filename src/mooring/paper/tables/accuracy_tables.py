@@ -10,7 +10,7 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row
 from mooring.paper.context.cell import CELL_METRICS, PaperCell, make_cell
 from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import CONTROLS, REPLAY, ROWS, Condition, Scale
+from mooring.paper.context.scale import CONTROLS, REPLAY, ROWS, Condition
 from mooring.paper.context.seed_statistics import summarize_seeds
 from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.paper.published.published_numbers import (
@@ -22,20 +22,10 @@ from mooring.paper.published.published_numbers import (
 )
 from mooring.paper.tables.grid_search import best_settings, search
 
-__all__ = ["SECOND_ROWS", "count_resnet", "count_table1", "resnet", "rows_at_our_settings", "table1"]
+__all__ = ["SECOND_ROWS", "resnet", "rows_at_our_settings", "table1"]
 
 SECOND_ROWS = tuple(name for name in ROWS if name not in REPLAY)
 """The methods of the second network's table: the paper has no replay there."""
-
-
-def count_table1(scale: Scale) -> int:
-    """Return how many models the main table trains without the search: every row at our settings and at the paper's."""
-    return (2 * len(ROWS) + len(CONTROLS)) * scale.seeds * len(scale.conditions())
-
-
-def count_resnet(scale: Scale) -> int:
-    """Return how many models the table of the second network trains."""
-    return (2 * len(SECOND_ROWS) + len(CONTROLS)) * scale.seeds * len(scale.second_conditions())
 
 
 def table1(context: PaperContext) -> TargetResult:
@@ -60,7 +50,7 @@ def _compare(context: PaperContext, name: str, conditions: Sequence[Condition], 
     ]
     known = context.run([spec for _, specs, _ in groups for spec in specs])
     tables: list[ResultTable] = []
-    # A row is pluralize once where our setting is the paper's.
+    # A row is counted once where our setting is the paper's.
     unique_rows: dict[tuple[str, ...], dict[str, Any]] = {}
     remarks: list[str] = []
     for condition, specs, at_paper_setting in groups:

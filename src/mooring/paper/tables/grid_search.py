@@ -10,24 +10,17 @@ from mooring.paper.context.scale import CONTROLS, ROWS, Condition, Scale
 from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.paper.published.published_numbers import Setting, published_setting
 
-__all__ = ["best_settings", "count", "run", "search", "search_conditions"]
+__all__ = ["best_settings", "count_settings", "run", "search", "search_conditions"]
 
 SEARCHED_METHODS = (*ROWS, *CONTROLS)
 MAX_NAMED_TIES = 3
 
 
-def count(scale: Scale) -> int:
-    """Return how many models the search trains.
-
-    Example:
-        >>> from mooring.paper.context.scale import PAPER
-        >>> count(PAPER)  # 2 regimes and a second network, 3 data sets, 350 settings each
-        3150
-    """
+def count_settings(scale: Scale) -> int:
+    """Return how many settings the search tries under each condition, with one model each; 350 in the paper."""
     with_strength = sum(find_method(name).has_strength for name in SEARCHED_METHODS)
     without = len(SEARCHED_METHODS) - with_strength
-    settings = len(scale.lrs) * (with_strength * len(scale.strengths) + without)
-    return settings * len(search_conditions(scale))
+    return len(scale.lrs) * (with_strength * len(scale.strengths) + without)
 
 
 def search_conditions(scale: Scale) -> list[Condition]:

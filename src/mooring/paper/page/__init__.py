@@ -1,1 +1,0 @@
-"""The reproduction page and the files next to it."""
