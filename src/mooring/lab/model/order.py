@@ -32,13 +32,7 @@ def batch_sizes(count: int, batch: int) -> list[int]:
 
 
 def task_order(seed: int, task: int, epoch: int, indices: Tensor) -> Tensor:
-    """Return the shuffled indices for one epoch of one task.
-
-    Args:
-        seed: the run's seed.
-        task: the task's number.
-        epoch: the epoch's number within the task.
-        indices: the indices of the task's images, of shape (n,).
+    """Return the shuffled indices of a task's images, of shape (n,), for one epoch, counted within the task.
 
     Example:
         >>> task_order(0, 0, 0, torch.arange(4)).sort().values

@@ -1,5 +1,6 @@
 """Summary tables: one row per method and setting, with metrics over the seeds."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
@@ -43,12 +44,9 @@ class Row:
     @property
     def verdict(self) -> str:
         """How many runs were unstable or rejected, such as "unstable in 2 of 5"; empty if all finished."""
-        parts = []
-        for status in ("unstable", "rejected"):
-            count = sum(result.status == status for result in self.results)
-            if count:
-                parts.append(f"{status} in {count} of {len(self.results)}")
-        return ", ".join(parts)
+        counts: Counter[str] = Counter(result.status for result in self.results)
+        statuses = [status for status in ("unstable", "rejected") if counts[status]]
+        return ", ".join(f"{status} in {counts[status]} of {len(self.results)}" for status in statuses)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-serializable values."""

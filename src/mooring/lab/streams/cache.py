@@ -45,31 +45,27 @@ def load_or_build(data: Path, key: str, build: Callable[[], Arrays]) -> Arrays:
     """
     home = _cache_folder(data)
     final = home / key
-    arrays = _open(final)
-    if arrays is not None:
-        return arrays
+    if (stored := _open(final)) is not None:
+        return stored
     scratch = home / f"{key}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
     damaged = scratch.with_suffix(".damaged")
     try:
         _write(scratch, build())
-        arrays = _open(final)  # another process may have been faster
-        if arrays is None:
+        if _open(final) is None:  # another process may have been faster
             if final.exists():
                 os.replace(final, damaged)
             os.rename(scratch, final)
     except OSError as error:
-        arrays = _open(final)
-        if arrays is None:
+        if _open(final) is None:
             raise MooringError(
                 f"cannot keep decoded images in {home} ({error.strerror}): make room or set XDG_CACHE_HOME"
             ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(damaged, ignore_errors=True)
-    arrays = arrays or _open(final)
-    if arrays is None:
+    if (written := _open(final)) is None:
         raise MooringError(f"{final} was damaged while it was written: check the disk")
-    return arrays
+    return written
 
 
 def _cache_folder(data: Path) -> Path:

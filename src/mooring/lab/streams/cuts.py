@@ -31,8 +31,7 @@ def by_class(source: Source, per_task: int, *, shuffle: int | None = None) -> St
     order = list(range(count))
     if shuffle is not None:
         order = torch.randperm(count, generator=torch.Generator().manual_seed(shuffle)).tolist()
-    rank = torch.empty(count, dtype=torch.int64)
-    rank[torch.tensor(order)] = torch.arange(count)
+    rank = torch.tensor(order).argsort()
     train, test = (Split(split.images, rank[split.labels] % per_task) for split in (source.train, source.test))
     tasks = []
     for number in range(count // per_task):

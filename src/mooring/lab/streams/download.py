@@ -59,15 +59,9 @@ class Retry:
 def download(
     url: str, path: Path, *, size: int, sha256: str, retry: Retry, report: Callable[[int], Any] = lambda done: None
 ) -> None:
-    """Download a file and check its size and SHA-256; continue a partial file.
+    """Download a file, following redirects, and check its size in bytes and its hexadecimal SHA-256.
 
-    Args:
-        url: the address; redirects are followed.
-        path: the file to write.
-        size: the expected size in bytes.
-        sha256: the expected hash in hexadecimal.
-        retry: how often to retry.
-        report: called with the number of bytes that have arrived.
+    A partial file is continued. `report` is called with the number of bytes that have arrived.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):  # retry once, in case the damage was accidental

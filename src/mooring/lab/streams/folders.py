@@ -15,28 +15,19 @@ SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "val
 
 @dataclass(frozen=True)
 class FolderSplit:
-    """One split of a data set in class folders: pairs (file, label) in a fixed order."""
+    """One split of a data set in class folders: files in a fixed order, with the numbers of their class folders."""
 
-    files: tuple[tuple[Path, int], ...]
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The image files."""
-        return tuple(path for path, _ in self.files)
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        """The label of each file, which is the number of its class folder."""
-        return tuple(label for _, label in self.files)
+    paths: tuple[Path, ...]
+    labels: tuple[int, ...]
 
     @property
     def count(self) -> int:
         """The number of images."""
-        return len(self.files)
+        return len(self.paths)
 
     def images(self) -> Iterator[EncodedImage]:
         """Yield the images, read one at a time."""
-        for path, label in self.files:
+        for path, label in zip(self.paths, self.labels, strict=True):
             yield EncodedImage(path.read_bytes(), str(path), label)
 
 
@@ -44,12 +35,8 @@ def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: fl
     """List the images of a folder with train/CLASS/... and test/CLASS/..., or with CLASS/... alone.
 
     Without train and test folders, the last `test_share` of each class's files, in the order of their names, are test
-    images. A class with two or more images has at least one test image.
-
-    Args:
-        folder: the folder.
-        leave_out: names of class folders to ignore, such as "257.clutter".
-        test_share: the share of test images in each class, for a folder without train and test folders.
+    images. A class with two or more images has at least one test image. Class folders with a name in `leave_out`, such
+    as "257.clutter", are ignored.
     """
     if not folder.is_dir():
         problem = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
@@ -67,13 +54,16 @@ def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: fl
         classes = [path.name for path in paths]
         for label, path in enumerate(paths):
             images = _image_files(path)
-            test_count = min(max(1, round(test_share * len(images))), len(images) - 1) if len(images) > 1 else 0
-            cut = len(images) - test_count
+            cut = len(images) - min(max(1, round(test_share * len(images))), max(0, len(images) - 1))
             files["train"] += [(file, label) for file in images[:cut]]
             files["test"] += [(file, label) for file in images[cut:]]
     if not files["train"]:
         raise MooringError(f"{folder} holds no images: put them in a folder for each class, such as {folder}/cat/1.jpg")
-    return FolderContents(tuple(classes), FolderSplit(tuple(files["train"])), FolderSplit(tuple(files["test"])))
+    train, test = (
+        FolderSplit(tuple(path for path, _ in files[kind]), tuple(label for _, label in files[kind]))
+        for kind in ("train", "test")
+    )
+    return FolderContents(tuple(classes), train, test)
 
 
 def _class_folders(folder: Path, leave_out: tuple[str, ...] = ()) -> list[Path]:

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -75,13 +75,7 @@ class FetchPlan:
 
 
 def plan_fetch(dataset: NamedDataset, *, endpoint: str | None = None, retry: Retry | None = None) -> FetchPlan:
-    """Ask the Hub for the files of a data set, their sizes and their hashes, without fetching them.
-
-    Args:
-        dataset: the data set.
-        endpoint: the Hub's address; by default $HF_ENDPOINT, or huggingface.co.
-        retry: how often to retry.
-    """
+    """Ask the Hub for a data set's files, sizes and hashes, without fetching them; `fetch` explains the options."""
     if not dataset.repository:
         raise MooringError(f"{dataset.name} is not fetched from the Hub: {dataset.manual_steps}")
     endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
@@ -160,22 +154,25 @@ def fetch(
         if is_fetched(dataset, folder):  # another process was faster
             shutil.rmtree(partial)
             return folder
-        _check_free_space(partial, planned)
-        offset = 0
+        total, offset = planned.bytes, 0
+        missing = total - sum(path.stat().st_size for path in partial.rglob("*.parquet"))
+        if missing > (free := shutil.disk_usage(partial).free):
+            sizes = f"takes {missing / 1e6:,.0f} MB more and {partial} has {free / 1e6:,.0f} MB"
+            raise MooringError(f"{dataset.name} {sizes}: make room")
+
+        def report_bytes(done: int) -> None:
+            report(f"fetching {dataset.name}", offset + done, total)
+
         for file in planned.files:
             url = hf_hub_url(
                 dataset.repository, file.path, repo_type="dataset", revision=planned.commit, endpoint=planned.endpoint
             )
-            download(
-                url,
-                partial / file.local,
-                size=file.size,
-                sha256=file.sha256,
-                retry=retry or Retry(),
-                report=_offset_report(report, f"fetching {dataset.name}", offset, planned.bytes),
-            )
+            target = partial / file.local
+            download(url, target, size=file.size, sha256=file.sha256, retry=retry or Retry(), report=report_bytes)
             offset += file.size
-        json.dump(_manifest(planned), manifest, indent=1)
+        entries = {file.local: {"path": file.path, "bytes": file.size, "sha256": file.sha256} for file in planned.files}
+        contents = {"name": dataset.name, "repository": dataset.repository, "commit": planned.commit, "files": entries}
+        json.dump(contents, manifest, indent=1)
         manifest.flush()
         os.fsync(manifest.fileno())
         try:
@@ -183,11 +180,6 @@ def fetch(
         except OSError as error:
             raise MooringError(f"cannot rename {partial} to {folder} ({error.strerror}): rename it yourself") from error
     return folder
-
-
-def _offset_report(report: ProgressCallback, description: str, offset: int, total: int) -> Callable[[int], None]:
-    """Return a callback that reports one file's bytes as a part of the data set's bytes."""
-    return lambda done: report(description, offset + done, total)
 
 
 def _choose_files(dataset: NamedDataset, files: list[tuple[str, int | None, str | None]]) -> tuple[RemoteFile, ...]:
@@ -235,22 +227,3 @@ def _locked(partial: Path) -> Iterator[TextIO]:
                 raise MooringError(f"{partial} is being fetched by another process: wait for it") from error
         opened.truncate(0)
         yield opened
-
-
-def _check_free_space(partial: Path, planned: FetchPlan) -> None:
-    present = sum(path.stat().st_size for path in partial.rglob("*.parquet"))
-    free = shutil.disk_usage(partial).free
-    if planned.bytes - present > free:
-        missing = f"{(planned.bytes - present) / 1e6:,.0f} MB"
-        raise MooringError(
-            f"{planned.dataset.name} takes {missing} more and {partial} has {free / 1e6:,.0f} MB: make room"
-        )
-
-
-def _manifest(planned: FetchPlan) -> dict[str, object]:
-    return {
-        "name": planned.dataset.name,
-        "repository": planned.dataset.repository,
-        "commit": planned.commit,
-        "files": {file.local: {"path": file.path, "bytes": file.size, "sha256": file.sha256} for file in planned.files},
-    }

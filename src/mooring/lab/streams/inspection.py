@@ -97,12 +97,7 @@ def inspect_folder(
 ) -> Inspection:
     """Read and decode every image of a folder, and list the broken ones instead of stopping at the first.
 
-    Args:
-        folder: a folder of Parquet files in the Hub's layout, or of class folders.
-        label: the label column of Parquet files.
-        leave_out: names of class folders to ignore.
-        size: the height and width to decode to.
-        progress: called with the number of decoded images and their total number.
+    The options are those of `mooring.lab.streams.sources.from_folder`.
     """
     folder = Path(folder).expanduser()
     contents = scan_folder(folder, label=label, leave_out=leave_out)

@@ -73,10 +73,8 @@ class NamedDataset:
             >>> NAMED_DATASETS["cifar10"].how_to_get
             'cifar10 is not on this machine: run `mooring data fetch cifar10`, or give its folder with --data'
         """
-        if self.manual_steps:
-            return f"{self.name} is not on this machine: {self.manual_steps}"
-        fetch = f"run `mooring data fetch {self.name}`, or give its folder with --data"
-        return f"{self.name} is not on this machine: {fetch}"
+        steps = self.manual_steps or f"run `mooring data fetch {self.name}`, or give its folder with --data"
+        return f"{self.name} is not on this machine: {steps}"
 
 
 NAMED_DATASETS: dict[str, NamedDataset] = {
@@ -180,11 +178,9 @@ flowers102, caltech256
 
 def default_folder(name: str) -> Path:
     """Return the default folder of a data set: $MOORING_DATA/NAME, or mooring/data/NAME in the user's cache."""
-    home = os.environ.get("MOORING_DATA")
-    if home:
+    if home := os.environ.get("MOORING_DATA"):
         return Path(home).expanduser() / name
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "mooring" / "data" / name
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mooring" / "data" / name
 
 
 def fetched_folder(dataset: NamedDataset) -> Path | None:

@@ -7,6 +7,7 @@ import torch
 
 from mooring.errors import MooringError, check_number, check_whole, unknown
 from mooring.lab.streams.cuts import by_class, check_per_task, permuted, rotated
+from mooring.lab.streams.decode import FolderContents
 from mooring.lab.streams.digits import digits
 from mooring.lab.streams.named_datasets import NAMED_DATASETS, NamedDataset, fetched_folder
 from mooring.lab.streams.progress_callback import ProgressCallback
@@ -70,15 +71,11 @@ task: leave it out
         for name, kind in (("name", str), ("data", str), ("label", str), ("skip_broken", bool)):
             value = getattr(self, name)
             if not (isinstance(value, kind) or (value is None and name in ("data", "label"))):
-                raise MooringError(
-                    f"{name}={value!r} is not allowed: give {'text' if kind is str else 'true or false'}"
-                )
+                allowed = "text" if kind is str else "true or false"
+                raise MooringError(f"{name}={value!r} is not allowed: give {allowed}")
         if self.base not in stream_descriptions():
-            raise unknown(
-                "stream",
-                self.name,
-                [f"{base}{cut}" for cut in ("", "-permuted", "-rotated") for base in stream_descriptions()],
-            )
+            names = [f"{base}{cut}" for cut in ("", "-permuted", "-rotated") for base in stream_descriptions()]
+            raise unknown("stream", self.name, names)
         self._check_numbers()
         self._check_source()
         self._check_cut()
@@ -116,33 +113,24 @@ task: leave it out
         return self.per_task or (self.dataset.per_task if self.dataset else DIGITS_PER_TASK)
 
     def _check_numbers(self) -> None:
-        counts = {"per_task": self.per_task, "tasks": self.tasks, "limit": self.limit, "size": self.size}
-        for name, value in counts.items():
-            if value is not None:
-                check_whole(name, value, 1)
-        for name, value in {
-            "skip": self.skip,
-            "shuffle": 0 if self.shuffle is None else self.shuffle,
-            "seed": self.seed,
-        }.items():
-            check_whole(name, value, 0)
+        for name, low in {"per_task": 1, "tasks": 1, "limit": 1, "size": 1, "skip": 0, "shuffle": 0, "seed": 0}.items():
+            if getattr(self, name) is not None or name in ("skip", "seed"):
+                check_whole(name, getattr(self, name), low)
         if self.channels not in (None, 1, 3):
             raise MooringError(f"channels={self.channels!r} is not allowed: give 3 for RGB or 1 for grey")
         check_number("degrees", self.degrees, 0, 360, above=True)
 
     def _check_cut(self) -> None:
-        if self.cut == "class":
-            if self.base == "folder" and self.per_task is None:
-                raise MooringError("a folder needs per_task: say with --per-task how many classes a task has")
-        else:
+        if self.cut == "class" and self.base == "folder" and self.per_task is None:
+            raise MooringError("a folder needs per_task: say with --per-task how many classes a task has")
+        if self.cut != "class":
             for name, value in (("per_task", self.per_task), ("shuffle", self.shuffle)):
                 if value is not None:
                     raise MooringError(
                         f"{name}={value} is for a cut by class, and {self.name} has all classes in every task: "
                         "leave it out"
                     )
-            count = self.tasks or TRANSFORM_TASKS
-            if self.skip >= count:
+            if self.skip >= (count := self.tasks or TRANSFORM_TASKS):
                 raise MooringError(f"skip={self.skip} leaves nothing of {count} tasks: skip fewer")
         if self.cut != "permuted" and self.seed:
             raise MooringError(f"seed={self.seed} is for {self.base}-permuted, not for {self.name}: leave it out")
@@ -193,9 +181,8 @@ def open_stream(options: StreamOptions, progress: ProgressCallback | None = None
     """
     source = _read_source(options, progress)
     if options.cut == "class":
-        stream = select_tasks(
-            by_class(source, options.classes_per_task, shuffle=options.shuffle), options.skip, options.tasks
-        )
+        stream = by_class(source, options.classes_per_task, shuffle=options.shuffle)
+        stream = select_tasks(stream, options.skip, options.tasks)
         return limit_images(stream, options.limit) if options.limit else stream
     if options.limit:
         source = limit_source(source, options.limit)
@@ -213,11 +200,8 @@ def _read_source(options: StreamOptions, progress: ProgressCallback | None) -> S
     label = options.label or (dataset.label if dataset else None)
     leave_out = dataset.leave_out if dataset else ()
     contents = scan_folder(folder, label=label, leave_out=leave_out)
-    # check the cut before decoding, which can take minutes
-    _check_classes(options, folder, len(contents.classes))
-    if options.cut == "class" and contents.train.labels:
-        train, test = (_without_images(split.labels) for split in (contents.train, contents.test))
-        by_class(Source(folder.name, train, test, contents.classes), options.classes_per_task, shuffle=options.shuffle)
+    if options.cut == "class":
+        _check_classes(options, folder, contents)
     return from_folder(
         folder,
         name=dataset.name if dataset else None,
@@ -230,16 +214,9 @@ def _read_source(options: StreamOptions, progress: ProgressCallback | None) -> S
     )
 
 
-def _without_images(labels: tuple[int, ...]) -> Split:
-    """Return a split with these labels and blank images, to try a cut."""
-    return Split(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), torch.tensor(labels, dtype=torch.int64))
-
-
-def _check_classes(options: StreamOptions, folder: Path, count: int) -> None:
-    """Raise an error if the folder's number of classes does not allow the cut."""
-    if options.cut != "class":
-        return
-    dataset = options.dataset
+def _check_classes(options: StreamOptions, folder: Path, contents: FolderContents) -> None:
+    """Raise an error if a folder does not allow a cut by class, before its images are decoded, which takes minutes."""
+    dataset, count = options.dataset, len(contents.classes)
     if dataset and count != dataset.classes and not (options.per_task or options.label):
         raise MooringError(
             f"{folder} has {count} classes and {dataset.name} has {dataset.classes}: give its own folder, "
@@ -248,19 +225,21 @@ def _check_classes(options: StreamOptions, folder: Path, count: int) -> None:
     name = options.base if dataset else str(folder)
     check_per_task(name, count, options.classes_per_task)
     check_task_range(name, count // options.classes_per_task, options.skip, options.tasks)
+    if contents.train.labels:  # try the cut on blank images
+        train, test = (
+            Split(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), torch.tensor(labels, dtype=torch.int64))
+            for labels in (contents.train.labels, contents.test.labels)
+        )
+        by_class(Source(folder.name, train, test, contents.classes), options.classes_per_task, shuffle=options.shuffle)
 
 
 def _image_folder(options: StreamOptions) -> Path:
     """Return the given or the fetched folder; inside an archive or a clone, the subfolder with the images."""
     dataset = options.dataset
-    if options.data:
-        folder = Path(options.data).expanduser()
-    else:
+    folder = Path(options.data).expanduser() if options.data else dataset and fetched_folder(dataset)
+    if not isinstance(folder, Path):
         assert dataset is not None, "StreamOptions refuses a folder stream without data"
-        fetched = fetched_folder(dataset)
-        if fetched is None:
-            raise MooringError(dataset.how_to_get)
-        folder = fetched
+        raise MooringError(dataset.how_to_get)
     if dataset and dataset.subfolder and (folder / dataset.subfolder).is_dir():
         return folder / dataset.subfolder
     return folder

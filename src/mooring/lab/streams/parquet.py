@@ -28,11 +28,7 @@ class ParquetSplit:
     paths: tuple[Path, ...]
     image: str
     label: str
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        """Empty, because the labels are in the files."""
-        return ()
+    labels: tuple[int, ...] = ()  # they are in the files
 
     @property
     def count(self) -> int:
@@ -66,12 +62,8 @@ class ParquetSplit:
 def read_parquet(folder: Path, *, label: str | None = None) -> FolderContents:
     """List the images of files train-*.parquet and test-*.parquet, in the folder or in its subfolder `data`.
 
-    The image column has bytes, or structs with a field `bytes`; the label column has integers. Class names come from
-    the metadata of the schema if it has any.
-
-    Args:
-        folder: the folder.
-        label: the label column; by default fine_label or label.
+    The image column has bytes, or structs with a field `bytes`; the label column, by default fine_label or label, has
+    integers. Class names come from the metadata of the schema if it has any.
     """
     files = {}
     for kind in ("train", "test"):

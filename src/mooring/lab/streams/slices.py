@@ -75,11 +75,9 @@ def limit_images(stream: Stream, limit: int) -> Stream:
     """
     tasks = []
     for task in stream.tasks:
-        train, test = (
-            indices[_first_of_each_class(split.labels[indices], limit)]
-            for split, indices in ((stream.train, task.train), (stream.test, task.test))
-        )
-        tasks.append(Task(task.name, train, test, task.classes))
+        train = task.train[_first_of_each_class(stream.train.labels[task.train], limit)]
+        test = task.test[_first_of_each_class(stream.test.labels[task.test], limit)]
+        tasks.append(replace(task, train=train, test=test))
     name = f"{stream.name}, at most {limit} images a task"
     return _drop_unused_images(replace(stream, name=name, tasks=tuple(tasks)))
 
@@ -111,9 +109,7 @@ def _drop_unused_images(stream: Stream) -> Stream:
     splits: dict[str, Split] = {}
     indices: dict[str, list[Tensor]] = {}
     for kind, split in (("train", stream.train), ("test", stream.test)):
-        is_used = torch.zeros(len(split), dtype=torch.bool)
-        is_used[torch.cat([getattr(task, kind) for task in stream.tasks])] = True
-        used = is_used.nonzero().flatten()
+        used = torch.unique(torch.cat([getattr(task, kind) for task in stream.tasks]))
         splits[kind] = split if len(used) == len(split) else _subset(split, used)
         indices[kind] = [torch.searchsorted(used, getattr(task, kind)) for task in stream.tasks]
     tasks = tuple(

@@ -28,13 +28,7 @@ class MapDataset(Protocol):
 
 
 def scan_folder(folder: Path, *, label: str | None = None, leave_out: tuple[str, ...] = ()) -> FolderContents:
-    """List the classes and images of a folder without decoding any image.
-
-    Args:
-        folder: a folder of Parquet files in the Hub's layout, or of class folders.
-        label: the label column of Parquet files; by default fine_label or label.
-        leave_out: names of class folders to ignore.
-    """
+    """List the classes and images of a folder without decoding any image; the options are those of `from_folder`."""
     if any(folder.glob("*.parquet")) or any((folder / "data").glob("*.parquet")):
         return read_parquet(folder, label=label)
     contents = read_folder(folder, leave_out=leave_out)
@@ -75,10 +69,8 @@ def from_folder(
     key = content_key(files, size, channels, label, leave_out, skip_broken, labels)
 
     def build() -> Arrays:
-        arrays: Arrays = {}
-        for kind, split in (("train", contents.train), ("test", contents.test)):
-            arrays |= _decode_split(kind, split, size, channels, skip_broken, throttled(progress))
-        return arrays
+        settings = (size, channels, skip_broken, throttled(progress))
+        return _decode_split("train", contents.train, *settings) | _decode_split("test", contents.test, *settings)
 
     arrays = load_or_build(folder, key, build)
     train, test = (
@@ -135,18 +127,15 @@ def _read_all(name: str, dataset: MapDataset) -> Split:
 def _decode_split(
     kind: str, split: EncodedSplit, size: tuple[int, int], channels: int, skip_broken: bool, report: ProgressCallback
 ) -> Arrays:
-    decoded: list[tuple[Pixels, int]] = []
-    skipped = 0
-    description, total = f"decoding {kind} images", split.count
-    for done, result in enumerate(decode_all(split.images(), size, channels, skip_broken=skip_broken), start=1):
-        if result is None:
-            skipped += 1
-        else:
-            decoded.append(result)
-        report(description, done, total)
+    results: list[tuple[Pixels, int] | None] = []
+    total = split.count
+    for result in decode_all(split.images(), size, channels, skip_broken=skip_broken):
+        results.append(result)
+        report(f"decoding {kind} images", len(results), total)
+    decoded = [result for result in results if result is not None]
     empty = np.zeros((0, channels, *size), dtype=np.uint8)
     return {
         f"{kind}_images": np.stack([pixels for pixels, _ in decoded]) if decoded else empty,
         f"{kind}_labels": np.array([label for _, label in decoded], dtype=np.int64),
-        f"{kind}_skipped": np.array([skipped], dtype=np.int64),
+        f"{kind}_skipped": np.array([len(results) - len(decoded)], dtype=np.int64),
     }
