@@ -8,9 +8,8 @@ import torch
 
 from lab.small import class_stream, domain_stream, spec_for
 from mooring.lab.fleet import evaluation
-from mooring.lab.fleet.evaluation import Evaluation, resident_bytes
+from mooring.lab.fleet.evaluation import Evaluation, evaluation_heads, resident_bytes
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.heads import evaluation_heads
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.networks.initialization import initial_network
 

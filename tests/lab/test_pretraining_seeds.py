@@ -12,8 +12,7 @@ from lab.small import Once, class_stream, gpu, spec_for
 from lab.test_pretraining import SMALL, STREAM, StoppedError, content
 from mooring.errors import MooringError
 from mooring.lab.fleet import checkpoint
-from mooring.lab.fleet.augment import Augmentation
-from mooring.lab.fleet.data import Batch, TrainingData
+from mooring.lab.fleet.data import Augmentation, Batch, TrainingData
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.gpu.cuda_graphs import WARMUP_STEPS, GraphRecorder
 from mooring.lab.model.order import seeded_generator

@@ -9,8 +9,7 @@ from scipy import stats
 from torch.nn.functional import cross_entropy
 
 from lab.small import class_stream, domain_stream, spec_for
-from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.position import Position
+from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.reservoir import Reservoir, project_agem
 from mooring.lab.model.order import seeded_generator, task_order
 from mooring.lab.networks.initialization import initial_network

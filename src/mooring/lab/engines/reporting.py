@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.position import Position
+from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 

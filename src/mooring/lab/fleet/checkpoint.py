@@ -16,10 +16,9 @@ from torch import Tensor
 
 from mooring.errors import MooringError
 from mooring.importance.kronecker_factors import FACTOR_SLOTS, KroneckerFactors
-from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.method_groups import rows_of
 from mooring.lab.fleet.method_state import MethodState
-from mooring.lab.fleet.position import Position
 from mooring.lab.fleet.record import RunRecord
 from mooring.lab.fleet.stack.stack import to_stack_layout
 from mooring.lab.methods import find_method
@@ -147,8 +146,7 @@ def steps_in(path: Path) -> int:
 
 
 def _run_keys(header: Header) -> set[str]:
-    active = (run["key"] for runs in _runs_by_row(header) for run in runs)
-    return {*active, *map(_result_key, header["results"])}
+    return {run["key"] for runs in _runs_by_row(header) for run in runs} | {*map(_result_key, header["results"])}
 
 
 def _runs_by_row(header: Header) -> list[list[dict[str, Any]]]:
@@ -209,8 +207,8 @@ def _method_rows(header: Header) -> list[range]:
 
 
 def _write(path: Path, header: Header, tensors: Tensors) -> None:
-    metadata = {"mooring": json.dumps(header | {"digest": _digest(tensors)})}
-    write_atomically(path, to_bytes(tensors, metadata=metadata))
+    text = json.dumps(header | {"digest": _digest(tensors)})
+    write_atomically(path, to_bytes(tensors, metadata={"mooring": text}))
 
 
 def _digest(tensors: Tensors) -> str:
@@ -252,12 +250,10 @@ def _tensors_by_kind(fleet: Fleet) -> dict[str, Tensors]:
 
 
 def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
-    saved = {
-        kind: {name: tensor.to(fleet.device) for name, tensor in _with_prefix(tensors, f"{kind}/").items()}
-        for kind in _tensors_by_kind(fleet)
-    }
-    for kind, expected in (("parameter", fleet.stack.parameters), ("buffer", fleet.stack.buffers)):
-        if {n: t.shape for n, t in saved[kind].items()} != {n: t.shape for n, t in expected.items()}:
+    kinds, device = _tensors_by_kind(fleet), fleet.device
+    saved = {kind: {n: t.to(device) for n, t in _with_prefix(tensors, f"{kind}/").items()} for kind in kinds}
+    for kind in ("parameter", "buffer"):
+        if {n: t.shape for n, t in saved[kind].items()} != {n: t.shape for n, t in kinds[kind].items()}:
             raise KeyError(kind)
     # in the network's order, not the file's: sums over parameters depend on it in the last bit
     names = [*fleet.stack.parameters, *fleet.stack.buffers]
@@ -267,8 +263,7 @@ def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
         {name: to_stack_layout(saved[kind][name]) for name in names if name in saved[kind]}
         for kind in ("velocity", "first")
     )
-    fleet.loss_history.sums = tensors["curve"].to(fleet.device)
-    fleet.first_bad = tensors["bad"].to(fleet.device)
+    fleet.loss_history.sums, fleet.first_bad = tensors["curve"].to(device), tensors["bad"].to(device)
     if fleet.memory is not None:
         fleet.memory.kept = saved["memory"]["kept"].cpu()
 
@@ -286,19 +281,12 @@ def _restore_method(method: MethodState, parameters: Tensors, header: dict[str, 
         saved = _with_prefix(tensors, f"{name}/").items()
         slots = {slot: to_stack_layout(tensor.to(method.mu.device)) for slot, tensor in saved}
         anchor, previous = slots.pop("anchor"), slots.pop("previous", None)
-        factors = _take_factors(slots, header["factors"].get(name))
+        factors = None
+        if counts := header["factors"].get(name):
+            inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in FACTOR_SLOTS)
+            factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs, *counts)
+            factors.update_eigenbasis()
         method.states[name] = ParameterState(name, parameters[name], anchor, slots, previous, count, factors, runs=True)
-
-
-def _take_factors(slots: Tensors, counts: list[int] | None) -> KroneckerFactors | None:
-    """Remove the Kronecker factors from the tensors of a parameter and return them."""
-    if counts is None:
-        return None
-    inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in FACTOR_SLOTS)
-    count, tasks = counts
-    factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs, count, tasks)
-    factors.update_eigenbasis()
-    return factors
 
 
 def _with_prefix(tensors: Tensors, prefix: str) -> Tensors:

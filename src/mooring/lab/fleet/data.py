@@ -1,4 +1,4 @@
-"""The training images of a stream on a device, from which every run takes its own, in its own order."""
+"""The training images of a stream on a device, which every run takes in its own order, mirrored or shifted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mooring.lab.fleet.augment import Augmentation, move_images
 from mooring.lab.fleet.gpu.convolution import gather_images, has_kernels
-from mooring.lab.model.order import joint_order, task_order
+from mooring.lab.model.order import joint_order, seeded_generator, task_order
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["Batch", "TrainingData"]
+__all__ = ["Augmentation", "Batch", "EpochIndices", "TrainingData", "move_images"]
 
 
 @dataclass(frozen=True)
@@ -108,3 +107,158 @@ class TrainingData:
         if self.augmentation is not None:
             orders = {seed: self.augmentation.encode(o, seed, task * epochs + epoch) for seed, o in orders.items()}
         return torch.stack([orders[spec.seed] for spec in specs])
+
+
+class EpochIndices:
+    """Image indices of every step of an epoch, and a position that advances on the device.
+
+    Epochs of one shape reuse the same memory, so that captured CUDA graphs stay valid.
+
+    Args:
+        device: where the indices are stored.
+
+    Attributes:
+        indices: the epoch's images in training order, int64 of shape (runs, images).
+        sizes: the number of these images in each step.
+        replay_indices: the replayed images of each step, int64 of shape (runs, steps, largest replay size).
+        replay_sizes: the number of replayed images in each step.
+        step: the current step, int64 of shape (1,).
+        offset: the first column of `indices` that the current step reads, int64 of shape (1,).
+
+    Example:
+        >>> epoch = EpochIndices()
+        >>> epoch.load(torch.arange(6).view(2, 3), [2, 1])
+        >>> epoch.next_batch(2)
+        tensor([[0, 1],
+                [3, 4]])
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.indices = torch.zeros(0, 0, dtype=torch.int64, device=device)
+        self.replay_indices = torch.zeros(0, 0, 0, dtype=torch.int64, device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.offset = torch.zeros(1, dtype=torch.int64, device=device)
+        self.sizes: list[int] = []
+        self.replay_sizes: list[int] = []
+
+    def load(self, indices: Tensor, sizes: Sequence[int], replayed: Sequence[Tensor] = (), step: int = 0) -> None:
+        """Copy an epoch to the device.
+
+        Args:
+            indices: of shape (runs, images).
+            sizes: of the steps; they sum to the number of images.
+            replayed: the replayed images of each step, each of shape (runs, any).
+            step: the step to start from.
+        """
+        self.sizes, self.replay_sizes = list(sizes), [drawn.shape[1] for drawn in replayed] or [0] * len(sizes)
+        largest = max(self.replay_sizes, default=0)
+        padded = torch.zeros(len(indices), len(self.sizes) if largest else 0, largest, dtype=torch.int64)
+        for number, drawn in enumerate(replayed if largest else ()):
+            padded[:, number, : drawn.shape[1]] = drawn
+        self.indices, self.replay_indices = self._put(self.indices, indices), self._put(self.replay_indices, padded)
+        self.step.fill_(step)
+        self.offset.fill_(sum(self.sizes[:step]))
+
+    def _put(self, old: Tensor, new: Tensor) -> Tensor:
+        return old.copy_(new) if old.shape == new.shape else new.to(self.device)
+
+    def next_batch(self, size: int) -> Tensor:
+        """Return the indices of the current step, of shape (runs, size)."""
+        return self.indices.index_select(1, self.offset + torch.arange(size, device=self.device))
+
+    def replay_batch(self, size: int) -> Tensor:
+        """Return the replayed indices of the current step, of shape (runs, size)."""
+        return self.replay_indices.index_select(1, self.step).squeeze(1)[:, :size]
+
+    def advance(self, size: int) -> None:
+        """Move to the next step, after a step of this size."""
+        self.step += 1
+        self.offset += size
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only the runs in these rows."""
+        if self.sizes:
+            self.indices, self.replay_indices = self.indices[rows], self.replay_indices[rows]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random mirrors and shifts, written into the indices of images.
+
+    An augmented image has the index `place + images * code`. The code says whether the image is mirrored and by how
+    many pixels it is shifted; code 0 changes nothing. So an epoch stays one int64 for each image of each run.
+
+    Args:
+        images: the number of images in memory.
+        flips: whether half of the images are mirrored.
+        shifts: the largest shift in pixels, in both directions.
+
+    Example:
+        >>> augmentation = Augmentation(images=5, flips=True, shifts=2)
+        >>> places, mirrored, down, right = augmentation.decode(augmentation.encode(torch.arange(5), seed=0, epoch=0))
+        >>> places
+        tensor([0, 1, 2, 3, 4])
+    """
+
+    images: int
+    flips: bool
+    shifts: int
+
+    def encode(self, places: Tensor, seed: int, epoch: int) -> Tensor:
+        """Return the indices of randomly augmented images.
+
+        Args:
+            places: of the images of an epoch, int64 of shape (n,).
+            seed: the run's.
+            epoch: the epoch's number, counted over all tasks.
+        """
+        code, side = torch.zeros_like(places), 2 * self.shifts + 1
+        if self.flips:
+            code += torch.rand(len(places), generator=seeded_generator(seed, "flips", epoch)) < 0.5
+        if self.shifts:
+            random = seeded_generator(seed, "shifts", epoch)
+            for shift in torch.randint(-self.shifts, self.shifts + 1, (2, len(places)), generator=random):
+                code = code * side + shift % side  # modulo the side, so that no shift is 0
+        return places + self.images * code
+
+    def decode(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the place of each image, whether it is mirrored (0 or 1), and its shift down and to the right."""
+        side = 2 * self.shifts + 1
+        code, places = indices // self.images, indices % self.images
+        down, right = ((part + self.shifts) % side - self.shifts for part in (code // side, code))
+        return places, code // side**2, down, right
+
+
+def move_images(images: Tensor, places: Tensor, mirrored: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Return images mirrored and then shifted, in one gather; pixels that nothing is shifted to are black, byte 0.
+
+    Args:
+        images: bytes, of shape (all, channels, height, width).
+        places: of the images to return, int64 of shape (n,).
+        mirrored: not 0 for an image that is mirrored, of shape (n,).
+        down: pixels, of shape (n,).
+        right: pixels, of shape (n,).
+
+    Returns:
+        Bytes of shape (n, channels, height, width), channels last in memory.
+
+    Example:
+        >>> images, one = torch.tensor([[[[1, 2, 3]]]], dtype=torch.uint8), torch.ones(1, dtype=torch.int64)
+        >>> move_images(images, 0 * one, 0 * one, 0 * one, one).flatten().tolist()
+        [0, 1, 2]
+        >>> move_images(images, 0 * one, one, 0 * one, one).flatten().tolist()
+        [0, 3, 2]
+    """
+    height, width = images.shape[2:]
+    rows = torch.arange(height, device=images.device) - down[:, None]
+    columns = torch.arange(width, device=images.device) - right[:, None]
+    outside = _outside(rows, height)[:, :, None] | _outside(columns, width)[:, None, :]
+    columns = torch.where(mirrored[:, None] != 0, width - 1 - columns, columns)
+    rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    pixels = images[places[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return pixels.masked_fill_(outside[..., None], 0).permute(0, 3, 1, 2)
+
+
+def _outside(pixels: Tensor, size: int) -> Tensor:
+    return (pixels < 0) | (pixels >= size)

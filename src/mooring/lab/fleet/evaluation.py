@@ -1,4 +1,4 @@
-"""Test accuracy of a stack of runs on the tasks of a stream."""
+"""Test accuracy of a stack of runs on the tasks of a stream, and the head that each task is evaluated with."""
 
 from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary
@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from mooring.lab.fleet.stack.stack import Stack
+from mooring.lab.methods import find_method
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.streams.stream import Split, Stream
 
-__all__ = ["Evaluation", "resident_bytes"]
+__all__ = ["Evaluation", "evaluation_heads", "inherits_head", "resident_bytes"]
 
 PIXELS_PER_BATCH = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Number of pixels that are evaluated at a time, over all runs."""
@@ -72,10 +74,8 @@ class Evaluation:
             correct = torch.zeros(runs, dtype=torch.float64, device=stack.device)
             for indices in torch.split(self.indices[number], batch):
                 x = normalize_pixels(self.images[indices].to(stack.device), dtype)
-                heads_of_samples = (
-                    head if isinstance(head, int) else head.to(stack.device)[:, None].expand(runs, len(x))
-                )
-                logits = stack(x.expand(runs, *x.shape), heads_of_samples)
+                own = head if isinstance(head, int) else head.to(stack.device)[:, None].expand(runs, len(x))
+                logits = stack(x.expand(runs, *x.shape), own)
                 predictions = logits[..., : len(self.tasks[number].classes)].argmax(-1)
                 correct += (predictions == self.labels[indices].to(stack.device)).sum(1)
             accuracies.append(100 * correct / len(self.indices[number]))
@@ -99,18 +99,50 @@ class Evaluation:
             data: the fingerprint of the images.
         """
         heads_of_runs = torch.stack([torch.as_tensor(head).expand(len(starts)) for head in heads], 1).tolist()
-        settings = (
-            *(data, *map(len, self.indices), dtype),
-            *(stack.compute_dtype, stack.device, torch.backends.cudnn.allow_tf32),
-        )
+        tf32 = torch.backends.cudnn.allow_tf32
+        settings = (data, *map(len, self.indices), dtype, stack.compute_dtype, stack.device, tf32)
         keys = [(network, (*settings, *row)) for network, row in zip(starts, heads_of_runs, strict=True)]
         new = [(network, key) for network, key in dict.fromkeys(keys) if key not in _UNTRAINED_SCORES.get(network, {})]
         if new:
             first = [keys.index(key) for key in new]
-            distinct = Stack(
-                [starts[row] for row in first], stack.device, compute_dtype=stack.compute_dtype, mode=stack.mode
-            )
+            networks = [network for network, _ in new]
+            distinct = Stack(networks, stack.device, compute_dtype=stack.compute_dtype, mode=stack.mode)
             their_heads = [head if isinstance(head, int) else head[first] for head in heads]
             for (network, key), scores in zip(new, self.score(distinct, their_heads, dtype).tolist(), strict=True):
                 _UNTRAINED_SCORES.setdefault(network, {})[key] = scores
         return [_UNTRAINED_SCORES[network][key] for network, key in keys]
+
+
+def evaluation_heads(specs: Sequence[RunSpec], stream: Stream, trained: int, tasks: int) -> list[int | Tensor]:
+    """Return the head to evaluate each of the first tasks with; for a future task, the head that it would start from.
+
+    Args:
+        specs: the runs.
+        stream: the tasks.
+        trained: the last trained task.
+        tasks: the number of tasks to evaluate.
+
+    Returns:
+        For each task one head for all runs, or heads of shape (runs,).
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> stream = by_class(digits(), per_task=5)
+        >>> specs = [RunSpec("digits", stream.fingerprint, "plain", 0, heads=heads) for heads in ("inherit", "fresh")]
+        >>> evaluation_heads(specs[:1], stream, 0, 2), evaluation_heads(specs, stream, 0, 2)
+        ([0, 0], [0, tensor([0, 1])])
+    """
+    inherits = [inherits_head(spec) for spec in specs]
+    heads: list[int | Tensor] = []
+    for task in range(tasks):
+        own, trained_head = stream.head(task), stream.head(min(task, trained))
+        if own == trained_head or len({*inherits}) == 1:
+            heads.append(trained_head if inherits[0] else own)
+        else:
+            heads.append(torch.tensor([trained_head if inherit else own for inherit in inherits]))
+    return heads
+
+
+def inherits_head(spec: RunSpec) -> bool:
+    """Return whether the head of a new task starts from the previous head."""
+    return spec.heads == "inherit" and find_method(spec.method).data != "joint"

@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,21 +13,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mooring.errors import MooringError
-from mooring.lab.fleet.data import TrainingData
-from mooring.lab.fleet.epoch_indices import EpochIndices
-from mooring.lab.fleet.evaluation import Evaluation
+from mooring.lab.fleet.data import EpochIndices, TrainingData
+from mooring.lab.fleet.evaluation import Evaluation, evaluation_heads, inherits_head
 from mooring.lab.fleet.fused_step import fused_steps, run_fused_steps
 from mooring.lab.fleet.gpu.cuda_graphs import GraphRecorder
 from mooring.lab.fleet.gpu.run_kernel import NEVER
 from mooring.lab.fleet.gradient_sharing import GradientSharing
 from mooring.lab.fleet.grouping import fleet_shape, strength_groups
-from mooring.lab.fleet.heads import evaluation_heads, inherit_heads
-from mooring.lab.fleet.loss_history import LossHistory
 from mooring.lab.fleet.measurements import cka_of, drift_of, finite_runs
 from mooring.lab.fleet.method_groups import MethodGroups
 from mooring.lab.fleet.method_state import Tensors
-from mooring.lab.fleet.position import Position
-from mooring.lab.fleet.record import RunRecord, versions
+from mooring.lab.fleet.record import LossHistory, RunRecord, versions
 from mooring.lab.fleet.reservoir import Reservoir, project_agem
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import Stack
@@ -49,6 +45,15 @@ FAILURE_CHECK_INTERVAL = 50
 
 MIN_FAILED_SHARE = 0.2
 """Failed runs are removed within a task once they are more than this share: the others must then be recorded again."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """The next step of a fleet, as task, epoch and step within the epoch."""
+
+    task: int = 0
+    epoch: int = 0
+    step: int = 0
 
 
 class FleetCallback(Protocol):
@@ -97,10 +102,9 @@ class Fleet:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
         if any(spec.schedule != "constant" and find_method(spec.method).importance is not None for spec in specs):
             raise MooringError("a schedule is for methods that pull nothing, such as plain: give schedule='constant'")
-        # runs of a method are neighbours, whatever the order of the specs
-        self.strength_groups = strength_groups(
-            sorted(specs, key=lambda spec: (method_rank(spec.method), spec.seed, spec.key))
-        )
+        # runs of a method are next to each other, whatever the order of the specs
+        ordered = sorted(specs, key=lambda spec: (method_rank(spec.method), spec.seed, spec.key))
+        self.strength_groups = strength_groups(ordered)
         self.specs = [group[0] for group in self.strength_groups.values()]
         self.common, self.method = self.specs[0], find_method(self.specs[0].method)
         self.stream, self.reject, self.device = stream, reject, torch.device(device)
@@ -137,37 +141,38 @@ class Fleet:
         """Train from the present position to the end of the stream, and return a result for each run."""
         self.mark = time.perf_counter()
         with tf32_mode(self.common.dtype):
-            return self._run(callback)
-
-    def _run(self, callback: FleetCallback | None) -> list[Result]:
-        for task in range(self.position.task, len(self.stream.tasks)):
-            if self.position == Position(task):
-                self._begin_task(task)
-            self._prepare_training(task)
-            for epoch in range(self.position.epoch, self.common.epochs):
-                self._load_epoch(task, epoch)
-                for step in range(self.position.step, len(self.epoch_indices.sizes)):
-                    self._iterate(task, epoch, step)
-                    if self.fused and self.steps % FAILURE_CHECK_INTERVAL == 0:
-                        self._remove_failed(MIN_FAILED_SHARE)
-                    if not self.specs:
-                        return self.results
-                    self._add_seconds()
-                    self.steps += 1
-                    self.position = Position(task, epoch, step + 1)
-                    if callback:
-                        callback.on_step(self)
-                self.memory = self.ahead
-                self.position = Position(task, epoch + 1)
-            self._end_task(task)
-            self.position = Position(task + 1)
-            if not self.specs:
-                return self.results
-            self._add_seconds()
-            if callback:
-                callback.on_task_end(self)
-        self._finish()
+            for task in range(self.position.task, len(self.stream.tasks)):
+                self._train_task(task, callback)
+                if not self.specs:
+                    return self.results
+                self._add_seconds()
+                if callback:
+                    callback.on_task_end(self)
+            self._finish()
         return self.results
+
+    def _train_task(self, task: int, callback: FleetCallback | None) -> None:
+        """Train a task from the present position to its end; return early if no run is left."""
+        if self.position == Position(task):
+            self._begin_task(task)
+        self._prepare_training(task)
+        for epoch in range(self.position.epoch, self.common.epochs):
+            self._load_epoch(task, epoch)
+            for step in range(self.position.step, len(self.epoch_indices.sizes)):
+                self._iterate(task, epoch, step)
+                if self.fused and self.steps % FAILURE_CHECK_INTERVAL == 0:
+                    self._remove_failed(MIN_FAILED_SHARE)
+                if not self.specs:
+                    return
+                self._add_seconds()
+                self.steps += 1
+                self.position = Position(task, epoch, step + 1)
+                if callback:
+                    callback.on_step(self)
+            self.memory = self.ahead
+            self.position = Position(task, epoch + 1)
+        self._end_task(task)
+        self.position = Position(task + 1)
 
     def _add_seconds(self) -> None:
         """Give each run its share of the elapsed time, including those that share the first task's run."""
@@ -177,15 +182,15 @@ class Fleet:
     def _begin_task(self, task: int) -> None:
         """Start a task: its head from the one before, no velocity, an empty loss history."""
         if task == 0:
-            self.groups.anchor_start(self.stack.parameters)
+            self.groups.consolidate(self.stack.parameters, "start")
             heads = evaluation_heads(self.specs, self.stream, 0, len(self.stream.tasks))
             scores = self.evaluation.score_untrained(self.stack, self.starts, heads, self.dtype, self.common.data)
             for record, accuracy in zip(self.records, scores, strict=True):
                 record.untrained = accuracy
-        else:
-            inherit_heads(self.stack, self.specs, self.stream, task)
-        self.sgd.reset()
-        self.loss_history.reset()
+        elif self.stream.heads == "per task":
+            self.stack.inherit(task, task - 1, [row for row, spec in enumerate(self.specs) if inherits_head(spec)])
+        self.sgd.velocity = {}
+        self.loss_history.sums.zero_()
 
     def _prepare_training(self, task: int) -> None:
         """Choose the parameters that this task trains, and discard what was recorded before."""
@@ -196,7 +201,7 @@ class Fleet:
         self.recorder.clear()
         self.kernels_are_compiled = False
         for fused in self.fused:
-            fused.reset_counts()
+            fused.counts = {}  # the device's counters start from the host's again
 
     def _load_epoch(self, task: int, epoch: int) -> None:
         """Copy the indices of the samples of this epoch to the device, including those replayed from memory."""
@@ -204,9 +209,8 @@ class Fleet:
         sizes = batch_sizes(order.shape[1], self.common.batch)
         replayed: list[Tensor] = []
         if self.memory is not None:
-            self.ahead = self.memory.copy()
-            offers, recalls = self.method.data == "er" and epoch == 0, self.method.recalls
-            replayed = self.ahead.plan(order, sizes, offer=offers, count=recalls)
+            self.ahead, offers = self.memory.copy(), self.method.data == "er" and epoch == 0
+            replayed = self.ahead.plan(order, sizes, offer=offers, count=self.method.recalls)
         self.epoch_indices.load(order, sizes, replayed, self.position.step)
         self.sgd.set_epoch(self.specs, epoch)
         self.now.fill_(self.steps)
@@ -231,9 +235,8 @@ class Fleet:
         replayed = self.epoch_indices.replay_batch(replay_size) if replay_size else None
         if replayed is not None and self.method.data == "er":
             indices = torch.cat([indices, replayed], 1)
-        loss, gradients, probes = self._compute_gradients(
-            indices, None if self.method.data in ("joint", "er") else task
-        )
+        head_task = None if self.method.data in ("joint", "er") else task
+        loss, gradients, probes = self._compute_gradients(indices, head_task)
         if replayed is not None and self.method.data == "a-gem":
             gradients = project_agem(gradients, self._gradients(self._forward(replayed, None)[1].sum()))
         finite = self._update(gradients, probes, indices.shape[1])
@@ -248,7 +251,7 @@ class Fleet:
         """Apply penalty, step, importance and pull; return which runs are finite if some were removed."""
         if self.fused:
             args = self.stack.parameters, gradients, probes, samples, self.first_bad, self.now
-            run_fused_steps(self.fused, self.groups, *args, compile_first=not self.kernels_are_compiled)
+            run_fused_steps(self.fused, self.groups, *args, new=not self.kernels_are_compiled)
             self.kernels_are_compiled = True
             return None
         penalized = self.groups.penalized_gradients(self.stack.parameters, gradients)
@@ -279,7 +282,9 @@ class Fleet:
         self._remove_failed()
         self.groups.consolidate(self.stack.parameters)
         self.expand_strength_groups()
-        self._check_stability(task)
+        extrapolates = self.groups.record_stability(self.records)
+        if self.reject and task == 0 and bool(extrapolates.any()):
+            self._remove(extrapolates, "rejected", [record.warning for record in self.records])
         if not self.specs:
             return
         if self.memory is not None and self.method.data == "a-gem":
@@ -294,20 +299,13 @@ class Fleet:
             record.matrix.append(row)
             record.losses.append(losses)
 
-    def _check_stability(self, task: int) -> None:
-        """Record what each penalty will do, and reject those that do not interpolate."""
-        extrapolates = self.groups.record_stability(self.records)
-        if self.reject and task == 0 and bool(extrapolates.any()):
-            self._remove(extrapolates, "rejected", [record.warning for record in self.records])
-
     def _finish(self) -> None:
         """Compare every run with its model after the first task, and make the results."""
         inputs = normalize_pixels(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
         importances = self.groups.importance_by_layer()
         drifts, ckas = drift_of(self.stack, self.first), cka_of(self.stack, self.first, inputs)
         for record, importance, drift, cka in zip(self.records, importances, drifts, ckas, strict=True):
-            metrics = {"importance": importance, "drift": drift, "cka": cka}
-            self.results.append(self._result(record, "finished", "", **metrics))
+            self.results.append(self._result(record, "finished", "", importance=importance, drift=drift, cka=cka))
         self.specs, self.records = [], []
 
     # The gradient
@@ -342,10 +340,9 @@ class Fleet:
         """Remove runs, with a result that says why, and after how many steps if that was earlier than now."""
         for row in removed.nonzero().flatten().tolist():
             result = self._result(self.records[row], status, reasons[row])
-            result = result if steps is None else replace(result, steps=steps[row])
-            self.results += [
-                replace(result, spec=spec) for spec in self.strength_groups.pop(result.spec.key, [result.spec])
-            ]
+            members = self.strength_groups.pop(result.spec.key, [result.spec])
+            taken = self.steps if steps is None else steps[row]
+            self.results += [replace(result, spec=spec, steps=taken) for spec in members]
         self.keep((~removed).nonzero().flatten())
         self._prepare_training(self.position.task)
 

@@ -36,7 +36,7 @@ class FusedStep:
     def __init__(self, method_state: MethodState | None, sgd: SGD) -> None:
         self.method_state, self.sgd = method_state, sgd
         self.kernels: dict[tuple[object, ...], RunKernel] = {}
-        self.counts: dict[str, Tensor] = {}
+        self.counts: Tensors = {}
 
     @torch.no_grad()
     def run(
@@ -84,13 +84,11 @@ class FusedStep:
         for name in gradients:
             if name not in self.sgd.velocity:
                 self.sgd.velocity[name] = torch.zeros_like(parameters[name])
-        state = self.method_state
-        if state is None:
+        if (state := self.method_state) is None:
             return
         state.bind(rows_of(parameters, rows), gradients)
-        reads_outputs = state.importance.watches == "outputs"
-        scored = [name for name in gradients if name in state.states and not state.states[name].factors]
-        counted = [name for name in scored if name in probes or not reads_outputs]
+        watched = probes if state.importance.watches == "outputs" else gradients
+        counted = [n for n in gradients if n in watched and n in state.states and not state.states[n].factors]
         if set(counted) != set(self.counts):
             counts = self.sgd.lr.new_tensor([state.states[name].count for name in counted])  # one copy to the device
             self.counts = dict(zip(counted, counts.unbind(), strict=True))
@@ -101,10 +99,6 @@ class FusedStep:
             self.method_state.steps += 1
             for name in self.counts:
                 self.method_state.states[name].count += 1
-
-    def reset_counts(self) -> None:
-        """Start the device's counters from the host's again: for a new task, or other runs."""
-        self.counts = {}
 
     @property
     def kernel_key(self) -> Hashable:
@@ -140,8 +134,7 @@ class FusedStep:
     def _kernel(self, tensors: Tensors) -> RunKernel:
         kind = (*((key, tensor.shape[1:2] == (1,)) for key, tensor in tensors.items()), self.pulls)
         if kind not in self.kernels:
-            checked = [key for key in ("g", "probe") if key in tensors]
-            pulls = self.pulls
+            checked, pulls = [key for key in ("g", "probe") if key in tensors], self.pulls
             method = None if self.method_state is None else self.method_state.method
             numbers = (n for n in (self.sgd.momentum, self.sgd.weight_decay) if not isinstance(n, Tensor))
             key = (method, pulls, *numbers)  # with the kinds of its tensors, all that `_rule` depends on
@@ -197,31 +190,17 @@ _compiled: set[Hashable] = set()
 
 
 def run_fused_steps(
-    steps: Sequence[FusedStep],
-    groups: MethodGroups,
-    parameters: Tensors,
-    gradients: Tensors,
-    *args: Any,
-    compile_first: bool,
+    steps: Sequence[FusedStep], groups: MethodGroups, parameters: Tensors, gradients: Tensors, *args: Any, new: bool
 ) -> None:
-    """Run the step of each group; with `compile_first`, compile all their kernels in parallel before.
-
-    Args:
-        steps: of the groups.
-        groups: the runs by method.
-        parameters: as for `FusedStep.run`, and so are the other arguments.
-        gradients: likewise.
-        args: likewise.
-        compile_first: whether the kernels may be new.
-    """
+    """Run the step of each group, with the arguments of `FusedStep.run`; compile `new` kernels in parallel before."""
     pairs = [(step, rows) for step, (rows, _) in zip(steps, groups.groups, strict=True)]
-    if compile_first:
+    if new:
         shapes = frozenset((g.shape[1:], g.dtype) for g in gradients.values())
         keys = {(step.kernel_key, shapes): (step, rows) for step, rows in pairs}
-        new = {key: pair for key, pair in keys.items() if key not in _compiled}
-        with dry_run() if new else nullcontext():
-            for step, rows in new.values():
+        to_compile = {key: pair for key, pair in keys.items() if key not in _compiled}
+        with dry_run() if to_compile else nullcontext():
+            for step, rows in to_compile.values():
                 step.run(rows, parameters, gradients, *args, compile_only=True)
-        _compiled.update(new)
+        _compiled.update(to_compile)
     for step, rows in pairs:
         step.run(rows, parameters, gradients, *args)

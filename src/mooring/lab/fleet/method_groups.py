@@ -55,15 +55,8 @@ class MethodGroups:
         """The groups whose method moors."""
         return [(rows, state) for rows, state in self.groups if state is not None]
 
-    def anchor_start(self, parameters: Tensors) -> None:
-        """Consolidate the methods that are anchored at the start, before the first task."""
-        self._consolidate(parameters, "start")
-
-    def consolidate(self, parameters: Tensors) -> None:
-        """End a task of the methods that are anchored at the last task."""
-        self._consolidate(parameters, "last")
-
-    def _consolidate(self, parameters: Tensors, anchors: str) -> None:
+    def consolidate(self, parameters: Tensors, anchors: str = "last") -> None:
+        """End a task of the methods anchored at the "last" task, or begin those anchored at the "start" of training."""
         for rows, state in self.moored:
             if state.method.anchors == anchors:
                 state.consolidate(rows_of(parameters, rows))
@@ -78,7 +71,7 @@ class MethodGroups:
         """
         total = logits.new_zeros(())
         for rows, state in self.moored:
-            if not state.importance.draws:  # a sum over samples, of whichever run
+            if not state.importance.draws:  # a sum over the samples of all runs
                 total = total + state.importance.probe(logits[rows].flatten(0, 1), torch.Generator())
                 continue
             for outputs, seed, importance in zip(logits[rows], seeds[rows], state.importances, strict=True):
@@ -86,8 +79,9 @@ class MethodGroups:
                 total = total + importance.probe(outputs, torch.Generator(logits.device).manual_seed(run_seed))
         return total
 
+    @torch.no_grad()
     def accumulate_factors(self, observed: Mapping[str, LayerFactors], finite: Tensor | None) -> None:
-        """Give the factors of one iteration to the methods that keep them; their runs are the whole stack.
+        """Add the Kronecker factors of one iteration to the methods that keep them; their runs are the whole stack.
 
         Args:
             observed: the factors of every layer.
@@ -96,13 +90,16 @@ class MethodGroups:
         if finite is not None:
             observed = {layer: (a[finite], g[finite], sums[finite]) for layer, (a, g, sums) in observed.items()}
         for _, state in self.moored:
-            if state.importance.by_layer:
-                state.accumulate_factors(observed)
+            for layer, (inputs, outputs, bias_outputs) in observed.items():
+                for name, added in ((f"{layer}.weight", (inputs, outputs)), (f"{layer}.bias", (None, bias_outputs))):
+                    if (parameter := state.states.get(name)) and parameter.factors:
+                        parameter.factors.accumulate(*added)
 
     def count_factors(self) -> None:
         """Count an iteration in which layers were observed."""
-        for _, state in self.moored:
-            state.count_factors()
+        for parameter in (parameter for _, state in self.moored for parameter in state.states.values()):
+            if parameter.factors:
+                parameter.factors.count += 1
 
     @torch.no_grad()
     def penalized_gradients(self, parameters: Tensors, gradients: Tensors) -> Tensors:

@@ -1,7 +1,7 @@
 """The state of the runs of a fleet that share a method: the core's `ParameterState` with a run axis."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mooring.backends.budget_terms import DiagonalTerm, KroneckerTerm, budget_term
 from mooring.backends.eager import apply_penalty, apply_pull, has_compiler, pull_is_due, update_importance
-from mooring.diagnose.stability import Verdicts, divergence_limit, interpolation_weight, tallies
+from mooring.diagnose.stability import divergence_limit, interpolation_weight, tallies
 from mooring.importance import State
-from mooring.importance.kronecker_factors import KroneckerFactors, LayerFactors
+from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.lab.fleet.gpu.run_kernel import apply_budget_pull, total_spent
 from mooring.lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 from mooring.lab.methods import Method
@@ -64,8 +64,7 @@ class MethodState:
         self.pull = method.pull(strength)
         self.states: dict[str, ParameterState] = {}
         self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
-        self.tasks = 0
-        self.steps = 0
+        self.tasks = self.steps = 0
 
     def __len__(self) -> int:
         return len(self.importances)
@@ -111,18 +110,12 @@ class MethodState:
                 continue  # the outputs do not depend on it
             state.count += 1
             if not state.factors:  # a parameter with factors has no scores
-                tensors = self.step_tensors(name, gradients[name], before.get(name), probes.get(name))
+                tensors: dict[str, Any] = {**state.pull_tensors(), "g": gradients[name], "lr": self.lr}
+                tensors |= {f"state_{slot}": tensor for slot, tensor in state.importance_state.items()}
+                tensors |= {key: own[name] for key, own in (("before", before), ("probe", probes)) if name in own}
                 update_importance(self.importance, {**tensors, "samples": samples, "count": state.count})
         if pull_is_due(self.pull, self.tasks, self.steps):
             self.apply_pull(moved)
-
-    def step_tensors(self, name: str, g: Tensor, before: Tensor | None = None, probe: Tensor | None = None) -> Tensors:
-        """Return the tensors of a parameter by the names that the rules of `mooring.backends.eager` use."""
-        state = self.states[name]
-        tensors = {**state.pull_tensors(), "g": g, "lr": self.lr}
-        tensors |= {f"state_{slot}": tensor for slot, tensor in state.importance_state.items()}
-        optional = {"before": before, "probe": probe}
-        return tensors | {key: tensor for key, tensor in optional.items() if tensor is not None}
 
     @torch.no_grad()
     def apply_pull(self, names: Collection[str]) -> None:
@@ -158,20 +151,6 @@ class MethodState:
                 apply_budget_pull(_flat_tensors(term), self.mu)
             else:
                 term.apply_pull(budget, self.mu)
-
-    @torch.no_grad()
-    def accumulate_factors(self, observed: Mapping[str, LayerFactors]) -> None:
-        """Add the Kronecker factors of one iteration; `count_factors` counts it."""
-        for layer, (inputs, outputs, bias_outputs) in observed.items():
-            for name, factors in ((f"{layer}.weight", (inputs, outputs)), (f"{layer}.bias", (None, bias_outputs))):
-                if (state := self.states.get(name)) and state.factors:
-                    state.factors.accumulate(*factors)
-
-    def count_factors(self) -> None:
-        """Count an iteration in which layers were observed."""
-        for state in self.states.values():
-            if state.factors:
-                state.factors.count += 1
 
     @torch.no_grad()
     def consolidate(self, parameters: Tensors) -> None:
@@ -225,10 +204,12 @@ class MethodState:
     def importance_by_layer(self) -> list[dict[str, float]]:
         """Return the mean importance over past tasks of each layer, for each run."""
         known = {name: state for name, state in self.states.items() if state.previous is not None}
-        sums = _columns_to_rows([_scores(s).sum(1, dtype=torch.float64) for s in known.values()], len(self))
-        sizes: dict[str, int] = {}
+        if not known:
+            return [{} for _ in self.importances]
+        sums = torch.stack([_scores(state).sum(1, dtype=torch.float64) for state in known.values()], 1).tolist()
+        sizes: Counter[str] = Counter()
         for name, state in known.items():
-            sizes[layer_of(name)] = sizes.get(layer_of(name), 0) + state.size
+            sizes[layer_of(name)] += state.size
         means = []
         for run_sums in sums:
             totals = dict.fromkeys(sizes, 0.0)
@@ -238,15 +219,12 @@ class MethodState:
         return means
 
     def stability(self, momenta: Sequence[float]) -> list[Stability | None]:
-        """Return what the penalty of each run will do from here on; None without a penalty or a past.
-
-        Args:
-            momenta: of the runs.
-        """
+        """Return what the penalty of each run will do with this momentum; None without a penalty or a past."""
         known = [state for state in self.states.values() if state.previous is not None]
         if not isinstance(self.pull, GradientPull) or not known:
             return [None] * len(self)
-        limits = self.lr.new_tensor([_divergence_limit(momentum) for momentum in momenta])
+        optimizers = [torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=momentum) for momentum in momenta]
+        limits = self.lr.new_tensor([divergence_limit(sgd, sgd.param_groups[0]) for sgd in optimizers])
         lr_strength = (self.lr.double() * self.strength.double()).to(self.lr.dtype)
         counts = torch.zeros(len(self), 5, dtype=torch.int64, device=self.lr.device)
         largest, largest_per_strength = [], []
@@ -256,15 +234,10 @@ class MethodState:
             counts += tallies(p, limits)
             largest.append(p.amax(1))
             largest_per_strength.append((per_run(self.lr, scores) * scores).amax(1))
-        columns = [torch.stack(maxima).amax(0) for maxima in (largest, largest_per_strength)]
+        columns = (torch.stack(maxima).amax(0).tolist() for maxima in (largest, largest_per_strength))
         return [
-            Stability(
-                task=self.tasks,
-                largest=p,
-                safe_strength=1 / per_strength if per_strength > 0 else float("inf"),
-                **asdict(Verdicts(*run_counts)),
-            )
-            for (p, per_strength), run_counts in zip(torch.stack(columns, 1).tolist(), counts.tolist(), strict=True)
+            Stability(self.tasks, p, 1 / per_strength if per_strength > 0 else float("inf"), *run_counts)
+            for p, per_strength, run_counts in zip(*columns, counts.tolist(), strict=True)
         ]
 
 
@@ -279,17 +252,6 @@ def _flat_tensors(term: DiagonalTerm) -> Tensors:
     return {name: flatten_per_run(tensor) for name, tensor in term.tensors().items()}
 
 
-def _divergence_limit(momentum: float) -> float:
-    """Return the p from which on a penalty alone makes SGD diverge."""
-    sgd = torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=momentum)
-    return divergence_limit(sgd, sgd.param_groups[0])
-
-
 def _scores(state: ParameterState) -> Tensor:
     """Return the importance over past tasks of each weight, of shape (runs, weights)."""
     return state.full(state.previous).reshape(len(state.anchor), -1)
-
-
-def _columns_to_rows(columns: list[Tensor], runs: int) -> list[list[float]]:
-    """Return the numbers of each run, from columns over all runs."""
-    return torch.stack(columns, 1).tolist() if columns else [[]] * runs

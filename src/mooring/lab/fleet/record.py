@@ -1,4 +1,4 @@
-"""The measurements of a run while it trains, and the result built from them."""
+"""The measurements of runs while they train, and the results built from them."""
 
 import platform
 from dataclasses import asdict, dataclass, field
@@ -6,12 +6,16 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import mooring
 from mooring.lab.model.results import Result, Stability, Status
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["RunRecord", "versions"]
+__all__ = ["LossHistory", "RunRecord", "versions"]
+
+LOSS_INTERVALS = 20
+"""Number of intervals into which the steps of a task are divided; the training loss is averaged over each."""
 
 
 @dataclass
@@ -26,16 +30,8 @@ class RunRecord:
 
     def result(self, status: Status = "finished", reason: str = "", **final: Any) -> Result:
         """Build the run's result from this record and the values that are known only at the end."""
-        return Result(
-            self.spec,
-            status,
-            reason,
-            untrained=self.untrained,
-            matrix=self.matrix,
-            losses=self.losses,
-            stability=self.stability,
-            **final,
-        )
+        measured = {name: value for name, value in vars(self).items() if name != "spec"}
+        return Result(self.spec, status, reason, **measured, **final)
 
     @property
     def warning(self) -> str:
@@ -84,3 +80,46 @@ def _versions(device: str) -> dict[str, str]:
         "device": name,
         "threads": str(torch.get_num_threads()),
     }
+
+
+class LossHistory:
+    """Sums of the losses in each interval of a task, on the device.
+
+    Args:
+        runs: the number of runs.
+        device: where the sums are stored.
+
+    Attributes:
+        sums: float64 of shape (runs, LOSS_INTERVALS).
+
+    Example:
+        >>> history = LossHistory(1)
+        >>> for step in range(3):
+        ...     history.add(torch.tensor([step]), 3, torch.tensor([float(step)]))
+        >>> history.means(3)
+        [[0.0, 1.0, 2.0]]
+    """
+
+    def __init__(self, runs: int, device: torch.device | str = "cpu") -> None:
+        self.sums = torch.zeros(runs, LOSS_INTERVALS, dtype=torch.float64, device=device)
+
+    def add(self, step: Tensor, steps: int, losses: Tensor) -> None:
+        """Add the losses of one step.
+
+        Args:
+            step: the number of the step within the task, int64 of shape (1,).
+            steps: the number of steps in the task.
+            losses: of shape (runs,).
+        """
+        self.sums.index_add_(1, step * LOSS_INTERVALS // steps, losses.double().unsqueeze(1))
+
+    def means(self, steps: int) -> list[list[float]]:
+        """Return the mean loss of each run in each interval that contains steps."""
+        counts = torch.bincount(torch.arange(steps) * LOSS_INTERVALS // steps, minlength=LOSS_INTERVALS)
+        filled = counts.nonzero().flatten()
+        means: list[list[float]] = (self.sums.cpu()[:, filled] / counts[filled]).tolist()
+        return means
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only the runs in these rows."""
+        self.sums = self.sums[rows]

@@ -31,9 +31,7 @@ class SGD:
     """
 
     def __init__(self, lr: Tensor, momentum: float | Tensor = 0.0, weight_decay: float | Tensor = 0.0) -> None:
-        self.lr = lr
-        self.momentum = momentum
-        self.weight_decay = weight_decay
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.velocity: dict[str, Tensor] = {}
         self.sizes: dict[int, Tensor] = {}
 
@@ -102,22 +100,14 @@ class SGD:
             if self.decays:
                 g = g + per_run(self.weight_decay, theta) * theta
             if isinstance(self.momentum, Tensor) or self.momentum:
-                g = self._velocity(name, g)
+                if (velocity := self.velocity.get(name)) is None:
+                    velocity = self.velocity[name] = g.clone()
+                elif isinstance(self.momentum, Tensor):
+                    torch.addcmul(g, velocity, torch.as_tensor(per_run(self.momentum, g)), out=velocity)
+                else:
+                    torch.add(g, velocity, alpha=self.momentum, out=velocity)  # in one pass
+                g = velocity
             theta.addcmul_(g, torch.as_tensor(per_run(self.lr, g)), value=-1)
-
-    def _velocity(self, name: str, g: Tensor) -> Tensor:
-        if name not in self.velocity:
-            self.velocity[name] = g.clone()
-        elif isinstance(self.momentum, Tensor):
-            velocity, momentum = self.velocity[name], torch.as_tensor(per_run(self.momentum, g))
-            torch.addcmul(g, velocity, momentum, out=velocity)
-        else:
-            torch.add(g, self.velocity[name], alpha=self.momentum, out=self.velocity[name])  # in one pass
-        return self.velocity[name]
-
-    def reset(self) -> None:
-        """Forget the velocities, for a new task."""
-        self.velocity = {}
 
     def keep(self, rows: Tensor) -> None:
         """Keep the runs in these rows, in this order."""

@@ -44,28 +44,25 @@ def attention(
         runs: the number of runs.
     """
     assert isinstance(layer, nn.MultiheadAttention)
-    _check_supported(layer, query)
+    unusual = layer.bias_k is not None or layer.add_zero_attn or not layer._qkv_same_embed_dim
+    if not layer.batch_first or query.ndim != 3 or unusual or (layer.training and layer.dropout > 0):
+        raise NotImplementedError("only attention with batch_first, of one width, without extras and without dropout")
     if is_causal and attn_mask is None:
         raise RuntimeError("is_causal is a hint about attn_mask: give both")
-    q, k, v = (_split_heads(x, layer.num_heads) for x in _projections(query, key, value, tensors))
+    projections = _projections(query, key, value, tensors)  # then (batch, heads, length, width)
+    q, k, v = (x.view(*x.shape[:2], layer.num_heads, -1).transpose(1, 2) for x in projections)
     causal = is_causal and key_padding_mask is None and not need_weights
     mask = None if causal else _merge_masks(attn_mask, key_padding_mask, q)
     weights = None
     if need_weights:
-        weights = _weights(q, k, mask)
+        scores = (q / math.sqrt(q.shape[-1])) @ k.mT
+        weights = (scores if mask is None else scores + mask).softmax(-1)
         out = weights @ v
         weights = weights.mean(1) if average_attn_weights else weights
     else:
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
     joined = out.transpose(1, 2).flatten(2)
     return batched_linear(joined, tensors["out_proj.weight"], tensors.get("out_proj.bias")), weights
-
-
-def _check_supported(layer: nn.MultiheadAttention, query: Tensor) -> None:
-    """Raise an error for attention that only the other execution modes can run."""
-    unusual = layer.bias_k is not None or layer.add_zero_attn or not layer._qkv_same_embed_dim
-    if not layer.batch_first or query.ndim != 3 or unusual or (layer.training and layer.dropout > 0):
-        raise NotImplementedError("only attention with batch_first, of one width, without extras and without dropout")
 
 
 def _projections(query: Tensor, key: Tensor, value: Tensor, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -76,11 +73,6 @@ def _projections(query: Tensor, key: Tensor, value: Tensor, tensors: Mapping[str
     biases = (None,) * 3 if bias is None else bias.chunk(3, 1)
     projections = zip((query, key, value), weight.chunk(3, 1), biases, strict=True)
     return tuple(batched_linear(*arguments) for arguments in projections)
-
-
-def _split_heads(x: Tensor, heads: int) -> Tensor:
-    """Reshape (batch, length, heads * width) to (batch, heads, length, width)."""
-    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def _merge_masks(mask: Tensor | None, padding: Tensor | None, query: Tensor) -> Tensor | None:
@@ -98,9 +90,3 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
     return mask.to(dtype)
-
-
-def _weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute the attention weights, of shape (batch, heads, length, source length)."""
-    scores = (query / math.sqrt(query.shape[-1])) @ key.mT
-    return (scores if mask is None else scores + mask).softmax(-1)

@@ -5,9 +5,10 @@ runs as one batch, run after run; only the layers in this file need to know whic
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,16 +18,9 @@ from torch.nn.functional import conv1d, conv2d, pad
 
 from mooring.lab.fleet.gpu.convolution import supports_convolution
 from mooring.lab.fleet.gpu.fused_convolutions import ConvolutionSpec, fused_convolutions
+from mooring.lab.fleet.stack import norms
 from mooring.lab.fleet.stack.attention import attention
 from mooring.lab.fleet.stack.linear import linear
-from mooring.lab.fleet.stack.norms import (
-    batch_norm,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    runs_to_batch,
-    runs_to_channels,
-)
 from mooring.lab.networks.multi_head import MultiHeadNetwork
 
 __all__ = ["LAYERS", "BatchedLayer", "ForwardCallback", "batched_network"]
@@ -49,17 +43,14 @@ def convolution(layer: nn.Module, x: Tensor, tensors: Tensors, runs: int) -> Ten
     size = _runs_per_convolution(layer, x, runs)
     if size >= runs:
         return _grouped_convolution(layer, x, weight, bias, padding)
-    parts = zip(
-        torch.split(x, len(x) // runs * size),
-        torch.split(weight, size),
-        [None] * runs if bias is None else torch.split(bias, size),
-        strict=False,
-    )
+    biases = [None] * runs if bias is None else torch.split(bias, size)
+    parts = zip(torch.split(x, len(x) // runs * size), torch.split(weight, size), biases, strict=False)
     return torch.cat([_grouped_convolution(layer, *part, padding) for part in parts])
 
 
-def _convolution_spec(layer: nn.Conv2d, *, relu: bool = False, pool: bool = False) -> ConvolutionSpec:
+def _convolution_spec(layer: nn.Conv2d, followers: Sequence[nn.Module] = ()) -> ConvolutionSpec:
     assert isinstance(layer.padding[0], int)
+    relu, pool = (any(isinstance(part, kind) for part in followers) for kind in (nn.ReLU, nn.MaxPool2d))
     return ConvolutionSpec(layer.stride[0], layer.padding[0], relu, pool)
 
 
@@ -80,7 +71,7 @@ def _grouped_convolution(
         dilation=layer.dilation,
         groups=runs * layer.groups,
     )
-    return convolve(x) if runs == 1 else runs_to_batch(convolve(runs_to_channels(x, runs)), runs)
+    return convolve(x) if runs == 1 else norms.runs_to_batch(convolve(norms.runs_to_channels(x, runs)), runs)
 
 
 def _runs_per_convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, runs: int) -> int:
@@ -107,16 +98,14 @@ def embedding(layer: nn.Module, x: Tensor, tensors: Tensors, runs: int) -> Tenso
     offset = offset.view(-1, *[1] * (x.ndim - 1))
     index = torch.where((x >= 0) & (x < size), x + offset, -1)  # an invalid index must not reach another run's table
     out = functional.embedding(index, tensors["weight"].flatten(0, 1))
-    if layer.padding_idx is None:
-        return out
-    return torch.where((x == layer.padding_idx).unsqueeze(-1), out.detach(), out)
+    pad_index = layer.padding_idx
+    return out if pad_index is None else torch.where((x == pad_index).unsqueeze(-1), out.detach(), out)
 
 
 def prelu(layer: nn.Module, x: Tensor, tensors: Tensors, runs: int) -> Tensor:
     """Apply the PReLU of every run, with one negative slope for each channel or for all."""
-    slope = tensors["weight"].to(x.dtype)
     rows = x.reshape(runs, -1, *x.shape[1:])
-    negative = rows * slope.view(runs, 1, -1, *[1] * (rows.ndim - 3))
+    negative = rows * tensors["weight"].to(x.dtype).view(runs, 1, -1, *[1] * (rows.ndim - 3))
     return torch.where(rows > 0, rows, negative).view(x.shape)
 
 
@@ -127,11 +116,11 @@ LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Embedding: embedding,
     nn.MultiheadAttention: attention,
     nn.PReLU: prelu,
-    nn.BatchNorm1d: batch_norm,
-    nn.BatchNorm2d: batch_norm,
-    nn.GroupNorm: group_norm,
-    nn.InstanceNorm2d: instance_norm,
-    nn.LayerNorm: layer_norm,
+    nn.BatchNorm1d: norms.batch_norm,
+    nn.BatchNorm2d: norms.batch_norm,
+    nn.GroupNorm: norms.group_norm,
+    nn.InstanceNorm2d: norms.instance_norm,
+    nn.LayerNorm: norms.layer_norm,
 }
 """The function that computes each type of layer for all runs at once."""
 
@@ -151,10 +140,8 @@ class BatchedLayer(nn.Module):
 
     def __init__(self, layer: nn.Module, tensors: Callable[[], tuple[Tensors, int]], name: str = "") -> None:
         super().__init__()
-        self.name = name
         self.__dict__["layer"] = layer  # not a submodule: its own parameters are never used
-        self.tensors = tensors
-        self.function = LAYERS[type(layer)]
+        self.name, self.tensors, self.function = name, tensors, LAYERS[type(layer)]
         self.on_forward: ForwardCallback | None = None
 
     def train(self, mode: bool = True) -> "BatchedLayer":
@@ -228,15 +215,9 @@ class BatchedConvolutions(nn.Module):
         super().__init__()
         self.parts = nn.Sequential(*parts)
         self.convolutions = [part for part in parts if isinstance(part, BatchedLayer)]
-        starts = [number for number, part in enumerate(parts) if isinstance(part, BatchedLayer)]
-        followers = [parts[start + 1 : end] for start, end in zip(starts, [*starts[1:], len(parts)], strict=True)]
+        ends = [*(number for number, part in enumerate(parts) if isinstance(part, BatchedLayer)), len(parts)]
         self.specs = tuple(
-            _convolution_spec(
-                convolution.__dict__["layer"],
-                relu=any(isinstance(part, nn.ReLU) for part in following),
-                pool=any(isinstance(part, nn.MaxPool2d) for part in following),
-            )
-            for convolution, following in zip(self.convolutions, followers, strict=True)
+            _convolution_spec(parts[start].__dict__["layer"], parts[start + 1 : end]) for start, end in pairwise(ends)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -270,10 +251,10 @@ def _fuse_convolutions(layers: nn.Sequential) -> None:
         after_pool = parts and isinstance(parts[-1], nn.MaxPool2d)
         if _is_fusable_convolution(layer):
             begin = begin if parts else number
-        elif not (
-            parts
-            and not after_pool
-            and (_is_two_by_two_pool(layer) or (type(layer) is nn.ReLU and isinstance(parts[-1], BatchedLayer)))
+        elif (
+            not parts
+            or after_pool
+            or not (_is_two_by_two_pool(layer) or (type(layer) is nn.ReLU and isinstance(parts[-1], BatchedLayer)))
         ):
             if parts:
                 layers[begin] = BatchedConvolutions(parts)

@@ -16,9 +16,7 @@ class BatchedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute x W' + b: x of shape (runs, batch, inputs), weight (runs, outputs, inputs), bias (runs, outputs)."""
         ctx.save_for_backward(x, weight)
-        if bias is None:
-            return torch.bmm(x, weight.mT)
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -50,7 +50,7 @@ def group_norm(layer: nn.Module, x: Tensor, tensors: Tensors, runs: int) -> Tens
     """Apply the group norm of every run; x of shape (runs * batch, channels, ...)."""
     assert isinstance(layer, nn.GroupNorm)
     rows = functional.group_norm(x, layer.num_groups, eps=layer.eps)
-    return _affine(rows.reshape(runs, -1, layer.num_channels, *_positions(x)), tensors).view(x.shape)
+    return _affine(rows.reshape(runs, len(x) // runs, layer.num_channels, -1), tensors).view(x.shape)
 
 
 def instance_norm(layer: nn.Module, x: Tensor, tensors: Tensors, runs: int) -> Tensor:
@@ -59,7 +59,7 @@ def instance_norm(layer: nn.Module, x: Tensor, tensors: Tensors, runs: int) -> T
     if "running_mean" in tensors or x.ndim != 4:
         raise NotImplementedError("an instance norm with running statistics or of one sample cannot be batched")
     rows = functional.instance_norm(x, eps=layer.eps)
-    return _affine(rows.reshape(runs, -1, layer.num_features, *_positions(x)), tensors).view(x.shape)
+    return _affine(rows.reshape(runs, len(x) // runs, layer.num_features, -1), tensors).view(x.shape)
 
 
 def _affine(rows: Tensor, tensors: Tensors) -> Tensor:
@@ -69,11 +69,6 @@ def _affine(rows: Tensor, tensors: Tensors) -> Tensor:
     if "bias" in factors:
         return torch.addcmul(factors["bias"], rows, factors["weight"])
     return rows * factors["weight"] if factors else rows
-
-
-def _positions(x: Tensor) -> tuple[int, ...]:
-    """Return the number of positions of a channel as a shape; empty if x has features only."""
-    return (x[0, 0].numel(),) if x.ndim > 2 else ()
 
 
 def runs_to_channels(x: Tensor, runs: int) -> Tensor:

@@ -1,7 +1,8 @@
 """A stack of networks of one architecture: the forward pass of every run of a fleet at once."""
 
+import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -67,16 +68,14 @@ class Stack:
         compute_dtype: torch.dtype | None = None,
         mode: str = "",
     ) -> None:
-        self.compute_dtype = compute_dtype
-        self.device = torch.device(device)
+        self.compute_dtype, self.device = compute_dtype, torch.device(device)
         self.network = deepcopy(networks[0]).to(self.device)
         distinct = {id(network): network for network in networks}  # many runs may start from one network
         rows = torch.tensor([list(distinct).index(id(network)) for network in networks], device=self.device)
         self.parameters = self._stack([dict(network.named_parameters()) for network in distinct.values()], rows)
         self.buffers = self._stack([dict(network.named_buffers()) for network in distinct.values()], rows)
-        self.seeds = list(seeds) or [0] * len(networks)
-        self.calls = 0
-        self.tensor_names = self._tensor_names()
+        self.seeds, self.calls = list(seeds) or [0] * len(networks), 0
+        self.tensor_names = _names_by_layer(self.parameters), _names_by_layer(self.buffers)
         self.batched = batched_network(self.network, self._layer_tensors)
         self.forwards: dict[str, Callable[[Tensor, int | Tensor], Tensor]] = {
             "batched": self._forward_batched,
@@ -96,18 +95,14 @@ class Stack:
             head: one head, or a head for each sample, int64 of shape (runs, batch).
             train: whether the networks are in training mode.
         """
-        self._set_training(train)
+        for network in (self.network, self.batched):
+            if network is not None and network.training != train:  # setting it visits every module
+                network.train(train)
         with _attention_fastpath_disabled():
             if self.compute_dtype is None:
                 return self.forwards[self.mode](x, head)
             with torch.autocast(self.device.type, self.compute_dtype, enabled=self.mode != "batched"):
                 return self.forwards[self.mode](x, head).to(x.dtype)
-
-    def _set_training(self, train: bool) -> None:
-        """Set the training mode of the networks, only if it changes: that visits every module."""
-        for network in (self.network, self.batched):
-            if network is not None and network.training != train:
-                network.train(train)
 
     def _forward_batched(self, x: Tensor, head: int | Tensor) -> Tensor:
         assert self.batched is not None
@@ -117,20 +112,9 @@ class Stack:
 
     def _layer_tensors(self, name: str) -> tuple[Tensors, int]:
         """Return the current parameters and buffers of one layer, and the number of runs."""
-        parameters, buffers = self.tensor_names.get(name, ([], []))
-        own = {short: self.parameters[full] for short, full in parameters}
-        return own | {short: self.buffers[full] for short, full in buffers}, len(self)
-
-    def _tensor_names(self) -> dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]]:
-        """Return short and full names of the parameters and buffers of each layer, submodules included."""
-        names: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {}
-        for kind, tensors in enumerate((self.parameters, self.buffers)):
-            for full in tensors:
-                parts = full.split(".")
-                for cut in range(1, len(parts)):
-                    layer, short = ".".join(parts[:cut]), ".".join(parts[cut:])
-                    names.setdefault(layer, ([], []))[kind].append((short, full))
-        return names
+        parameters, buffers = (names.get(name, {}) for names in self.tensor_names)
+        own = {short: self.parameters[full] for short, full in parameters.items()}
+        return own | {short: self.buffers[full] for short, full in buffers.items()}, len(self)
 
     def _forward_vmap(self, x: Tensor, head: int | Tensor) -> Tensor:
         dims = (0, 0, 0, None if isinstance(head, int) else 0)
@@ -160,18 +144,19 @@ class Stack:
         return torch.stack(logits)
 
     def network_of(self, run: int, replaced: Tensors | None = None) -> MultiHeadNetwork:
-        """Return a separate network with the weights of one run.
-
-        Args:
-            run: the run's row in the stack.
-            replaced: parameters and buffers to use instead of the current ones, stacked the same way.
-        """
+        """Return a separate network with the weights of one run; arguments as for `load_into`."""
         network = deepcopy(self.network)
         self.load_into(network, run, replaced)
         return network
 
     def load_into(self, network: MultiHeadNetwork, run: int, replaced: Tensors | None = None) -> None:
-        """Load the weights of one run into a network; arguments as for `network_of`."""
+        """Load the weights of one run into a network.
+
+        Args:
+            network: of the stack's architecture.
+            run: the run's row in the stack.
+            replaced: parameters and buffers to use instead of the current ones, stacked the same way.
+        """
         tensors = _row(self.parameters | self.buffers | (replaced or {}), run)
         network.load_state_dict({name: tensor.detach() for name, tensor in tensors.items()}, strict=False)
 
@@ -192,8 +177,7 @@ class Stack:
         modules = () if self.batched is None else self.batched.modules()
         layers = [layer for layer in modules if isinstance(layer, BatchedLayer)]
         before = self.parameters, self.buffers, [layer.on_forward for layer in layers]
-        self.parameters = {name: weights[name] for name in self.parameters}
-        self.buffers = {name: weights[name] for name in self.buffers}
+        self.parameters, self.buffers = ({name: weights[name] for name in own} for own in before[:2])
         for layer in layers:
             layer.on_forward = on_forward
         try:
@@ -204,15 +188,12 @@ class Stack:
                 layer.on_forward = callback
 
     @torch.no_grad()
-    def inherit(self, head: int, ancestor: int, rows: Tensor | None = None) -> None:
-        """Copy the head `ancestor` to another head, in every run or in the runs of these rows."""
+    def inherit(self, head: int, ancestor: int, rows: list[int]) -> None:
+        """Copy the head `ancestor` to another head in the runs of these rows."""
         for name, p in self.parameters.items():
             if name.startswith(f"heads.{head}."):
                 other = self.parameters[name.replace(f"heads.{head}.", f"heads.{ancestor}.", 1)]
-                if rows is None:
-                    p.copy_(other)
-                else:
-                    p[rows] = other[rows]
+                p[rows] = other[rows]
 
     def _stack(self, networks: Sequence[dict[str, Any]], rows: Tensor) -> Tensors:
         stacked = {name: torch.stack([own[name].detach() for own in networks]).to(self.device) for name in networks[0]}
@@ -230,13 +211,11 @@ class Stack:
         """
         self.mode = mode
         kept = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        shape = (len(self), 8, *self.network.shape)
-        dtype = next(iter(self.parameters.values())).dtype
-        x = normalize_pixels(torch.randint(256, shape, generator=seeded_generator("a try")), dtype).to(self.device)
+        pixels = torch.randint(256, (len(self), 8, *self.network.shape), generator=seeded_generator("a try"))
+        x = normalize_pixels(pixels, next(iter(self.parameters.values())).dtype).to(self.device)
         heads = torch.arange(len(self) * 8, device=self.device).view(len(self), 8) % len(self.network.heads)
-        cases: tuple[tuple[bool, int | Tensor], ...] = ((True, heads), (False, 0))
         try:
-            return all(self._matches(x, head, train, kept) for train, head in cases)
+            return self._matches(x, heads, True, kept) and self._matches(x, 0, False, kept)
         except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return False
         finally:
@@ -255,6 +234,15 @@ class Stack:
             differences.append(_relative_difference(logits[run], expected))
             differences += [_relative_difference(self.buffers[name][run], buffer) for name, buffer in buffers.items()]
         return max(differences) < MODE_TOLERANCE
+
+
+def _names_by_layer(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the full names of the tensors of each layer by their names in the layer, submodules included."""
+    by_layer: dict[str, dict[str, str]] = {}
+    for full in names:
+        for dot in re.finditer(r"\.", full):
+            by_layer.setdefault(full[: dot.start()], {})[full[dot.end() :]] = full
+    return by_layer
 
 
 def _row(tensors: Tensors, run: int) -> Tensors:
@@ -314,8 +302,7 @@ def _relative_difference(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference relative to the largest expected value; infinite if a value is not finite."""
     if torch.equal(actual, expected):
         return 0.0
-    exact = expected.double()
-    difference = float((actual.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30))
+    difference = float((actual.double() - expected).abs().max() / expected.double().abs().max().clamp(min=1e-30))
     return difference if difference < float("inf") else float("inf")
 
 
