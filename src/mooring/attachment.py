@@ -12,9 +12,8 @@ from mooring.importance import EWC, Importance, resolve
 from mooring.moor import Mooring
 from mooring.optimizers import check_optimizer, unwrap_optimizer
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull, merges
-from mooring.reference.batches import Data
+from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import check_estimable
-from mooring.reference.losses import Loss
 from mooring.state.memory import Memory
 from mooring.state.selection import Exclude, check_exclude
 

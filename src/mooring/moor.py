@@ -17,11 +17,10 @@ from mooring.observe.layer_observer import make_observers
 from mooring.optimizers import check_optimizer, unwrap_optimizer
 from mooring.pulls import Budget, GradientPull, Pull
 from mooring.pulls.merges import Merge
-from mooring.pulls.pull import check_strength
-from mooring.reference.batches import Data
+from mooring.pulls.pull import check_numbers
+from mooring.reference.batches import Data, Loss
 from mooring.reference.calibration import calibration_factor
 from mooring.reference.estimation import estimate
-from mooring.reference.losses import Loss
 from mooring.state.memory import Memory
 from mooring.state.mooring_state import MooringState, describe, layer_scales
 from mooring.state.selection import layer_of
@@ -343,7 +342,7 @@ class Mooring:
             raise MooringError(f"{type(self.pull).__name__} has no strength: give one, as in diagnose(strength=100.0)")
         if not self.tasks:
             raise MooringError("no task was consolidated yet: call consolidate() at the end of one, then diagnose()")
-        check_strength(given)
+        check_numbers("strength", given, 0)
         return float(given)
 
     def _refuse_interrupted(self) -> None:

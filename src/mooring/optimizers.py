@@ -43,6 +43,5 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, exclude:
         if p.is_complex():
             raise MooringError(f"{name!r} is complex and cannot be moored: exclude it")
     for path, module in model.named_modules():
-        embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        if embedding and module.sparse and module.weight in names:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight in names:
             raise MooringError(f"{path!r} has sparse gradients and cannot be moored: use sparse=False or exclude it")

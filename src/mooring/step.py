@@ -23,7 +23,7 @@ from mooring.importance import State
 from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
-from mooring.pulls.run_axis import Number
+from mooring.pulls.pull import Number
 from mooring.state.mooring_state import MooringState, ParameterState, gradient_versions, layer_scales
 from mooring.state.selection import layer_of, norm_buffers
 

@@ -12,7 +12,7 @@ from mooring.backends.eager import has_compiler
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
 from mooring.pulls.budget import Budget, budget_solved
-from mooring.pulls.run_axis import Number
+from mooring.pulls.pull import Number
 from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of

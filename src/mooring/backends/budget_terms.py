@@ -11,7 +11,7 @@ from mooring.backends.eager import apply_pull, chunks, previous_importance, run_
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
 from mooring.pulls.budget import Budget, spent_at, spent_each
-from mooring.pulls.run_axis import Number
+from mooring.pulls.pull import Number
 from mooring.state.mooring_state import ParameterState
 
 __all__ = ["DiagonalTerm", "KroneckerTerm", "budget_term", "pull_energy", "pull_rule", "spent_rule"]

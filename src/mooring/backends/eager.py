@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mooring.importance import Importance, Iteration, State
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
-from mooring.pulls.run_axis import Number, per_run
+from mooring.pulls.pull import Number, per_run
 from mooring.state.quantization import dequantize
 
 __all__ = [

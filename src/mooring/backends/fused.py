@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mooring.backends.eager import Rule, has_compiler
 from mooring.backends.kernels.codegen import TRITON_DTYPES
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, elements_per_entry
-from mooring.pulls.run_axis import Number
+from mooring.pulls.pull import Number
 from mooring.state.quantization import BLOCK_SLOTS
 
 __all__ = ["FusedRule", "KernelArgs", "is_fusable", "kernel_key"]

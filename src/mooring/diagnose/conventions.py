@@ -35,7 +35,6 @@ class Convention:
     score: Literal["batch", "sample", "sum", "mean", "path"]
 
     def __post_init__(self) -> None:
-        """Check the options."""
         if self.score not in KINDS:
             raise unknown("score", self.score, KINDS)
 

@@ -11,16 +11,20 @@ from torch import Tensor
 from mooring.diagnose import stability
 from mooring.diagnose.stability import Verdicts
 from mooring.distributed.dtensor import reduce_over_shards
-from mooring.pulls.run_axis import Number
+from mooring.pulls.pull import Number
 from mooring.state.selection import layer_of
 
 __all__ = ["Diagnosis", "LayerDiagnosis", "diagnose"]
 
-
 MAX_CLAMPED_P = 1 + 1e-6
 """The largest p of a clamped importance: 1, and room for rounding."""
 
-NO_VERDICTS = Verdicts(0, 0, 0, 0, 0)
+HEAD = ("layer", "params", "mean", "max", "share", "max p", "interp.", "extrap.", "diverge", "safe strength")
+ROW = (
+    "{0.name}\t{0.parameters:,}\t{0.mean:.2e}\t{0.largest:.2e}\t{0.share:.1%}\t{0.largest_p:.3g}\t"
+    "{0.verdicts.interpolate:,}\t{0.verdicts.extrapolate:,}\t{0.verdicts.diverge:,}\t{0.safe_strength:.3g}"
+)
+"""The cells of a `LayerDiagnosis` under `HEAD`."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ class Diagnosis:
     safe_strength: float
     used_p: float
     disparity: float
-    notes: tuple[str, ...]
-    advice: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
 
     @property
     def stable(self) -> bool:
@@ -89,47 +93,21 @@ class Diagnosis:
     @property
     def total(self) -> Verdicts:
         """The sum of the layers' verdicts."""
-        return sum((layer.verdicts for layer in self.layers), NO_VERDICTS)
+        counts = zip(*(astuple(layer.verdicts) for layer in self.layers), strict=True)
+        return Verdicts(*map(sum, counts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as numbers, strings and lists that JSON knows; infinite and undefined numbers are None."""
-        plain: dict[str, Any] = _plain({**asdict(self), "stable": self.stable, "total": asdict(self.total)})
-        return plain
+        return dict(_plain({**asdict(self), "stable": self.stable, "total": asdict(self.total)}))
 
     def __str__(self) -> str:
-        head = (
-            "layer",
-            "params",
-            "mean",
-            "max",
-            "share",
-            "max p",
-            "interp.",
-            "extrap.",
-            "diverge",
-            "safe strength",
-        )
-        rows = [
-            (
-                layer.name,
-                f"{layer.parameters:,}",
-                f"{layer.mean:.2e}",
-                f"{layer.largest:.2e}",
-                f"{layer.share:.1%}",
-                f"{layer.largest_p:.3g}",
-                f"{layer.verdicts.interpolate:,}",
-                f"{layer.verdicts.extrapolate:,}",
-                f"{layer.verdicts.diverge:,}",
-                f"{layer.safe_strength:.3g}",
-            )
-            for layer in self.layers
-        ]
-        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        rows = [HEAD, *(ROW.format(layer).split("\t") for layer in self.layers)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             f"strength {self.strength:g} with {self.optimizer}: p = lr * strength * importance interpolates in (0, 1), "
             f"diverges from {self.limit:.3g}"
         ]
-        for row in [head, *rows]:
+        for row in rows:
             cells = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
             lines.append("  ".join(cells).rstrip())
         lines.append(
@@ -139,21 +117,6 @@ class Diagnosis:
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"advice: {advice}" for advice in self.advice]
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class _ParameterNumbers:
-    """Numbers of one parameter: of its scores, of p, and of p after clamping; as in `LayerDiagnosis`."""
-
-    size: int
-    total: float
-    absolute: float
-    verdicts: Verdicts
-    largest: float
-    largest_p: float
-    used_p: float
-    safe_strength: float
-    limit: float
 
 
 def diagnose(
@@ -191,25 +154,20 @@ def diagnose(
     numbers = [_numbers(moored[p][1].reshape(-1), rates[p], limits[p], groups[p], strength, clamp) for p in groups]
     sums = reduce_over_shards([sums for sums, _ in numbers], list(groups))
     maxima = reduce_over_shards([maxima for _, maxima in numbers], list(groups), "max")
-    layers: dict[str, list[_ParameterNumbers]] = {}
+    layers: dict[str, list[tuple[int, list[float], list[float]]]] = {layer_of(n): [] for n, _ in moored.values()}
     for p, summed, largest in zip(groups, sums, maxima, strict=True):
-        layers.setdefault(layer_of(moored[p][0]), []).append(_unpack(p.numel(), summed, largest, limits[p]))
-    order = dict.fromkeys(layer_of(name) for name, _ in moored.values())
-    layers = {name: layers[name] for name in order if name in layers}
-    parts = [part for layer in layers.values() for part in layer]
-    total_importance = sum(part.absolute for part in parts)
-    rows = tuple(_layer(name, layer, total_importance) for name, layer in layers.items())
+        layers[layer_of(moored[p][0])].append((p.numel(), summed.tolist(), largest.tolist()))
+    total_importance = sum(summed[1] for parts in layers.values() for _, summed, _ in parts)
+    rows = tuple(_layer(name, parts, total_importance) for name, parts in layers.items() if parts)
     diagnosis = Diagnosis(
         strength=strength,
         optimizer=type(optimizer).__name__,
-        limit=min((part.limit for part in parts), default=2.0),
+        limit=min(limits.values(), default=2.0),
         clamp=clamp,
         layers=rows,
         safe_strength=min((row.safe_strength for row in rows), default=float("inf")),
-        used_p=max((part.used_p for part in parts), default=0.0),
+        used_p=max((float(largest[2]) for largest in maxima), default=0.0),
         disparity=rows[-1].mean / rows[0].mean if rows and rows[0].mean else float("nan"),
-        notes=(),
-        advice=(),
     )
     notes = _notes(diagnosis, optimizer, "" if extrapolates else pull)
     return replace(diagnosis, notes=tuple(notes), advice=tuple(_advice(diagnosis, importance)))
@@ -220,37 +178,24 @@ def _numbers(
 ) -> tuple[Tensor, Tensor]:
     """Return the numbers to sum over the shards of a parameter, and those to take the maximum of."""
     rates = torch.as_tensor(rate, dtype=scores.dtype, device=scores.device).reshape(-1).expand_as(scores)
-    p = stability.interpolation_weight(rates, strength, scores)
-    lr = float(group.get("lr", 1.0))
-    capped = scores.clamp(max=1 / (lr * strength)) if clamp and lr * strength else scores
-    used = stability.interpolation_weight(rates, strength, capped)
-    totals = (scores.sum(dtype=torch.float64), scores.abs().sum(dtype=torch.float64))
-    sums = [*map(float, totals), *astuple(stability.verdicts(p, limit))]
+    cap = float(group.get("lr", 1.0)) * strength
+    capped = scores.clamp(max=1 / cap) if clamp and cap else scores
+    p, used = (stability.interpolation_weight(rates, strength, t) for t in (scores, capped))
+    totals = [float(t.sum(dtype=torch.float64)) for t in (scores, scores.abs())]
+    sums = [*totals, *astuple(stability.verdicts(p, limit))]
     maxima = [float(t.max()) if t.numel() else -math.inf for t in (scores, p, used)]
     maxima.append(-stability.largest_safe_strength(rates, scores))
-    double: dict[str, Any] = {"dtype": torch.float64, "device": scores.device}
-    return torch.tensor(sums, **double), torch.tensor(maxima, **double)
+    return scores.new_tensor(sums, dtype=torch.float64), scores.new_tensor(maxima, dtype=torch.float64)
 
 
-def _unpack(size: int, sums: Tensor, maxima: Tensor, limit: float) -> _ParameterNumbers:
-    total, absolute, *verdicts = sums.tolist()
-    largest, largest_p, used_p, negated_safe_strength = maxima.tolist()
-    counts = Verdicts(*map(int, verdicts))
-    return _ParameterNumbers(size, total, absolute, counts, largest, largest_p, used_p, -negated_safe_strength, limit)
-
-
-def _layer(name: str, parts: list[_ParameterNumbers], total_importance: float) -> LayerDiagnosis:
-    size = sum(part.size for part in parts)
-    return LayerDiagnosis(
-        name=name,
-        parameters=size,
-        mean=sum(part.total for part in parts) / size,
-        largest=max(part.largest for part in parts),
-        share=sum(part.absolute for part in parts) / total_importance if total_importance else 0.0,
-        largest_p=max(part.largest_p for part in parts),
-        verdicts=sum((part.verdicts for part in parts), NO_VERDICTS),
-        safe_strength=min(part.safe_strength for part in parts),
-    )
+def _layer(name: str, parts: list[tuple[int, list[float], list[float]]], total_importance: float) -> LayerDiagnosis:
+    """Combine the sizes, sums and maxima of the parameters of a layer."""
+    sizes, sums, maxima = zip(*parts, strict=True)
+    total, absolute, *counts = map(sum, zip(*sums, strict=True))
+    largest, largest_p, _, negated_safe_strength = map(max, zip(*maxima, strict=True))
+    mean, share = total / sum(sizes), absolute / total_importance if total_importance else 0.0
+    verdicts, safe_strength = Verdicts(*map(int, counts)), -negated_safe_strength
+    return LayerDiagnosis(name, sum(sizes), mean, largest, share, largest_p, verdicts, safe_strength)
 
 
 def _plain(value: Any) -> Any:
@@ -264,8 +209,7 @@ def _plain(value: Any) -> Any:
 
 def _notes(diagnosis: Diagnosis, optimizer: torch.optim.Optimizer, harmless: str) -> list[str]:
     """Return the notes; `harmless` is the name of the pull in use if it cannot extrapolate."""
-    notes = []
-    kind = diagnosis.optimizer
+    notes, kind = [], diagnosis.optimizer
     if stability.rescales(optimizer):
         notes.append(
             f"{kind} rescales the learning rate per parameter; p uses the momentary lr / (sqrt(v) + eps), "
@@ -280,8 +224,8 @@ def _notes(diagnosis: Diagnosis, optimizer: torch.optim.Optimizer, harmless: str
     if diagnosis.held:
         notes.append("clamp=True caps importance at 1 / (lr * strength): what reads beyond p = 1 is held at its anchor")
     elif diagnosis.clamp:
-        reached = f"{diagnosis.used_p:.3g}"
-        notes.append(f"clamp=True caps importance by the plain learning rate, so {kind} still reaches p = {reached}")
+        p = f"{diagnosis.used_p:.3g}"
+        notes.append(f"clamp=True caps importance by the plain learning rate, so {kind} still reaches p = {p}")
     if harmless:
         notes.append(f"{harmless} does not extrapolate; this is what a Penalty of that strength would do")
     return notes
@@ -289,11 +233,9 @@ def _notes(diagnosis: Diagnosis, optimizer: torch.optim.Optimizer, harmless: str
 
 def _advice(diagnosis: Diagnosis, importance: str) -> list[str]:
     """Return what to do, the most urgent first."""
-    total = diagnosis.total
+    total, strength, safe = diagnosis.total, diagnosis.strength, diagnosis.safe_strength
     size = sum(layer.parameters for layer in diagnosis.layers)
-    beyond = total.diverge - total.negative + total.extrapolate
-    strength, safe = diagnosis.strength, diagnosis.safe_strength
-    advice = []
+    beyond, advice = total.diverge - total.negative + total.extrapolate, []
     if total.negative:
         advice.append(
             f"{total.negative:,} of {size:,} parameters have negative importance and are pushed away from their "

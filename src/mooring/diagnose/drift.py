@@ -1,8 +1,10 @@
 """Drift of a model by layer: of its parameters, and of its representations (CKA)."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,9 +34,8 @@ def parameter_drift(parts: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, fl
     for name, theta, anchor in parts:
         names.append(name)
         thetas.append(theta)
-        anchor = anchor.double()
-        d = local_tensor(theta).detach().double() - anchor
-        squares.append(torch.stack([d.square().sum(), anchor.square().sum()]))
+        d = local_tensor(theta).detach().double() - anchor.double()
+        squares.append(torch.stack([d.square().sum(), anchor.double().square().sum()]))
     return drift_by_layer(zip(names, reduce_over_shards(squares, thetas), strict=True))
 
 
@@ -48,16 +49,12 @@ def drift_by_layer(squares: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, fl
         >>> drift_by_layer([("layer.weight", (9.0, 100.0)), ("layer.bias", (0.0, 0.0))])
         {'layer': 0.3}
     """
-    moved: dict[str, float] = {}
-    size: dict[str, float] = {}
+    sums: dict[str, list[float]] = {}
     for name, (d, anchor) in squares:
-        layer = layer_of(name)
-        moved[layer] = moved.get(layer, 0.0) + float(d)
-        size[layer] = size.get(layer, 0.0) + float(anchor)
-    return {
-        layer: math.sqrt(moved[layer] / size[layer]) if size[layer] else math.inf if moved[layer] else 0.0
-        for layer in moved
-    }
+        layer = sums.setdefault(layer_of(name), [0.0, 0.0])
+        layer[0] += float(d)
+        layer[1] += float(anchor)
+    return {name: math.sqrt(d / size) if size else math.inf if d else 0.0 for name, (d, size) in sums.items()}
 
 
 def debiased_cka(x: Tensor, y: Tensor) -> float:
@@ -117,14 +114,13 @@ def cka(
         >>> {name: round(value, 4) for name, value in cka(model, model, torch.randn(20, 4)).items()}
         {'0': 1.0, '2': 1.0}
     """
-    names = _pick_layers(model_a, model_b, (layers,) if isinstance(layers, str) else layers)
+    names = remaining = _pick_layers(model_a, model_b, (layers,) if isinstance(layers, str) else layers)
     batches: Iterable[Any] = torch.split(inputs, batch_size) if isinstance(inputs, Tensor) else inputs
     if isinstance(batches, Iterator):
         raise MooringError(
             "cka: inputs is an iterator, which can be read only once: give a tensor, a list of batches or a DataLoader"
         )
     scores: dict[str, float] = {}
-    remaining = names
     while remaining:
         with torch.random.fork_rng():  # a DataLoader draws from the global random state
             features = _collect((model_a, model_b), batches, remaining)
@@ -136,14 +132,12 @@ def cka(
 
 
 def _pick_layers(model_a: nn.Module, model_b: nn.Module, layers: Sequence[str] | None) -> list[str]:
-    modules = {name: module for name, module in module_names(model_a).items() if name}
-    all_names = list(modules)
+    modules, other = {name: m for name, m in module_names(model_a).items() if name}, module_names(model_b)
     owners = [name for name, module in modules.items() if any(True for _ in module.parameters(recurse=False))]
-    names = owners if layers is None else [n for n in all_names if any(fnmatchcase(n, pattern) for pattern in layers)]
+    names = owners if layers is None else [n for n in modules if any(fnmatchcase(n, pattern) for pattern in layers)]
     for pattern in layers or ():
-        if not any(fnmatchcase(n, pattern) for n in all_names):
-            raise MooringError(f"cka: no layer matches {pattern!r}; the layers are {', '.join(all_names)}")
-    other = module_names(model_b)
+        if not any(fnmatchcase(n, pattern) for n in modules):
+            raise MooringError(f"cka: no layer matches {pattern!r}; the layers are {', '.join(modules)}")
     for name in names:
         if name not in other:
             raise MooringError(f"cka: the second model has no layer {name!r}")
@@ -157,59 +151,42 @@ def _collect(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Collect the features over all batches, of as many of the first layers as fit into memory."""
     pieces: list[dict[str, list[Tensor]]] = [{}, {}]
-    total = len(batches) if isinstance(batches, Sized) else None
-    wanted: set[str] | None = None
+    total = len(batches) if isinstance(batches, Sized) else 16
+    wanted: list[str] | None = None
     for batch in batches:
         x = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(x, Tensor):
             raise MooringError(f"cka: a batch is a {type(x).__name__}: give tensors, or tuples that start with one")
         for model, kept in zip(models, pieces, strict=True):
-            for name, feature in _features(model, x, names if wanted is None else sorted(wanted)).items():
+            for name, feature in _features(model, x, names if wanted is None else wanted).items():
                 kept.setdefault(name, []).append(feature)
-        if wanted is None:
-            wanted = _layers_that_fit(pieces, names, total)
-            for kept in pieces:
-                for name in set(kept) - wanted:
-                    del kept[name]
+        if wanted is None:  # estimate from the first batch how many layers fit; keep at least one
+            both = [name for name in names if all(name in kept for kept in pieces)]
+            used = accumulate(sum(kept[name][0].nbytes for kept in pieces) * total for name in both)
+            wanted = [name for name, size in zip(both, used, strict=True) if size <= FEATURE_BYTES] or both[:1]
+            pieces = [{name: kept[name] for name in wanted} for kept in pieces]
     if wanted is None:
         raise MooringError("debiased CKA needs at least 4 inputs, not 0")
-    return {n: (torch.cat(pieces[0][n]), torch.cat(pieces[1][n])) for n in names if n in pieces[0] and n in pieces[1]}
-
-
-def _layers_that_fit(pieces: list[dict[str, list[Tensor]]], names: list[str], batches: int | None) -> set[str]:
-    """Return the first layers whose features fit, estimated from the first batch; at least one."""
-    chosen: set[str] = set()
-    used = 0
-    for name in names:
-        if all(name in kept for kept in pieces):
-            used += sum(kept[name][0].nbytes for kept in pieces) * (batches or 16)
-            if chosen and used > FEATURE_BYTES:
-                break
-            chosen.add(name)
-    return chosen
+    return {name: (torch.cat(pieces[0][name]), torch.cat(pieces[1][name])) for name in wanted}
 
 
 def _features(model: nn.Module, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     """Return the flattened outputs of the named modules for one batch, in eval mode."""
     features: dict[str, Tensor] = {}
-    modules = module_names(model)
     modes = [(module, module.training) for module in model.modules()]
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            output = output[0] if isinstance(output, tuple | list) else output
-            if isinstance(output, Tensor):
-                dtype = torch.promote_types(output.dtype, torch.float32)
-                rows = output.unsqueeze(1) if output.ndim == 1 else output.flatten(1)
-                features[name] = rows.to(dtype, copy=True)  # the next layer may work in place
+    def keep(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple | list) else output
+        if isinstance(output, Tensor):
+            rows = output.unsqueeze(1) if output.ndim == 1 else output.flatten(1)
+            dtype = torch.promote_types(output.dtype, torch.float32)
+            features[name] = rows.to(dtype, copy=True)  # the next layer may work in place
 
-        return hook
-
-    handles = [modules[name].register_forward_hook(keep(name)) for name in names]
-    device = next((p.device for p in model.parameters()), x.device)
+    modules = module_names(model)
+    handles = [modules[name].register_forward_hook(partial(keep, name)) for name in names]
     try:
         model.eval()
-        model(x.to(device))
+        model(x.to(next((p.device for p in model.parameters()), x.device)))
     finally:
         for handle in handles:
             handle.remove()

@@ -1,6 +1,6 @@
 """Stability of a penalty: whether p = lr * strength * importance interpolates, extrapolates or diverges."""
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mooring.diagnose.conventions import CONVENTIONS, Convention, convert_strength
 from mooring.distributed.dtensor import local_tensor
-from mooring.pulls.run_axis import Number, per_run
+from mooring.pulls.pull import Number, per_run
 
 __all__ = [
     "CONVENTIONS",
@@ -102,11 +102,11 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> dict[Tensor, Number]:
         >>> learning_rates(torch.optim.SGD([weight], lr=0.1))[weight]
         0.1
     """
-    rates: dict[Tensor, Number] = {}
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            rates[p] = group.get("lr", 1.0) * _rescaling(group, optimizer.state.get(p, {}))
-    return rates
+    return {
+        p: group.get("lr", 1.0) * _rescaling(group, optimizer.state.get(p, {}))
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
 
 
 def _rescaling(group: dict[str, Any], state: dict[str, Any]) -> Number:
@@ -146,15 +146,11 @@ class Verdicts:
     `negative` counts those among `diverge` whose importance is below 0.
     """
 
-    free: int
-    interpolate: int
-    extrapolate: int
-    diverge: int
-    negative: int
-
-    def __add__(self, other: "Verdicts") -> "Verdicts":
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return Verdicts(*(a + b for a, b in pairs))
+    free: int = 0
+    interpolate: int = 0
+    extrapolate: int = 0
+    diverge: int = 0
+    negative: int = 0
 
 
 def verdicts(p: Tensor, limit: float) -> Verdicts:

@@ -58,13 +58,10 @@ def all_reduce_observation(
         return samples, gradients
     groups = [None] if mesh is None else [mesh.get_group(dim) for dim in range(mesh.ndim)]
     counts = [samples, *(int(p in gradients) for p in parameters)]
-    counts_here = torch.tensor(counts, device=parameters[0].device if parameters else None)
-    samples, *ranks_with_gradient = _all_reduce(counts_here, groups).tolist()
+    device = parameters[0].device if parameters else None
+    samples, *ranks_with_gradient = _all_reduce(torch.tensor(counts, device=device), groups).tolist()
     wanted = [p for p, ranks in zip(parameters, ranks_with_gradient, strict=True) if ranks]
-    total: dict[Tensor, Tensor] = {}
-    for p in wanted:
-        if sharded(p):
-            total[p] = _reduce_scatter(_gradient_or_zero(p, gradients), p)
+    total = {p: _reduce_scatter(_gradient_or_zero(p, gradients), p) for p in wanted if sharded(p)}
     plain = [p for p in wanted if not sharded(p)]
     total |= zip(plain, _all_reduce_many([_gradient_or_zero(p, gradients) for p in plain], groups), strict=True)
     return samples, total
@@ -89,7 +86,7 @@ def all_reduce_factors(
     totals = _all_reduce(counts, [None]).tolist()
     ran = [(layer, total) for layer, total in zip(layers, totals, strict=True) if total]
     contributions = [factor for layer, total in ran for factor in _contribution(layer, total, observed.get(layer))]
-    summed: Iterator[Any] = iter(list(_all_reduce_many(contributions, [None])))
+    summed = _all_reduce_many(contributions, [None])
     return [(layer, (next(summed), next(summed), next(summed))) for layer, _ in ran]
 
 
@@ -116,8 +113,7 @@ def _reduce_scatter(gradient: Tensor, p: Any) -> Tensor:
 
     mesh = p.device_mesh
     partial = DTensor.from_local(gradient, mesh, [Partial()] * mesh.ndim, run_check=False)
-    summed: Tensor = partial.redistribute(mesh, p.placements)
-    return summed
+    return partial.redistribute(mesh, p.placements)
 
 
 def _all_reduce(tensor: Tensor, groups: Sequence[Any]) -> Tensor:

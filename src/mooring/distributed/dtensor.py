@@ -80,8 +80,7 @@ def to_dtensor(part: Tensor, like: Any, *, rows: bool = False) -> Tensor:
 
     shape, stride = (torch.Size([len(like), *part.shape[1:]]), part.stride()) if rows else (like.shape, like.stride())
     layout: dict[str, Any] = {"run_check": False, "shape": shape, "stride": stride}
-    whole: Tensor = DTensor.from_local(part, like.device_mesh, like.placements, **layout)
-    return whole
+    return DTensor.from_local(part, like.device_mesh, like.placements, **layout)
 
 
 def local_part(whole: Any, like: Any, *, rows: bool = False) -> Tensor:
@@ -94,11 +93,10 @@ def local_part(whole: Any, like: Any, *, rows: bool = False) -> Tensor:
     mesh = like.device_mesh
     if sharded(whole) and whole.device_mesh != mesh:
         whole = whole.full_tensor()
-    if not sharded(whole):
-        whole = DTensor.from_local(whole.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False)
-        part = local_tensor(whole.redistribute(mesh, like.placements))  # nothing is sent
-        return part.clone()  # so that the whole can be freed
-    return local_tensor(whole.redistribute(mesh, like.placements))
+    if sharded(whole):
+        return local_tensor(whole.redistribute(mesh, like.placements))
+    whole = DTensor.from_local(whole.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return local_tensor(whole.redistribute(mesh, like.placements)).clone()  # so that the whole can be freed
 
 
 def reduce_over_shards(
@@ -137,12 +135,9 @@ def all_ranks_agree(ok: bool, of: Sequence[Tensor]) -> bool:
         >>> all_ranks_agree(True, [torch.zeros(2)])
         True
     """
-    by_layout: dict[Any, Tensor] = {}
-    for tensor in of:
-        if (layout := _sharded_dims(tensor)) is not None:
-            by_layout.setdefault(layout, tensor)
-    failed = [torch.tensor(float(not ok), device=local_tensor(t).device) for t in by_layout.values()]
-    return ok if not failed else not any(map(bool, reduce_over_shards(failed, list(by_layout.values()), "max")))
+    one_per_layout = list({layout: t for t in of if (layout := _sharded_dims(t)) is not None}.values())
+    failed = [torch.tensor(float(not ok), device=local_tensor(t).device) for t in one_per_layout]
+    return ok if not failed else not any(map(bool, reduce_over_shards(failed, one_per_layout, "max")))
 
 
 def _sharded_dims(tensor: Any) -> tuple[Any, tuple[int, ...]] | None:

@@ -27,8 +27,7 @@ def average(current: Tensor, score: Tensor, decay: float | None, count: int, *, 
         >>> average(torch.tensor([1.0]), torch.tensor([6.0]), None, 5)
         tensor([2.])
     """
-    weight = 1 / count if decay is None else 1 - decay
-    return torch.lerp(current, score, weight, out=out)
+    return torch.lerp(current, score, 1 / count if decay is None else 1 - decay, out=out)
 
 
 def check_decay(decay: float | None) -> None:

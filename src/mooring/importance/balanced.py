@@ -1,7 +1,8 @@
 """Balanced: rescales the scores of another importance to the same mean in each layer."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from operator import attrgetter
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -53,6 +54,13 @@ class Balanced(Importance):
     """
 
     balances: ClassVar[bool] = True
+    needs_step = property(attrgetter("importance.needs_step"))
+    needs_anchor = property(attrgetter("importance.needs_anchor"))
+    averages = property(attrgetter("importance.averages"))
+    signed = property(attrgetter("importance.signed"))
+    draws = property(attrgetter("importance.draws"))
+    merges = property(attrgetter("importance.merges"))
+    watches = property(attrgetter("importance.watches"))
 
     def __init__(self, importance: str | Importance) -> None:
         self.importance = resolve(importance)
@@ -65,41 +73,6 @@ class Balanced(Importance):
     def name(self) -> str:
         """Balanced(...) with the name of the inner importance."""
         return f"Balanced({self.importance.name})"
-
-    @property
-    def needs_step(self) -> bool:  # type: ignore[override]
-        """See the inner importance."""
-        return self.importance.needs_step
-
-    @property
-    def needs_anchor(self) -> bool:  # type: ignore[override]
-        """See the inner importance."""
-        return self.importance.needs_anchor
-
-    @property
-    def averages(self) -> bool:
-        """See the inner importance."""
-        return self.importance.averages
-
-    @property
-    def signed(self) -> bool:
-        """See the inner importance."""
-        return self.importance.signed
-
-    @property
-    def draws(self) -> bool:  # type: ignore[override]
-        """See the inner importance."""
-        return self.importance.draws
-
-    @property
-    def merges(self) -> bool:  # type: ignore[override]
-        """See the inner importance."""
-        return self.importance.merges
-
-    @property
-    def watches(self) -> Literal["nothing", "samples", "outputs"]:
-        """See the inner importance."""
-        return self.importance.watches
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
         """See the inner importance."""

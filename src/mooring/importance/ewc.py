@@ -23,8 +23,7 @@ def fisher_observed(g: Tensor, samples: int | Tensor = 1) -> Tensor:
         >>> fisher_observed(torch.tensor([3.0]), samples=10)
         tensor([90.])
     """
-    is_one = isinstance(samples, int) and samples == 1
-    return g.square() if is_one else g.square().mul_(samples)
+    return g.square() if isinstance(samples, int) and samples == 1 else g.square().mul_(samples)
 
 
 def fisher_sampled(score: Tensor, samples: int | Tensor) -> Tensor:
@@ -75,7 +74,6 @@ class EWC(Importance):
     needs_anchor: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_decay(self.decay)
         if self.labels not in ("observed", "sampled"):
             raise unknown("labels", self.labels, ["observed", "sampled"])

@@ -54,7 +54,6 @@ class Kronecker(Importance):
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_whole("every", self.every, 1)
         check_whole("largest", self.largest, 1)
         if self.batch_size is not None:

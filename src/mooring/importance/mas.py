@@ -50,7 +50,6 @@ class MAS(Importance):
     needs_anchor: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_decay(self.decay)
 
     @property

@@ -11,14 +11,7 @@ from mooring.importance.uniform import Uniform
 
 __all__ = ["IMPORTANCES", "resolve"]
 
-IMPORTANCES: dict[str, type[Importance]] = {
-    "ewc": EWC,
-    "mas": MAS,
-    "si": SI,
-    "rwalk": RWalk,
-    "uniform": Uniform,
-    "random": Random,
-}
+IMPORTANCES: dict[str, type[Importance]] = {c.__name__.lower(): c for c in (EWC, MAS, SI, RWalk, Uniform, Random)}
 
 
 def resolve(importance: str | Importance) -> Importance:

@@ -23,8 +23,7 @@ def uniform_draw(like: Tensor, seed: int, name: str, task: int) -> Tensor:
         >>> bool((a == b).all())
         True
     """
-    key = zlib.crc32(f"{seed}/{task}/{name}".encode())
-    generator = torch.Generator("cpu").manual_seed(key)
+    generator = torch.Generator("cpu").manual_seed(zlib.crc32(f"{seed}/{task}/{name}".encode()))
     drawn = torch.rand(like.shape, generator=generator, dtype=torch.float32, device="cpu")
     return drawn.to(like.device, like.dtype)  # the whole tensor, even if `like` is sharded
 

@@ -52,7 +52,6 @@ class RWalk(Importance):
     needs_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_decay(self.decay)
         check_number("damping", self.damping, 0, above=True)
 

@@ -92,7 +92,6 @@ class SI(Importance):
     needs_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_number("damping", self.damping, 0, above=True)
         if isinstance(self.sign, str):
             if self.sign not in (*SIGNS, "flipped"):
@@ -116,5 +115,4 @@ class SI(Importance):
     def update(self, state: State, it: Iteration) -> None:
         """Update path <- path - g * step and current = signed_score(path_score(path))."""
         path = path_integral(state["path"], it.g, it.step, out=state["path"])
-        score = path_score(path, it.d, self.damping)
-        signed_score(score, self.sign, state.get("keeps_sign"), out=state["current"])
+        signed_score(path_score(path, it.d, self.damping), self.sign, state.get("keeps_sign"), out=state["current"])

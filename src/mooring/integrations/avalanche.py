@@ -1,10 +1,8 @@
 """A plugin for Avalanche's strategies, in place of their EWC, SI or MAS."""
 
-from pathlib import Path
 from typing import Any
 
-from mooring.integrations.deferred_attach import DeferredAttach, SavedState
-from mooring.moor import Mooring
+from mooring.integrations.deferred_attach import DeferredAttach, MooringOwner, SavedState
 
 try:
     from avalanche.core import SupervisedPlugin
@@ -14,7 +12,7 @@ except ImportError as error:
 __all__ = ["MooringPlugin"]
 
 
-class MooringPlugin(SupervisedPlugin):  # type: ignore[misc]
+class MooringPlugin(MooringOwner, SupervisedPlugin):  # type: ignore[misc]
     """A plugin that moors the model of an Avalanche strategy; each experience is a task, consolidated at its end.
 
     Args:
@@ -42,15 +40,6 @@ class MooringPlugin(SupervisedPlugin):  # type: ignore[misc]
     def __init__(self, *, state: SavedState = None, **options: Any) -> None:
         super().__init__()
         self._deferred = DeferredAttach(state, options)
-
-    @property
-    def moor(self) -> Mooring:
-        """The Mooring; it exists from the start of the first experience."""
-        return self._deferred.moor
-
-    def save(self, path: str | Path) -> Path:
-        """Write the state to a file or into a folder."""
-        return self._deferred.save(path)
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Attach to the model and optimizer; Avalanche calls this after it adapted both to the experience."""

@@ -12,7 +12,7 @@ from mooring.importance import State
 from mooring.integrations.state_file import load, load_for, save
 from mooring.moor import Mooring
 
-__all__ = ["DeferredAttach", "SavedState"]
+__all__ = ["DeferredAttach", "MooringOwner", "SavedState"]
 
 SavedState = State | str | Path | None
 """The state of a Mooring, the file or folder that it was saved to, or None."""
@@ -101,6 +101,20 @@ class DeferredAttach:
         self.moor.load_state_dict(state)
         return file
 
+
+class MooringOwner:
+    """The part that the callbacks of training libraries share."""
+
+    _deferred: DeferredAttach
+
+    @property
+    def moor(self) -> Mooring:
+        """The Mooring; it exists from the start of the first training."""
+        return self._deferred.moor
+
     def save(self, path: str | Path) -> Path:
-        """Write the state to a file or into a folder; if the process is killed meanwhile, the old file is unchanged."""
+        """Write the state to a file or into a folder, for `state=...` in another process.
+
+        If the process is killed meanwhile, the old file is unchanged.
+        """
         return save(self.moor, path)

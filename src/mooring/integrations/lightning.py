@@ -1,11 +1,9 @@
 """A callback for Lightning's Trainer, with its state in Lightning's checkpoints."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mooring.errors import MooringError
-from mooring.integrations.deferred_attach import DeferredAttach, SavedState
-from mooring.moor import Mooring
+from mooring.integrations.deferred_attach import DeferredAttach, MooringOwner, SavedState
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,7 +23,7 @@ SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 """Strategies that shard the parameters."""
 
 
-class MooringCallback(Callback):
+class MooringCallback(MooringOwner, Callback):
     """A callback that moors the model of Lightning's `Trainer` with the optimizer of `configure_optimizers`.
 
     Each `fit()` is a task, consolidated at its end. The next `fit()` with this callback continues from there, also with
@@ -71,19 +69,8 @@ class MooringCallback(Callback):
         module: str | None = None,
         **options: Any,
     ) -> None:
-        self.consolidate = consolidate
-        self.optimizer = optimizer
-        self.module = module
+        self.consolidate, self.optimizer, self.module = consolidate, optimizer, module
         self._deferred = DeferredAttach(state, options)
-
-    @property
-    def moor(self) -> Mooring:
-        """The Mooring; it exists from the start of the first `fit()`."""
-        return self._deferred.moor
-
-    def save(self, path: str | Path) -> Path:
-        """Write the state to a file or into a folder, for `MooringCallback(state=...)` in another process."""
-        return self._deferred.save(path)
 
     @property
     def state_key(self) -> str:

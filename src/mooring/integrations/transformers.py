@@ -10,9 +10,8 @@ from torch import nn
 
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError
-from mooring.integrations.deferred_attach import DeferredAttach, SavedState
+from mooring.integrations.deferred_attach import DeferredAttach, MooringOwner, SavedState
 from mooring.integrations.state_file import NAME
-from mooring.moor import Mooring
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -26,7 +25,7 @@ STAGED = "mooring-next.safetensors"
 """The state of the checkpoint in progress: written before it, and moved into it when it is complete."""
 
 
-class MooringCallback(TrainerCallback):
+class MooringCallback(MooringOwner, TrainerCallback):
     """A callback that moors the model and optimizer of a `transformers.Trainer`.
 
     Each `train()` is a task, consolidated at its end. The next `train()` with this callback continues from there, also
@@ -54,19 +53,8 @@ class MooringCallback(TrainerCallback):
     """
 
     def __init__(self, *, consolidate: bool = True, state: SavedState = None, **options: Any) -> None:
-        self.consolidate = consolidate
+        self.consolidate, self._training, self._staged = consolidate, False, -1
         self._deferred = DeferredAttach(state, options)
-        self._training = False
-        self._staged = -1
-
-    @property
-    def moor(self) -> Mooring:
-        """The Mooring; it exists from the start of the first `train()`."""
-        return self._deferred.moor
-
-    def save(self, path: str | Path) -> Path:
-        """Write the state to a file or into a folder, such as that of a saved model."""
-        return self._deferred.save(path)
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Refuse unsupported options before any data is read."""
@@ -103,10 +91,7 @@ class MooringCallback(TrainerCallback):
         if control.should_save:
             self._stage(args, state)
 
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Stage the state if a checkpoint follows."""
-        if control.should_save:
-            self._stage(args, state)
+    on_epoch_end = on_step_end
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Stage the state if the Trainer may save the model as the best so far."""

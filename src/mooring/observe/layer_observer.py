@@ -15,8 +15,7 @@ from mooring.importance.kronecker_factors import (
     combine_uses,
     layers_with_factors,
 )
-from mooring.observe.forward_hook import ForwardHook
-from mooring.observe.output_observer import OutputObserver
+from mooring.observe.output_observer import ForwardHook, OutputObserver
 from mooring.state.mooring_state import MooringState
 
 __all__ = ["LayerObserver", "make_observers"]
@@ -44,10 +43,9 @@ class LayerObserver:
         predictions: Callable[[], float] | None = None,
     ) -> None:
         self.every, self.step, self.predictions, self.paused = every, step, predictions, False
-        self.samples = 0
-        self.layers = list(layers)
+        self.samples, self.layers = 0, list(layers)
         self._passes: dict[nn.Module, dict[int, tuple[int, list[LayerFactors]]]] = {}
-        self._handles = [layer.register_forward_hook(ForwardHook(self)) for layer in self.layers]
+        self._handles = [layer.register_forward_hook(ForwardHook(self.after_forward)) for layer in self.layers]
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """Register a hook on the output that computes the factors when its gradient arrives."""
@@ -101,9 +99,8 @@ def make_observers(
 ) -> tuple[OutputObserver | None, LayerObserver | None]:
     """Create the observers of outputs and of layers that an importance needs; None for each that it does not need."""
     importance = states.importance
-    output_observer = None
-    if importance.watches != "nothing":
-        output_observer = OutputObserver(states.model, importance, states, outputs)
+    watches = importance.watches != "nothing"
+    output_observer = OutputObserver(states.model, importance, states, outputs) if watches else None
     if not importance.by_layer:
         return output_observer, None
     batch_size = getattr(importance, "batch_size", None)

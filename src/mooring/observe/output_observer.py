@@ -2,21 +2,22 @@
 
 import dataclasses
 import sys
+import weakref
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from mooring.distributed.collectives import all_reduce_observation, rank
 from mooring.distributed.dtensor import gathered_parameters, local_tensor, sharded
 from mooring.errors import MooringError
 from mooring.importance import Importance
-from mooring.observe.forward_hook import ForwardHook
 from mooring.state.mooring_state import MooringState, gradient_versions
 
-__all__ = ["Observation", "OutputObserver", "count_samples", "find_outputs"]
+__all__ = ["ForwardHook", "Observation", "OutputObserver", "count_samples", "find_outputs"]
 
 _OUTPUTS_HINT = "pass outputs=, a function that takes what the model returns and gives the tensor of its outputs"
 
@@ -74,6 +75,28 @@ def count_samples(outputs: Tensor) -> int:
     return outputs.shape[0] * outputs.shape[1] if outputs.ndim == 3 else outputs.shape[0]
 
 
+class ForwardHook:
+    """A forward hook with a weak reference to a method (module, args, returned) of its observer.
+
+    A copied or unpickled model has the hook without a method, so it is not observed.
+    """
+
+    def __init__(self, method: Callable[[nn.Module, Any, Any], None] | None = None) -> None:
+        self.method: Callable[[], Any] = (lambda: None) if method is None else weakref.WeakMethod(method)
+
+    @_disable_dynamo  # torch.compiler.disable, without importing the compiler now
+    def __call__(self, module: nn.Module, args: Any, returned: Any) -> None:
+        """Call the method if its observer still exists."""
+        if (method := self.method()) is not None:
+            method(module, args, returned)
+
+    def __deepcopy__(self, memo: Any) -> "ForwardHook":
+        return ForwardHook()
+
+    def __reduce__(self) -> tuple[type["ForwardHook"], tuple[()]]:
+        return ForwardHook, ()
+
+
 class OutputObserver:
     """A forward hook on the model that counts samples and computes the probe's gradient.
 
@@ -99,18 +122,14 @@ class OutputObserver:
         states: MooringState,
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        self.importance = importance
-        self.states = states
+        self.importance, self.states, self.paused = importance, states, False
         self.find_outputs = outputs or find_outputs
-        self.observation = Observation()
-        self.paused = False
         self._arriving: list[list[Observation]] = []
         self._versions: list[int] = []
         self._random: torch.Generator | None = None
         self._backward_pass = -1
-        self._probes = 0
-        self._had_gradient = False
-        self._handle = model.register_forward_hook(ForwardHook(self))
+        self.discard()
+        self._handle = model.register_forward_hook(ForwardHook(self.after_forward))
         if importance.watches == "outputs":
             _allow_second_backward()
 
@@ -121,8 +140,7 @@ class OutputObserver:
             instead: the number of samples that the layers saw, for a model whose parts are called instead of itself.
         """
         wanted = self.states.trained() if self.importance.watches == "outputs" else []
-        own = self.observation
-        total = Observation(*all_reduce_observation(own.samples, own.gradients, wanted))
+        total = Observation(*all_reduce_observation(self.observation.samples, self.observation.gradients, wanted))
         self.discard()
         if total.samples == 0 and instead and self.importance.watches == "samples":
             return Observation(instead)
@@ -143,10 +161,9 @@ class OutputObserver:
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """Observe the outputs, and count them once a backward pass goes through them to the parameters."""
-        if self.paused or OutputObserver.probing or not torch.is_grad_enabled():
+        inside_torch_func = torch._C._functorch.peek_interpreter_stack() is not None
+        if self.paused or OutputObserver.probing or not torch.is_grad_enabled() or inside_torch_func:
             return
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return  # inside torch.func
         outputs = self.find_outputs(returned)
         if not isinstance(outputs, Tensor) or outputs.ndim == 0:
             raise MooringError("outputs= must give a tensor whose first dimension is the samples")
@@ -169,18 +186,13 @@ class OutputObserver:
         """Check at the end of the running backward pass whether it reached the parameters."""
         if self._backward_pass == (current := torch._C._current_graph_task_id()):
             return
-        self._backward_pass, self._arriving, self._versions = (
-            current,
-            [],
-            gradient_versions(self.states.optimizer_parameters()),
-        )
+        parameters = self.states.optimizer_parameters
+        self._backward_pass, self._arriving, self._versions = current, [], gradient_versions(parameters())
         cleared = self._had_gradient and not self._any_gradient()
 
         def on_end() -> None:
             arriving, self._arriving = self._arriving, []
-            if gradient_versions(self.states.optimizer_parameters()) == self._versions and not any(
-                map(sharded, self.states.optimizer_parameters())
-            ):
+            if gradient_versions(parameters()) == self._versions and not any(map(sharded, parameters())):
                 return  # a gradient with respect to something else; the loss's own may still come
             if cleared:
                 self.discard()  # GradScaler skipped a step, and its gradients were thrown away
@@ -192,17 +204,16 @@ class OutputObserver:
         torch.autograd.Variable._execution_engine.queue_callback(on_end)
 
     def _observe(self, outputs: Tensor) -> Observation:
-        samples = count_samples(outputs)
-        parameters = self.states.trained()
+        samples, parameters = count_samples(outputs), self.states.trained()
         if self.importance.watches == "samples" or not parameters:
             return Observation(samples)
         gathered = gathered_parameters(self.states.model)  # they stand for the sharded parameters in the graph
         parameters = [p for p in parameters if p in gathered or not sharded(p)]
         precise = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+        inputs = [gathered.get(p, p) for p in parameters]
         OutputObserver.probing = True
         try:
             scalar = self.importance.probe(precise, self._generator(outputs.device))
-            inputs = [gathered.get(p, p) for p in parameters]
             gradients = torch.autograd.grad(scalar, inputs, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             if "checkpoint" in str(error).lower():
@@ -236,14 +247,13 @@ def _differentiable_tensors(returned: Any, visited: set[int]) -> list[Tensor]:
     visited.add(id(returned))
     if isinstance(returned, Tensor):
         return [returned] if returned.requires_grad else []
+    parts: Iterable[Any] = getattr(returned, "__dict__", {}).values()
     if isinstance(returned, Mapping):
-        parts = list(returned.values())
+        parts = returned.values()
     elif dataclasses.is_dataclass(returned):
         parts = [getattr(returned, field.name) for field in dataclasses.fields(returned)]
     elif isinstance(returned, tuple | list):
-        parts = list(returned)
-    else:
-        parts = list(getattr(returned, "__dict__", {}).values())
+        parts = returned
     return [tensor for part in parts for tensor in _differentiable_tensors(part, visited)]
 
 

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mooring.pulls.pull import Every, ParameterPull, check_every, check_numbers
-from mooring.pulls.run_axis import Number, per_run
+from mooring.pulls.pull import Every, Number, ParameterPull, check_every, check_numbers, per_run
 
 __all__ = ["Blend"]
 
@@ -35,7 +34,6 @@ class Blend(ParameterPull):
     reads_current: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_numbers("share", self.share, 0, 1)
         check_every(self.every)
 

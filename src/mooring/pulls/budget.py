@@ -9,8 +9,7 @@ from torch import Tensor
 
 from mooring.errors import check_number, check_whole, unknown
 from mooring.pulls.proximal import proximal_rate
-from mooring.pulls.pull import check_strength
-from mooring.pulls.run_axis import Number, per_run
+from mooring.pulls.pull import Number, check_numbers, per_run
 
 __all__ = [
     "MAX_NEWTON_STEPS",
@@ -93,12 +92,8 @@ def budget_newton(sums: Tensor | tuple[Tensor, Tensor], nats: Number, mu: Tensor
     """Return the next mu: mu + 2 * spent / -spent' * (sqrt(spent / nats) - 1), at least 0.
 
     This is Newton's step on 1 / sqrt(spent), which is nearly linear in mu, and exactly linear if all F are equal. It is
-    concave: steps from below never exceed the solution, and a step from above falls below it at once.
-
-    Args:
-        sums: the sum of `spent_at` at mu over all parameters.
-        nats: the budget; one number, or one per run.
-        mu: the value that `sums` belong to.
+    concave: steps from below never exceed the solution, and a step from above falls below it at once. The arguments are
+    those of `budget_spent`.
 
     Example:
         >>> mu = budget_newton(spent_at(torch.tensor([2.0]), torch.tensor([3.0]), 0.0), 1.0, torch.tensor(0.0))
@@ -195,8 +190,7 @@ class Budget:
     over: Literal["mean", "sum"] = "mean"
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        check_strength(self.nats, "nats")
+        check_numbers("nats", self.nats, 0)
         check_whole("every", self.every, 1)
         check_number("growth", self.growth, 0, above=True)
         for name, value, allowed in (("per", self.per, ["model", "layer"]), ("over", self.over, ["mean", "sum"])):

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import check_number
-from mooring.pulls.pull import Every, ParameterPull, check_every, check_numbers
-from mooring.pulls.run_axis import Number, per_run
+from mooring.pulls.pull import Every, Number, ParameterPull, check_every, check_numbers, per_run
 
 __all__ = ["Interpolation", "relative_importance"]
 
@@ -59,7 +58,6 @@ class Interpolation(ParameterPull):
     weight: Number = 1.0
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_numbers("stiffness", self.stiffness, 0, 1)
         check_number("root", self.root, 0, above=True)
         check_every(self.every)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mooring.pulls.pull import GradientPull, check_strength
-from mooring.pulls.run_axis import Number, per_run
+from mooring.pulls.pull import GradientPull, Number, check_numbers, per_run
 
 __all__ = ["Penalty", "penalty_force"]
 
@@ -57,8 +56,7 @@ class Penalty(GradientPull):
     clamp: bool = False
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        check_strength(self.strength)
+        check_numbers("strength", self.strength, 0)
 
     def force(self, previous: Tensor, d: Tensor, lr: Number) -> Tensor:
         """Return `penalty_force` at this strength."""

@@ -6,8 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mooring.pulls.pull import ParameterPull, check_strength
-from mooring.pulls.run_axis import Number, per_run
+from mooring.pulls.pull import Number, ParameterPull, check_numbers, per_run
 
 __all__ = ["Proximal", "proximal_rate"]
 
@@ -49,8 +48,7 @@ class Proximal(ParameterPull):
     reads_current: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        check_strength(self.strength)
+        check_numbers("strength", self.strength, 0)
 
     def rate(self, previous: Tensor, current: Tensor, lr: Number) -> Tensor:
         """Return `proximal_rate` at this strength; the current importance is not used."""

@@ -1,4 +1,4 @@
-"""Base classes of pulls: a force added to the gradient, or a rate of return to the anchor."""
+"""Base classes of pulls, a force on the gradient or a rate of return to the anchor, and options with a run axis."""
 
 import math
 from abc import ABC, abstractmethod
@@ -7,9 +7,11 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from mooring.errors import MooringError, check_number, check_whole
-from mooring.pulls.run_axis import Number
 
-__all__ = ["Every", "GradientPull", "ParameterPull", "check_every", "check_numbers", "check_strength"]
+__all__ = ["Every", "GradientPull", "Number", "ParameterPull", "check_every", "check_numbers", "per_run"]
+
+Number = float | Tensor
+"""A learning rate or a strength: one number, or a vector with one per run."""
 
 Every = int | Literal["task"]
 """When a pull acts: in each `every`-th iteration of a task, or once at its end."""
@@ -72,6 +74,21 @@ class ParameterPull(ABC):
         """
 
 
+def per_run(value: Number, like: Tensor) -> Number:
+    """Reshape a vector of shape (runs,) to (runs, 1, ..., 1), so that it broadcasts over `like` of shape (runs, ...).
+
+    A number or a 0-d tensor is returned as it is.
+
+    Example:
+        >>> import torch
+        >>> per_run(torch.tensor([0.1, 0.2]), torch.zeros(2, 3, 5)).shape
+        torch.Size([2, 1, 1])
+    """
+    if isinstance(value, Tensor) and value.ndim == 1:
+        return value.reshape(-1, *(1,) * (like.ndim - 1))
+    return value
+
+
 def check_every(every: Every) -> None:
     """Refuse anything but a whole number from 1, or "task"."""
     if isinstance(every, str) and every != "task":
@@ -84,8 +101,3 @@ def check_numbers(name: str, value: Number, low: float, high: float = math.inf, 
     """Refuse a number outside its range; a vector is checked element by element."""
     for number in value.reshape(-1).tolist() if isinstance(value, Tensor) else [value]:
         check_number(name, number, low, high, above=above)
-
-
-def check_strength(strength: Number, name: str = "strength") -> None:
-    """Refuse a strength that is negative, infinite or not a number; a vector is checked element by element."""
-    check_numbers(name, strength, 0)

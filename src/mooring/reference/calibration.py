@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.pulls.budget import Budget
-from mooring.reference.batches import Data, Outputs, add_sampled_labels, iter_batches
-from mooring.reference.losses import Loss, default_loss, scalar_loss
+from mooring.reference.batches import Data, Loss, Outputs, add_sampled_labels, default_loss, iter_batches, scalar_loss
+from mooring.reference.estimation import NO_DEPENDENCE, NOT_FINITE
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
 from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
@@ -78,8 +79,7 @@ def calibration_factor(
         states: the states of the moored parameters, at the end of a task.
         budget: the budget.
         data: batches, best of held-out data. All are kept in memory, and all have the same weight.
-        loss: the mean loss of a model on a batch; None is `default_loss`, with labels sampled from the model if there
-            are none.
+        loss: the mean loss on a batch; None is `default_loss`, with labels sampled from the model if there are none.
         batches: the largest number of batches to read; None reads all.
         outputs: takes what the model returns and gives the tensor of its outputs.
         show: whether to show a progress bar; None shows it only on a terminal.
@@ -117,12 +117,9 @@ class _Losses:
     """The losses of a model on batches."""
 
     def __init__(self, model: nn.Module, batches: Sequence[Any], loss: Loss) -> None:
-        self.model, self.batches, self.loss = model, batches, loss
+        self.batches, self.loss_on = batches, partial(scalar_loss, loss, model)
         if not all(math.isfinite(float(self.loss_on(batch))) for batch in batches):
-            raise NonFiniteError("the loss on data is not finite; nothing was changed: check the data and the loss")
-
-    def loss_on(self, batch: Any) -> Tensor:
-        return scalar_loss(self.loss, self.model, batch)
+            raise NonFiniteError(NOT_FINITE)
 
     @torch.no_grad()
     def mean(self) -> float:
@@ -137,13 +134,11 @@ class _Losses:
             with torch.enable_grad():
                 value = self.loss_on(batch)
                 if not value.requires_grad:
-                    raise MooringError(
-                        "the loss on data depends on no moored parameter: compute it with the model it is given"
-                    )
+                    raise MooringError(NO_DEPENDENCE)
                 gradients = torch.autograd.grad(sign * value, parameters, allow_unused=True)
-            for partial, g in zip(total, gradients, strict=True):
+            for part, g in zip(total, gradients, strict=True):
                 if g is not None:
-                    partial.add_(g)
+                    part.add_(g)
         return total
 
 
@@ -155,9 +150,8 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
     """Return states anchored at the present parameters, with the importance of this task alone as the previous one."""
     held, scales = [], layer_scales(states.records.values(), states.importance)
     for m in _trained(states):
-        own = dataclasses.replace(
-            m, anchor=m.parameter.detach().to(m.compute_dtype, copy=True), previous=None, factors=None
-        )
+        anchor = m.parameter.detach().to(m.compute_dtype, copy=True)
+        own = dataclasses.replace(m, anchor=anchor, previous=None, factors=None)
         if m.factors is None:
             own.previous = m.importance_state["current"].to(m.compute_dtype) * scales.get(layer_of(m.name), 1.0)
         elif m.factors.count:
@@ -173,10 +167,8 @@ def _probes(losses: _Losses, held: Sequence[ParameterState], length: float, seed
     generator, probes = torch.Generator().manual_seed(seed), []
     for _ in range(DIRECTIONS):
         signs = (torch.randint(2, (len(losses.batches),), generator=generator) * 2.0 - 1).tolist()
-        v = [
-            g.to(m.compute_dtype)
-            for g, m in zip(losses.gradient(signs, [m.parameter for m in held]), held, strict=True)
-        ]
+        gradient = losses.gradient(signs, [m.parameter for m in held])
+        v = [g.to(m.compute_dtype) for g, m in zip(gradient, held, strict=True)]
         if not _norm(v):
             v = [torch.randn(m.anchor.shape, generator=generator).to(m.anchor) for m in held]
         scale = (length or 1.0) / _norm(v)

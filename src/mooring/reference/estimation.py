@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError
@@ -15,17 +14,19 @@ from mooring.importance import Importance
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
-from mooring.reference.batches import LOSS_HINT, Data, Outputs, add_sampled_labels, iter_batches
-from mooring.reference.losses import Loss, default_loss, scalar_loss
+from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, add_sampled_labels, iter_batches, scalar_loss
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
-from mooring.state.mooring_state import MooringState, ParameterState
+from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
 
 __all__ = ["check_estimable", "estimate"]
 
 CALIBRATION_BATCHES = 8
 """Number of batches kept for calibration, which evaluates each about a hundred times."""
+
+NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
+NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
 
 
 def check_estimable(importance: Importance) -> None:
@@ -77,9 +78,8 @@ def estimate(
         raise MooringError(
             "estimate would use the data of one rank only: estimate in one process, and load its state_dict() in all"
         )
-    model, optimizer = states.model, states.optimizer
+    model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
     kept: list[Any] = []
-    importance = states.importance.averaged()
     memory = replace(states.memory, current=None)  # in full precision until the mean is complete
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory)
     estimated.tasks = states.tasks
@@ -91,13 +91,15 @@ def estimate(
         with preserve_model_state(model, moves=False):
             read = iter_batches(data, model, batches)
             for batch in progress(read, "estimating importance", _length(data, batches), show=show):
-                if loss is None:
-                    with _name_batch(estimated.steps):
-                        batch = add_sampled_labels(model, batch, estimated.steps, outputs)
                 with torch.enable_grad():
                     with _name_batch(estimated.steps):
-                        value = scalar_loss(loss or default_loss(outputs), model, batch)
-                    _check_loss(value)
+                        if loss is None:
+                            batch = add_sampled_labels(model, batch, estimated.steps, outputs)
+                        value = scalar_loss(loss, model, batch, outputs)
+                    if not math.isfinite(value.item()):
+                        raise NonFiniteError(NOT_FINITE)
+                    if not value.requires_grad:
+                        raise MooringError(NO_DEPENDENCE)
                     value.backward()  # type: ignore[no-untyped-call]
                 step.before(optimizer, (optimizer,), {})
                 step.after(optimizer, (optimizer,), {})
@@ -114,16 +116,13 @@ def estimate(
     if not kept:
         raise MooringError("data has no batches: give batches that show what the model knows")
     if not estimated.records:
-        raise MooringError("the loss on data depends on no moored parameter: compute it with the model it is given")
-    if not any(_has_importance(m) for m in estimated.records.values()):
+        raise MooringError(NO_DEPENDENCE)
+    scores = (m.factors.outputs if m.factors else m.importance_state["current"] for m in estimated.records.values())
+    if not any(bool(score.any()) for score in scores):
         raise MooringError(f"every importance on data is 0, so nothing would be held: {LOSS_HINT}")
     _replace(states, estimated)
     states.not_estimated = {*states.names.values()} - {states.names[p] for p in states.trained()}
     return kept
-
-
-def _has_importance(m: ParameterState) -> bool:
-    return bool((m.factors.outputs if m.factors else m.importance_state["current"]).any())
 
 
 @contextmanager
@@ -150,11 +149,8 @@ def _replace(states: MooringState, estimated: MooringState) -> None:
         new = estimated.records.pop(p, None) or estimated.new_state(p, states.tasks)
         m.importance_state, m.count = new.importance_state, new.count
         if m.factors and new.factors:
-            m.factors.inputs, m.factors.outputs, m.factors.count = (
-                new.factors.inputs,
-                new.factors.outputs,
-                new.factors.count,
-            )
+            for name in ("inputs", "outputs", "count"):
+                setattr(m.factors, name, getattr(new.factors, name))
     states.records.update(estimated.records)
 
 
@@ -164,10 +160,3 @@ def _length(data: Any, batches: int | None) -> int | None:
     except TypeError:  # an iterator, a loader of a stream or a function
         return batches
     return length if batches is None else min(length, batches)
-
-
-def _check_loss(value: Tensor) -> None:
-    if not math.isfinite(value.item()):
-        raise NonFiniteError("the loss on data is not finite; nothing was changed: check the data and the loss")
-    if not value.requires_grad:
-        raise MooringError("the loss on data depends on no moored parameter: compute it with the model it is given")

@@ -16,7 +16,7 @@ from mooring.errors import MooringError
 from mooring.importance import Importance, State
 from mooring.importance.kronecker_factors import FACTOR_SLOTS, KroneckerFactors, LayerFactors, layers_with_factors
 from mooring.pulls.merges import Merge
-from mooring.pulls.run_axis import per_run
+from mooring.pulls.pull import per_run
 from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.offload import AnchorOffload
 from mooring.state.quantization import QuantizedImportance

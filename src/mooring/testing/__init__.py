@@ -1,7 +1,6 @@
 """Conformance suites for your own importances and pulls: `check_importance` and `check_pull`."""
 
-from mooring.testing.cases import CASES, Case
-from mooring.testing.checks import check_equal, check_resumes
+from mooring.testing.cases import CASES, Case, check_equal, check_resumes
 from mooring.testing.importance_checks import check_importance
 from mooring.testing.pull_checks import AWKWARD, check_pull
 

@@ -1,6 +1,7 @@
-"""Cases of the conformance suites: tiny networks, dtypes and optimizers."""
+"""Cases of the conformance suites (tiny networks, dtypes and optimizers) and checks that both suites use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 
@@ -11,7 +12,7 @@ import mooring
 from mooring.importance import Importance
 from mooring.pulls import Pull
 
-__all__ = ["CASES", "Case", "Snapshot"]
+__all__ = ["CASES", "Case", "Snapshot", "check_equal", "check_plain_training", "check_resumes"]
 
 
 class _Attention(nn.Module):
@@ -74,7 +75,6 @@ class Case:
     optimizer_name: str
 
     def __post_init__(self) -> None:
-        """Build the model and the optimizer."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.model = NETWORKS[self.network][0]().to(DTYPES[self.dtype])
@@ -127,3 +127,53 @@ class Case:
 
 
 CASES = [Case(*names) for names in product(NETWORKS, DTYPES, OPTIMIZERS)]
+
+
+def check_equal(what: str, actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise AssertionError unless both have the same tensors, bit for bit (NaN equals NaN).
+
+    Example:
+        >>> check_equal("halves", {"a": torch.ones(1)}, {"a": torch.zeros(1)})
+        Traceback (most recent call last):
+        ...
+        AssertionError: halves: 'a' differs, by up to 1
+    """
+    if actual.keys() != expected.keys():
+        raise AssertionError(f"{what}: {sorted(actual.keys() ^ expected.keys())} are only on one side")
+    for name, tensor in actual.items():
+        other = expected[name]
+        same_shape = tensor.shape == other.shape and tensor.dtype == other.dtype
+        if not same_shape or not torch.equal(tensor.nan_to_num(), other.nan_to_num()):
+            by = f", by up to {(tensor.double() - other.double()).abs().max():.3g}" if same_shape else " in type"
+            raise AssertionError(f"{what}: {name!r} differs{by}")
+
+
+def check_resumes(make: Callable[[], Case]) -> None:
+    """Check that training interrupted in a task and resumed in new objects equals uninterrupted training."""
+    uninterrupted, first, second = make(), make(), make()
+    for case in (uninterrupted, first):
+        torch.manual_seed(1)
+        case.train(3)
+        case.moor.consolidate()
+        case.train(2, first=3)
+    random_state = torch.get_rng_state()
+    second.model.load_state_dict(deepcopy(first.model.state_dict()))
+    second.optimizer.load_state_dict(deepcopy(first.optimizer.state_dict()))
+    second.moor.load_state_dict(deepcopy(first.moor.state_dict()))
+    for case in (uninterrupted, second):
+        torch.set_rng_state(random_state)
+        case.train(3, first=5)
+        case.moor.consolidate()
+        case.train(2, first=8)
+    check_equal("resumed in the middle of a task", second.snapshot(), uninterrupted.snapshot())
+    check_equal("the resumed mooring's state", second.moor.state_dict(), uninterrupted.moor.state_dict())
+
+
+def check_plain_training(what: str, case: Case, moored: Case, steps: int) -> None:
+    """Check that a moored case trains like the plain one, bit for bit."""
+    snapshots = []
+    for run in (case.new(), moored):
+        torch.manual_seed(1)
+        run.train(steps)
+        snapshots.append(run.snapshot())
+    check_equal(f"{case}: {what}", snapshots[1], snapshots[0])

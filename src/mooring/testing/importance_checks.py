@@ -8,8 +8,7 @@ import torch
 from mooring.errors import MooringError
 from mooring.importance import Importance, Iteration, State
 from mooring.pulls import Interpolation, Penalty
-from mooring.testing.cases import CASES, Case
-from mooring.testing.checks import check_equal, check_resumes
+from mooring.testing.cases import CASES, Case, check_equal, check_plain_training, check_resumes
 
 __all__ = ["check_importance"]
 
@@ -37,20 +36,10 @@ def check_importance(make: Make, cases: Iterable[Case] = CASES) -> None:
         raise MooringError(f"check_importance got an instance: give a function, {name} or lambda: {name}(...)")
     check_rule(make)
     for case in cases:
-        check_does_not_change_training(make, case)
+        check_plain_training("training with an importance", case, case.attach(make()), steps=4)
         check_scores(make, case)
         check_resumes(lambda case=case: case.attach(make(), Penalty(0.01)))  # type: ignore[misc]
         check_resumes(lambda case=case: case.attach(make(), Interpolation()))  # type: ignore[misc]
-
-
-def check_does_not_change_training(make: Make, case: Case) -> None:
-    """Check that an importance leaves parameters, gradients, buffers, modes and random state bit-identical."""
-    snapshots = []
-    for run in (case.new(), case.attach(make())):
-        torch.manual_seed(1)
-        run.train(4)
-        snapshots.append(run.snapshot())
-    check_equal(f"{case}: training with an importance", snapshots[1], snapshots[0])
 
 
 def check_scores(make: Make, case: Case) -> None:
@@ -88,7 +77,7 @@ def check_rule(make: Make) -> None:
     expected = {slot: torch.stack([state[slot] for state in alone]) for slot in together}
     check_equal("two runs stacked, and each run alone", together, expected)
     if importance.needs_step:
-        it = _iteration(0)
+        it = iterations[0]
         shared = importance.start(it.theta, name="w", task=0)
         assert it.before is not None
         shared["current"] = it.before.clone()  # a training step shares the memory too

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
-from mooring.testing.cases import CASES, Case
-from mooring.testing.checks import check_equal, check_resumes
+from mooring.testing.cases import CASES, Case, check_equal, check_plain_training, check_resumes
 
 __all__ = ["AWKWARD", "check_pull"]
 
@@ -37,7 +36,7 @@ def check_pull(make: Make, cases: Iterable[Case] = CASES) -> None:
         check_rule(pull)
         check_runs(pull)
     for case in cases:
-        check_plain_without_previous_importance(make, case)
+        check_plain_training("a pull without previous importance", case, case.attach("ewc", make()), steps=3)
         check_has_an_effect(make, case)
         check_resumes(lambda case=case: case.attach("ewc", make()))  # type: ignore[misc]
 
@@ -76,17 +75,6 @@ def check_runs(pull: GradientPull | ParameterPull) -> None:
     check_equal("runs stacked", {"pull": apply(previous, current, d, lr)}, {"pull": alone})
 
 
-def check_plain_without_previous_importance(make: Make, case: Case) -> None:
-    """Check that training before the first consolidation is plain fine-tuning, bit for bit."""
-    plain, moored = case.new(), case.attach("ewc", make())
-    snapshots = []
-    for run in (plain, moored):
-        torch.manual_seed(1)
-        run.train(3)
-        snapshots.append(run.snapshot())
-    check_equal(f"{case}: a pull without previous importance", snapshots[1], snapshots[0])
-
-
 def check_has_an_effect(make: Make, case: Case) -> None:
     """Check that training after a consolidation differs from plain fine-tuning."""
     plain, moored = case.new(), case.attach("uniform", make())
@@ -96,13 +84,11 @@ def check_has_an_effect(make: Make, case: Case) -> None:
         if run is moored:
             run.moor.consolidate()
         run.train(40, first=2)
-    pairs = zip(plain.model.parameters(), moored.model.parameters(), strict=True)
-    if all(torch.equal(a, b) for a, b in pairs):
+    if all(map(torch.equal, plain.model.parameters(), moored.model.parameters())):
         raise AssertionError(f"{case}: the pull has no effect in 40 steps after a consolidation")
 
 
 def _require(what: str, holds: Tensor, previous: Tensor, current: Tensor) -> None:
     if not bool(holds.all()):
-        index = int((~holds).nonzero()[0])
-        scores = f"previous={float(previous[index])}, current={float(current[index])}"
-        raise AssertionError(f"violated: {what}, at {scores}")
+        i = int((~holds).nonzero()[0])
+        raise AssertionError(f"violated: {what}, at previous={float(previous[i])}, current={float(current[i])}")

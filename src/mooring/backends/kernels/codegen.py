@@ -16,61 +16,27 @@ from torch import Tensor
 
 __all__ = ["TRITON_DTYPES", "TracedRule", "compile_kernel", "trace_rule"]
 
-UNARY = {
-    "abs": "tl.abs({})",
-    "sqrt": "tl.sqrt({})",
+UNARY = {name: f"tl.{name}({{}})" for name in ("abs", "sqrt", "exp", "exp2", "log")} | {
     "rsqrt": "1.0 / tl.sqrt({})",
     "reciprocal": "1.0 / {}",
     "neg": "-{}",
-    "exp": "tl.exp({})",
-    "exp2": "tl.exp2({})",
-    "log": "tl.log({})",
     "isnan": "{0} != {0}",
     "isinf": "tl.abs({}) == float('inf')",
     "logical_not": "{} == 0",
     "relu": "tl.maximum({}, 0.0, propagate_nan=tl.PropagateNan.ALL)",
     "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))",
 }
-BINARY = {
-    "add": "{} + {}",
-    "sub": "{} - {}",
-    "mul": "{} * {}",
-    "div": "{} / {}",
-    "eq": "{} == {}",
-    "ne": "{} != {}",
-    "gt": "{} > {}",
-    "ge": "{} >= {}",
-    "lt": "{} < {}",
-    "le": "{} <= {}",
-    "logical_and": "{} & {}",
-    "logical_or": "{} | {}",
-    "bitwise_and": "{} & {}",
-    "bitwise_or": "{} | {}",
-    "maximum": "tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
-    "minimum": "tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
-}
-TRITON_DTYPES = {
-    torch.float32: "tl.float32",
-    torch.float64: "tl.float64",
-    torch.bfloat16: "tl.bfloat16",
-    torch.float16: "tl.float16",
-    torch.bool: "tl.int1",
-    torch.uint8: "tl.uint8",
-}
+ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+COMPARISONS = {"eq": "==", "ne": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+LOGIC = {"logical_and": "&", "logical_or": "|", "bitwise_and": "&", "bitwise_or": "|"}
+BINARY = {name: f"{{}} {symbol} {{}}" for name, symbol in (ARITHMETIC | COMPARISONS | LOGIC).items()}
+BINARY |= {name: f"tl.{name}({{}}, {{}}, propagate_nan=tl.PropagateNan.ALL)" for name in ("maximum", "minimum")}
+SAME_NAME = ("float32", "float64", "bfloat16", "float16", "uint8")
+TRITON_DTYPES = {getattr(torch, name): f"tl.{name}" for name in SAME_NAME} | {torch.bool: "tl.int1"}
 """The name of each dtype in a kernel."""
 
-NO_OPERATIONS = (
-    "alias",
-    "clone",
-    "detach",
-    "expand",
-    "lift_fresh_copy",
-    "reshape",
-    "scalar_tensor",
-    "squeeze",
-    "unsqueeze",
-    "view",
-)
+VIEWS = ("alias", "detach", "expand", "reshape", "squeeze", "unsqueeze", "view")
+NO_OPERATIONS = (*VIEWS, "clone", "lift_fresh_copy", "scalar_tensor")
 """Operations that leave an element as it is."""
 
 
@@ -110,8 +76,7 @@ class TracedRule:
         if name in NO_OPERATIONS:
             self.values[node] = arguments[0]
         elif name == "copy_":
-            target = self.values[node.args[0]].removeprefix("x_")
-            self.stores.append((target, arguments[1]))
+            self.stores.append((self.values[node.args[0]].removeprefix("x_"), arguments[1]))
         elif name in ("copy", "full", "full_like"):
             self.values[node] = arguments[1]
         else:
@@ -123,9 +88,8 @@ class TracedRule:
             return UNARY[name].format(arguments[0])
         if name in BINARY and node.kwargs.get("rounding_mode") is None:
             alpha = node.kwargs.get("alpha", 1)
-            return BINARY[name].format(
-                arguments[0], arguments[1] if alpha == 1 else f"{self._value(alpha)} * {arguments[1]}"
-            )
+            second = arguments[1] if alpha == 1 else f"{self._value(alpha)} * {arguments[1]}"
+            return BINARY[name].format(arguments[0], second)
         if name == "where":
             return f"tl.where({', '.join(arguments)})"
         if name in ("clamp", "clamp_min", "clamp_max"):
@@ -137,16 +101,13 @@ class TracedRule:
         raise NotImplementedError(f"a rule with {name}")
 
     def _clamped(self, name: str, arguments: list[str], node: Any) -> str:
-        low, high = ([*arguments[1:], None, None])[:2] if name == "clamp" else (None, None)
-        low = self._value(node.kwargs["min"]) if "min" in node.kwargs else low
-        high = self._value(node.kwargs["max"]) if "max" in node.kwargs else high
-        low, high = (
-            (arguments[1], high) if name == "clamp_min" else (low, arguments[1] if name == "clamp_max" else high)
-        )
+        names = ("max",) if name == "clamp_max" else ("min", "max")
+        bounds = dict(zip(names, arguments[1:], strict=False))
+        bounds |= {bound: self._value(number) for bound, number in node.kwargs.items()}
         value = arguments[0]
-        for bound, function in ((low, "maximum"), (high, "minimum")):
-            if bound not in (None, "None"):
-                value = f"tl.{function}({value}, {bound}, propagate_nan=tl.PropagateNan.ALL)"
+        for bound, function in (("min", "maximum"), ("max", "minimum")):
+            if bounds.get(bound, "None") != "None":
+                value = BINARY[function].format(value, bounds[bound])
         return value
 
     def _value(self, argument: Any) -> str:
@@ -185,9 +146,8 @@ def trace_rule(rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, 
         rule(dict(zip(names, tensors, strict=True)))
 
     pure = torch.func.functionalize(flat, remove="mutations")
-    graph = make_fx(pure, decomposition_table=_decompositions())(*example.values()).graph
     traced = TracedRule(names, any(t.dtype == torch.float64 for t in example.values()))
-    for node in graph.nodes:
+    for node in make_fx(pure, decomposition_table=_decompositions())(*example.values()).graph.nodes:
         traced.add(node)
     return traced
 

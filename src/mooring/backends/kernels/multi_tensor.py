@@ -66,9 +66,8 @@ class Layout:
         addresses = [tensor.data_ptr() for tensor in tensors]
         if self.addresses.get(name) != addresses:
             self.addresses[name] = addresses
-            row = torch.tensor(addresses)
+            self.host[self.rows[name]] = row = torch.tensor(addresses)
             self.aligned_names[name] = self.rows[name] in self.scalar_rows or not bool((row % ALIGNMENT).any())
-            self.host[self.rows[name]] = row
             self.__dict__.pop("device_table", None)
 
     def matches(self, name: str, tensors: Sequence[Tensor]) -> bool:
@@ -108,12 +107,7 @@ class MultiTensorKernel:
     """
 
     def __init__(
-        self,
-        rule: Rule,
-        tensors: Mapping[str, Tensor],
-        numbers: Sequence[str],
-        dtype: torch.dtype,
-        scalar: str = "",
+        self, rule: Rule, tensors: Mapping[str, Tensor], numbers: Sequence[str], dtype: torch.dtype, scalar: str = ""
     ) -> None:
         self.numbers = list(numbers)
         text = multi_tensor_source(rule, tensors, numbers, dtype, scalar)
@@ -150,11 +144,7 @@ def _blocks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def multi_tensor_source(
-    rule: Rule,
-    tensors: Mapping[str, Tensor],
-    numbers: Sequence[str],
-    dtype: torch.dtype,
-    scalar: str = "",
+    rule: Rule, tensors: Mapping[str, Tensor], numbers: Sequence[str], dtype: torch.dtype, scalar: str = ""
 ) -> str:
     """Return the source of a Triton kernel that applies the rule to every parameter in a table.
 

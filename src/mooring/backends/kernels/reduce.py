@@ -83,8 +83,7 @@ class SolverStepKernel:
             partial: the partial sums of `ReduceKernel`.
             numbers: by name, each 0-d on the device.
         """
-        programs = partial.shape[1]
-        args = [numbers[name] for name in self.numbers]
+        programs, args = partial.shape[1], [numbers[name] for name in self.numbers]
         launch(self.kernel, (1,), partial, programs, *args, B=max(16, 1 << (programs - 1).bit_length()), num_warps=4)
 
 
@@ -120,8 +119,7 @@ def reduce_source(
             value = f"tl.where(at < count, {values[name]}, 0.0)" if mask else values[name]
             inside.append(f"    s_{name} += {value}")
     lines += [f"    {line}" for line in inside]
-    for row, name in enumerate(names):
-        lines.append(f"tl.store(out + {row} * S + pid, tl.sum(s_{name}.to(tl.float64), 0))")
+    lines += [f"tl.store(out + {i} * S + pid, tl.sum(s_{name}.to(tl.float64), 0))" for i, name in enumerate(names)]
     head = "def rule(table, blocks, scalar, done, out, T, N, S, B: tl.constexpr, ALIGNED: tl.constexpr):"
     return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
 

@@ -18,7 +18,7 @@ from mooring.lab.methods import Method
 from mooring.lab.model.results import Stability
 from mooring.pulls import Budget, GradientPull, ParameterPull, merges
 from mooring.pulls.budget import budget_solved
-from mooring.pulls.run_axis import per_run
+from mooring.pulls.pull import per_run
 from mooring.state.memory import Memory
 from mooring.state.mooring_state import ParameterState, consolidate, layer_scales
 from mooring.state.selection import layer_of

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mooring.lab.fleet.stack.stack import to_stack_layout
 from mooring.lab.model.spec import RunSpec
-from mooring.pulls.run_axis import per_run
+from mooring.pulls.pull import per_run
 
 __all__ = ["SGD"]
 

@@ -17,7 +17,7 @@ from mooring.lab.methods.strengths import DIGITS_STRENGTHS
 if TYPE_CHECKING:
     from mooring.importance import Importance
     from mooring.pulls import Interpolation
-    from mooring.pulls.run_axis import Number
+    from mooring.pulls.pull import Number
 
 __all__ = ["METHODS", "VARIANTS"]
 

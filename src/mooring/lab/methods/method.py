@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mooring.importance import Importance
     from mooring.pulls import Pull
     from mooring.pulls.merges import Merge
-    from mooring.pulls.run_axis import Number
+    from mooring.pulls.pull import Number
 
 __all__ = ["Method", "decades"]
 
