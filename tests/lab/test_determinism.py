@@ -19,7 +19,7 @@ from mooring.lab.engines.checkpoint_index import CheckpointIndex
 from mooring.lab.engines.local import LocalEngine
 from mooring.lab.engines.runner import RunContext
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.model.determinism import configure_cublas, deterministic
+from mooring.lab.model.precision import configure_cublas, deterministic
 from mooring.lab.study.store import Store
 from mooring.lab.study.study import Study
 from processes import Child, command, wait_for

@@ -62,7 +62,7 @@ def pretrain(
     from mooring.cli.progress_bar import progress_bar
     from mooring.lab.engines.signals import InterruptedStudyError, stop_on_signal
     from mooring.lab.model.atomic_files import check_writable
-    from mooring.lab.model.determinism import deterministic as deterministic_mode
+    from mooring.lab.model.precision import deterministic as deterministic_mode
     from mooring.lab.networks import backbone_factory
     from mooring.lab.streams.options import open_stream
     from mooring.lab.study import pretraining

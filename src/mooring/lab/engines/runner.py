@@ -13,8 +13,8 @@ from mooring.lab.engines.signals import StopRequest
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.grouping import fleet_shape, split_evenly
-from mooring.lab.model.determinism import deterministic
 from mooring.lab.model.order import batch_sizes
+from mooring.lab.model.precision import deterministic
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.initialization import BackboneWeights

@@ -18,7 +18,7 @@ from mooring.lab.engines.reporting import FleetProgress, SilentReporter
 from mooring.lab.engines.runner import FleetRunner, RunContext
 from mooring.lab.engines.signals import InterruptedStudyError, StopRequest
 from mooring.lab.engines.sizing import FleetSizer
-from mooring.lab.model.determinism import configure_cublas
+from mooring.lab.model.precision import configure_cublas
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.initialization import BackboneWeights

@@ -28,9 +28,8 @@ def find_method(name: str) -> Method:
     if method is None:
         raise unknown("method", name, METHODS)
     if method.name != name:
-        raise MooringError(
-            f"METHODS[{name!r}] holds the method {method.name!r}: key and name must agree, so change one of them"
-        )
+        entry = f"METHODS[{name!r}] holds the method {method.name!r}"
+        raise MooringError(f"{entry}: key and name must agree, so change one of them")
     return method
 
 

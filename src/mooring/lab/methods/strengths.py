@@ -45,11 +45,9 @@ def paper_strength(method: str) -> float | None:
 
 
 def default_strength(method: Method, *, paper: bool) -> float | None:
-    """Return the strength of a method when the user gives none.
+    """Return the strength of a method when the user gives none; a method of your own always has its own strength.
 
-    Args:
-        method: the method; a method of your own always has its own strength.
-        paper: take the paper's strength if there is one, as for every stream but the digits.
+    With paper=True it is the paper's strength if there is one, as for every stream but the digits.
 
     Example:
         >>> from mooring.lab.methods import find_method

@@ -36,9 +36,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def check_writable(folder: Path, *, create: bool = True) -> None:
     """Raise an error unless files can be created in a folder.
 
-    Args:
-        folder: the folder to check.
-        create: create the folder if it is missing; False checks its closest existing parent instead.
+    A missing folder is created; with create=False, its closest existing parent is checked instead.
     """
     try:
         if create:

@@ -91,9 +91,8 @@ def forward_transfer(matrix: torch.Tensor, untrained: torch.Tensor) -> float:
     """
     rows = _rows(matrix)
     if untrained.shape != matrix.shape[:1]:
-        raise MooringError(
-            f"untrained has shape {tuple(untrained.shape)}: give one accuracy for each of {len(rows)} tasks"
-        )
+        shape = tuple(untrained.shape)
+        raise MooringError(f"untrained has shape {shape}: give one accuracy for each of {len(rows)} tasks")
     before = untrained.tolist()
     return fmean(row[k] - before[k] for k, row in enumerate(rows[:-1], start=1)) if len(rows) > 1 else 0.0
 
@@ -141,9 +140,8 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], confid
         2.0
     """
     if len(values) != len(baseline):
-        raise MooringError(
-            f"a paired difference needs the same seeds on both sides, not {len(values)} and {len(baseline)}"
-        )
+        counts = f"{len(values)} and {len(baseline)}"
+        raise MooringError(f"a paired difference needs the same seeds on both sides, not {counts}")
     return confidence_interval([value - other for value, other in zip(values, baseline, strict=True)], confidence)
 
 

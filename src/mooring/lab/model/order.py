@@ -46,13 +46,7 @@ def joint_order(seed: int, task: int, epoch: int, indices: Sequence[Tensor], epo
 
     The indices of all tasks are shuffled `epochs` times and concatenated. This sequence is then cut into pieces as
     long as the tasks' epochs. Joint training therefore has as many steps, of the same sizes, as any other run.
-
-    Args:
-        seed: the run's seed.
-        task: the task's number.
-        epoch: the epoch's number within the task.
-        indices: the indices of each task's images.
-        epochs: the number of epochs of a task.
+    `indices` has the indices of each task's images, and `epochs` is the number of epochs of a task.
 
     Example:
         >>> tasks = [torch.arange(2), torch.arange(2, 5)]

@@ -1,5 +1,6 @@
-"""The dtypes that runs compute with."""
+"""The arithmetic of runs: their dtypes, and determinism, which gives the same bits every time or an error."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,7 +8,23 @@ import torch
 
 from mooring.errors import MooringError
 
-__all__ = ["check_precision", "parameter_dtype", "product_dtype", "tf32_mode"]
+__all__ = [
+    "check_precision",
+    "configure_cublas",
+    "deterministic",
+    "parameter_dtype",
+    "product_dtype",
+    "tf32_mode",
+]
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""The environment variable for cuBLAS's workspace size; CUDA reads it once, when it starts."""
+
+DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
+"""The workspace sizes with which cuBLAS is deterministic."""
+
+NOT_DETERMINISTIC = " does not have a deterministic implementation"
+"""What PyTorch says after the name of an operation that has no deterministic implementation."""
 
 
 def parameter_dtype(dtype: str) -> torch.dtype:
@@ -53,3 +70,51 @@ def tf32_mode(dtype: str) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = previous
+
+
+def configure_cublas(device: str) -> None:
+    """Set the environment variable that makes cuBLAS deterministic, unless the device is a CPU, before CUDA starts.
+
+    Example:
+        >>> configure_cublas("cpu")
+    """
+    workspace = os.environ.get(WORKSPACE)
+    if torch.device(device).type != "cuda" or workspace in DETERMINISTIC_WORKSPACES:
+        return
+    allowed = " or ".join(DETERMINISTIC_WORKSPACES)
+    if workspace is not None:
+        raise MooringError(f"{WORKSPACE}={workspace} is not deterministic: give {allowed}, or leave it out")
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise MooringError(f"CUDA has started in this process: set {WORKSPACE} to {allowed} before it does")
+    os.environ[WORKSPACE] = DETERMINISTIC_WORKSPACES[0]
+
+
+@contextmanager
+def deterministic(enabled: bool = True) -> Iterator[None]:
+    """Make PyTorch deterministic inside the context, if enabled; an operation that cannot be raises an error.
+
+    Example:
+        >>> with deterministic():
+        ...     torch.are_deterministic_algorithms_enabled()
+        True
+    """
+    if not enabled:
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    previous = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    except RuntimeError as error:
+        operation, separator, _ = str(error).partition(NOT_DETERMINISTIC)
+        if not separator:
+            raise
+        name = operation.split()[-1]
+        raise MooringError(
+            f"{name} is not deterministic: leave --deterministic out, or train another network"
+        ) from error
+    finally:
+        torch.set_deterministic_debug_mode(previous[0])
+        cudnn.deterministic, cudnn.benchmark = previous[1:]

@@ -76,9 +76,9 @@ class RunSpec:
         check_number("weight_decay", self.weight_decay, 0)
         if self.strength is not None:
             check_number("strength", self.strength, 0)
-        counts = {"epochs": self.epochs, "batch": self.batch, "memory": 1 if self.memory is None else self.memory}
-        for name, value in counts.items():
-            check_whole(name, value, 1)
+        check_whole("epochs", self.epochs, 1)
+        check_whole("batch", self.batch, 1)
+        check_whole("memory", 1 if self.memory is None else self.memory, 1)
         check_whole("seed", self.seed, 0, 1 << 62)
         check_whole("shifts", self.shifts, 0)
         if not isinstance(self.flips, bool):

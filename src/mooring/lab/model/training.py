@@ -10,17 +10,11 @@ __all__ = ["Training", "default_training"]
 
 @dataclass(frozen=True)
 class Training:
-    """The training settings that all runs of a comparison share; `RunSpec` explains them.
+    """The training settings that all runs of a comparison share; `RunSpec` explains those that are not listed here.
 
     Attributes:
-        network: the network's name, or `package.module:function`.
         lr: the learning rate of methods without a learning rate of their own.
-        epochs: the number of passes over each task.
-        batch: the number of samples in a batch.
-        momentum: the momentum of SGD.
-        weight_decay: the weight decay of SGD.
         memory: the number of samples that replay methods keep; None means the method's default.
-        heads: "inherit" or "fresh".
         init: a safetensors file with the backbone's initial weights.
         dtype: the dtype of parameters and arithmetic; "auto" means tf32 on a GPU and float32 elsewhere.
         paper: take the default strengths from the paper; False takes those tuned on the digits.

@@ -26,8 +26,7 @@ BACKBONES: dict[str, Callable[[Shape], nn.Module]] = {
 def backbone_factory(name: str) -> Callable[[Shape], nn.Module]:
     """Return the function that makes a backbone from an image shape (channels, height, width).
 
-    Args:
-        name: a key of `BACKBONES`, or `package.module:function` for a function of your own.
+    The name is a key of `BACKBONES`, or `package.module:function` for a function of your own.
 
     Example:
         >>> backbone_factory("cnn6")((3, 32, 32)).__class__.__name__

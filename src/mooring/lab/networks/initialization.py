@@ -22,13 +22,7 @@ __all__ = ["BackboneWeights", "initial_network", "initial_networks", "read_weigh
 
 @dataclass(frozen=True)
 class BackboneWeights:
-    """A backbone's weights from a file.
-
-    Attributes:
-        path: the file.
-        fingerprint: the hash of the tensors; the file's metadata is not part of it.
-        tensors: the tensors by parameter or buffer name.
-    """
+    """A backbone's tensors from a file, by parameter or buffer name, and their hash, without the file's metadata."""
 
     path: str
     fingerprint: str
@@ -43,9 +37,8 @@ def read_weights(path: Path | str) -> BackboneWeights:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise MooringError(
-            f"{path} is not a safetensors file that can be read: {reason}; `mooring pretrain` makes one"
-        ) from error
+        problem = f"is not a safetensors file that can be read: {reason}"
+        raise MooringError(f"{path} {problem}; `mooring pretrain` makes one") from error
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
@@ -61,14 +54,10 @@ def initial_network(
     dtype: torch.dtype = torch.float32,
     weights: BackboneWeights | None = None,
 ) -> MultiHeadNetwork:
-    """Return the network that a run starts from. The global random state does not change.
+    """Return the network that a run starts from; its parameters have the given dtype.
 
-    Args:
-        network: the network's name, or `package.module:function`.
-        stream: the stream, which decides the image shape and the heads.
-        seed: the run's seed.
-        dtype: the dtype of the parameters.
-        weights: the weights of the backbone; None for random weights.
+    The stream decides the image shape and the heads. The backbone's weights are random unless they are given. The
+    global random state does not change.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -95,11 +84,7 @@ def initial_networks(
 ) -> list[MultiHeadNetwork]:
     """Return the network that each run starts from. Runs with equal seeds and weights share one: do not modify it.
 
-    Args:
-        specs: the runs, all with the same network.
-        stream: the stream of the runs.
-        dtype: the dtype of the parameters.
-        weights: the weights of backbones, by fingerprint.
+    All runs have the same network. `weights` has the weights of backbones, by fingerprint.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -112,9 +97,8 @@ def initial_networks(
     for spec in specs:
         backbone = weights.get(spec.init)
         if spec.init and backbone is None:
-            raise MooringError(
-                f"a run starts from the weights {spec.init[:8]}, which were not given: give --init with their file"
-            )
+            missing = f"the weights {spec.init[:8]}, which were not given"
+            raise MooringError(f"a run starts from {missing}: give --init with their file")
         if (spec.seed, spec.init) not in networks:
             networks[spec.seed, spec.init] = _cached_network(spec.network, stream, spec.seed, dtype, backbone)
     return [networks[spec.seed, spec.init] for spec in specs]

@@ -1,7 +1,7 @@
 """Encoded images, and their decoding to uint8 pixels of one size and mode."""
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 
 from mooring.errors import MooringError
 
-__all__ = ["EncodedImage", "EncodedSplit", "FolderContents", "Pixels", "decode", "decode_all"]
+__all__ = ["EncodedImage", "EncodedSplit", "FolderContents", "Pixels", "decode"]
 
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 MODES = {1: "L", 3: "RGB"}
@@ -19,13 +19,7 @@ MODES = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An image of a data set before decoding.
-
-    Attributes:
-        data: the bytes of the image file.
-        where: the file and row that it came from, for messages.
-        label: its label.
-    """
+    """An image before decoding: the bytes of its file, the file and row where it is, for messages, and its label."""
 
     data: bytes
     where: str
@@ -76,30 +70,10 @@ def decode(image: EncodedImage, size: tuple[int, int], channels: int = 3) -> Pix
             picture = picture.convert(MODES[channels])
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise MooringError(
-            f"{image.where} is not an image that can be read ({reason}): repair it or skip broken images"
-        ) from error
+        problem = f"is not an image that can be read ({reason})"
+        raise MooringError(f"{image.where} {problem}: repair it or skip broken images") from error
     height, width = size
     if picture.size != (width, height):
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture, dtype=np.uint8)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
-
-def decode_all(
-    images: Iterable[EncodedImage], size: tuple[int, int], channels: int = 3, *, skip_broken: bool = False
-) -> Iterator[tuple[Pixels, int] | None]:
-    """Yield the pixels and the label of each image; with `skip_broken`, None for an image that cannot be decoded.
-
-    Example:
-        >>> broken = EncodedImage(b"no image", where="photo.jpg", label=0)
-        >>> list(decode_all([broken], (8, 8), skip_broken=True))
-        [None]
-    """
-    for image in images:
-        try:
-            yield decode(image, size, channels), image.label
-        except MooringError:
-            if not skip_broken:
-                raise
-            yield None

@@ -30,14 +30,7 @@ HUB = "https://huggingface.co"
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file to fetch.
-
-    Attributes:
-        path: its path in the repository.
-        local: its path in the data set's folder.
-        size: its size in bytes.
-        sha256: the hash of its content.
-    """
+    """A file to fetch: its path in the repository and in the data set's folder, its size in bytes, and its hash."""
 
     path: str
     local: str
@@ -47,14 +40,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class FetchPlan:
-    """The files to fetch for a data set.
-
-    Attributes:
-        dataset: the data set.
-        endpoint: the Hub's address.
-        commit: the revision to fetch.
-        files: the files, in order.
-    """
+    """The files to fetch for a data set, in order, from the Hub's address `endpoint` at the revision `commit`."""
 
     dataset: NamedDataset
     endpoint: str
@@ -113,9 +99,8 @@ def is_fetched(dataset: NamedDataset, folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         name = None
     if name != dataset.name:
-        raise MooringError(
-            f"{folder} exists and was not made by fetching {dataset.name}: give another folder with --to"
-        )
+        problem = f"exists and was not made by fetching {dataset.name}"
+        raise MooringError(f"{folder} {problem}: give another folder with --to")
     return True
 
 
@@ -128,7 +113,7 @@ def fetch(
     planned: FetchPlan | None = None,
     retry: Retry | None = None,
 ) -> Path:
-    """Fetch a data set.
+    """Fetch a data set and return its folder.
 
     Files are collected in FOLDER.partial, where an interrupted fetch continues. The folder is renamed when it is
     complete. The size and SHA-256 of every file are checked against the Hub's; a damaged file is fetched once more.
@@ -140,9 +125,6 @@ def fetch(
         progress: called with the number of bytes that have arrived and their total number.
         planned: the result of `plan_fetch`, to avoid another request.
         retry: how often to retry, and how long to wait.
-
-    Returns:
-        The folder.
     """
     folder = Path(folder).expanduser() if folder else default_folder(dataset.name)
     if is_fetched(dataset, folder):

@@ -126,33 +126,28 @@ task: leave it out
         if self.cut != "class":
             for name, value in (("per_task", self.per_task), ("shuffle", self.shuffle)):
                 if value is not None:
-                    raise MooringError(
-                        f"{name}={value} is for a cut by class, and {self.name} has all classes in every task: "
-                        "leave it out"
-                    )
+                    reason = f"is for a cut by class, and {self.name} has all classes in every task"
+                    raise MooringError(f"{name}={value} {reason}: leave it out")
             if self.skip >= (count := self.tasks or TRANSFORM_TASKS):
                 raise MooringError(f"skip={self.skip} leaves nothing of {count} tasks: skip fewer")
         if self.cut != "permuted" and self.seed:
             raise MooringError(f"seed={self.seed} is for {self.base}-permuted, not for {self.name}: leave it out")
         if self.cut != "rotated" and self.degrees != DEFAULT_DEGREES:
-            raise MooringError(
-                f"degrees={self.degrees:g} is for {self.base}-rotated, not for {self.name}: leave it out"
-            )
+            reason = f"is for {self.base}-rotated, not for {self.name}"
+            raise MooringError(f"degrees={self.degrees:g} {reason}: leave it out")
 
     def _check_source(self) -> None:
         if self.base == "digits":
             given = {"data": self.data, "size": self.size, "channels": self.channels, "label": self.label}
             for name, value in {**given, "skip_broken": self.skip_broken or None}.items():
                 if value is not None:
-                    raise MooringError(
-                        f"{name}={value!r} is for images from a folder, and digits come with scikit-learn: leave it out"
-                    )
+                    reason = "is for images from a folder, and digits come with scikit-learn"
+                    raise MooringError(f"{name}={value!r} {reason}: leave it out")
         if self.base == "folder" and not self.data:
             raise MooringError("a folder stream needs data: give the folder with --data")
         if self.dataset is not None and self.dataset.layout == "folders" and self.label is not None:
-            raise MooringError(
-                f"label={self.label!r} is for Parquet files, and {self.base} is class folders: leave it out"
-            )
+            reason = f"is for Parquet files, and {self.base} is class folders"
+            raise MooringError(f"label={self.label!r} {reason}: leave it out")
 
 
 def stream_descriptions() -> dict[str, str]:

@@ -42,21 +42,18 @@ class ParquetSplit:
     def images(self) -> Iterator[EncodedImage]:
         """Yield the images in file and row order, read one batch of rows at a time."""
         for path in self.paths:
-            row = 0
-            for images, labels in self._batches(path):
-                for image, label in zip(images, labels, strict=True):
+            with _name_damaged_file(path), pq.ParquetFile(path) as opened:
+                _column(opened.schema_arrow, (self.image,), path, "image")
+                _column(opened.schema_arrow, (self.label,), path, "label")
+                batches = opened.iter_batches(batch_size=1024, columns=[self.image, self.label])
+                rows = (row for batch in batches for row in batch.to_pylist())
+                for number, row in enumerate(rows):
+                    image, label = row[self.image], row[self.label]
                     data = image.get("bytes") if isinstance(image, dict) else image
+                    where = f"{path}, row {number}"
                     if not isinstance(label, int):
-                        raise MooringError(f"{path}, row {row} has the label {label!r}: labels must be whole numbers")
-                    yield EncodedImage(data or b"", f"{path}, row {row}", label)
-                    row += 1
-
-    def _batches(self, path: Path) -> Iterator[tuple[list[Any], list[Any]]]:
-        with _name_damaged_file(path), pq.ParquetFile(path) as opened:
-            for name in (self.image, self.label):
-                _column(opened.schema_arrow, (name,), path, "image" if name == self.image else "label")
-            for batch in opened.iter_batches(batch_size=1024, columns=[self.image, self.label]):
-                yield batch.column(self.image).to_pylist(), batch.column(self.label).to_pylist()
+                        raise MooringError(f"{where} has the label {label!r}: labels must be whole numbers")
+                    yield EncodedImage(data or b"", where, label)
 
 
 def read_parquet(folder: Path, *, label: str | None = None) -> FolderContents:
@@ -71,7 +68,8 @@ def read_parquet(folder: Path, *, label: str | None = None) -> FolderContents:
         if not files[kind]:
             raise MooringError(f"{folder} has no {kind}-*.parquet, nor has its folder data")
     first = files["train"][0]
-    schema = _schema(first)
+    with _name_damaged_file(first):
+        schema = pq.read_schema(first)
     image = _column(schema, IMAGE_COLUMNS, first, "image")
     label = _column(schema, (label,) if label else LABEL_COLUMNS, first, "label")
     label_type = schema.field(label).type
@@ -80,11 +78,6 @@ def read_parquet(folder: Path, *, label: str | None = None) -> FolderContents:
     classes = _class_names(schema, label) or _count_classes(files["train"] + files["test"], label)
     train, test = (ParquetSplit(tuple(files[kind]), image, label) for kind in ("train", "test"))
     return FolderContents(classes, train, test)
-
-
-def _schema(path: Path) -> pa.Schema:
-    with _name_damaged_file(path):
-        return pq.read_schema(path)
 
 
 @contextmanager
@@ -115,8 +108,8 @@ def _class_names(schema: pa.Schema, label: str) -> tuple[str, ...]:
 def _count_classes(files: list[Path], label: str) -> tuple[str, ...]:
     largest = -1
     for path in files:
-        _column(_schema(path), (label,), path, "label")
         with _name_damaged_file(path):
+            _column(pq.read_schema(path), (label,), path, "label")
             values = pq.read_table(path, columns=[label]).column(0).to_pylist()
         # `images` reports a label that is not an integer, with its row
         largest = max([largest, *(value for value in values if isinstance(value, int))])

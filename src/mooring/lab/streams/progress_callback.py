@@ -10,11 +10,7 @@ ProgressCallback = Callable[[str, int, int | None], None]
 
 
 def throttled(progress: ProgressCallback | None, interval: float = 0.1) -> ProgressCallback:
-    """Return a callback that forwards at most one call per `interval` seconds, and always the first and the last.
-
-    Args:
-        progress: the callback to forward to; None for none.
-        interval: the smallest time between two calls, in seconds.
+    """Return a callback that forwards to `progress`, if any: the first, the last, and one call per `interval` seconds.
 
     Example:
         >>> report = throttled(lambda what, done, total: print(what, done, "of", total), interval=60)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mooring.errors import MooringError
 from mooring.lab.streams.cache import Arrays, content_key, load_or_build
-from mooring.lab.streams.decode import EncodedSplit, FolderContents, Pixels, decode_all
+from mooring.lab.streams.decode import EncodedSplit, FolderContents, Pixels, decode
 from mooring.lab.streams.folders import read_folder
 from mooring.lab.streams.parquet import read_parquet
 from mooring.lab.streams.progress_callback import ProgressCallback, throttled
@@ -113,10 +113,8 @@ def _read_all(name: str, dataset: MapDataset) -> Split:
         if not isinstance(image, Tensor):  # arrays and Pillow images have their channels last
             pixels = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
         if pixels.dtype != torch.uint8 or pixels.ndim != 3 or (images and pixels.shape != images[0].shape):
-            kind = f"{pixels.dtype} of shape {tuple(pixels.shape)}"
-            raise MooringError(
-                f"{name}, item {index}: images must be uint8, (channels, height, width), of one size, not {kind}"
-            )
+            kind = f"of one size, not {pixels.dtype} of shape {tuple(pixels.shape)}"
+            raise MooringError(f"{name}, item {index}: images must be uint8, (channels, height, width), {kind}")
         images.append(pixels)
         labels.append(int(label))
     if not images:
@@ -127,15 +125,21 @@ def _read_all(name: str, dataset: MapDataset) -> Split:
 def _decode_split(
     kind: str, split: EncodedSplit, size: tuple[int, int], channels: int, skip_broken: bool, report: ProgressCallback
 ) -> Arrays:
-    results: list[tuple[Pixels, int] | None] = []
+    pixels: list[Pixels] = []
+    labels: list[int] = []
     total = split.count
-    for result in decode_all(split.images(), size, channels, skip_broken=skip_broken):
-        results.append(result)
-        report(f"decoding {kind} images", len(results), total)
-    decoded = [result for result in results if result is not None]
+    done = 0
+    for done, image in enumerate(split.images(), start=1):
+        try:
+            pixels.append(decode(image, size, channels))
+            labels.append(image.label)
+        except MooringError:
+            if not skip_broken:
+                raise
+        report(f"decoding {kind} images", done, total)
     empty = np.zeros((0, channels, *size), dtype=np.uint8)
     return {
-        f"{kind}_images": np.stack([pixels for pixels, _ in decoded]) if decoded else empty,
-        f"{kind}_labels": np.array([label for _, label in decoded], dtype=np.int64),
-        f"{kind}_skipped": np.array([len(results) - len(decoded)], dtype=np.int64),
+        f"{kind}_images": np.stack(pixels) if pixels else empty,
+        f"{kind}_labels": np.array(labels, dtype=np.int64),
+        f"{kind}_skipped": np.array([done - len(pixels)], dtype=np.int64),
     }

@@ -27,10 +27,8 @@ class Split:
     def __post_init__(self) -> None:
         """Check dtypes and shapes."""
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            shape = tuple(self.images.shape)
-            raise MooringError(
-                f"images must be uint8 of shape (n, channels, height, width), not {self.images.dtype} {shape}"
-            )
+            given = f"{self.images.dtype} {tuple(self.images.shape)}"
+            raise MooringError(f"images must be uint8 of shape (n, channels, height, width), not {given}")
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             raise MooringError(f"{len(self.images)} images need as many int64 labels, not {tuple(self.labels.shape)}")
 

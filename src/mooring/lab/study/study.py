@@ -18,8 +18,8 @@ from mooring.lab.fleet.grouping import group_into_fleets
 from mooring.lab.methods import find_method
 from mooring.lab.methods.registry import ALIASES
 from mooring.lab.model.atomic_files import check_writable
-from mooring.lab.model.determinism import configure_cublas
 from mooring.lab.model.gc_control import gc_frozen
+from mooring.lab.model.precision import configure_cublas
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row, summarize
