@@ -12,10 +12,9 @@ from mooring.lab.streams.options import open_stream
 from mooring.lab.study.study import Study
 from mooring.paper import ablations
 from mooring.paper.ablations import BASE, CHANGES
-from mooring.paper.context.cell import make_cell
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import MINIATURE, PAPER, ROWS
-from mooring.paper.context.target_result import ResultTable, TargetResult
+from mooring.paper.context.target_result import ResultTable, TargetResult, make_cell
 from mooring.paper.reproduction_page import add_table_notes
 from mooring.paper.targets import TARGETS
 

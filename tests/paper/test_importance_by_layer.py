@@ -6,7 +6,7 @@ import pytest
 
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.paper.context.paper_runs import paper_setting
+from mooring.paper.context.paper_context import paper_setting
 from mooring.paper.context.scale import MINIATURE, PAPER, REGULARIZERS, Condition
 from mooring.paper.figures import importance_by_layer
 from mooring.paper.published.published_numbers import Setting

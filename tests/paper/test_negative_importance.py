@@ -8,8 +8,7 @@ from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import summarize
 from mooring.lab.study.study import Study
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.paper_runs import paper_setting
+from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import MINIATURE, PAPER
 from mooring.paper.figures import negative_importance
 from mooring.paper.targets import TARGETS

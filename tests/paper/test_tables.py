@@ -15,9 +15,9 @@ from mooring.lab.model.summary import summarize
 from mooring.lab.networks.initialization import initial_network
 from mooring.lab.streams.options import open_stream
 from mooring.lab.study.study import Study
-from mooring.paper.context.cell import means_agree
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import CONTROLS, MINIATURE, PAPER, ROWS
+from mooring.paper.context.target_result import means_agree
 from mooring.paper.published.published_numbers import Setting, published, published_setting
 from mooring.paper.tables import accuracy_tables, grid_search
 from mooring.paper.targets import TARGETS, select_targets

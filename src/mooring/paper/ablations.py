@@ -10,12 +10,10 @@ from mooring.lab.model.metrics import Interval, confidence_interval, paired_diff
 from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.paper.context.cell import CELL_METRICS, PaperCell, make_cell
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.paper_runs import paper_setting
+from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import REGULARIZERS, ROWS, Condition, Scale
 from mooring.paper.context.seed_statistics import format_difference
-from mooring.paper.context.target_result import ResultTable, TargetResult
+from mooring.paper.context.target_result import CELL_METRICS, PaperCell, ResultTable, TargetResult, make_cell
 from mooring.paper.published.published_numbers import PLAIN_SETTING_NOTE
 
 __all__ = ["BASE", "CHANGES", "Change", "Effect", "count_models", "run"]
@@ -237,10 +235,9 @@ def _specs(context: PaperContext, condition: Condition, method: str) -> dict[str
     base = [context.spec(condition, method, seed, setting) for seed in range(context.scale.seeds)]
     specs = {}
     for change in (BASE, *CHANGES):
-        if change.applies_to(method):
-            changed = [change.spec(context, condition, spec) for spec in base]
-            if None not in changed:
-                specs[change.name] = [spec for spec in changed if spec is not None]
+        changed = [change.spec(context, condition, spec) for spec in base] if change.applies_to(method) else []
+        if changed and None not in changed:
+            specs[change.name] = [spec for spec in changed if spec is not None]
     return specs
 
 
@@ -280,16 +277,14 @@ def _reason(effects: Sequence[Effect]) -> str:
         if names:
             return f"{prefix} {' or '.join(names)}"
     reason = f"not explained by any of {pluralize(len(changes), 'single change')}"
-    closer = [effect for effect in changes if effect.verdict in ("moves towards", "overshoots")]
+    # These verdicts have a cell.
+    closer = [
+        (e.cell_after, e.change) for e in changes if e.cell_after and e.verdict in ("moves towards", "overshoots")
+    ]
     if not closer:
         return f"{reason}, and none moves it significantly towards the paper's"
-    closest = min(closer, key=_distance)
-    remainder = "" if closest.cell_after is None else f", with {closest.cell_after.difference:+.2f} left"
-    return f"{reason}; of those with a significant effect, {closest.change} comes closest{remainder}"
-
-
-def _distance(effect: Effect) -> float:
-    return math.inf if effect.cell_after is None else abs(effect.cell_after.difference)
+    cell, closest = min(closer, key=lambda cell_and_change: abs(cell_and_change[0].difference))
+    return f"{reason}; of those with a significant effect, {closest} comes closest, with {cell.difference:+.2f} left"
 
 
 def _text(effects: Effects, reasons: Mapping[Any, str]) -> list[str]:
@@ -349,17 +344,12 @@ def _columns(metric: str) -> list[str]:
 
 
 def _effect_values(metric: str, effect: Effect) -> dict[str, Any]:
-    unchanged = effect.change == BASE.name
+    unchanged, cell = effect.change == BASE.name, effect.cell_after
+    agreement = {True: "agrees", False: "differs", None: None}[cell.probably_agrees if cell else None]
     values = (
         None if effect.after is None else str(effect.after),
         None if unchanged else format_difference(effect.shift),
-        None if effect.cell_after is None else round(effect.cell_after.difference, 2),
-        _agreement(effect.cell_before) if unchanged else effect.verdict,
+        None if cell is None else round(cell.difference, 2),
+        agreement if unchanged else effect.verdict,
     )
     return dict(zip(_columns(metric), values, strict=True))
-
-
-def _agreement(cell: PaperCell | None) -> str | None:
-    if cell is None or cell.probably_agrees is None:
-        return None
-    return "agrees" if cell.probably_agrees else "differs"

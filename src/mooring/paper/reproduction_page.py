@@ -14,10 +14,9 @@ from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.named_datasets import NAMED_DATASETS
-from mooring.paper.context.cell import PaperCell, means_agree
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import Condition
-from mooring.paper.context.target_result import ResultTable, TargetResult
+from mooring.paper.context.target_result import PaperCell, ResultTable, TargetResult, means_agree
 from mooring.paper.targets import TARGETS
 
 __all__ = ["add_table_notes", "page_header", "runs_json", "write_page"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from mooring.errors import MooringError
@@ -15,9 +16,12 @@ from mooring.lab.streams.slices import select_tasks
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.study import Study
 from mooring.paper.context.scale import Condition, Scale
-from mooring.paper.published.published_numbers import Setting
+from mooring.paper.published.published_numbers import Setting, published_setting
 
-__all__ = ["MissingRuns", "PaperContext"]
+__all__ = ["MethodRuns", "MissingRuns", "PaperContext", "paper_setting", "train_methods"]
+
+MethodRuns = dict[str, dict[str, list[Result]]]
+"""Results by data set and method, one for each seed."""
 
 
 class MissingRuns(Exception):  # noqa: N818  not an error: the schedule trains the runs and calls the target again
@@ -83,12 +87,7 @@ class PaperContext:
         return self._part(data, "searched", None)
 
     def main_stream(self, data: str, *, shuffle: int | None = None) -> Stream:
-        """Return the tasks after the searched ones, which tables and figures use.
-
-        Args:
-            data: the name of the data set.
-            shuffle: the seed of another order of classes; None keeps the paper's order.
-        """
+        """Return the tasks after the searched ones, for tables and figures; `shuffle` seeds another class order."""
         return self._part(data, "trained", shuffle)
 
     def full_stream(self, data: str) -> Stream:
@@ -96,18 +95,9 @@ class PaperContext:
         return self._part(data, "entire", None)
 
     def spec(self, condition: Condition, method: str, seed: int, setting: Setting, *, search: bool = False) -> RunSpec:
-        """Return the specification of a run.
-
-        Args:
-            condition: network, regime and data set.
-            method: a name from the registry.
-            seed: the seed of the run.
-            setting: its learning rate and strength.
-            search: whether to train on the searched tasks instead of the others.
-        """
+        """Return the specification of a run, on the searched tasks or on the others."""
         stream = self.search_stream(condition.data) if search else self.main_stream(condition.data)
-        starts = self.backbones.get(condition.network, [""])
-        regime = condition.regime
+        starts, regime = self.backbones.get(condition.network, [""]), condition.regime
         dtype = regime.gpu_dtype if self.device.startswith("cuda") else "auto"
         training = Training(condition.network, epochs=regime.epochs, batch=regime.batch, dtype=dtype)
         return RunSpec(
@@ -165,12 +155,48 @@ class PaperContext:
                 self._full_streams[data, shuffle] = self.study.open(options)
             stream, first = self._full_streams[data, shuffle], self.scale.search_tasks
             if len(stream.tasks) <= first:
-                count = len(stream.tasks)
-                raise MooringError(
-                    f"{stream.name} has {count} tasks and the search uses {first}: give a stream with more tasks"
-                )
-            skip, tasks = {"searched": (0, first), "trained": (first, None), "entire": (0, None)}[kind]
+                tasks = f"{stream.name} has {len(stream.tasks)} tasks and the search uses {first}"
+                raise MooringError(f"{tasks}: give a stream with more tasks")
+            skip, limit = {"searched": (0, first), "trained": (first, None), "entire": (0, None)}[kind]
             order = "" if shuffle is None else ", shuffled"
-            part = replace(select_tasks(stream, skip, tasks), name=f"{data}, {kind}{order}")
+            part = replace(select_tasks(stream, skip, limit), name=f"{data}, {kind}{order}")
             self.streams[part.fingerprint] = self._parts[data, kind, shuffle] = part
         return self._parts[data, kind, shuffle]
+
+
+def paper_setting(scale: Scale, condition: Condition, method: str, source: str | None = None) -> Setting:
+    """Return the paper's setting of a method; without one, the first of the learning rates and the default strength.
+
+    A variant of a method takes the published setting of its `source`.
+
+    Example:
+        >>> from mooring.paper.context.scale import PAPER
+        >>> paper_setting(PAPER, PAPER.conditions()[1], "si").lr
+        0.003
+    """
+    setting = published_setting(condition.network, condition.regime.name, condition.data, source or method)
+    if setting is None:
+        return Setting(scale.lrs[0], find_method(method).strength)
+    return Setting(setting.lr, setting.strength if find_method(method).has_strength else None)
+
+
+def train_methods(
+    context: PaperContext,
+    methods: Mapping[str, str],
+    settings: Mapping[Condition, Mapping[str, Setting]] | None = None,
+) -> MethodRuns:
+    """Return the runs of methods on every data set in the first regime, trained together.
+
+    Args:
+        context: trains them.
+        methods: the method whose setting is used, for each method.
+        settings: settings by condition and method; the paper's where one is missing.
+    """
+    scale, seeds = context.scale, range(context.scale.seeds)
+    specs: dict[str, dict[str, list[RunSpec]]] = {data: {} for data in scale.streams}
+    for condition, (method, source) in product(scale.first_conditions(), methods.items()):
+        ours = (settings or {}).get(condition, {}).get(source)
+        setting = ours or paper_setting(scale, condition, method, source)
+        specs[condition.data][method] = [context.spec(condition, method, seed, setting) for seed in seeds]
+    known = context.run([spec for group in specs.values() for runs in group.values() for spec in runs])
+    return {data: {method: [known[s] for s in runs] for method, runs in group.items()} for data, group in specs.items()}

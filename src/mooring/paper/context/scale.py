@@ -118,9 +118,8 @@ class Scale:
             folder: a folder with one sub-folder for each data set; None if nothing is read from disk.
             names: the data sets to use; all that the folder has if empty.
         """
-        for name in names:
-            if name not in self.streams:
-                raise unknown("data set", name, self.streams)
+        if wrong := [name for name in names if name not in self.streams]:
+            raise unknown("data set", wrong[0], self.streams)
         selected = {name: options for name, options in self.streams.items() if not names or name in names}
         if folder is None:
             if any(options.name != "digits" for options in selected.values()):
@@ -140,9 +139,8 @@ class Scale:
             ['mlp, 30-epochs, digits']
         """
         known = [regime.name for regime in self.regimes]
-        for name in names:
-            if name not in known:
-                raise unknown("regime", name, known)
+        if wrong := [name for name in names if name not in known]:
+            raise unknown("regime", wrong[0], known)
         return replace(self, selected_regimes=names)
 
     def _with_streams(self, streams: Mapping[str, StreamOptions]) -> "Scale":

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from mooring.lab.model.metrics import Interval, confidence_interval
 from mooring.lab.model.results import Result
@@ -67,7 +68,7 @@ def mean_difference(*pairs: tuple[Sequence[float], Sequence[float]]) -> Interval
         for seed, (first, second) in enumerate(zip(*pair, strict=True)):
             if math.isfinite(first) and math.isfinite(second):
                 differences[seed].append(first - second)
-    means = [math.fsum(values) / len(values) for values in differences.values()]
+    means = list(map(fmean, differences.values()))
     return confidence_interval(means) if means else None
 
 

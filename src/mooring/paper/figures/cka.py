@@ -3,12 +3,12 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mooring.lab.model.metrics import Interval, confidence_interval
 from mooring.lab.model.results import Result
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.paper_runs import MethodRuns, train_methods
+from mooring.paper.context.paper_context import MethodRuns, PaperContext, train_methods
 from mooring.paper.context.scale import REGULARIZERS
 from mooring.paper.context.seed_statistics import (
     format_difference,
@@ -66,30 +66,26 @@ def deep_cka(result: Result) -> float:
         >>> deep_cka(run), shallow_cka(run)
         (0.4, 0.9)
     """
-    values = _finished_cka(result)
-    return _mean(values[_half(values) :] or values)
+    shallow, deep = _halves(result)
+    return _mean(deep or shallow)
 
 
 def shallow_cka(result: Result) -> float:
     """Return the mean CKA over the layers that `deep_cka` leaves out; NaN if a run did not finish."""
-    values = _finished_cka(result)
-    return _mean(values[: _half(values)])
+    return _mean(_halves(result)[0])
 
 
-def _finished_cka(result: Result) -> list[float]:
-    return list(result.cka.values()) if result.status == "finished" else []
-
-
-def _half(values: Sequence[float]) -> int:
-    return math.ceil(len(values) / 2)
+def _halves(result: Result) -> tuple[list[float], list[float]]:
+    values = list(result.cka.values()) if result.status == "finished" else []
+    middle = math.ceil(len(values) / 2)
+    return values[:middle], values[middle:]
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
+    return fmean(values) if values else math.nan
 
 
 def _cka_by_layer(results: Sequence[Result]) -> dict[str, Interval]:
-    """Return the CKA of each layer over the seeds that finished."""
     layers: dict[str, list[float]] = {}
     for result in results:
         for layer, value in (result.cka if result.status == "finished" else {}).items():
@@ -159,17 +155,16 @@ def _draw(runs: MethodRuns) -> list["Drawing"]:
             continue
         figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
         panels = figure.subplots(2, 2, sharex=True, sharey=True)
-        limits = value_range([LayerLine(name, layers) for name, layers in by_method.items()])
+        limits = value_range(by_method.values())
         for panel, importance in zip(panels.flat, REGULARIZERS, strict=True):
             pair = (f"balanced-{importance}", importance)
             lines = [
-                LayerLine(name, by_method[name], "-" if name in pair else ":", index)
+                LayerLine(name, by_method[name], index, "-" if name in pair else ":")
                 for index, name in enumerate((*pair, *REFERENCES))
                 if name in by_method
             ]
             panel.set_title(importance, loc="left")
             draw_layer_lines(panel, lines, limits)
-        for panel in panels.flat:
             panel.set_ylabel("CKA")
             panel.label_outer()
         drawings.append(

@@ -1,6 +1,7 @@
 """The effective learning rate: the unrolled form against the iterates, and the fraction of the rate in each layer."""
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -17,8 +18,7 @@ from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.streams.stream import Stream
 from mooring.moor import Mooring
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.paper_runs import paper_setting
+from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import Condition
 from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.pulls import Interpolation, Penalty, Pull
@@ -83,14 +83,8 @@ def run(context: PaperContext) -> TargetResult:
     rates = measure(context)
     rows = [_row(name, layer, task) for name, task in rates.tasks.items() for layer in task.difference]
     title = f"{rates.condition}: fraction of the learning rate that remains after {STEPS} iterations"
-    text = _text(rates)
-    if rates.strength != rates.paper_strength:
-        text.append(
-            f"Strength {rates.paper_strength:g} would extrapolate after so short a first task; half of the safe "
-            "strength was used."
-        )
     table = ResultTable(title, list(rows[0]), rows)
-    return TargetResult("effective-lr", text, [table], draw=partial(_draw, str(rates.condition), rates.tasks))
+    return TargetResult("effective-lr", _text(rates), [table], draw=partial(_draw, str(rates.condition), rates.tasks))
 
 
 @lru_cache(maxsize=1)
@@ -158,13 +152,13 @@ def unroll(
     rates = _explicit_rates(retained, lr) if isinstance(pull, Interpolation) else _penalty_rates(moor)
     unrolled = {name: value.clone() for name, value in anchor.items()}
     total = {name: torch.zeros_like(value) for name, value in anchor.items()}
-    by_age: dict[str, list[Tensor]] = {}
+    by_age = defaultdict[str, list[Tensor]](list)
     for gradient, rate in zip(reversed(gradients), rates, strict=True):  # the newest first
         for name in anchor:
             unrolled[name] -= rate[name] * gradient[name]
             total[name] += rate[name]
         for layer, quantiles in _quantiles_by_layer(rate, lr).items():
-            by_age.setdefault(layer, []).append(quantiles)
+            by_age[layer].append(quantiles)
     moor.detach()
     theta = {name: value.detach() for name, value in network.named_parameters() if name in anchor}
     return UnrolledTask(
@@ -183,19 +177,18 @@ def _after_first_task(
     device: str,
     checkpoint: Checkpoint | None = None,
 ) -> tuple[MultiHeadNetwork, torch.optim.Optimizer, Mooring]:
-    """Return a moored network after its first task."""
     network = initial_network(condition.network, stream, 0, dtype=torch.float64, weights=weights).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=lr)
     moor = attach(network, optimizer, importance="ewc", pull=pull, exclude=("heads.*",))
-    if checkpoint is not None:
-        network.load_state_dict(checkpoint[0])
-        with warnings.catch_warnings():  # no pull acts in a first task, so its state fits every pull
-            warnings.filterwarnings("ignore", "the state was made with")
-            moor.load_state_dict({name: value.clone() for name, value in checkpoint[1].items()})
+    if checkpoint is None:
+        for _ in _train_steps(network, optimizer, stream, 0, condition.regime.batch):
+            pass
+        moor.consolidate()
         return network, optimizer, moor
-    for _ in _train_steps(network, optimizer, stream, 0, condition.regime.batch):
-        pass
-    moor.consolidate()
+    network.load_state_dict(checkpoint[0])
+    with warnings.catch_warnings():  # no pull acts in a first task, so its state fits every pull
+        warnings.filterwarnings("ignore", "the state was made with")
+        moor.load_state_dict({name: value.clone() for name, value in checkpoint[1].items()})
     return network, optimizer, moor
 
 
@@ -232,10 +225,9 @@ def _explicit_rates(retained: Sequence[State], lr: float) -> Iterator[State]:
 
 def _quantiles_by_layer(values: Mapping[str, Tensor], unit: float) -> dict[str, Tensor]:
     """Return quantiles over the parameters of each layer; `kthvalue`, because `quantile` refuses large tensors."""
-    layers: dict[str, list[Tensor]] = {}
+    layers, quantiles = defaultdict[str, list[Tensor]](list), {}
     for name, value in values.items():
-        layers.setdefault(layer_of(name), []).append(value.flatten() / unit)
-    quantiles = {}
+        layers[layer_of(name)].append(value.flatten() / unit)
     for layer, parts in layers.items():
         merged = torch.cat(parts)
         ranks = [1 + round(q * (len(merged) - 1)) for q in QUANTILES]
@@ -244,13 +236,11 @@ def _quantiles_by_layer(values: Mapping[str, Tensor], unit: float) -> dict[str, 
 
 
 def _relative_difference(theta: State, unrolled: State, anchor: State) -> dict[str, float]:
-    error: dict[str, float] = {}
-    movement: dict[str, float] = {}
+    error, movement = defaultdict[str, float](float), defaultdict[str, float](float)
     for name, value in theta.items():
-        layer = layer_of(name)
-        error[layer] = max(error.get(layer, 0.0), float((value - unrolled[name]).abs().max()))
-        movement[layer] = max(movement.get(layer, 0.0), float((value - anchor[name]).abs().max()))
-    return {layer: error[layer] / movement[layer] if movement[layer] else error[layer] for layer in error}
+        for largest, other in ((error, unrolled), (movement, anchor)):
+            largest[layer_of(name)] = max(largest[layer_of(name)], float((value - other[name]).abs().max()))
+    return {layer: value / (movement[layer] or 1.0) for layer, value in error.items()}
 
 
 def _row(pull: str, layer: str, task: UnrolledTask) -> dict[str, Any]:
@@ -281,6 +271,11 @@ def _text(rates: EffectiveRates) -> list[str]:
             f"Under {name}, the median parameter keeps on average {first:.3g} of the learning rate {rates.lr:g} in the "
             f"first layer and {last:.3g} in the last."
         )
+    if rates.strength != rates.paper_strength:
+        text.append(
+            f"Strength {rates.paper_strength:g} would extrapolate after so short a first task; half of the safe "
+            "strength was used."
+        )
     return text
 
 
@@ -302,8 +297,7 @@ def _draw(condition: str, tasks: Mapping[str, UnrolledTask]) -> list["Drawing"]:
         panel.set_xlabel("age of a gradient, iterations")
         panel.grid(axis="y")
     panels[0].set_ylabel("effective / learning rate")
-    handles = panels[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside right upper", title="layer", alignment="left")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", title="layer", alignment="left")
     return [
         Drawing(
             "age",

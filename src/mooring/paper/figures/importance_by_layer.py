@@ -3,14 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import correlation
+from statistics import correlation, fmean
 from typing import TYPE_CHECKING, Any
 
 from mooring.lab.model.metrics import Interval, confidence_interval
 from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.paper_runs import MethodRuns, train_methods
+from mooring.paper.context.paper_context import MethodRuns, PaperContext, train_methods
 from mooring.paper.context.scale import REGULARIZERS
 from mooring.paper.context.seed_statistics import unfinished_note
 from mooring.paper.context.target_result import ResultTable, TargetResult
@@ -49,8 +48,7 @@ def run(context: PaperContext) -> TargetResult:
 def relative_to_mean(results: Sequence[Result]) -> dict[str, Interval]:
     """Return log10 of each layer's importance relative to the mean over the layers of its run, over finished seeds.
 
-    Logarithms, because layers differ by orders of magnitude. A layer without importance has no logarithm and is left
-    out.
+    Logarithms, because layers differ by orders of magnitude. A layer without importance is left out.
 
     Example:
         >>> from mooring.lab.model.spec import RunSpec
@@ -62,7 +60,7 @@ def relative_to_mean(results: Sequence[Result]) -> dict[str, Interval]:
     logs: dict[str, list[float]] = {}
     for result in results:
         layers = result.importance if result.status == "finished" else {}
-        mean = math.fsum(layers.values()) / len(layers) if layers else 0.0
+        mean = fmean(layers.values()) if layers else 0.0
         for layer, value in layers.items():
             if value > 0 and 0 < mean < math.inf:
                 logs.setdefault(layer, []).append(math.log10(value / mean))
@@ -140,8 +138,8 @@ def _draw(lines_by_data: Mapping[str, Mapping[str, LayerIntervals]]) -> list["Dr
     for panel, (data, methods) in zip(panels, drawn.items(), strict=True):
         panel.set_title(data, loc="left")
         panel.set_ylabel("importance / mean layer's")
-        lines = [LayerLine(n, layers, colour=REGULARIZERS.index(n)) for n, layers in methods.items() if layers]
-        low, high = value_range(lines)
+        lines = [LayerLine(n, layers, REGULARIZERS.index(n)) for n, layers in methods.items() if layers]
+        low, high = value_range(methods.values())
         low, high = min(low, -0.5), max(high, 0.5)  # at least a decade: smaller differences do not matter
         draw_layer_lines(panel, lines, (low, high))
         y_ticks = ticks(low, high)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooring.lab.model.metrics import Interval
 from mooring.lab.model.summary import Row
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.paper_runs import paper_setting
+from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import Condition
 from mooring.paper.context.seed_statistics import summarize_seeds, unstable_count
 from mooring.paper.context.target_result import ResultTable, TargetResult

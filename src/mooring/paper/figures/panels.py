@@ -1,7 +1,7 @@
 """Parts of panels that several figures draw: lines over layers and rows of stability marks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -21,36 +21,30 @@ class LayerLine:
     Attributes:
         name: the label at its end.
         layers: the interval of each layer, by name.
+        colour: an index of the palette.
         style: the line style of matplotlib.
-        colour: an index of the palette; by default the index of the line.
     """
 
     name: str
     layers: Mapping[str, Interval]
+    colour: int
     style: str = "-"
-    colour: int | None = None
 
 
-def value_range(lines: Sequence[LayerLine]) -> tuple[float, float]:
-    """Return the lowest and the highest mean, with a margin."""
-    means = [value.mean for line in lines for value in line.layers.values()]
+def value_range(lines: Iterable[Mapping[str, Interval]]) -> tuple[float, float]:
+    """Return the lowest and the highest mean over lines and layers, with a margin."""
+    means = [value.mean for layers in lines for value in layers.values()]
     margin = 0.15 * (max(means) - min(means)) or 0.05
     return min(means) - margin, max(means) + margin
 
 
-def draw_layer_lines(panel: "Axes", lines: Sequence[LayerLine], limits: tuple[float, float] | None = None) -> None:
-    """Draw lines over layers with their intervals and a label at the end of each.
-
-    Args:
-        panel: where to draw.
-        lines: what to draw.
-        limits: the limits of the y axis; by default the range of the means.
-    """
+def draw_layer_lines(panel: "Axes", lines: Sequence[LayerLine], limits: tuple[float, float]) -> None:
+    """Draw lines over layers with their intervals and a label at the end of each, between limits of the y axis."""
     from mooring.report.figures.labels import spread_labels
     from mooring.report.style import INK, LINES
 
     layers = list(dict.fromkeys(layer for line in lines for layer in line.layers))
-    low, high = limits or value_range(lines)
+    low, high = limits
     panel.set_ylim(low, high)
     prefix = _common_prefix(layers)
     panel.set_xticks(range(len(layers)), [layer[len(prefix) :] for layer in layers])
@@ -59,7 +53,7 @@ def draw_layer_lines(panel: "Axes", lines: Sequence[LayerLine], limits: tuple[fl
     panel.grid(axis="y")
     ends = []
     for index, line in enumerate(lines):
-        colour = LINES[(index if line.colour is None else line.colour) % len(LINES)]
+        colour = LINES[line.colour % len(LINES)]
         x = [layers.index(layer) for layer in line.layers]
         y = [value.mean for value in line.layers.values()]
         panel.plot(x, y, line.style, marker="o", ms=2.5, color=colour)

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mooring.lab.model.metrics import SCORE_TOLERANCE, Interval, confidence_interval
 from mooring.lab.model.results import Result
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.paper_runs import MethodRuns, train_methods
+from mooring.paper.context.paper_context import MethodRuns, PaperContext, train_methods
 from mooring.paper.context.scale import EXPLICIT
 from mooring.paper.context.seed_statistics import (
     format_difference,
@@ -69,11 +69,10 @@ def _row(name: str, root: str, results: Sequence[Result], reduction: Interval | 
 
 
 def _sentence(data: str, root: str, reductions: Reductions) -> str:
-    """Return for how many definitions a root forgets less than the plain ratio."""
     known = [value for (_, tested), value in reductions.items() if tested == root and value is not None]
     if not known:
         return f"{data}: no seed finished with both the {root} and the plain ratio."
-    mean = math.fsum(value.mean for value in known) / len(known)
+    mean = fmean(value.mean for value in known)
     less = sum(value.mean > SCORE_TOLERANCE for value in known)
     significant = sum(value.low > 0 for value in known if not math.isnan(value.low))
     change = f"{abs(mean):.2f} points {'higher' if mean < 0 else 'lower'}" if abs(mean) >= 0.005 else "the same"

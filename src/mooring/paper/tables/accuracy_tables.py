@@ -8,11 +8,10 @@ from typing import Any
 from mooring.lab.model.metrics import paired_difference
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row
-from mooring.paper.context.cell import CELL_METRICS, PaperCell, make_cell
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import CONTROLS, REPLAY, ROWS, Condition
 from mooring.paper.context.seed_statistics import summarize_seeds
-from mooring.paper.context.target_result import ResultTable, TargetResult
+from mooring.paper.context.target_result import CELL_METRICS, PaperCell, ResultTable, TargetResult, make_cell
 from mooring.paper.published.published_numbers import (
     PLAIN_SETTING_NOTE,
     PublishedCell,
