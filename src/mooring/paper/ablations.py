@@ -11,12 +11,12 @@ from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.paper.context.paper_context import PaperContext, paper_setting
-from mooring.paper.context.scale import REGULARIZERS, ROWS, Condition, Scale
+from mooring.paper.context.scale import REGULARIZERS, ROWS, Condition
 from mooring.paper.context.seed_statistics import format_difference
 from mooring.paper.context.target_result import CELL_METRICS, PaperCell, ResultTable, TargetResult, make_cell
 from mooring.paper.published.published_numbers import PLAIN_SETTING_NOTE
 
-__all__ = ["BASE", "CHANGES", "Change", "Effect", "count_models", "run"]
+__all__ = ["BASE", "CHANGES", "SETTINGS", "Change", "Effect", "run"]
 
 SHUFFLE_SEED = 1
 """The seed of the other order of classes."""
@@ -144,6 +144,9 @@ CHANGES: tuple[Change, ...] = (
     Change("forgetting without the last task", _set(), score=_without_last_task, trains=False),
 )
 
+SETTINGS = sum(1 + sum(change.trains and change.applies_to(method) for change in CHANGES) for method in ROWS)
+"""Settings of a data set: 13 methods, 7 of them with 9 to 14 changes; with one backbone or none there is less."""
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -199,15 +202,6 @@ Effects = Mapping[MethodKey, Mapping[str, Sequence[Effect]]]
 
 def _excludes_zero(bounds: Interval) -> bool:
     return bounds.low > 0 or bounds.high < 0
-
-
-def count_models(scale: Scale) -> int:
-    """Return how many models a data set needs at most; with one backbone or none there is less to change.
-
-    In the paper, 7 of 13 methods have 9 to 14 changes.
-    """
-    settings = sum(1 + sum(change.trains and change.applies_to(method) for change in CHANGES) for method in ROWS)
-    return settings * scale.seeds
 
 
 def run(context: PaperContext) -> TargetResult:

@@ -10,7 +10,7 @@ from mooring.lab.streams.options import StreamOptions
 from mooring.paper import ablations
 from mooring.paper.claims import claims_table
 from mooring.paper.context.paper_context import MissingRuns, PaperContext
-from mooring.paper.context.scale import CONTROLS, EXPLICIT, REGULARIZERS, ROWS, Condition, Scale
+from mooring.paper.context.scale import CONTROLS, REGULARIZERS, ROWS, Condition, Scale
 from mooring.paper.context.target_result import TargetResult
 from mooring.paper.figures import cka, effective_lr, importance_by_layer, negative_importance, roots, violations
 from mooring.paper.tables import accuracy_tables, grid_search
@@ -26,7 +26,8 @@ class Target:
         name: its name on the command line.
         summary: what it shows, in one line.
         run: trains its models and returns the result.
-        models: how many models it trains for each condition at a scale, without those of other targets; at most.
+        models: how many models it trains at most, for each condition and seed, or for each condition at a scale;
+            those of targets that it needs count as theirs.
         needs: the targets whose runs it reads.
         conditions: what it trains on.
         search: whether it trains on the searched tasks instead of the others.
@@ -35,7 +36,7 @@ class Target:
     name: str
     summary: str
     run: Callable[[PaperContext], TargetResult]
-    models: Callable[[Scale], int] = lambda scale: 0
+    models: int | Callable[[Scale], int] = 0
     needs: tuple[str, ...] = ()
     conditions: Callable[[Scale], list[Condition]] = Scale.first_conditions
     search: bool = False
@@ -50,7 +51,8 @@ class Target:
             >>> TARGETS["fig-negative"].count(MINIATURE), TARGETS["fig-violations"].count(MINIATURE)
             (26, 120)
         """
-        return self.models(scale) * len(self.conditions(scale))
+        models = self.models * scale.seeds if isinstance(self.models, int) else self.models(scale)
+        return models * len(self.conditions(scale))
 
 
 _CLAIM_SOURCES = ("grids", "table1", "resnet", "fig-negative", "fig-violations", "fig-importance", "fig-cka", "roots")
@@ -71,7 +73,7 @@ TARGETS: dict[str, Target] = {
             "table1",
             "accuracy and forgetting of every method",
             accuracy_tables.table1,
-            lambda scale: (2 * len(ROWS) + len(CONTROLS)) * scale.seeds,
+            2 * len(ROWS) + len(CONTROLS),
             ("grids",),
             Scale.conditions,
         ),
@@ -79,7 +81,7 @@ TARGETS: dict[str, Target] = {
             "resnet",
             "the same table with the second network",
             accuracy_tables.resnet,
-            lambda scale: (2 * len(accuracy_tables.SECOND_ROWS) + len(CONTROLS)) * scale.seeds,
+            2 * len(accuracy_tables.SECOND_ROWS) + len(CONTROLS),
             ("grids",),
             Scale.second_conditions,
         ),
@@ -95,29 +97,17 @@ TARGETS: dict[str, Target] = {
             violations.run,
             violations.count_models,
         ),
-        Target(
-            "fig-importance",
-            "mean importance by layer",
-            importance_by_layer.run,
-            lambda scale: len(REGULARIZERS) * scale.seeds,
-        ),
+        Target("fig-importance", "mean importance by layer", importance_by_layer.run, len(REGULARIZERS)),
         Target(
             "fig-cka",
             "CKA by layer, with and without balanced importance",
             cka.run,
-            lambda scale: len(cka.SETTING_SOURCES) * scale.seeds,
+            len(cka.SETTING_SOURCES),
             ("grids",),
         ),
-        Target(
-            "roots",
-            "square root, cube root and plain ratio in the explicit step",
-            roots.run,
-            lambda scale: len(roots.ROOTS) * len(EXPLICIT) * scale.seeds,
-        ),
+        Target("roots", "square root, cube root and plain ratio in the explicit step", roots.run, len(roots.METHODS)),
         Target("effective-lr", "the unrolled form against the iterates", effective_lr.run),
-        Target(
-            "reasons", "why cells differ from the paper: one change at a time", ablations.run, ablations.count_models
-        ),
+        Target("reasons", "why cells differ from the paper: one change at a time", ablations.run, ablations.SETTINGS),
         Target("claims", "the paper's claims, tested by our runs", claims_table.run, needs=_CLAIM_SOURCES),
     )
 }
@@ -195,8 +185,10 @@ def training_cost(targets: Sequence[Target], scale: Scale) -> dict[str, Training
     costs = {}
     for name in [name for target in targets for name in (*target.needs, target.name)]:
         target = TARGETS[name]
-        steps = sum(_steps(scale, condition, search=target.search) for condition in target.conditions(scale))
-        costs[name] = TrainingCost(target.count(scale), target.models(scale) * steps)
+        models, conditions = target.count(scale), target.conditions(scale)
+        # Every condition of a target trains the same number of models.
+        mean_steps = sum(_steps(scale, condition, search=target.search) for condition in conditions) / len(conditions)
+        costs[name] = TrainingCost(models, round(models * mean_steps))
     return costs
 
 

@@ -116,16 +116,7 @@ def measure(context: PaperContext) -> EffectiveRates:
     return EffectiveRates(condition, setting.lr, paper_strength, safe_strength, strength, tasks, at_safe_strength)
 
 
-def unroll(
-    condition: Condition,
-    stream: Stream,
-    pull: Pull,
-    lr: float,
-    *,
-    weights: BackboneWeights | None = None,
-    device: str = "cpu",
-    checkpoint: Checkpoint | None = None,
-) -> UnrolledTask:
+def unroll(condition: Condition, stream: Stream, pull: Pull, lr: float, **start: Any) -> UnrolledTask:
     """Train the first batches of two tasks by gradient descent, and write the second as a sum of its gradients.
 
     theta = anchor - sum_j rate_j g_j over the n iterations of the second task. Under a penalty
@@ -137,11 +128,9 @@ def unroll(
         stream: the stream whose first two tasks are trained.
         pull: a `Penalty` or an `Interpolation`.
         lr: the learning rate of gradient descent without momentum; momentum would change the form.
-        weights: the weights of the backbone; random if None.
-        device: where to compute.
-        checkpoint: the network and its mooring after the first task; trained if None.
+        start: weights, device and checkpoint of `_after_first_task`.
     """
-    network, optimizer, moor = _after_first_task(condition, stream, pull, lr, weights, device, checkpoint)
+    network, optimizer, moor = _after_first_task(condition, stream, pull, lr, **start)
     anchor = {name: value.clone() for name, value in moor.anchor.items()}
     gradients, retained = [], []
     for gradient in _train_steps(network, optimizer, stream, 1, condition.regime.batch):
@@ -173,10 +162,11 @@ def _after_first_task(
     stream: Stream,
     pull: Pull,
     lr: float,
-    weights: BackboneWeights | None,
-    device: str,
+    weights: BackboneWeights | None = None,
+    device: str = "cpu",
     checkpoint: Checkpoint | None = None,
 ) -> tuple[MultiHeadNetwork, torch.optim.Optimizer, Mooring]:
+    """Return a moored network after its first task, which is trained if there is no checkpoint of it."""
     network = initial_network(condition.network, stream, 0, dtype=torch.float64, weights=weights).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=lr)
     moor = attach(network, optimizer, importance="ewc", pull=pull, exclude=("heads.*",))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooring.lab.model.metrics import Interval
 from mooring.lab.model.summary import Row
 from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import Condition
@@ -88,15 +87,13 @@ def _same_runs(row: Row, other: Row) -> bool:
     )
 
 
-def _scores_after_first_task(row: Row) -> list[list[float]]:
-    return [scores for result in row.results for scores in result.matrix[:1]]
-
-
 def _table(sweep: SignSweep) -> ResultTable:
     rows: list[dict[str, Any]] = []
     for name, variant in sweep.rows.items():
         for row, positive in zip(variant, sweep.rows[POSITIVE], strict=True):
-            negatives, accuracy = _negative_counts(row), row.metrics.get("accuracy")
+            negatives, accuracy, bounds = _negative_counts(row), row.metrics.get("accuracy"), None
+            if accuracy is not None and not math.isnan(accuracy.low):
+                bounds = f"{accuracy.low:.2f} to {accuracy.high:.2f}"
             rows.append(
                 {
                     "method": name,
@@ -104,23 +101,13 @@ def _table(sweep: SignSweep) -> ResultTable:
                     "strength": f"{row.setting.strength:g}",
                     "unstable": f"{unstable_count(row)} of {len(row.results)}",
                     "accuracy": None if accuracy is None else str(accuracy),
-                    "95 % interval": _format_bounds(accuracy),
+                    "95 % interval": bounds,
                     "most below 0": max(negatives, default=0),
                     "below 0 after each task": ", ".join(map(str, negatives)),
                     f"accuracies as {POSITIVE}": None if name == POSITIVE else _same_runs(row, positive),
                 }
             )
     return ResultTable(f"{sweep.condition}, lr {sweep.plain.setting.lr:g}", list(rows[0]), rows)
-
-
-def _format_bounds(mean: Interval | None) -> str | None:
-    """Return the 95 % interval of a mean as text; None if there is none.
-
-    Example:
-        >>> _format_bounds(Interval(71.5, 0.25, 71.0, 72.0, 4))
-        '71.00 to 72.00'
-    """
-    return None if mean is None or math.isnan(mean.low) else f"{mean.low:.2f} to {mean.high:.2f}"
 
 
 def _text(sweep: SignSweep) -> list[str]:
@@ -133,14 +120,20 @@ def _text(sweep: SignSweep) -> list[str]:
         comparable = [row for row, other in pairs if not unstable_count(other)]
         unstable = [f"{row.setting.strength:g}" for row in comparable if unstable_count(row)]
         which = f" (strength {', '.join(unstable)})" if unstable else ""
+        counts = [_negative_counts(row) for row in variant]
+        first = max((tasks[0] for tasks in counts if tasks), default=0)
+        later = max((max(tasks[1:]) for tasks in counts if len(tasks) > 1), default=0)
+        known = [stability for row in variant for result in row.results for stability in result.stability[:1]]
+        parameters = max(map(parameter_count, known), default=0)
         text.append(
             f"{data}, {name}: unstable at {len(unstable)} of the {len(comparable)} strengths at which {POSITIVE} is "
-            f"stable{which}; {_negative_sentence(variant)}."
+            f"stable{which}; at most {first:,} of {parameters:,} scores were negative after the first task, and "
+            f"{later:,} after a later one."
         )
         without = [(row, other) for row, other in pairs if not any(_negative_counts(row))]
         if without:
             different = [pair for pair in without if not _same_runs(*pair)]
-            early = sum(_scores_after_first_task(row) != _scores_after_first_task(other) for row, other in different)
+            early = sum([r.matrix[:1] for r in a.results] != [r.matrix[:1] for r in b.results] for a, b in different)
             rounding = (
                 f"; at the other {len(different)} the two differ although their scores do not, at {early} of them "
                 "already in the first task, before a penalty acts: the last bits of a run depend on the fleet that "
@@ -174,19 +167,6 @@ def _positive_sentence(data: str, rows: Sequence[Row]) -> str:
         f"{data}, {POSITIVE}: unstable at {len(unstable_rows)} of {len(rows)} strengths ({which}), without any "
         f"negative score; in {beyond} of these {len(runs)} runs lr * strength * importance had reached 1, which is "
         "Case 2."
-    )
-
-
-def _negative_sentence(rows: Sequence[Row]) -> str:
-    """Return how many scores were negative, after the first task and later."""
-    counts = [_negative_counts(row) for row in rows]
-    known = [stability for row in rows for result in row.results for stability in result.stability[:1]]
-    parameters = max(map(parameter_count, known), default=0)
-    first = max((tasks[0] for tasks in counts if tasks), default=0)
-    later = max((max(tasks[1:]) for tasks in counts if len(tasks) > 1), default=0)
-    return (
-        f"at most {first:,} of {parameters:,} scores were negative after the first task, and {later:,} after a later "
-        "one"
     )
 
 

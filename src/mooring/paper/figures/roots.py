@@ -22,10 +22,13 @@ from mooring.paper.context.target_result import ResultTable, TargetResult
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["ROOTS", "run", "train_roots"]
+__all__ = ["METHODS", "ROOTS", "run", "train_roots"]
 
 ROOTS = {"square root": "", "cube root": "-cube", "plain ratio": "-ratio"}
 """The suffix of the methods with each root."""
+
+METHODS = {f"{name}{suffix}": name for name in EXPLICIT for suffix in ROOTS.values()}
+"""Every method with every root, and the method whose setting it uses."""
 
 Reductions = Mapping[tuple[str, str], Interval | None]
 """How much less than the plain ratio a root forgets, by method and root."""
@@ -33,7 +36,7 @@ Reductions = Mapping[tuple[str, str], Interval | None]
 
 def train_roots(context: PaperContext) -> MethodRuns:
     """Return the runs of every root, each at the paper's setting of the explicit step with the same importance."""
-    return train_methods(context, {f"{name}{suffix}": name for name in EXPLICIT for suffix in ROOTS.values()})
+    return train_methods(context, METHODS)
 
 
 def run(context: PaperContext) -> TargetResult:

@@ -12,7 +12,7 @@ from mooring.lab.model.results import Result, Stability
 from mooring.lab.model.summary import Row
 from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import REGULARIZERS, Condition, Scale
-from mooring.paper.context.seed_statistics import summarize_seeds, unstable_count
+from mooring.paper.context.seed_statistics import metric_values, summarize_seeds, unstable_count
 from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.paper.figures.panels import draw_stability_marks
 from mooring.paper.published.published_numbers import Setting, published_violations
@@ -43,16 +43,8 @@ ACCURACY_DROP = 10.0
 
 def count_models(scale: Scale) -> int:
     """Return how many models a data set needs at most: some to locate the range of a method, then the range twice."""
-    strengths = _strengths_per_decade(scale) * (DECADES_BELOW + DECADES_ABOVE) + 1
-    return len(REGULARIZERS) * (1 + 2 * strengths) * _seed_count(scale)
-
-
-def _seed_count(scale: Scale) -> int:
-    return min(scale.seeds, MAX_SEEDS)
-
-
-def _strengths_per_decade(scale: Scale) -> int:
-    return min(scale.seeds, MAX_STRENGTHS_PER_DECADE)
+    strengths = min(scale.seeds, MAX_STRENGTHS_PER_DECADE) * (DECADES_BELOW + DECADES_ABOVE) + 1
+    return len(REGULARIZERS) * (1 + 2 * strengths) * min(scale.seeds, MAX_SEEDS)
 
 
 def strength_grid(first_violation: float, per_decade: int) -> list[float]:
@@ -72,19 +64,14 @@ def strength_grid(first_violation: float, per_decade: int) -> list[float]:
 # The metrics of a run: a violation is a parameter with lr * strength * importance >= 1.
 
 
-def _after_first_task(result: Result) -> Stability | None:
-    """Return the stability after the first task; None if training broke before there was a penalty."""
-    return result.stability[0] if result.stability else None
-
-
-def _violation_count(stability: Stability | None) -> int:
+def _violation_count(stability: Stability) -> int:
     """Return how many parameters violate the bound; those with negative importance are Case 1."""
-    return 0 if stability is None else stability.extrapolate + stability.diverge - stability.negative
+    return stability.extrapolate + stability.diverge - stability.negative
 
 
 def violations_after_first_task(result: Result) -> int:
-    """Return how many parameters violate the bound after the first task."""
-    return _violation_count(_after_first_task(result))
+    """Return how many parameters violate the bound after the first task; 0 if training broke during it."""
+    return sum(map(_violation_count, result.stability[:1]))
 
 
 def violated_after_any_task(result: Result) -> bool:
@@ -102,17 +89,13 @@ def parameter_count(stability: Stability) -> int:
     return stability.free + stability.interpolate + stability.extrapolate + stability.diverge
 
 
-def _is_degraded(result: Result, clamped: Result) -> bool:
-    """Return whether a run ended far below its clamped run; False if either accuracy is NaN."""
-    return result.metrics["accuracy"] < clamped.metrics["accuracy"] - ACCURACY_DROP
-
-
 def _broke(row: Row) -> bool:
     return any(map(unstable_under_penalty, row.results))
 
 
 def _known_stability(row: Row) -> list[Stability]:
-    return [stability for stability in map(_after_first_task, row.results) if stability is not None]
+    """Return the stability after the first task of the runs that finished it."""
+    return [stability for result in row.results for stability in result.stability[:1]]
 
 
 def _violation_percentage(row: Row) -> float:
@@ -155,8 +138,12 @@ class ViolationSweep:
     @property
     def degraded(self) -> list[Row]:
         """The strengths at which a seed finished far below its clamped run: it diverged, but not to infinity."""
-        pairs = zip(self.rows, self.clamped, strict=True)
-        return [row for row, clamped in pairs if any(map(_is_degraded, row.results, clamped.results))]
+        degraded = []
+        for row, clamped in zip(self.rows, self.clamped, strict=True):
+            runs, references = (metric_values(r.results, "accuracy") for r in (row, clamped))  # NaN if unfinished
+            if any(run < reference - ACCURACY_DROP for run, reference in zip(runs, references, strict=True)):
+                degraded.append(row)
+        return degraded
 
 
 def run(context: PaperContext) -> TargetResult:
@@ -164,15 +151,16 @@ def run(context: PaperContext) -> TargetResult:
     scale = context.scale
     columns = [(condition, method) for condition in scale.first_conditions() for method in REGULARIZERS]
     lrs = {column: paper_setting(scale, *column).lr for column in columns}
-    weakest, seeds = min(scale.strengths), range(_seed_count(scale))
+    weakest, seeds = min(scale.strengths), range(min(scale.seeds, MAX_SEEDS))
     # Importance after the first task does not depend on the strength: any run shows where the first violation is.
     probe_specs = {c: [context.spec(*c, seed, Setting(lrs[c], weakest)) for seed in seeds] for c in columns}
     probes = context.run([spec for specs in probe_specs.values() for spec in specs], decides=True)
     settings = {}
     for column, specs in probe_specs.items():
-        known = [probes[spec].stability[0] for spec in specs if probes[spec].stability]
+        known = [stability for spec in specs for stability in probes[spec].stability[:1]]
         first = min((stability.safe_strength for stability in known), default=math.inf)
-        strengths = strength_grid(first, _strengths_per_decade(scale)) if math.isfinite(first) else []
+        per_decade = min(scale.seeds, MAX_STRENGTHS_PER_DECADE)
+        strengths = strength_grid(first, per_decade) if math.isfinite(first) else []
         settings[column] = [Setting(lrs[column], strength) for strength in strengths]
     results = context.run(
         [
@@ -215,9 +203,9 @@ def _tables(condition: Condition, sweeps: Sequence[ViolationSweep]) -> list[Resu
                     "violating, %": f"{_violation_percentage(row):.3g}",
                     "beyond divergence": f"{fmean(s.diverge - s.negative for s in known):g}" if known else None,
                     "unstable": f"{unstable_count(row)} of {len(row.results)}",
-                    "accuracy": _accuracy(row),
+                    "accuracy": str(row.metrics["accuracy"]) if row.metrics else None,
                     "clamped, unstable": f"{unstable_count(clamped)} of {len(clamped.results)}",
-                    "clamped, accuracy": _accuracy(clamped),
+                    "clamped, accuracy": str(clamped.metrics["accuracy"]) if clamped.metrics else None,
                 }
             )
     return [
@@ -227,9 +215,8 @@ def _tables(condition: Condition, sweeps: Sequence[ViolationSweep]) -> list[Resu
 
 
 def _first_unstable_row(sweep: ViolationSweep) -> dict[str, Any]:
-    unstable, strength = sweep.first_unstable, None
-    if unstable is not None:
-        strength = unstable.setting.strength or 0
+    unstable = sweep.first_unstable
+    strength = None if unstable is None else unstable.setting.strength or 0
     clamped = [f"{row.setting.strength:g}" for row in sweep.clamped if _broke(row)]
     degraded = sweep.degraded
     return {
@@ -244,10 +231,6 @@ def _first_unstable_row(sweep: ViolationSweep) -> dict[str, Any]:
         "parameters": max(parameter_count(s) for row in sweep.rows for s in _known_stability(row)),
         "clamped, unstable from": clamped[0] if clamped else None,
     }
-
-
-def _accuracy(row: Row) -> str | None:
-    return str(row.metrics["accuracy"]) if row.metrics else None
 
 
 def _text(sweeps: Sequence[ViolationSweep], skipped: Sequence[str]) -> list[str]:

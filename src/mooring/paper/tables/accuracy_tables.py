@@ -12,13 +12,7 @@ from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import CONTROLS, REPLAY, ROWS, Condition
 from mooring.paper.context.seed_statistics import summarize_seeds
 from mooring.paper.context.target_result import CELL_METRICS, PaperCell, ResultTable, TargetResult, make_cell
-from mooring.paper.published.published_numbers import (
-    PLAIN_SETTING_NOTE,
-    PublishedCell,
-    Setting,
-    published,
-    published_setting,
-)
+from mooring.paper.published.published_numbers import PLAIN_SETTING_NOTE, Setting, published, published_setting
 from mooring.paper.tables.grid_search import best_settings, search
 
 __all__ = ["SECOND_ROWS", "resnet", "rows_at_our_settings", "table1"]
@@ -112,9 +106,9 @@ def _table_row(condition: Condition, row: Row, cells: Mapping[str, PaperCell | N
     paper = published(condition.network, condition.regime.name, condition.data, row.setting.method)
     values: dict[str, Any] = {"method": row.label, "lr": f"{row.setting.lr:g}"}
     for metric, cell in cells.items():
-        ours = row.metrics.get(metric)
+        ours, mean, std = row.metrics.get(metric), getattr(paper, metric, None), getattr(paper, f"{metric}_std", None)
         values[metric] = None if ours is None else str(ours)
-        values[f"paper's {metric}"] = None if paper is None else _format_published(paper, metric)
+        values[f"paper's {metric}"] = None if mean is None else f"{mean:g}" if std is None else f"{mean:g} ± {std:g}"
         values[f"{metric} differs by"] = None if cell is None else round(cell.difference, 2)
         values[f"{metric} agrees"] = None if cell is None else cell.agrees
     return {**values, "verdict": row.verdict}
@@ -128,28 +122,19 @@ def _compare_with_controls(condition: str, rows: Sequence[Row]) -> list[str]:
         if control not in by_name:
             continue
         base = {result.spec.seed: result.metrics["accuracy"] for result in by_name[control].results}
-        worse: list[str] = []
-        not_better: list[str] = []
+        worse, not_better = list[str](), list[str]()
         for name, row in by_name.items():
             ours = [result.metrics["accuracy"] for result in row.results]
             difference = paired_difference(ours, [base[result.spec.seed] for result in row.results])
             if name not in CONTROLS and difference.low <= 0:  # NaN with one seed, which says nothing
                 (worse if difference.high < 0 else not_better).append(name)
         if worse:
-            sentences.append(
-                f"{condition}: the control {control} is significantly more accurate than {', '.join(worse)}."
-            )
+            which = f"significantly more accurate than {', '.join(worse)}"
+            sentences.append(f"{condition}: the control {control} is {which}.")
         if not_better:
-            sentences.append(
-                f"{condition}: with {len(base)} seeds, these are not significantly more accurate than {control}: "
-                f"{', '.join(not_better)}."
-            )
+            which = f"these are not significantly more accurate than {control}: {', '.join(not_better)}"
+            sentences.append(f"{condition}: with {len(base)} seeds, {which}.")
     return sentences
-
-
-def _format_published(paper: PublishedCell, metric: str) -> str:
-    mean, std = getattr(paper, metric), getattr(paper, f"{metric}_std")
-    return f"{mean:g}" if std is None else f"{mean:g} ± {std:g}"
 
 
 def _plain_setting_note(conditions: Sequence[Condition]) -> list[str]:
@@ -165,12 +150,9 @@ def _agreement(rows: Sequence[Mapping[str, Any]], tables: Sequence[ResultTable])
         agrees, theirs = row[f"{metric} agrees"], row[f"paper's {metric}"]
         if agrees is not None:
             compared.append(agrees)
-        elif theirs is None:
-            skipped["the paper has no number"] += 1
-        elif row[metric] is None:
-            skipped["no run of ours finished"] += 1
-        else:
-            skipped["there is no standard deviation"] += 1
+            continue
+        missing = "no run of ours finished" if row[metric] is None else "there is no standard deviation"
+        skipped["the paper has no number" if theirs is None else missing] += 1
     text = []
     if compared:
         others = "".join(f"; for {count} {reason}" for reason, count in skipped.items())

@@ -18,9 +18,7 @@ MAX_NAMED_TIES = 3
 
 def count_settings(scale: Scale) -> int:
     """Return how many settings the search tries under each condition, with one model each; 350 in the paper."""
-    with_strength = sum(find_method(name).has_strength for name in SEARCHED_METHODS)
-    without = len(SEARCHED_METHODS) - with_strength
-    return len(scale.lrs) * (with_strength * len(scale.strengths) + without)
+    return len(scale.lrs) * sum(len(scale.strengths) if find_method(m).has_strength else 1 for m in SEARCHED_METHODS)
 
 
 def search_conditions(scale: Scale) -> list[Condition]:
@@ -51,12 +49,12 @@ def best_settings(choices: Sequence[Choice]) -> dict[str, Setting]:
 
 def run(context: PaperContext) -> TargetResult:
     """Compare the settings of our search with those of the paper's."""
-    search_results = search(context, search_conditions(context.scale))
-    tables, results, tried, dropped, equal, comparable = [], [], 0, 0, 0, 0
-    for condition, choices in search_results.items():
+    tables, results, ties, tried, dropped, equal, comparable = [], [], [], 0, 0, 0, 0
+    for condition, choices in search(context, search_conditions(context.scale)).items():
         rows = []
         for choice in choices:
             results += [result for row in choice.grid for result in row.results]
+            ties += [f"{condition}, {_tie(choice)}"] if choice.as_good else []
             tried, dropped = tried + len(choice.grid), dropped + len(choice.dropped)
             theirs = published_setting(condition.network, condition.regime.name, condition.data, choice.method)
             ours = None if choice.best is None else choice.best.setting
@@ -82,12 +80,6 @@ def run(context: PaperContext) -> TargetResult:
     ]
     if comparable:
         text.append(f"In {equal} of {comparable} cells, learning rate and strength equal the paper's.")
-    ties = [
-        f"{condition}, {_tie(choice)}"
-        for condition, choices in search_results.items()
-        for choice in choices
-        if choice.as_good
-    ]
     if ties:
         text.append(
             f"In {len(ties)} cells, several settings had the same accuracy. The first was chosen: the one with the "
@@ -98,14 +90,13 @@ def run(context: PaperContext) -> TargetResult:
 
 def _tie(choice: Choice) -> str:
     """Return the chosen setting and those with the same accuracy, as text."""
-    best, *others = (_format_setting(row.setting) for row in (choice.best, *choice.as_good) if row is not None)
+    settings = [row.setting for row in (choice.best, *choice.as_good) if row is not None]
+    best, *others = (
+        f"lr {s.lr:g}" + ("" if s.strength is None else f" with strength {s.strength:g}") for s in settings
+    )
     many = len(others) > MAX_NAMED_TIES
     names = f"{others[0]} or {len(others) - 1} more" if many else " or ".join(others)
     return f"{choice.method}: {best}, not {names}"
-
-
-def _format_setting(setting: RunSpec) -> str:
-    return f"lr {setting.lr:g}" + ("" if setting.strength is None else f" with strength {setting.strength:g}")
 
 
 def _specs(context: PaperContext, condition: Condition, methods: Sequence[str]) -> list[RunSpec]:
