@@ -6,7 +6,7 @@ from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import summarize
 from mooring.lab.study.protocol import choose_settings
-from mooring.paper.claims import claims_table, search_claims, table_claims
+from mooring.paper.claims import claims_table, table_claims
 from mooring.paper.claims.claim import mean_gain, range_verdict
 from mooring.paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS, REPLAY, ROWS
 from mooring.paper.published.published_numbers import Setting
@@ -146,38 +146,38 @@ PLAIN = [(0.1, None, "unstable", 0.0), (0.01, None, "finished", 60.0)]
 
 def test_instability_does_not_count_where_plain_is_unstable():
     stable = search_results(plain=PLAIN, explicit_ewc=PLAIN)
-    assert search_claims._explicit_is_stable(stable).verdict == "holds"
+    assert table_claims._explicit_is_stable(stable).verdict == "holds"
     unstable = search_results(plain=PLAIN, explicit_ewc=[(0.01, None, "unstable", 0.0)])
-    assert search_claims._explicit_is_stable(unstable).verdict == "does not hold"
+    assert table_claims._explicit_is_stable(unstable).verdict == "does not hold"
 
 
 def test_bound_is_judged_by_the_settings_that_it_accepts():
     tried = [(0.01, 1.0, "finished", 61.0), (0.01, 10.0, "rejected", 0.0)]
-    assert search_claims._bound_is_safe(search_results(plain=PLAIN, ewc=tried)).ours == "1 of 1"
+    assert table_claims._bound_is_safe(search_results(plain=PLAIN, ewc=tried)).ours == "1 of 1"
     unstable = search_results(plain=PLAIN, ewc=[*tried, (0.01, 2.0, "unstable", 0.0)])
-    assert search_claims._bound_is_safe(unstable).verdict == "does not hold"
+    assert table_claims._bound_is_safe(unstable).verdict == "does not hold"
 
 
 def test_sensitivity_is_the_share_of_the_grid_close_to_the_best():
     tried = [(0.01, 1.0, "finished", 61.0), (0.01, 10.0, "rejected", 0.0), (0.01, 0.1, "finished", 50.0)]
-    claim = search_claims._sensitivity(search_results(plain=PLAIN, ewc=tried, explicit_ewc=PLAIN))
+    claim = table_claims._sensitivity(search_results(plain=PLAIN, ewc=tried, explicit_ewc=PLAIN))
     assert (claim.ours, claim.verdict) == ("1 of 3 against 1 of 1", "holds")
-    assert search_claims._sensitivity(search_results(plain=PLAIN, ewc=tried)).verdict == "not decided"
+    assert table_claims._sensitivity(search_results(plain=PLAIN, ewc=tried)).verdict == "not decided"
 
 
 def test_settings_one_step_apart_are_close():
-    assert search_claims._is_close(Setting(0.001, 1e3), Setting(0.003, 1e2))
-    assert not search_claims._is_close(Setting(0.001, 1e3), Setting(0.01, 1e3))
-    assert not search_claims._is_close(Setting(0.001, 1e3), Setting(0.001, 10.0))
-    assert search_claims._is_close_lr(Setting(0.001, None), Setting(0.003, None))
-    assert not search_claims._is_close_lr(Setting(0.001, None), Setting(0.01, None))
+    assert table_claims._is_close(Setting(0.001, 1e3), Setting(0.003, 1e2))
+    assert not table_claims._is_close(Setting(0.001, 1e3), Setting(0.01, 1e3))
+    assert not table_claims._is_close(Setting(0.001, 1e3), Setting(0.001, 10.0))
+    assert table_claims._is_close_lr(Setting(0.001, None), Setting(0.003, None))
+    assert not table_claims._is_close_lr(Setting(0.001, None), Setting(0.01, None))
 
 
 def test_strengths_are_judged_without_methods_that_have_none():
     tried = search_results(ewc=[(0.001, 1.0, "finished", 60.0)], explicit_ewc=[(0.001, None, "finished", 60.0)])
     (choices,) = tried.values()
     # The paper has learning rate 0.001 for both here, and strength 1000 for ewc.
-    lrs, strengths = search_claims._same_settings({PAPER.conditions()[0]: choices})
+    lrs, strengths = table_claims._same_settings({PAPER.conditions()[0]: choices})
     assert (lrs.ours, lrs.verdict) == ("2 of 2, 2 of them exactly", "holds")
     assert (strengths.ours, strengths.verdict) == ("0 of 1, 0 of them exactly", "does not hold")
 
@@ -185,7 +185,7 @@ def test_strengths_are_judged_without_methods_that_have_none():
 def test_five_points_of_accuracy_are_judged_without_rounding_errors():
     tried = [(0.01, 1.0, "finished", 300 / 9), (0.01, 0.1, "finished", 255 / 9)]
     assert 255 / 9 < 300 / 9 - 5  # they are 5 apart, but floats give a bit more
-    assert search_claims._good_settings(search_results(plain=PLAIN, ewc=tried), ["ewc"]) == (2, 2)
+    assert table_claims._good_settings(search_results(plain=PLAIN, ewc=tried), ["ewc"]) == (2, 2)
 
 
 def test_settings_with_the_same_accuracy_are_named():

@@ -264,7 +264,6 @@ def _differs(effects: Sequence[Effect]) -> bool:
 
 
 def _reason(effects: Sequence[Effect]) -> str:
-    """Return what the changes say about a cell that differs."""
     changes = effects[1:]
     for verdict, prefix in (("explains it", "explained by"), ("may explain it", "perhaps explained by")):
         names = [f"{e.change} ({format_difference(e.shift)})" for e in changes if e.verdict == verdict]

@@ -52,17 +52,13 @@ def write_page(results: Sequence[TargetResult], folder: Path, context: PaperCont
     write_atomically(folder / "runs.json", runs_json(runs))
     content = [{**result.to_json(), "figures": figures[result.name]} for result in results]
     write_atomically(folder / "findings.json", (json.dumps(content, indent=1) + "\n").encode())
-    parts = [
-        page_header(context, runs, command),
-        _contents(results),
-        *(_section(result, figures[result.name]) for result in results),
-    ]
+    sections = [_section(result, figures[result.name]) for result in results]
+    parts = [page_header(context, runs, command), _contents(results), *sections]
     write_atomically(folder / "index.md", ("\n\n".join(parts) + "\n").encode())
     return folder / "index.md"
 
 
 def _write_figures(result: TargetResult, folder: Path) -> list[dict[str, str]]:
-    """Write the figures of a result and return their file names and texts."""
     from mooring.report.picture import render_drawing  # matplotlib is slow to import
     from mooring.report.style import figure_style
 
@@ -146,7 +142,6 @@ def _format_duration(seconds: float) -> str:
 
 
 def _missing_data(context: PaperContext) -> str:
-    """Return a line for each data set of the paper that was not used."""
     layouts = {"folders": "public folder layout", "parquet": "layout on the Hub"}
     return "\n".join(
         f"- {name}: **not yet run**. Put it at `DIR/{name}` in its {layouts[NAMED_DATASETS[name].layout]} and repeat "

@@ -1,6 +1,7 @@
 """The table of all claims."""
 
-from mooring.paper.claims import instability_claims, layer_claims, search_claims, table_claims
+from mooring.paper.claims import instability_claims, layer_claims
+from mooring.paper.claims.table_claims import search_claims, table_claims
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import ROWS
 from mooring.paper.context.target_result import ResultTable, TargetResult
@@ -16,8 +17,8 @@ def run(context: PaperContext) -> TargetResult:
     main = rows_at_our_settings(context, scale.conditions(), ROWS)
     second = rows_at_our_settings(context, scale.second_conditions(), SECOND_ROWS)
     groups = {
-        "The explicit step, penalties and replay": table_claims.claims(scale, main, second),
-        "Hyper-parameters": search_claims.claims(search(context, search_conditions(scale))),
+        "The explicit step, penalties and replay": table_claims(scale, main, second),
+        "Hyper-parameters": search_claims(search(context, search_conditions(scale))),
         "Instability": instability_claims.claims(context),
         "Layers, and the step itself": layer_claims.claims(context),
     }

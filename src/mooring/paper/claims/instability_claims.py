@@ -128,7 +128,6 @@ def _positive_scores(results: Sequence[Result]) -> Claim:
 
 
 def _weak_penalty(results: Sequence[Result]) -> Claim:
-    """Compare negative scores at the smallest strength with no penalty."""
     rows = summarize_seeds(results)
     weakest = min((row.setting.strength for row in rows if row.setting.strength is not None), default=None)
     plain = {row.setting.data: row for row in rows if row.setting.method == "plain"}
@@ -144,7 +143,6 @@ def _weak_penalty(results: Sequence[Result]) -> Claim:
 
 
 def _early_instability(results: Sequence[Result], streams: dict[str, Stream]) -> Claim:
-    """Count the iterations of a task before training becomes unstable."""
     iterations = []
     for result in filter(unstable_under_penalty, {result.spec: result for result in results}.values()):
         finished = streams[result.spec.data].tasks[: len(result.stability)]

@@ -124,12 +124,15 @@ class Scale:
         if folder is None:
             if any(options.name != "digits" for options in selected.values()):
                 raise MooringError("the paper's data sets are read from a folder: give --data, or --miniature")
-            return self._with_streams(selected)
-        available = {name: options for name, options in selected.items() if (folder / name).is_dir()}
-        if not available or (names and len(available) < len(names)):
-            missing = ", ".join(name for name in selected if name not in available)
-            raise MooringError(f"{folder} has no folder {missing}: put each data set into a folder of its name")
-        return self._with_streams({n: replace(options, data=str(folder / n)) for n, options in available.items()})
+        else:
+            absent = [name for name in selected if not (folder / name).is_dir()]
+            if len(absent) == len(selected) or (names and absent):
+                raise MooringError(
+                    f"{folder} has no folder {', '.join(absent)}: put each data set into a folder of its name"
+                )
+            selected = {n: replace(o, data=str(folder / n)) for n, o in selected.items() if n not in absent}
+        missing = tuple(name for name in self.streams if name not in selected)
+        return replace(self, streams=selected, missing_data=missing)
 
     def with_regimes(self, names: tuple[str, ...]) -> "Scale":
         """Return the scale with only these regimes in the main table; all regimes if there are no names.
@@ -142,10 +145,6 @@ class Scale:
         if wrong := [name for name in names if name not in known]:
             raise unknown("regime", wrong[0], known)
         return replace(self, selected_regimes=names)
-
-    def _with_streams(self, streams: Mapping[str, StreamOptions]) -> "Scale":
-        missing = tuple(name for name in self.streams if name not in streams)
-        return replace(self, streams=streams, missing_data=missing)
 
 
 PAPER = Scale(

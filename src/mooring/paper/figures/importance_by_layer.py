@@ -96,13 +96,11 @@ def _last_to_first(layers: LayerIntervals) -> float | None:
 
 
 def _row(name: str, layers: LayerIntervals) -> dict[str, Any]:
-    row = {"importance": name, **{layer: _format_power(value) for layer, value in layers.items()}}
+    row: dict[str, Any] = {"importance": name}
+    for layer, log in layers.items():
+        bounds = "" if math.isnan(log.low) else f" ({10**log.low:.2g} to {10**log.high:.2g})"
+        row[layer] = f"{10**log.mean:.3g}{bounds}"
     return {**row, "last / first": _last_to_first(layers), "rank correlation with depth": depth_correlation(layers)}
-
-
-def _format_power(log: Interval) -> str:
-    bounds = "" if math.isnan(log.low) else f" ({10**log.low:.2g} to {10**log.high:.2g})"
-    return f"{10**log.mean:.3g}{bounds}"
 
 
 def _text(data: str, lines: Mapping[str, LayerIntervals]) -> list[str]:

@@ -275,7 +275,6 @@ def _sweep_sentence(sweep: ViolationSweep) -> str:
 
 
 def _violations_before_instability(unstable: Sequence[Result]) -> str:
-    """Return whether instability starts only after the first violation."""
     without = [run for run in unstable if not violations_after_first_task(run)]
     start = f"{len(unstable)} runs without clamping became unstable"
     if not without:
@@ -288,7 +287,6 @@ def _violations_before_instability(unstable: Sequence[Result]) -> str:
 
 
 def _instability_after_violations(runs: Sequence[Result]) -> str:
-    """Return whether a violation is sufficient for instability."""
     violating = [run for run in runs if violations_after_first_task(run)]
     unstable = [run for run in violating if unstable_under_penalty(run)]
     stable = [violations_after_first_task(run) for run in violating if not unstable_under_penalty(run)]
@@ -305,7 +303,6 @@ def _instability_after_violations(runs: Sequence[Result]) -> str:
 
 
 def _clamping(sweeps: Sequence[ViolationSweep]) -> str:
-    """Return whether clamping prevents instability."""
     pairs = [pair for sweep in sweeps for pair in zip(sweep.rows, sweep.clamped, strict=True)]
     unstable = [(row, clamped) for row, clamped in pairs if _broke(row)]
     cured = sum(not _broke(clamped) for _, clamped in unstable)

@@ -89,7 +89,6 @@ def run(context: PaperContext) -> TargetResult:
 
 
 def _tie(choice: Choice) -> str:
-    """Return the chosen setting and those with the same accuracy, as text."""
     settings = [row.setting for row in (choice.best, *choice.as_good) if row is not None]
     best, *others = (
         f"lr {s.lr:g}" + ("" if s.strength is None else f" with strength {s.strength:g}") for s in settings
