@@ -63,9 +63,9 @@ def load_or_build(data: Path, key: str, build: Callable[[], Arrays]) -> Arrays:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(damaged, ignore_errors=True)
-    if (written := _open(final)) is None:
+    if (rebuilt := _open(final)) is None:
         raise MooringError(f"{final} was damaged while it was written: check the disk")
-    return written
+    return rebuilt
 
 
 def _cache_folder(data: Path) -> Path:
