@@ -74,20 +74,16 @@ class TrainingData:
             task: the number of the task, whose head is used; None for each image's own head.
         """
         flat = indices.flatten()
-        if self.augmentation is None:
-            x = self._gather(flat)
-        else:
+        if self.augmentation is not None:
             flat, *moves = self.augmentation.decode(flat)
             x = move_images(self.images, flat, *moves)
             x = normalize_pixels(x if self.channels_last else x.contiguous(), self.dtype)
+        elif self.channels_last:
+            x = gather_images(self.images, flat, self.dtype)  # in one kernel
+        else:
+            x = normalize_pixels(self.images.index_select(0, flat), self.dtype)
         head = self.heads[flat].view_as(indices) if task is None else self.stream.head(task)
         return Batch(x.reshape(*indices.shape, *x.shape[1:]), self.labels[flat].view_as(indices), head)
-
-    def _gather(self, indices: Tensor) -> Tensor:
-        """Return the images at these indices, scaled as network inputs; one kernel on a GPU if channels are last."""
-        if not self.channels_last:
-            return normalize_pixels(self.images.index_select(0, indices), self.dtype)
-        return gather_images(self.images, indices, self.dtype)
 
     def epoch_order(self, specs: Sequence[RunSpec], data: str, task: int, epoch: int) -> Tensor:
         """Return the images of one epoch in each run's order, augmented if asked for: int64 of shape (runs, images).
@@ -253,12 +249,8 @@ def move_images(images: Tensor, places: Tensor, mirrored: Tensor, down: Tensor, 
     height, width = images.shape[2:]
     rows = torch.arange(height, device=images.device) - down[:, None]
     columns = torch.arange(width, device=images.device) - right[:, None]
-    outside = _outside(rows, height)[:, :, None] | _outside(columns, width)[:, None, :]
+    outside = ((rows < 0) | (rows >= height))[:, :, None] | ((columns < 0) | (columns >= width))[:, None, :]
     columns = torch.where(mirrored[:, None] != 0, width - 1 - columns, columns)
     rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
     pixels = images[places[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return pixels.masked_fill_(outside[..., None], 0).permute(0, 3, 1, 2)
-
-
-def _outside(pixels: Tensor, size: int) -> Tensor:
-    return (pixels < 0) | (pixels >= size)

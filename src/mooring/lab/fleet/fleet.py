@@ -5,6 +5,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from mooring.backends.eager import has_compiler
 from mooring.errors import MooringError
 from mooring.lab.fleet.data import EpochIndices, TrainingData
 from mooring.lab.fleet.evaluation import Evaluation, evaluation_heads, inherits_head
-from mooring.lab.fleet.fused_step import fused_steps, run_fused_steps
+from mooring.lab.fleet.fused_step import FusedStep, run_fused_steps
 from mooring.lab.fleet.gpu.cuda_graphs import GraphRecorder
 from mooring.lab.fleet.gpu.run_kernel import NEVER
 from mooring.lab.fleet.gradient_sharing import GradientSharing
@@ -124,7 +126,7 @@ class Fleet:
             StackObserver(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
         )
         self.groups = MethodGroups(self.specs, names, self.sgd.lr, self.observer.parameters if self.observer else ())
-        self.fused = fused_steps(self.groups, self.sgd)
+        self.fused = [FusedStep(state, self.sgd) for _, state in self.groups.groups if has_compiler(self.device)]
         draws = any(state.importance.draws for _, state in self.groups.moored) and self.method.observes_outputs
         self.recorder = GraphRecorder(enabled=bool(self.fused) and self.stack.mode != "sequential" and not draws)
         self.records = [RunRecord(spec) for spec in self.specs]
@@ -209,7 +211,7 @@ class Fleet:
         sizes = batch_sizes(order.shape[1], self.common.batch)
         replayed: list[Tensor] = []
         if self.memory is not None:
-            self.ahead, offers = self.memory.copy(), self.method.data == "er" and epoch == 0
+            self.ahead, offers = deepcopy(self.memory), self.method.data == "er" and epoch == 0
             replayed = self.ahead.plan(order, sizes, offer=offers, count=self.method.recalls)
         self.epoch_indices.load(order, sizes, replayed, self.position.step)
         self.sgd.set_epoch(self.specs, epoch)
@@ -284,7 +286,8 @@ class Fleet:
         self.expand_strength_groups()
         extrapolates = self.groups.record_stability(self.records)
         if self.reject and task == 0 and bool(extrapolates.any()):
-            self._remove(extrapolates, "rejected", [record.warning for record in self.records])
+            warnings = [record.stability[-1].warning if record.stability else "" for record in self.records]
+            self._remove(extrapolates, "rejected", warnings)
         if not self.specs:
             return
         if self.memory is not None and self.method.data == "a-gem":

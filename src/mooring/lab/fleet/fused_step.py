@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.backends.eager import apply_penalty, apply_pull, has_compiler, pull_is_due, update_importance
+from mooring.backends.eager import apply_penalty, apply_pull, pull_is_due, update_importance
 from mooring.backends.kernels.launch import dry_run
 from mooring.lab.fleet.gpu.run_kernel import RunKernel
 from mooring.lab.fleet.method_groups import MethodGroups, rows_of
@@ -18,7 +18,7 @@ from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 
-__all__ = ["FusedStep", "fused_steps", "run_fused_steps"]
+__all__ = ["FusedStep", "run_fused_steps"]
 
 
 class FusedStep:
@@ -178,11 +178,6 @@ def per_run_options(pull: Pull) -> Tensors:
         return {}
     options = {field.name: getattr(pull, field.name) for field in fields(pull)}  # type: ignore[arg-type]
     return {name: value for name, value in options.items() if isinstance(value, Tensor)}
-
-
-def fused_steps(groups: MethodGroups, sgd: SGD) -> list[FusedStep]:
-    """Return a fused step for each group; none without a compiler for the device."""
-    return [FusedStep(state, sgd) for _, state in groups.groups] if has_compiler(sgd.lr.device) else []
 
 
 _compiled: set[Hashable] = set()

@@ -1,13 +1,13 @@
 """Measurements of a stack of runs: finite values, and drift and CKA against the model after the first task."""
 
-from collections.abc import Collection, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mooring.diagnose.drift import cka, drift_by_layer, gram, likeness
+from mooring.lab.fleet.method_groups import rows_of
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.state.selection import layer_of
 
@@ -78,28 +78,17 @@ def cka_of(stack: Stack, first: Tensors, inputs: Tensor) -> list[dict[str, float
     if not layers or len(inputs) < 4:
         return [{} for _ in range(len(stack))]
     if stack.mode != "batched":
-        return _cka_one_by_one(stack, first, inputs, layers)
+        pairs = ((stack.network_of(run, first), stack.network_of(run)) for run in range(len(stack)))
+        return [{layer: value for layer, value in cka(*pair, inputs).items() if layer in layers} for pair in pairs]
     now = stack.parameters | stack.buffers
     runs = max(1, INPUT_VALUES_PER_PASS[stack.device.type] // inputs.numel())
     parts: list[Tensors] = []
     for begin in range(0, len(stack), runs):
         rows = slice(begin, begin + runs)
-        k, m = (
-            _grams(stack, {name: t.detach()[rows] for name, t in tensors.items()}, inputs) for tensors in (first, now)
-        )
+        k, m = (_grams(stack, rows_of(tensors, rows), inputs) for tensors in (first, now))
         parts.append({layer: likeness(k[layer], m[layer]) for layer in layers if layer in k})  # some layers never run
     values = {layer: torch.cat([part[layer] for part in parts]) for layer in parts[0]}
     return [dict(zip(values, row, strict=True)) for row in torch.stack(list(values.values()), 1).tolist()]
-
-
-def _cka_one_by_one(stack: Stack, first: Tensors, inputs: Tensor, layers: Collection[str]) -> list[dict[str, float]]:
-    then, now = deepcopy(stack.network), deepcopy(stack.network)
-    values = []
-    for run in range(len(stack)):
-        stack.load_into(then, run, first)
-        stack.load_into(now, run)
-        values.append({layer: value for layer, value in cka(then, now, inputs).items() if layer in layers})
-    return values
 
 
 def _grams(stack: Stack, weights: Tensors, inputs: Tensor) -> Tensors:

@@ -66,9 +66,6 @@ class MethodState:
         self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
         self.tasks = self.steps = 0
 
-    def __len__(self) -> int:
-        return len(self.importances)
-
     @torch.no_grad()
     def bind(self, parameters: Tensors, gradients: Collection[str]) -> None:
         """Point every state at the live parameter, and create the states of parameters with a first gradient."""
@@ -222,11 +219,11 @@ class MethodState:
         """Return what the penalty of each run will do with this momentum; None without a penalty or a past."""
         known = [state for state in self.states.values() if state.previous is not None]
         if not isinstance(self.pull, GradientPull) or not known:
-            return [None] * len(self)
+            return [None] * len(self.lr)
         optimizers = [torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=momentum) for momentum in momenta]
         limits = self.lr.new_tensor([divergence_limit(sgd, sgd.param_groups[0]) for sgd in optimizers])
         lr_strength = (self.lr.double() * self.strength.double()).to(self.lr.dtype)
-        counts = torch.zeros(len(self), 5, dtype=torch.int64, device=self.lr.device)
+        counts = torch.zeros(len(self.lr), 5, dtype=torch.int64, device=self.lr.device)
         largest, largest_per_strength = [], []
         for state in known:
             scores = _scores(state)

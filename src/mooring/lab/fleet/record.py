@@ -33,11 +33,6 @@ class RunRecord:
         measured = {name: value for name, value in vars(self).items() if name != "spec"}
         return Result(self.spec, status, reason, **measured, **final)
 
-    @property
-    def warning(self) -> str:
-        """Return the problem that the last stability verdict found with the penalty, or an empty string."""
-        return self.stability[-1].warning if self.stability else ""
-
     def for_run(self, spec: RunSpec) -> "RunRecord":
         """Copy the measurements so far into the record of another run."""
         return RunRecord(spec, list(self.untrained), list(self.matrix), list(self.losses), list(self.stability))

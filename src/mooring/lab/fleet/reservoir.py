@@ -35,8 +35,7 @@ class Reservoir:
     def __init__(self, seeds: Sequence[int], capacity: int) -> None:
         self.seeds = list(seeds)
         self.kept = torch.zeros(len(self.seeds), capacity, dtype=torch.int64)
-        self.offered = 0
-        self.drawn = 0
+        self.offered = self.drawn = 0
 
     def __len__(self) -> int:
         """Return how many indices each run has kept."""
@@ -48,9 +47,8 @@ class Reservoir:
         order = torch.arange(self.offered, self.offered + count)
         kept, offered = self.kept.numpy(), indices.numpy()
         for seed, runs in self._by_seed().items():
-            uniform = torch.rand(
-                count, generator=seeded_generator(seed, "reservoir", self.offered), dtype=torch.float64
-            )
+            random = seeded_generator(seed, "reservoir", self.offered)
+            uniform = torch.rand(count, generator=random, dtype=torch.float64)
             slots = torch.where(order < capacity, order, (uniform * (order + 1)).long()).numpy()
             inside = slots < capacity
             for run in runs:
@@ -60,10 +58,9 @@ class Reservoir:
     def sample(self, count: int) -> Tensor:
         """Draw from each run's memory without replacement: int64 of shape (runs, min(count, len(self)))."""
         self.drawn += 1
-        size = len(self)
-        chosen = torch.empty(len(self.seeds), min(count, size), dtype=torch.int64)
+        chosen = torch.empty(len(self.seeds), min(count, len(self)), dtype=torch.int64)
         for seed, runs in self._by_seed().items():
-            slots = torch.randperm(size, generator=seeded_generator(seed, "replay", self.drawn))[:count]
+            slots = torch.randperm(len(self), generator=seeded_generator(seed, "replay", self.drawn))[:count]
             chosen[runs] = self.kept[runs][:, slots]
         return chosen
 
@@ -89,12 +86,6 @@ class Reservoir:
             if offer:
                 self.offer(taken)
         return drawn
-
-    def copy(self) -> "Reservoir":
-        """Return a copy that keeps and draws the same from here on."""
-        other = Reservoir(self.seeds, self.kept.shape[1])
-        other.kept, other.offered, other.drawn = self.kept.clone(), self.offered, self.drawn
-        return other
 
     def keep(self, rows: Tensor) -> None:
         """Keep only the runs in these rows."""

@@ -249,7 +249,8 @@ def _fuse_convolutions(layers: nn.Sequential) -> None:
     begin = 0
     for number, layer in enumerate([*layers, nn.Identity()]):
         after_pool = parts and isinstance(parts[-1], nn.MaxPool2d)
-        if _is_fusable_convolution(layer):
+        inner = layer.__dict__["layer"] if isinstance(layer, BatchedLayer) else None
+        if isinstance(inner, nn.Conv2d) and not isinstance(inner.padding, str):
             begin = begin if parts else number
         elif (
             not parts
@@ -263,11 +264,6 @@ def _fuse_convolutions(layers: nn.Sequential) -> None:
             parts = []
             continue
         parts.append(layer)
-
-
-def _is_fusable_convolution(layer: nn.Module) -> bool:
-    inner = layer.__dict__["layer"] if isinstance(layer, BatchedLayer) else None
-    return isinstance(inner, nn.Conv2d) and not isinstance(inner.padding, str)
 
 
 def _is_two_by_two_pool(layer: nn.Module) -> bool:

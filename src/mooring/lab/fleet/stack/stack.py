@@ -144,21 +144,15 @@ class Stack:
         return torch.stack(logits)
 
     def network_of(self, run: int, replaced: Tensors | None = None) -> MultiHeadNetwork:
-        """Return a separate network with the weights of one run; arguments as for `load_into`."""
-        network = deepcopy(self.network)
-        self.load_into(network, run, replaced)
-        return network
-
-    def load_into(self, network: MultiHeadNetwork, run: int, replaced: Tensors | None = None) -> None:
-        """Load the weights of one run into a network.
+        """Return a separate network with the weights of one run.
 
         Args:
-            network: of the stack's architecture.
             run: the run's row in the stack.
             replaced: parameters and buffers to use instead of the current ones, stacked the same way.
         """
-        tensors = _row(self.parameters | self.buffers | (replaced or {}), run)
-        network.load_state_dict({name: tensor.detach() for name, tensor in tensors.items()}, strict=False)
+        network, tensors = deepcopy(self.network), self.parameters | self.buffers | (replaced or {})
+        network.load_state_dict({name: tensor.detach()[run] for name, tensor in tensors.items()}, strict=False)
+        return network
 
     def keep(self, rows: Tensor) -> None:
         """Keep only the runs in these rows."""
