@@ -18,7 +18,7 @@ from typing import Any
 from fleets.noise import cifar100
 from fleets.output import add_common, keep, say, where
 from mooring.lab import Result, Row, RunSpec, Study, tune
-from mooring.lab.engines.reporting import SilentReporter
+from mooring.lab.engines.runner import SilentReporter
 from mooring.lab.methods import find_method, resolve_methods
 from mooring.lab.streams import Stream
 from mooring.lab.streams.options import StreamOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mooring.lab.engines.reporting import SilentReporter
+from mooring.lab.engines.runner import SilentReporter
 from mooring.lab.model.results import Result
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.store import Store

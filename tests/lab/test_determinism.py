@@ -16,7 +16,7 @@ from lab.small import Once, class_stream, gpu, spec_for
 from lab.test_kill import rows
 from mooring.errors import MooringError
 from mooring.lab.engines.checkpoint_index import CheckpointIndex
-from mooring.lab.engines.local import LocalEngine
+from mooring.lab.engines.engine import LocalEngine
 from mooring.lab.engines.runner import RunContext
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.precision import configure_cublas, deterministic

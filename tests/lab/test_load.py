@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mooring.lab.engines.local import LocalEngine
+from mooring.lab.engines.engine import LocalEngine
 from mooring.lab.engines.runner import RunContext
 from mooring.lab.engines.sizing import FleetSizer
 from mooring.lab.model.results import Result

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import MooringError
-from mooring.lab.study.lock import lock_study
+from mooring.lab.study.store import lock_study
 from processes import Child, wait_for
 
 

@@ -18,7 +18,7 @@ from mooring.cli.study_progress import BarReporter, LineReporter
 from mooring.errors import MooringError
 from mooring.lab.engines import runner
 from mooring.lab.engines.checkpoint_index import CheckpointIndex
-from mooring.lab.engines.reporting import SilentReporter
+from mooring.lab.engines.runner import SilentReporter
 from mooring.lab.engines.signals import InterruptedStudyError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.results import Result

@@ -10,8 +10,8 @@ import torch
 
 from lab.small import class_stream, domain_stream, spec_for
 from mooring.lab.engines import device_memory as memory
-from mooring.lab.engines import size_probe
-from mooring.lab.engines.size_probe import PROBE_STEPS, TIMED_STEPS, SizeProbe, probe_size
+from mooring.lab.engines import sizing
+from mooring.lab.engines.sizing import PROBE_STEPS, TIMED_STEPS, SizeProbe, probe_size
 from mooring.lab.fleet.fleet import Fleet
 
 STREAM = class_stream(tasks=2, images=100)
@@ -45,7 +45,7 @@ class Spied(Fleet):
 @pytest.fixture
 def spied(monkeypatch):
     Spied.created, Spied.steps_of_task = [], {}
-    monkeypatch.setattr(size_probe, "Fleet", Spied)
+    monkeypatch.setattr(sizing, "Fleet", Spied)
     return Spied
 
 
@@ -65,7 +65,7 @@ def test_probe_is_short_for_every_stream_and_leaves_no_fleet(spied, stream):
 
 
 def test_probe_preserves_the_global_random_state(spied, monkeypatch):
-    monkeypatch.setattr(spied, "_begin", lambda self, task: torch.rand(1))
+    monkeypatch.setattr(spied, "_begin_task", lambda self, task: torch.rand(1))
     before = torch.get_rng_state()
     assert probe_size([spec_for("explicit-random", STREAM, seed) for seed in range(2)], STREAM).runs == 2
     assert torch.equal(torch.get_rng_state(), before)

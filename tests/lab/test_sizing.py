@@ -7,10 +7,9 @@ import torch
 
 from lab.small import class_stream
 from mooring.lab.engines import device_memory as memory
-from mooring.lab.engines import size_probe, sizing
-from mooring.lab.engines.reporting import SilentReporter
-from mooring.lab.engines.size_probe import SizeProbe
-from mooring.lab.engines.sizing import FIRST_PROBE_RUNS, MAX_RUNS, FleetSizer
+from mooring.lab.engines import sizing
+from mooring.lab.engines.runner import SilentReporter
+from mooring.lab.engines.sizing import FIRST_PROBE_RUNS, MAX_RUNS, FleetSizer, SizeProbe
 from mooring.lab.fleet.grouping import group_into_fleets, split_evenly
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams import Stream
@@ -314,7 +313,7 @@ def test_probe_does_not_change_the_results_of_a_study(tmp_path, eager, monkeypat
 
 
 def test_given_fleet_size_needs_no_probe(tmp_path, eager, monkeypatch):
-    monkeypatch.setattr(size_probe, "Fleet", None)
+    monkeypatch.setattr(sizing, "Fleet", None)
     reporter = NotingReporter()
     Study(tmp_path / "s.sqlite", fleet=4, reporter=reporter).compare(
         methods="plain", seeds=6, stream=small(), **SETTINGS
@@ -329,7 +328,7 @@ def test_interrupted_probe_leaves_nothing_behind(tmp_path, eager, monkeypatch):
     reporter, before = NotingReporter(), torch.get_rng_state()
     path = tmp_path / "s.sqlite"
     with monkeypatch.context() as during:
-        during.setattr(size_probe._StepTimer, "on_step", pressed)
+        during.setattr(sizing._StepTimer, "on_step", pressed)
         with pytest.raises(KeyboardInterrupt):
             Study(path, reporter=reporter).compare(methods="plain", seeds=4, stream=small(), **SETTINGS)
     assert reporter.closed

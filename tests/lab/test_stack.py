@@ -9,9 +9,8 @@ from torch import nn
 
 from lab.small import class_stream, spec_for, trained_by_hand
 from lab.test_batched_layers import randomized
-from mooring.lab.engines.local import LocalEngine
-from mooring.lab.engines.reporting import SilentReporter
-from mooring.lab.engines.runner import RunContext
+from mooring.lab.engines.engine import LocalEngine
+from mooring.lab.engines.runner import RunContext, SilentReporter
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.stack import stack as stack_module
 from mooring.lab.fleet.stack.batched_layers import LAYERS

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from lab.small import class_stream
 from mooring.errors import MooringError
 from mooring.lab.engines import runner
-from mooring.lab.engines.reporting import SilentReporter
+from mooring.lab.engines.runner import SilentReporter
 from mooring.lab.engines.signals import InterruptedStudyError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.results import Result

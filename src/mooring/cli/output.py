@@ -12,7 +12,7 @@ from mooring.cli.option_groups import OutputFlags, StudyFlags
 from mooring.cli.progress_bar import progress_bar
 from mooring.cli.study_progress import reporter
 from mooring.cli.terminal_tables import as_json, print_choices, print_rows
-from mooring.lab.engines.reporting import SilentReporter
+from mooring.lab.engines.runner import SilentReporter
 from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row

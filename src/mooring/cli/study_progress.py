@@ -7,7 +7,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mooring.lab.engines.reporting import FleetProgress, Reporter, SilentReporter
+from mooring.lab.engines.runner import FleetProgress, Reporter, SilentReporter
 from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
@@ -28,7 +28,7 @@ def reporter(quiet: bool, console: Console | None = None) -> Reporter:
     return BarReporter(console) if console.is_terminal else LineReporter(sys.stderr)
 
 
-class BarReporter:
+class BarReporter(Reporter):
     """Two bars: the study with its remaining time, and the fleet that reported last."""
 
     def __init__(self, console: Console) -> None:
@@ -69,7 +69,7 @@ class BarReporter:
             self.bars.stop()
 
 
-class LineReporter:
+class LineReporter(Reporter):
     """One line for each finished task of each fleet."""
 
     def __init__(self, stream: TextIO) -> None:

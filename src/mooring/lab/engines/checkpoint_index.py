@@ -85,15 +85,9 @@ class CheckpointIndex:
         return [entry for entry in self.entries() if covers(entry.runs, keys)]
 
     def split(self, parts: Sequence[Sequence[RunSpec]]) -> int:
-        """Split the checkpoint of a fleet, if it has one, into one checkpoint for each part.
+        """Split the checkpoint of a fleet, if it has one, by the runs of each part; return the steps they have taken.
 
         A kill during the split leaves the whole and some of the parts, and no run without a checkpoint.
-
-        Args:
-            parts: the runs of each part.
-
-        Returns:
-            How many steps the runs have taken.
         """
         specs = [spec for part in parts for spec in part]
         own = self.path(_keys(specs))

@@ -1,16 +1,19 @@
-"""The interface of an engine, and the choice of one by name."""
+"""The interface of an engine, the local engine, and the choice of an engine by name."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from mooring.errors import MooringError, check_number, unknown
-from mooring.lab.engines.local import LocalEngine
-from mooring.lab.engines.runner import RunContext
+from mooring.lab.engines.checkpoint_index import CheckpointIndex
+from mooring.lab.engines.runner import FleetRunner, KeepResults, RunContext
+from mooring.lab.engines.signals import stop_on_signal
+from mooring.lab.engines.sizing import FleetSizer
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["ENGINES", "Engine", "check_engine", "open_engine"]
+__all__ = ["ENGINES", "Engine", "LocalEngine", "check_engine", "open_engine"]
 
 ENGINES = ("local", "ray")
 
@@ -25,9 +28,7 @@ class Engine(Protocol):
             specs: all runs of the study that have to be trained.
         """
 
-    def run(
-        self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
-    ) -> None:
+    def run(self, fleets: Sequence[Sequence[RunSpec]], keep: KeepResults, *, reject: bool = False) -> None:
         """Train every fleet to the end of its stream, from its checkpoint if it has one.
 
         Args:
@@ -35,6 +36,40 @@ class Engine(Protocol):
             keep: stores the results of a fleet, or of a part of it; then the checkpoint is deleted.
             reject: stop runs whose penalty does not interpolate after the first task.
         """
+
+
+@dataclass
+class LocalEngine:
+    """An engine that trains fleets one after the other.
+
+    Args:
+        context: what every fleet of the study shares.
+        folder: the folder of checkpoints.
+
+    Example:
+        >>> LocalEngine(RunContext({}, {}), Path("study.sqlite.fleets")).run([], print)
+    """
+
+    context: RunContext
+    folder: Path
+
+    def fleet_sizes(self, specs: Sequence[RunSpec]) -> Callable[[list[RunSpec]], int]:
+        """Return the sizes that fit into this machine's memory and are fastest; see `Engine`."""
+        own = self.context
+        return FleetSizer(own.streams, own.weights, own.device, own.reporter.note, fixed=own.deterministic)
+
+    def run(self, fleets: Sequence[Sequence[RunSpec]], keep: KeepResults, *, reject: bool = False) -> None:
+        """Train every fleet, one after the other; see `Engine`."""
+        index = CheckpointIndex(self.folder, self.context.device, reject, self.context.deterministic)
+
+        def keep_and_delete(results: list[Result], path: Path) -> None:
+            keep(results)
+            path.unlink(missing_ok=True)
+
+        with stop_on_signal() as stop:
+            for number, specs in enumerate(fleets):
+                results = FleetRunner(self.context, number, specs, index, stop).run(keep_and_delete)
+                self.context.reporter.finished(number, results)
 
 
 def check_engine(name: str, address: str | None = None, share: float = 1.0) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 
 from mooring.errors import MooringError
 from mooring.lab.engines.checkpoint_index import CheckpointIndex
-from mooring.lab.engines.runner import RunContext, steps_per_run
+from mooring.lab.engines.runner import KeepResults, RunContext, steps_per_run
 from mooring.lab.engines.signals import stop_on_signal
 from mooring.lab.engines.sizing import FleetSizer
 from mooring.lab.engines.worker import Job, Message, measure_fleet_size, module_search_path, run_job
 from mooring.lab.engines.worker_pool import WorkerPool
 from mooring.lab.model.atomic_files import check_writable
-from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
 __all__ = ["RayEngine", "connect_ray", "import_ray"]
@@ -76,10 +75,8 @@ def _answers(address: str) -> bool:
     """Return whether something listens there, even if it is slow."""
     try:
         _connect(address)
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, TimeoutError)
     return True
 
 
@@ -93,9 +90,8 @@ def _check_reachable(address: str) -> None:
         _connect(address)
     except (OSError, ValueError, OverflowError) as error:
         message = getattr(error, "strerror", None) or str(error)
-        raise MooringError(
-            f"no Ray cluster at {address}: {message}; `ray start --head` makes one and says where"
-        ) from error
+        where = "`ray start --head` makes one and says where"
+        raise MooringError(f"no Ray cluster at {address}: {message}; {where}") from error
 
 
 @dataclass
@@ -151,9 +147,7 @@ class RayEngine:
 
         return size
 
-    def run(
-        self, fleets: Sequence[Sequence[RunSpec]], keep: Callable[[list[Result]], None], *, reject: bool = False
-    ) -> None:
+    def run(self, fleets: Sequence[Sequence[RunSpec]], keep: KeepResults, *, reject: bool = False) -> None:
         """Train every fleet, as many at a time as the cluster has room for; see `Engine`."""
         ray = connect_ray(self.address)
         self._slots(ray)
@@ -165,16 +159,8 @@ class RayEngine:
             stopper = _create_stopper(ray)
 
             def start_job(specs: Sequence[RunSpec]) -> Any:
-                job = Job(
-                    specs=tuple(specs),
-                    device=context.device,
-                    checkpoint_seconds=context.checkpoint_seconds,
-                    reject=reject,
-                    folder=self.folder,
-                    beacon=beacon,
-                    path=module_search_path(),
-                    deterministic=context.deterministic,
-                )
+                seconds, path, fixed = context.checkpoint_seconds, module_search_path(), context.deterministic
+                job = Job(tuple(specs), context.device, seconds, reject, self.folder, beacon, path, fixed)
                 return task.remote(job, self._store(ray, specs[0].data), self._store(ray, "weights"), stopper)
 
             def stop_all() -> None:
@@ -182,9 +168,7 @@ class RayEngine:
 
             head = ray.get_runtime_context().gcs_address
             steps = [steps_per_run(fleet[0], context.streams[fleet[0].data]) for fleet in fleets]
-            pool = WorkerPool(
-                ray, start_job, stop_all, keep, index, context.reporter, stop, is_reachable=lambda: _answers(head)
-            )
+            pool = WorkerPool(ray, start_job, stop_all, keep, index, context.reporter, stop, lambda: _answers(head))
             pool.run(fleets, steps)
 
     def resources(self) -> dict[str, float]:
@@ -204,8 +188,8 @@ class RayEngine:
     def _store(self, ray: Any, name: str) -> Any:
         """Return a reference to a stream, or to all weights, in the cluster's memory; put it there once."""
         if name not in self._stored:
-            value = dict(self.context.weights) if name == "weights" else self.context.streams[name]
-            self._stored[name] = ray.put(value)
+            context = self.context
+            self._stored[name] = ray.put(dict(context.weights) if name == "weights" else context.streams[name])
         return self._stored[name]
 
 

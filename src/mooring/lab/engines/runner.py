@@ -1,4 +1,4 @@
-"""The training of one fleet, from its last checkpoint to its results, in parts if it does not fit into memory."""
+"""The training of one fleet from its last checkpoint, in parts if memory runs out, and the reports of its progress."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,10 +8,9 @@ from pathlib import Path
 from mooring.errors import MooringError
 from mooring.lab.engines.checkpoint_index import CheckpointIndex
 from mooring.lab.engines.device_memory import is_out_of_memory, release_memory
-from mooring.lab.engines.reporting import FleetProgress, Reporter, SilentReporter
 from mooring.lab.engines.signals import StopRequest
 from mooring.lab.fleet import checkpoint
-from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.grouping import fleet_shape, split_evenly
 from mooring.lab.model.order import batch_sizes
 from mooring.lab.model.precision import deterministic
@@ -20,7 +19,19 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["CHECKPOINT_SECONDS", "FleetRunner", "RunContext", "steps_per_run"]
+__all__ = [
+    "CHECKPOINT_SECONDS",
+    "FleetProgress",
+    "FleetRunner",
+    "KeepResults",
+    "Reporter",
+    "RunContext",
+    "SilentReporter",
+    "steps_per_run",
+]
+
+KeepResults = Callable[[list[Result]], None]
+"""A function that stores the results of a fleet, or of a part of it."""
 
 CHECKPOINT_SECONDS = 120.0
 REPORT_SECONDS = 0.1
@@ -45,6 +56,65 @@ def steps_per_run(spec: RunSpec, stream: Stream) -> int:
         8
     """
     return sum(len(batch_sizes(len(task.train), spec.batch)) for task in stream.tasks) * spec.epochs
+
+
+@dataclass(frozen=True)
+class FleetProgress:
+    """The progress of a fleet, as plain values that can be sent from another machine.
+
+    Attributes:
+        runs: how many runs it has.
+        position: the task, epoch and step it has reached.
+        steps: how many steps it has taken.
+        tasks: how many tasks its stream has.
+        accuracy: the mean accuracy of its runs on the finished tasks, in percent; None before the first is finished.
+
+    Example:
+        >>> FleetProgress(runs=2, position=Position(task=1), steps=18, tasks=5).accuracy is None
+        True
+    """
+
+    runs: int
+    position: Position
+    steps: int
+    tasks: int
+    accuracy: float | None = None
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> "FleetProgress":
+        """Return the progress of a fleet now."""
+        rows = [record.matrix[-1][: len(record.matrix)] for record in fleet.records if record.matrix]
+        accuracy = sum(sum(row) / len(row) for row in rows) / len(rows) if rows else None
+        return cls(len(fleet.specs), fleet.position, fleet.steps, len(fleet.stream.tasks), accuracy)
+
+
+class Reporter:
+    """A receiver of the progress of a study; each method does nothing unless a subclass overrides it."""
+
+    def begin(self, fleets: Sequence[Sequence[RunSpec]], work: Sequence[int], done: int) -> None:
+        """Receive the fleets to train, the run-steps of each, and how many runs have a result already."""
+
+    def advanced(self, number: int, fleet: FleetProgress, done: int) -> None:
+        """Receive the progress of a fleet; called at a limited rate.
+
+        Args:
+            number: which of the fleets.
+            fleet: the progress of that fleet, or of the part of it that is trained now if it did not fit into memory.
+            done: how many run-steps of the fleet are done. It decreases after memory ran out.
+        """
+
+    def finished(self, number: int, results: Sequence[Result]) -> None:
+        """Receive the results of a fleet, once all of them are stored."""
+
+    def note(self, line: str) -> None:
+        """Receive a line that the user should read."""
+
+    def close(self) -> None:
+        """Stop reporting, whether the study finished or failed."""
+
+
+class SilentReporter(Reporter):
+    """A reporter that does nothing."""
 
 
 @dataclass
@@ -118,7 +188,9 @@ class FleetRunner:
         while waiting:
             part = waiting.pop(0)
             if len(part.specs) > max_runs.get(self.shape, len(part.specs)):
-                waiting = self._split(part) + waiting
+                parts = split_evenly(part.specs, max_runs[self.shape])
+                steps = self.index.split(parts)  # each part gets its own checkpoint if there was one
+                waiting = [_FleetPart(specs, steps) for specs in parts] + waiting
                 continue
             other_steps = len(results) * self.steps + sum(len(other.specs) * other.steps for other in waiting)
             part_results = self._run_part(part, other_steps)
@@ -129,12 +201,6 @@ class FleetRunner:
             keep(part_results, self._path(part))
             results += part_results
         return results
-
-    def _split(self, part: _FleetPart) -> list[_FleetPart]:
-        """Return parts that fit, each with its own checkpoint if there was one."""
-        parts = split_evenly(part.specs, self.context.max_runs[self.shape])
-        steps = self.index.split(parts)
-        return [_FleetPart(specs, steps) for specs in parts]
 
     def _halve(self, runs: int) -> None:
         """Allow half as many runs of this shape from here on, because memory ran out."""

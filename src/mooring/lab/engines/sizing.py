@@ -1,21 +1,30 @@
-"""The size of fleets: as many runs as fit into memory, and no more than make training faster."""
+"""The size of fleets: as many runs as fit into memory, and no more than make training faster.
 
+A probe measures speed and memory: a fleet that trains for a few steps and is discarded.
+"""
+
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 
-from mooring.lab.engines.device_memory import free_memory
+from mooring.lab.engines.device_memory import PeakMemory, free_memory, is_out_of_memory, release_memory
 from mooring.lab.engines.runner import steps_per_run
-from mooring.lab.engines.size_probe import SizeProbe, probe_size
 from mooring.lab.fleet.evaluation import resident_bytes
+from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.grouping import fleet_shape, split_evenly
 from mooring.lab.methods import find_method
+from mooring.lab.model.order import batch_sizes
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.initialization import BackboneWeights, initial_network
+from mooring.lab.streams.slices import limit_images
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["MAX_RUNS", "FleetSize", "FleetSizer"]
+__all__ = ["MAX_RUNS", "PROBE_STEPS", "PROBE_TASKS", "FleetSize", "FleetSizer", "SizeProbe", "probe_size"]
 
 MAX_RUNS = {"cpu": 128, "cuda": 512}
 """The largest fleet by default, by kind of device. On a CPU larger ones do not fit into its caches."""
@@ -43,6 +52,134 @@ MEASURED_MEMORY_SHARE, ESTIMATED_MEMORY_SHARE = 0.8, 0.5
 
 NOMINAL_BYTES = {"cpu": 4 << 30, "cuda": 16 << 30}
 """The free memory that is assumed if the number of runs must be the same each time."""
+
+
+PROBE_TASKS = 2
+"""Pulls act from the second task on."""
+
+PROBE_STEPS = 16
+"""The steps of each task of a probe."""
+
+TIMED_STEPS = 4
+"""Steps of the last task that are timed together. The first such stretch is a warm-up and does not count."""
+
+SAFE_VALUE = 1e-6
+"""The learning rate and the strength in a probe: runs that diverge are taken out, which would make it look faster."""
+
+
+@dataclass(frozen=True)
+class SizeProbe:
+    """The outcome of a probe.
+
+    Attributes:
+        runs: how many runs were left at its end.
+        step_seconds: how long one step of all runs takes.
+        total_seconds: how long the whole probe took.
+        peak_bytes: the peak memory on the device; None if it is not counted.
+    """
+
+    runs: int
+    step_seconds: float
+    total_seconds: float
+    peak_bytes: int | None = None
+
+    @property
+    def run_step_seconds(self) -> float:
+        """How long a step of one run takes.
+
+        Example:
+            >>> SizeProbe(runs=8, step_seconds=0.004, total_seconds=1.0).run_step_seconds
+            0.0005
+        """
+        return self.step_seconds / self.runs if self.runs else math.inf
+
+
+def probe_size(
+    specs: Sequence[RunSpec],
+    stream: Stream,
+    *,
+    device: str = "cpu",
+    weights: Mapping[str, BackboneWeights] | None = None,
+    now: Callable[[], float] = time.perf_counter,
+) -> SizeProbe | None:
+    """Train runs together for a few steps; return None if they do not fit into memory.
+
+    The global random state is left as it was.
+
+    Args:
+        specs: the runs, all of one shape.
+        stream: their stream; only its first images are used.
+        device: the device to train on.
+        weights: the initial weights of backbones by fingerprint.
+        now: the clock.
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> stream = by_class(digits(), per_task=2)
+        >>> probe_size([RunSpec("digits", stream.fingerprint, "plain", seed) for seed in range(3)], stream).runs
+        3
+    """
+    probe = None
+    try:
+        with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
+            probe = _train_briefly(specs, stream, device, weights, now)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    release_memory(device)  # here neither a frame nor the error's traceback holds the fleet
+    return probe
+
+
+def _train_briefly(
+    specs: Sequence[RunSpec],
+    stream: Stream,
+    device: str,
+    weights: Mapping[str, BackboneWeights] | None,
+    now: Callable[[], float],
+) -> SizeProbe:
+    start, peak = now(), PeakMemory(device)
+    short = limit_images(replace(stream, tasks=stream.tasks[:PROBE_TASKS]), PROBE_STEPS * specs[0].batch)
+    steps_per_epoch = min(len(batch_sizes(len(task.train), specs[0].batch)) for task in short.tasks)
+    epochs = -(-PROBE_STEPS // steps_per_epoch)
+    timer = _StepTimer(device, len(short.tasks) - 1, now)
+    safe = [
+        replace(spec, lr=SAFE_VALUE, strength=None if spec.strength is None else SAFE_VALUE, epochs=epochs)
+        for spec in specs
+    ]
+    fleet = Fleet(safe, short, device=device, weights=weights)
+    with suppress(_EndOfProbeError):
+        fleet.run(timer)
+    return SizeProbe(len(fleet.specs), timer.fastest() / TIMED_STEPS, now() - start, peak.bytes())
+
+
+class _EndOfProbeError(Exception):
+    """The probe has taken all its steps."""
+
+
+class _StepTimer:
+    """A callback that times the last task's steps. The fastest stretch counts: others may use the machine too."""
+
+    def __init__(self, device: str, task: int, now: Callable[[], float]) -> None:
+        self.device, self.task, self.now = device, task, now
+        self.steps, self.marks = 0, list[float]()
+
+    def on_step(self, fleet: Fleet) -> None:
+        if fleet.position.task != self.task:
+            return
+        self.steps += 1
+        if self.steps % TIMED_STEPS == 0:
+            if self.device.startswith("cuda"):
+                torch.cuda.synchronize(self.device)
+            self.marks.append(self.now())
+        if self.steps == PROBE_STEPS:
+            raise _EndOfProbeError
+
+    def on_task_end(self, fleet: Fleet) -> None:
+        """Do nothing: the end of a task takes little of a study's time."""
+
+    def fastest(self) -> float:
+        """Return the seconds of the fastest stretch; infinity if there was none, as when every run was lost."""
+        return min((later - mark for mark, later in pairwise(self.marks)), default=math.inf)
 
 
 @dataclass(frozen=True)
@@ -78,7 +215,7 @@ class FleetSizer:
         weights: the initial weights of backbones by fingerprint.
         device: the device to train on.
         note: called with a line about the size that a probe led to.
-        probe: trains runs for a few steps; see `mooring.lab.engines.size_probe.probe_size`.
+        probe: trains runs for a few steps; see `probe_size`.
         free: returns the free bytes of a device.
         fixed: use an estimate and a nominal memory instead of measurements, so that sizes are the same each time.
 
@@ -137,11 +274,7 @@ class FleetSizer:
     def _measure(self, runs: Sequence[RunSpec], stream: Stream, estimate: FleetSize, work: int) -> FleetSize:
         """Probe fleets, each twice as large as the one before, while that makes them faster.
 
-        Args:
-            runs: the runs, those that take most memory first.
-            stream: their stream.
-            estimate: the size by an estimate.
-            work: how many run-steps have to be trained.
+        The runs that take most memory come first; `work` is how many run-steps have to be trained.
         """
         free_bytes = self.free(self.device)
         room = MEASURED_MEMORY_SHARE * free_bytes - stream.train.images.nbytes - resident_bytes(stream.test)
@@ -206,5 +339,5 @@ def _fits(probes: Sequence[SizeProbe], room: float) -> int:
 def _reason(probes: Sequence[SizeProbe], limit: str = "") -> str:
     """Return the fastest time measured, and what limited the size."""
     seconds = min((probe.run_step_seconds for probe in probes), default=0.0)
-    time = f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
-    return ", and ".join(part for part in (f"{time} for a step of each" if probes else "", limit) if part)
+    duration = f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+    return ", and ".join(part for part in (f"{duration} for a step of each" if probes else "", limit) if part)

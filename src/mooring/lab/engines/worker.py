@@ -14,8 +14,7 @@ import mooring
 from mooring.errors import MooringError
 from mooring.lab.engines.checkpoint_index import CheckpointIndex
 from mooring.lab.engines.device_memory import free_memory
-from mooring.lab.engines.reporting import FleetProgress, SilentReporter
-from mooring.lab.engines.runner import FleetRunner, RunContext
+from mooring.lab.engines.runner import FleetProgress, FleetRunner, Reporter, RunContext
 from mooring.lab.engines.signals import InterruptedStudyError, StopRequest
 from mooring.lab.engines.sizing import FleetSizer
 from mooring.lab.model.precision import configure_cublas
@@ -110,7 +109,7 @@ Message = Started | Advanced | Noted | Finished | Failed | Stopped
 _Queue = queue.SimpleQueue[Message | BaseException | None]
 
 
-class _QueueReporter(SilentReporter):
+class _QueueReporter(Reporter):
     """A reporter that puts messages into a queue."""
 
     def __init__(self, messages: _Queue) -> None:
@@ -157,8 +156,7 @@ def run_job(
     stop = StopRequest()
     if stopped is not None:
         stopped().add_done_callback(lambda future: None if future.exception() else stop.ask())
-    reporter = _QueueReporter(messages)
-    streams = {stream.fingerprint: stream}
+    reporter, streams = _QueueReporter(messages), {stream.fingerprint: stream}
     context = RunContext(streams, weights, job.device, job.checkpoint_seconds, reporter, job.deterministic)
     # In a thread of its own, so that messages can be sent while the fleet trains.
     threading.Thread(target=_train, args=(job, context, stop, messages), daemon=True).start()

@@ -8,7 +8,7 @@ from typing import Any
 from mooring.errors import MooringError
 from mooring.lab.engines import worker
 from mooring.lab.engines.checkpoint_index import CheckpointIndex
-from mooring.lab.engines.reporting import Reporter
+from mooring.lab.engines.runner import KeepResults, Reporter
 from mooring.lab.engines.signals import StopRequest
 from mooring.lab.fleet.grouping import split_evenly
 from mooring.lab.model.plurals import pluralize
@@ -74,7 +74,7 @@ class WorkerPool:
         ray: Any,
         start_job: Callable[[Sequence[RunSpec]], Any],
         stop_all: Callable[[], None],
-        keep: Callable[[list[Result]], None],
+        keep: KeepResults,
         index: CheckpointIndex,
         reporter: Reporter,
         stop: StopRequest,
@@ -119,12 +119,7 @@ class WorkerPool:
             raise self.stop.error()
 
     def _check_cluster(self) -> None:
-        """Raise an error if the cluster is gone: a signal to all processes of a job or machine ends its head too.
-
-        Raises:
-            InterruptedStudyError: the cluster is gone, and somebody asked to stop.
-            MooringError: the cluster is gone.
-        """
+        """Raise an error if the cluster is gone: a signal to all processes of a job or machine ends its head too."""
         now = time.monotonic()
         if now - self.checked_at < CLUSTER_CHECK_SECONDS:
             return
@@ -159,24 +154,20 @@ class WorkerPool:
 
     def _receive(self, messages: Any) -> None:
         """Handle the next message of a job, or the loss of its worker."""
-        job, errors = self.jobs[messages], self.ray.exceptions
+        job, errors = self.jobs.pop(messages), self.ray.exceptions
         try:
             message = self.ray.get(next(messages))
         except StopIteration:
-            del self.jobs[messages]
-            if job.specs and not job.closed:
+            if not job.closed:
                 self._restart(job, "a worker ended without a word")
         except errors.OutOfMemoryError:
-            del self.jobs[messages]
             self._restart(job, "a worker was out of memory", split=True)
         except errors.WorkerCrashedError:
-            del self.jobs[messages]
             self._restart(job, "a worker was lost")
         except (errors.NodeDiedError, errors.ObjectLostError):
-            del self.jobs[messages]
             self._restart(job, "a machine was lost", blame_runs=False)
         else:
-            job.started = True
+            self.jobs[messages], job.started = job, True
             self._handle(job, message)
 
     def _handle(self, job: _ActiveJob, message: worker.Message) -> None:
@@ -213,13 +204,9 @@ class WorkerPool:
         return len(self.results[number]) * self.steps[number] + active
 
     def _restart(self, job: _ActiveJob, reason: str, *, blame_runs: bool = True, split: bool = False) -> None:
-        """Continue the runs of a lost worker from their checkpoint, in halves if that may help.
+        """Continue the runs of a lost worker from their checkpoint, in halves if `split` or if that may help.
 
-        Args:
-            job: what the worker had.
-            reason: what happened.
-            blame_runs: whether the runs may be the cause, by the memory they take.
-            split: whether to continue in halves in any case.
+        `blame_runs` says whether the runs may be the cause, by the memory they take.
         """
         if not job.specs or self.stopping:
             return

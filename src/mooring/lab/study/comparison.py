@@ -76,17 +76,11 @@ class Comparison:
         network = versioned_name(training.network)
         for name in self.methods:
             method = find_method(name)
-            default = default_strength(method, paper=training.paper)
-            strengths: tuple[float | None, ...] = self.strength.get(name, (default,))
+            default: tuple[float | None, ...] = (default_strength(method, paper=training.paper),)
             memory = (method.memory if training.memory is None else training.memory) if method.memory else None
-            common: dict[str, Any] = {
-                **training.spec_fields(),
-                "memory": memory,
-                "init": init,
-                "network": network,
-            }
+            common: dict[str, Any] = {**training.spec_fields(), "memory": memory, "init": init, "network": network}
             for lr in self.lr.get(name, (training.lr,)):
-                for strength in strengths:
+                for strength in self.strength.get(name, default):
                     for seed in self.seeds:
                         specs.append(RunSpec(stream, data, name, seed, lr=lr, strength=strength, **common))
         return specs
@@ -123,16 +117,17 @@ def comparison(
     streams: list[Any] = list(stream) if isinstance(stream, list | tuple) else [stream]
     sources = [StreamOptions(source) if isinstance(source, str) else source for source in streams]
     common_lr = lr if isinstance(lr, int | float) else None
-    _check_training(training)
-    memory = training.get("memory")
-    if memory is not None:
+    known = [name for name in Training.__dataclass_fields__ if name not in ("lr", "paper")]
+    for name in training:
+        if name not in known:
+            raise unknown("setting", name, ["stream", "methods", "seeds", "lr", "strength", *known])
+    if (memory := training.get("memory")) is not None:
         check_whole("memory", memory, 1)
     if strength is not None and not isinstance(strength, Mapping) and not with_strength:
         raise MooringError(f"none of {', '.join(names)} has a strength to give: leave it out")
+    trainings = [default_training(getattr(source, "name", ""), lr=common_lr, **training) for source in sources]
     return Comparison(
-        streams=tuple(
-            (source, default_training(getattr(source, "name", ""), lr=common_lr, **training)) for source in sources
-        ),
+        streams=tuple(zip(sources, trainings, strict=True)),
         methods=names,
         seeds=seed_numbers(seeds),
         lr={} if lr is None or common_lr is not None else _by_method("lr", lr, names),
@@ -155,13 +150,6 @@ def seed_numbers(seeds: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _check_training(fields: Mapping[str, Any]) -> None:
-    known = [name for name in Training.__dataclass_fields__ if name not in ("lr", "paper")]
-    for name in fields:
-        if name not in known:
-            raise unknown("setting", name, ["stream", "methods", "seeds", "lr", "strength", *known])
-
-
 def _by_method(
     option: str, values: Numbers | Mapping[str, Numbers], names: Sequence[str]
 ) -> dict[str, tuple[float, ...]]:
@@ -172,6 +160,8 @@ def _by_method(
 
 
 def _numbers(option: str, value: Numbers) -> tuple[float, ...]:
-    if isinstance(value, list | tuple) and not value:
+    if not isinstance(value, list | tuple):
+        return (value,)  # type: ignore[return-value]
+    if not value:
         raise MooringError(f"{option}=[] is not allowed: give at least one number")
-    return tuple(value) if isinstance(value, list | tuple) else (value,)  # type: ignore[return-value]
+    return tuple(value)

@@ -59,9 +59,7 @@ def area_under(points: Sequence[Point]) -> float:
         (40.0, 80.0)
     """
     corners = upper_envelope(points)
-    if not corners:
-        return 0.0
-    edge = [(0.0, corners[0][1]), *corners]
+    edge = [(0.0, corners[0][1]), *corners] if corners else []
     return math.fsum((right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in pairwise(edge)) / 100
 
 
@@ -141,7 +139,7 @@ class Frontier:
     def envelope(self) -> list[tuple[Point, Row]]:
         """The rows on the frontier by accuracy kept: means over seeds, of methods that keep no data."""
         rows = [row for sweep in self.sweeps if not _keeps_data(sweep.method) for row in sweep.finished_rows]
-        points = {_mean_point(row): row for row in rows}
+        points = {(100 - row.metrics["forgetting"].mean, row.metrics["learned"].mean): row for row in rows}
         return [(point, points[point]) for point in upper_envelope(list(points))]
 
     def lead(self, method: str) -> Interval | None:
@@ -161,21 +159,17 @@ class Frontier:
 
     def to_json(self) -> dict[str, Any]:
         """Return the frontier as plain values."""
-        methods = []
-        for sweep in self.sweeps:
-            area = sweep.area
-            methods.append(
-                {
-                    "method": sweep.method,
-                    "best": None if sweep.best is None else sweep.best.to_json(),
-                    "good": sweep.good_range,
-                    "decades": sweep.decades,
-                    "area": None if area is None else vars(area),
-                    "dial": [
-                        {"strength": row.setting.strength, "verdict": row.verdict, **_means(row)} for row in sweep.rows
-                    ],
-                }
-            )
+        methods = [
+            {
+                "method": sweep.method,
+                "best": None if sweep.best is None else sweep.best.to_json(),
+                "good": sweep.good_range,
+                "decades": sweep.decades,
+                "area": (area := sweep.area) and vars(area),
+                "dial": [{"strength": r.setting.strength, "verdict": r.verdict, **_means(r)} for r in sweep.rows],
+            }
+            for sweep in self.sweeps
+        ]
         corners = [{"kept": point[0], "learned": point[1], "row": row.label} for point, row in self.envelope]
         return {"stream": self.stream, "methods": methods, "hull": corners}
 
@@ -192,14 +186,12 @@ def build_frontiers(rows: Sequence[Row]) -> list[Frontier]:
         for row in rows:
             if row.setting.stream == stream:
                 by_method.setdefault(row.setting.method, []).append(row)
-        sweeps = [Sweep(name, tuple(sorted(group, key=_strength))) for name, group in by_method.items()]
+        for group in by_method.values():
+            group.sort(key=lambda row: row.setting.strength or 0.0)
+        sweeps = [Sweep(name, tuple(group)) for name, group in by_method.items()]
         sweeps.sort(key=lambda sweep: -sweep.best.metrics["accuracy"].mean if sweep.best else math.inf)
         frontiers.append(Frontier(stream, tuple(sweeps)))
     return frontiers
-
-
-def _strength(row: Row) -> float:
-    return row.setting.strength or 0.0
 
 
 def _family(method: str) -> str:
@@ -214,10 +206,6 @@ def _keeps_data(method: str) -> bool:
 
 def _point(result: Result) -> Point:
     return 100 - result.metrics["forgetting"], result.metrics["learned"]
-
-
-def _mean_point(row: Row) -> Point:
-    return 100 - row.metrics["forgetting"].mean, row.metrics["learned"].mean
 
 
 def _means(row: Row) -> dict[str, float]:

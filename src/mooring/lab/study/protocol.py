@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mooring.errors import MooringError, check_whole
-from mooring.lab.methods import Method, find_method
+from mooring.lab.methods import find_method
 from mooring.lab.model.metrics import SCORE_TOLERANCE
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
@@ -142,8 +142,7 @@ def tune(
         best = {choice.method: choice.best for choice in stream_choices}
         streams[trained.fingerprint] = trained
         for spec in asked.specs(training, trained.name, trained.fingerprint, init):
-            row = best[spec.method]
-            if row is not None:
+            if row := best[spec.method]:
                 chosen.append(replace(spec, lr=row.setting.lr, strength=row.setting.strength))
     # Every setting of the baseline may have been dropped.
     known = baseline if any(spec.method == baseline for spec in chosen) else None
@@ -154,23 +153,14 @@ def tune(
 def _grid(
     asked: Comparison, lrs: Sequence[float], strengths: Sequence[float] | None, seeds: int | Sequence[int]
 ) -> Comparison:
-    """Return the same comparison at every point of the grid."""
-    methods = [find_method(name) for name in asked.methods]
-    return replace(
-        asked,
-        seeds=seed_numbers(seeds),
-        lr=dict.fromkeys(asked.methods, tuple(lrs)),
-        strength={
-            method.name: _default_strengths(method) if strengths is None else tuple(strengths)
-            for method in methods
-            if method.has_strength
-        },
-    )
-
-
-def _default_strengths(method: Method) -> tuple[float, ...]:
-    """Return the paper's grid for the strength of a penalty, else the method's dial."""
-    return STRENGTHS if isinstance(method.pull(1.0), Penalty | Proximal) else method.dial
+    """Return the same comparison at every point of the grid; by default the paper's for penalties, else the dials."""
+    by_method: dict[str, tuple[float, ...]] = {}
+    for method in map(find_method, asked.methods):
+        if method.has_strength:
+            default = STRENGTHS if isinstance(method.pull(1.0), Penalty | Proximal) else method.dial
+            by_method[method.name] = default if strengths is None else tuple(strengths)
+    lr = dict.fromkeys(asked.methods, tuple(lrs))
+    return replace(asked, seeds=seed_numbers(seeds), lr=lr, strength=by_method)
 
 
 def choose_settings(stream: str, results: Sequence[Result], methods: Sequence[str]) -> list[Choice]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from mooring.errors import MooringError
 from mooring.lab.model.results import Result
-from mooring.lab.study.lock import lock_study
-from mooring.lab.study.store import Store, parse_result
+from mooring.lab.study.store import Store, lock_study, parse_result
 
 __all__ = ["Salvaged", "salvage"]
 
@@ -95,15 +94,16 @@ def _read(path: Path) -> _Contents:
             key = f"row {number}"
             try:
                 query = "SELECT key, result, digest FROM runs WHERE rowid = ?"
-                row = connection.execute(query, (number,)).fetchone()
-                if row is not None:
+                if row := connection.execute(query, (number,)).fetchone():
                     key = str(row[0])
                     results[key] = parse_result(row[1], row[2])
             except MooringError:
                 raise  # the text is as it was written, but by a newer version
             except (sqlite3.Error, ValueError, TypeError, KeyError, AttributeError):
                 lost.append(key)
-        intact = _passes_integrity_check(connection) and not lost
+        intact = False
+        with suppress(sqlite3.Error, UnicodeDecodeError):
+            intact = list(connection.execute("PRAGMA integrity_check(1)")) == [("ok",)] and not lost
         with suppress(sqlite3.Error, UnicodeDecodeError):
             commands = [str(text) for (text,) in connection.execute("SELECT command FROM commands ORDER BY number")]
     finally:
@@ -120,10 +120,3 @@ def _last_row(connection: sqlite3.Connection, path: Path) -> int:
     except (sqlite3.Error, UnicodeDecodeError):
         return path.stat().st_size // MIN_ROW_BYTES
     return min(int(last or 0), MAX_ROWS)
-
-
-def _passes_integrity_check(connection: sqlite3.Connection) -> bool:
-    try:
-        return list(connection.execute("PRAGMA integrity_check(1)")) == [("ok",)]
-    except (sqlite3.Error, UnicodeDecodeError):
-        return False

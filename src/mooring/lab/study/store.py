@@ -1,23 +1,30 @@
-"""The store of a study: one SQLite file with one row for each run, addressed by the run's key."""
+"""The store of a study, one SQLite file with one row for each run, and the lock that one process at a time holds."""
 
+import fcntl
 import hashlib
 import json
 import math
+import os
 import sqlite3
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from mooring.errors import MooringError
 from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["Store", "checkpoint_folder", "parse_result"]
+__all__ = ["Store", "checkpoint_folder", "lock_study", "parse_result"]
 
 VERSION = 2
 """The version of the file's layout. Files of any other version are refused."""
+
+POLL_SECONDS = 0.2
+"""How often a process that waits for the lock tries again."""
 
 SCHEMA = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -47,6 +54,51 @@ def checkpoint_folder(study: Path) -> Path:
         PosixPath('mine.sqlite.fleets')
     """
     return study.with_name(f"{study.name}.fleets")
+
+
+@contextmanager
+def lock_study(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a study, which is released when the process ends, however it ends.
+
+    Args:
+        path: the study's file; the lock is a file next to it.
+        wait: wait for another process to finish instead of refusing.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, lock_study(Path(folder) / "study.sqlite"):
+        ...     print("alone")
+        alone
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise MooringError(f"cannot write in {path.parent} ({error.strerror}): choose another place") from error
+    try:
+        while not _try_lock(handle):
+            if not wait:
+                owner = os.pread(handle, 64, 0).decode(errors="replace").strip() or "unknown"
+                raise MooringError(
+                    f"the study {path} is being run by process {owner}: let it finish, or say --wait to go on after it"
+                )
+            time.sleep(POLL_SECONDS)
+        try:
+            os.truncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            raise MooringError(f"cannot write {lock} ({error.strerror}): make room, or choose another place") from error
+        yield
+    finally:
+        os.close(handle)  # releases the lock; the file stays, so that nobody locks a file that is already deleted
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 class Store:
@@ -95,8 +147,7 @@ class Store:
 
     def get(self, specs: Iterable[RunSpec]) -> dict[str, Result]:
         """Return the results of those runs that have one, by key."""
-        wanted = {spec.key for spec in specs}
-        return {result.spec.key: result for result in self.results(wanted)}
+        return {result.spec.key: result for result in self.results({spec.key for spec in specs})}
 
     def results(self, only: Collection[str] | None = None) -> Iterator[Result]:
         """Yield every result in the order in which they were stored.
@@ -104,14 +155,9 @@ class Store:
         Args:
             only: the keys of the runs to read; None reads all.
         """
-        if not self.path.exists():
-            return
-        with self._connect() as connection:
-            if not self._has_tables(connection):
-                return
-            for key, text, digest in connection.execute("SELECT key, result, digest FROM runs ORDER BY rowid"):
-                if only is None or key in only:
-                    yield self._parse(key, text, digest)
+        for key, text, digest in self._select("SELECT key, result, digest FROM runs ORDER BY rowid"):
+            if only is None or key in only:
+                yield self._parse(key, text, digest)
 
     def log(self, command: str) -> None:
         """Record a command that worked on this study."""
@@ -120,12 +166,14 @@ class Store:
 
     def commands(self) -> list[str]:
         """Return every recorded command, oldest first."""
-        if not self.path.exists():
-            return []
-        with self._connect() as connection:
-            if not self._has_tables(connection):
-                return []
-            return [command for (command,) in connection.execute("SELECT command FROM commands ORDER BY number")]
+        return [command for (command,) in self._select("SELECT command FROM commands ORDER BY number")]
+
+    def _select(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a query; none if the file is missing or empty."""
+        if self.path.exists():
+            with self._connect() as connection:
+                if self._has_tables(connection):
+                    yield from connection.execute(query)
 
     def _parse(self, key: str, text: str, digest: str) -> Result:
         try:
@@ -147,8 +195,7 @@ class Store:
             if not self._has_tables(connection):
                 for statement in SCHEMA.split(";"):
                     connection.execute(statement)
-                about = [("version", str(VERSION)), ("made", _now())]
-                connection.executemany("INSERT INTO about VALUES (?, ?)", about)
+                connection.execute("INSERT INTO about VALUES ('version', ?), ('made', ?)", (str(VERSION), _now()))
             yield connection
             connection.commit()
 
@@ -170,9 +217,8 @@ class Store:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables:
             return False
-        row = None
-        if "about" in tables:
-            row = connection.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
+        query = "SELECT value FROM about WHERE name = 'version'"
+        row = connection.execute(query).fetchone() if "about" in tables else None
         if row is None or not str(row[0]).isdecimal():
             raise MooringError(f"{self.path} is a database, but not a study: give another file")
         if int(row[0]) != VERSION:
@@ -202,7 +248,7 @@ def parse_result(text: str, digest: str) -> Result:
 
 def _row(result: Result) -> tuple[object, ...]:
     spec, metrics = result.spec, result.metrics
-    values = [metrics[name] for name in ("accuracy", "forgetting", "learned")]
+    values = (metrics[name] for name in ("accuracy", "forgetting", "learned"))
     shown = [None if math.isnan(value) else value for value in values]
     columns = (spec.key, spec.stream, spec.method, spec.seed, result.status, *shown, _now())
     text = json.dumps(result.to_json())

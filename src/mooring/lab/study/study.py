@@ -1,7 +1,7 @@
 """A study: runs and their results in one file. It trains the runs that have no result yet."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ import torch
 from mooring.errors import MooringError, check_whole
 from mooring.lab.engines.checkpoint_index import CheckpointIndex
 from mooring.lab.engines.engine import Engine, check_engine, open_engine
-from mooring.lab.engines.reporting import Reporter, SilentReporter
-from mooring.lab.engines.runner import CHECKPOINT_SECONDS, RunContext, steps_per_run
+from mooring.lab.engines.runner import CHECKPOINT_SECONDS, Reporter, RunContext, SilentReporter, steps_per_run
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.grouping import group_into_fleets
 from mooring.lab.methods import find_method
@@ -29,8 +28,7 @@ from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.progress_callback import ProgressCallback
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.comparison import Comparison, comparison
-from mooring.lab.study.lock import lock_study
-from mooring.lab.study.store import Store, checkpoint_folder
+from mooring.lab.study.store import Store, checkpoint_folder, lock_study
 
 __all__ = ["Study", "check_device", "resolve_baseline"]
 
@@ -134,8 +132,7 @@ class Study:
         init = ""
         if training.init is not None:
             start = read_weights(training.init)
-            weights[start.fingerprint] = start
-            init = start.fingerprint
+            init, weights[start.fingerprint] = start.fingerprint, start
         stream = self.open(source)
         initial_network(training.network, stream, 0, weights=weights.get(init))
         return stream, init
@@ -161,35 +158,25 @@ class Study:
             reject: stop runs whose penalty does not interpolate after the first task.
         """
         self.store.check_writable()
-        try:
-            with gc_frozen():
-                return self._run(specs, streams, weights or {}, reject)
-        finally:
-            self.reporter.close()
-
-    def _run(
-        self,
-        specs: Sequence[RunSpec],
-        streams: Mapping[str, Stream],
-        weights: Mapping[str, BackboneWeights],
-        reject: bool,
-    ) -> list[Result]:
-        check_writable(self.store.path.parent)
-        with lock_study(self.store.path, wait=self.wait):
-            self._delete_leftovers()
-            results = self._stored_results(specs, reject)
-            missing = [spec for spec in dict.fromkeys(specs) if spec.key not in results]
-            if missing:
-                context = RunContext(streams, weights, self.device, self.every, self.reporter, self.deterministic)
-                engine = open_engine(self.engine, context, self.checkpoints, self.address, self.share)
-                planned = self._plan_fleets(missing, engine, reject, specs)
-                work = [len(fleet) * steps_per_run(fleet[0], streams[fleet[0].data]) for fleet in planned]
-                self.reporter.begin(planned, work, len(results))
-                engine.run(planned, self.store.add, reject=reject)
-                results = self._stored_results(specs, reject)
+        with closing(self.reporter), gc_frozen():
+            check_writable(self.store.path.parent)
+            with lock_study(self.store.path, wait=self.wait):
                 self._delete_leftovers()
-            with suppress(OSError):
-                self.checkpoints.rmdir()  # it fails if a fleet is unfinished
+                results = self._stored_results(specs, reject)
+                missing = [spec for spec in dict.fromkeys(specs) if spec.key not in results]
+                if missing:
+                    shared = RunContext(
+                        streams, weights or {}, self.device, self.every, self.reporter, self.deterministic
+                    )
+                    engine = open_engine(self.engine, shared, self.checkpoints, self.address, self.share)
+                    planned = self._plan_fleets(missing, engine, reject, specs)
+                    work = [len(fleet) * steps_per_run(fleet[0], streams[fleet[0].data]) for fleet in planned]
+                    self.reporter.begin(planned, work, len(results))
+                    engine.run(planned, self.store.add, reject=reject)
+                    results = self._stored_results(specs, reject)
+                    self._delete_leftovers()
+                with suppress(OSError):
+                    self.checkpoints.rmdir()  # it fails if a fleet is unfinished
         return [results[spec.key] for spec in dict.fromkeys(specs)]
 
     def results(self) -> list[Result]:

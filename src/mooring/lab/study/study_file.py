@@ -134,16 +134,14 @@ class _Reader:
 
     def by_method(self, tables: Mapping[str, Any], lr: Any, methods: str | list[str]) -> dict[str, Any]:
         """Return the arguments lr and strength, with the values of single methods on top of the common lr."""
-        lrs: dict[str, Any] = {}
-        strengths: dict[str, Any] = {}
         for name, table in tables.items():
             if not isinstance(table, dict):
                 raise MooringError(
                     f"{self.path}{self.line(name, 'method')}: [method.{name}] is a table with lr or strength"
                 )
             self.check(table, METHOD_KEYS, f"method.{name}")
-            lrs |= {name: table["lr"]} if "lr" in table else {}
-            strengths |= {name: table["strength"]} if "strength" in table else {}
+        lrs = {name: table["lr"] for name, table in tables.items() if "lr" in table}
+        strengths = {name: table["strength"] for name, table in tables.items() if "strength" in table}
         if lrs and lr is not None:
             lrs = dict.fromkeys(resolve_methods(methods), lr) | {find_method(name).name: lrs[name] for name in lrs}
         arguments: dict[str, Any] = {} if lr is None else {"lr": lr}
