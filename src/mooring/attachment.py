@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mooring.distributed.dtensor import check_row_sharding, check_sharding
+from mooring.distributed.dtensor import check_sharding
 from mooring.errors import MooringError, unknown
 from mooring.importance import EWC, Importance, resolve
 from mooring.moor import Mooring
@@ -134,9 +134,7 @@ def attach(
     excluded = check_exclude(model, exclude)
     check_optimizer(model, optimizer, excluded)
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    check_sharding(model, importance, held)
-    if memory.previous == "8bit":
-        check_row_sharding(held)
+    check_sharding(model, importance, held, rows=memory.previous == "8bit")
     if reference is not None:
         check_estimable(importance)
     elif loss is not None:

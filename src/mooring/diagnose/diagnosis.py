@@ -107,9 +107,8 @@ class Diagnosis:
             f"strength {self.strength:g} with {self.optimizer}: p = lr * strength * importance interpolates in (0, 1), "
             f"diverges from {self.limit:.3g}"
         ]
-        for row in rows:
-            cells = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-            lines.append("  ".join(cells).rstrip())
+        for name, *numbers in rows:
+            lines.append("  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]).rstrip())
         lines.append(
             f"largest safe strength {self.safe_strength:.3g}; last layer's mean importance over the first's "
             f"{self.disparity:.2g}"
@@ -210,15 +209,11 @@ def _plain(value: Any) -> Any:
 def _notes(diagnosis: Diagnosis, optimizer: torch.optim.Optimizer, harmless: str) -> list[str]:
     """Return the notes; `harmless` is the name of the pull in use if it cannot extrapolate."""
     notes, kind = [], diagnosis.optimizer
+    rescales = f"{kind} rescales the learning rate per parameter"
     if stability.rescales(optimizer):
-        notes.append(
-            f"{kind} rescales the learning rate per parameter; p uses the momentary lr / (sqrt(v) + eps), "
-            "which moves as training goes on"
-        )
+        notes.append(f"{rescales}; p uses the momentary lr / (sqrt(v) + eps), which moves as training goes on")
     elif isinstance(optimizer, (*stability.ADAMS, torch.optim.RMSprop)):
-        notes.append(
-            f"{kind} rescales the learning rate per parameter once it has stepped; p uses the plain one so far"
-        )
+        notes.append(f"{rescales} once it has stepped; p uses the plain one so far")
     elif not isinstance(optimizer, torch.optim.SGD):
         notes.append(f"the limits are those of gradient descent; {kind} may rescale its steps")
     if diagnosis.held:
@@ -234,32 +229,27 @@ def _notes(diagnosis: Diagnosis, optimizer: torch.optim.Optimizer, harmless: str
 def _advice(diagnosis: Diagnosis, importance: str) -> list[str]:
     """Return what to do, the most urgent first."""
     total, strength, safe = diagnosis.total, diagnosis.strength, diagnosis.safe_strength
-    size = sum(layer.parameters for layer in diagnosis.layers)
+    of = f"of {sum(layer.parameters for layer in diagnosis.layers):,} parameters"
     beyond, advice = total.diverge - total.negative + total.extrapolate, []
     if total.negative:
         advice.append(
-            f"{total.negative:,} of {size:,} parameters have negative importance and are pushed away from their "
-            "anchors: use SI(sign='rectified'), or Interpolation(), which ignores negative scores"
+            f"{total.negative:,} {of} have negative importance and are pushed away from their anchors: use "
+            "SI(sign='rectified'), or Interpolation(), which ignores negative scores"
         )
     if beyond and not diagnosis.held:
         clamped = "" if diagnosis.clamp else f"Penalty({strength:g}, clamp=True), "
         worst = max(diagnosis.layers, key=lambda layer: layer.largest_p)
         advice.append(
-            f"{beyond:,} of {size:,} parameters extrapolate ({total.diverge - total.negative:,} diverge), worst in "
+            f"{beyond:,} {of} extrapolate ({total.diverge - total.negative:,} diverge), worst in "
             f"{worst.name!r}: lower the strength below {safe:.3g}, or use {clamped}"
             f"Proximal({strength:g}), or Interpolation(), which has no strength"
         )
     elif beyond:
-        advice.append(
-            f"{beyond:,} of {size:,} parameters are clamped, that is frozen at their anchors: "
-            "a lower strength frees them"
-        )
+        advice.append(f"{beyond:,} {of} are clamped, that is frozen at their anchors: a lower strength frees them")
     elif not total.negative and safe < float("inf"):
         room = safe / strength if strength else float("inf")
-        advice.append(
-            f"every parameter interpolates; the strength could grow {room:.3g}-fold, to {safe:.3g}, "
-            "before the first one extrapolates"
-        )
+        grow = f"the strength could grow {room:.3g}-fold, to {safe:.3g}"
+        advice.append(f"every parameter interpolates; {grow}, before the first one extrapolates")
     if diagnosis.disparity < 0.1 and not importance.startswith("Balanced"):
         advice.append(
             f"the last layer's mean importance is {diagnosis.disparity:.2g} of the first's, so deep layers are hardly "

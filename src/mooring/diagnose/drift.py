@@ -40,10 +40,7 @@ def parameter_drift(parts: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, fl
 
 
 def drift_by_layer(squares: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, float]:
-    """Return what `parameter_drift` returns, from sums of squares.
-
-    Args:
-        squares: each parameter's name with ||theta - anchor||^2 and ||anchor||^2.
+    """Return what `parameter_drift` returns, from each parameter's name with ||theta - anchor||^2 and ||anchor||^2.
 
     Example:
         >>> drift_by_layer([("layer.weight", (9.0, 100.0)), ("layer.bias", (0.0, 0.0))])

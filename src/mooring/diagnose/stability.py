@@ -25,7 +25,6 @@ __all__ = [
     "verdicts",
 ]
 
-
 ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
 
 

@@ -13,7 +13,6 @@ from mooring.importance import Importance
 
 __all__ = [
     "all_ranks_agree",
-    "check_row_sharding",
     "check_sharding",
     "gathered_parameters",
     "local_gradient",
@@ -25,7 +24,6 @@ __all__ = [
     "sharded",
     "to_dtensor",
 ]
-
 
 PLAIN = frozenset({Tensor, nn.Parameter})
 """Types that are certainly not sharded: a fast check, since each step asks about every parameter several times."""
@@ -63,9 +61,8 @@ def local_gradient(p: Any) -> Tensor:
     g = p.grad
     if type(p) in PLAIN and type(g) in PLAIN:
         return g  # type: ignore[no-any-return]
-    return local_tensor(
-        g.redistribute(p.device_mesh, p.placements) if sharded(p) and g.placements != p.placements else g
-    )
+    same = not sharded(p) or g.placements == p.placements
+    return local_tensor(g if same else g.redistribute(p.device_mesh, p.placements))
 
 
 def to_dtensor(part: Tensor, like: Any, *, rows: bool = False) -> Tensor:
@@ -184,18 +181,11 @@ def gathered_parameters(model: nn.Module) -> dict[Tensor, Tensor]:
     return gathered
 
 
-def check_row_sharding(parameters: Sequence[Any]) -> None:
-    """Refuse parameters that are sharded along any dimension but 0, which 8-bit blocks of rows need."""
-    for p in parameters:
-        if sharded(p) and not all(placement.is_replicate() or placement.is_shard(0) for placement in p.placements):
-            raise MooringError(
-                'previous="8bit" stores blocks of rows, but a parameter is sharded along another dimension: shard '
-                "dimension 0, or give Memory(previous=) a dtype"
-            )
+def check_sharding(model: nn.Module, importance: Importance, parameters: Sequence[Tensor], *, rows: bool) -> None:
+    """Refuse flattened parameters, Kronecker factors of shards, and samples that several ranks share.
 
-
-def check_sharding(model: nn.Module, importance: Importance, parameters: Sequence[Tensor]) -> None:
-    """Refuse flattened parameters, Kronecker factors of shards, and samples that several ranks share."""
+    With rows=True, for 8-bit blocks of rows, also refuse parameters that are sharded along any dimension but 0.
+    """
     flat = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if flat is not None and any(isinstance(module, flat) for module in model.modules()):
         raise MooringError("FullyShardedDataParallel flattens parameters, which cannot be moored: use fully_shard")
@@ -204,10 +194,16 @@ def check_sharding(model: nn.Module, importance: Importance, parameters: Sequenc
         raise MooringError(
             f"{importance.name}() needs whole layers, which no rank has under fully_shard: use EWC(per_sample=True)"
         )
-    if importance.watches == "nothing" or not parts:
-        return
-    if not _fsdp_modules(model) or any(len(layout[1]) > 1 for p in parts if (layout := _sharded_dims(p)) is not None):
+    layouts = [layout for p in parts if (layout := _sharded_dims(p)) is not None]
+    shares_samples = not _fsdp_modules(model) or any(len(dims) > 1 for _, dims in layouts)
+    if parts and importance.watches != "nothing" and shares_samples:
         raise MooringError(
             f"{importance.name} counts the samples of each rank, but tensor parallel ranks share samples: use an "
             "importance that reads gradients only, such as EWC(), SI() or RWalk(), and give per_sample a batch_size"
+        )
+    placements = [placement for p in parts for placement in p.placements]  # type: ignore[attr-defined]
+    if rows and not all(placement.is_replicate() or placement.is_shard(0) for placement in placements):
+        raise MooringError(
+            'previous="8bit" stores blocks of rows, but a parameter is sharded along another dimension: shard '
+            "dimension 0, or give Memory(previous=) a dtype"
         )

@@ -16,11 +16,8 @@ __all__ = ["Balanced", "balance"]
 def balance(sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
     """Return the factors that bring each layer's mean to the mean over all layers.
 
-    factor_l = mean over all scores / mean over layer l; 1 if a layer has no importance.
-
-    Args:
-        sums: the sum of absolute scores in each layer, 0-d or of shape (runs,).
-        sizes: the number of scores in each layer (of one run).
+    factor_l = mean over all scores / mean over layer l; 1 if a layer has no importance. The arguments are those of
+    `Importance.factors`.
 
     Example:
         >>> balance([torch.tensor(8.0), torch.tensor(2.0)], [1, 1])

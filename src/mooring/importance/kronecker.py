@@ -52,17 +52,13 @@ class Kronecker(Importance):
 
     needs_anchor: ClassVar[bool] = False
     by_layer: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_whole("every", self.every, 1)
         check_whole("largest", self.largest, 1)
         if self.batch_size is not None:
             check_whole("batch_size", self.batch_size, 1)
-
-    @property
-    def averages(self) -> bool:
-        """Always true."""
-        return True
 
     @property
     def watches(self) -> Literal["nothing", "samples", "outputs"]:

@@ -46,6 +46,7 @@ class MAS(Importance):
     """
 
     decay: float | None = 0.2
+    watches: ClassVar[Literal["outputs"]] = "outputs"  # to differentiate their squared norm
     draws: ClassVar[bool] = False
     needs_anchor: ClassVar[bool] = False
 
@@ -56,11 +57,6 @@ class MAS(Importance):
     def averages(self) -> bool:
         """True without a decay."""
         return self.decay is None
-
-    @property
-    def watches(self) -> Literal["outputs"]:
-        """The outputs, to differentiate their squared norm."""
-        return "outputs"
 
     def update(self, state: State, it: Iteration) -> None:
         """Update current <- average(current, |probe|)."""

@@ -8,13 +8,8 @@ from torch import Tensor, nn
 
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
-from mooring.importance.kronecker_factors import (
-    LayerFactors,
-    batch_factors,
-    combine_passes,
-    combine_uses,
-    layers_with_factors,
-)
+from mooring.importance import kronecker_factors
+from mooring.importance.kronecker_factors import LayerFactors
 from mooring.observe.output_observer import ForwardHook, OutputObserver
 from mooring.state.mooring_state import MooringState
 
@@ -65,7 +60,7 @@ class LayerObserver:
                 backward_pass = torch._C._current_graph_task_id()
                 _, uses = self._passes.setdefault(module, {}).setdefault(backward_pass, (len(a), []))
                 with torch.no_grad():
-                    uses.append(batch_factors(module, a, b))
+                    uses.append(kronecker_factors.batch_factors(module, a, b))
 
         returned.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
@@ -80,8 +75,9 @@ class LayerObserver:
             return []
         factors = {}
         for layer, passes in observed.items():
-            by_pass, samples = [combine_uses(uses) for _, uses in passes.values()], [n for n, _ in passes.values()]
-            a, g, sums = combine_passes(by_pass, samples)
+            by_pass = [kronecker_factors.combine_uses(uses) for _, uses in passes.values()]
+            samples = [n for n, _ in passes.values()]
+            a, g, sums = kronecker_factors.combine_passes(by_pass, samples)
             per_sample = (self.predictions() if self.predictions else 0) / sum(samples) or 1.0
             factors[layer] = sum(samples), (a, g * per_sample, sums * per_sample)
         if factors and world_size() == 1:
@@ -110,5 +106,5 @@ def make_observers(
             return float(batch_size) / world_size()
         return output_observer.observation.samples if output_observer else 0
 
-    layers = layers_with_factors(states.model, importance.largest)
+    layers = kronecker_factors.layers_with_factors(states.model, importance.largest)
     return output_observer, LayerObserver(layers, importance.every, lambda: states.steps, predictions)

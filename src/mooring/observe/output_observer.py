@@ -60,9 +60,8 @@ def find_outputs(returned: Any) -> Tensor:
         outputs = next((t for t in returned if isinstance(t, Tensor) and t.ndim > 0), None)
     if isinstance(outputs, Tensor) and outputs.ndim > 0 and outputs.is_floating_point():
         return outputs
-    raise MooringError(
-        f"cannot find the outputs in the {type(returned).__name__} that the model returned: {_OUTPUTS_HINT}"
-    )
+    kind = type(returned).__name__
+    raise MooringError(f"cannot find the outputs in the {kind} that the model returned: {_OUTPUTS_HINT}")
 
 
 def count_samples(outputs: Tensor) -> int:

@@ -101,45 +101,43 @@ def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-def default_loss(outputs: Outputs | None = None) -> Loss:
-    """Return the default loss function, which moves each batch to the model's device.
+def default_loss(model: nn.Module, batch: Any, outputs: Outputs | None = None) -> Tensor:
+    """Compute the default loss on a batch, which is moved to the model's device.
 
     For (inputs, labels) it is the mean cross entropy of the outputs, for sequences over the positions too; a label of
     -100 is ignored. A mapping is passed to the model as keyword arguments, and the model returns its `loss`, as models
     of transformers do.
 
     Args:
+        model: the model.
+        batch: (inputs, labels), or a mapping.
         outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
 
     Example:
-        >>> default_loss()(nn.Identity(), (torch.zeros(3, 2), torch.tensor([0, 1, 1])))
+        >>> default_loss(nn.Identity(), (torch.zeros(3, 2), torch.tensor([0, 1, 1])))
         tensor(0.6931)
     """
-    find = outputs or find_outputs
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        batch = to_device(batch, device_of(model))
-        if isinstance(batch, Mapping):
-            returned = model(**batch)
-            value = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
-            if not isinstance(value, Tensor):
-                raise MooringError(f"the model returned no loss for a batch of {', '.join(batch)}: {LOSS_HINT}")
-            return value
-        if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
-            raise MooringError(f"a batch of type {type(batch).__name__} is not (inputs, labels): {LOSS_HINT}")
-        return functional.cross_entropy(find(model(batch[0])).flatten(0, -2), batch[1].flatten())
-
-    return loss
+    batch = to_device(batch, device_of(model))
+    if isinstance(batch, Mapping):
+        returned = model(**batch)
+        value = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+        if not isinstance(value, Tensor):
+            raise MooringError(f"the model returned no loss for a batch of {', '.join(batch)}: {LOSS_HINT}")
+        return value
+    if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
+        raise MooringError(f"a batch of type {type(batch).__name__} is not (inputs, labels): {LOSS_HINT}")
+    logits = (outputs or find_outputs)(model(batch[0]))
+    return functional.cross_entropy(logits.flatten(0, -2), batch[1].flatten())
 
 
 def scalar_loss(loss: Loss | None, model: nn.Module, batch: Any, outputs: Outputs | None = None) -> Tensor:
-    """Compute the loss on a batch, by default `default_loss(outputs)`; refuse one that is not a scalar tensor.
+    """Compute the loss on a batch, by default `default_loss`; refuse one that is not a scalar tensor.
 
     Example:
         >>> scalar_loss(lambda model, x: model(x).mean(), nn.Identity(), torch.ones(2))
         tensor(1.)
     """
-    value = (loss or default_loss(outputs))(model, batch)
+    value = loss(model, batch) if loss else default_loss(model, batch, outputs)
     if not isinstance(value, Tensor) or value.numel() != 1:
         what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
         raise MooringError(f"loss(model, batch) returned {what}: it must return the mean loss, a scalar tensor")

@@ -15,7 +15,7 @@ from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.pulls.budget import Budget
-from mooring.reference.batches import Data, Loss, Outputs, add_sampled_labels, default_loss, iter_batches, scalar_loss
+from mooring.reference.batches import Data, Loss, Outputs, add_sampled_labels, iter_batches, scalar_loss
 from mooring.reference.estimation import NO_DEPENDENCE, NOT_FINITE
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
@@ -100,7 +100,7 @@ def calibration_factor(
             raise MooringError("no step was taken since the last consolidation: calibrate at the end of a task")
         if not nats:
             return 1.0  # with nothing to spend, the factor has no effect
-        losses = _Losses(states.model, read, loss or default_loss(outputs))
+        losses = _Losses(states.model, read, loss, outputs)
         distance = _norm(m.parameter.to(m.compute_dtype) - m.device_anchor for m in _trained(states))
         probes = _probes(losses, held, distance, states.tasks)
         undisplaced = losses.mean()
@@ -116,8 +116,8 @@ def calibration_factor(
 class _Losses:
     """The losses of a model on batches."""
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], loss: Loss) -> None:
-        self.batches, self.loss_on = batches, partial(scalar_loss, loss, model)
+    def __init__(self, model: nn.Module, batches: Sequence[Any], loss: Loss | None, outputs: Outputs | None) -> None:
+        self.batches, self.loss_on = batches, partial(scalar_loss, loss, model, outputs=outputs)
         if not all(math.isfinite(float(self.loss_on(batch))) for batch in batches):
             raise NonFiniteError(NOT_FINITE)
 

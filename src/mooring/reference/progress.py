@@ -40,10 +40,8 @@ def progress(items: Iterable[T], what: str, total: int | None, *, show: bool | N
     try:
         for done, item in enumerate(items):
             text = line(done)
-            sys.stderr.write(f"\r{text:<{length}}")
-            sys.stderr.flush()
+            print(f"\r{text:<{length}}", end="", file=sys.stderr, flush=True)
             length = len(text)
             yield item
     finally:
-        sys.stderr.write(f"\r{'':<{length}}\r")
-        sys.stderr.flush()
+        print(f"\r{'':<{length}}\r", end="", file=sys.stderr, flush=True)

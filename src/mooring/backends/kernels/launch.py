@@ -26,11 +26,7 @@ def in_dry_run() -> bool:
 
 
 class DryRunContext:
-    """A stand-in for the context of an autograd function, for a dry run.
-
-    Args:
-        needs_input_grad: which inputs need a gradient.
-    """
+    """A stand-in for the context of an autograd function in a dry run; says which inputs need a gradient."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
@@ -44,8 +40,7 @@ class DryRunContext:
 def dry_run(*, ignore_errors: bool = False) -> Iterator[None]:
     """Compute nothing inside this context; compile what would be launched, on all cores, ready at the end.
 
-    Args:
-        ignore_errors: ignore kernels that cannot be compiled; whoever launches them gets the error.
+    With ignore_errors=True, kernels that cannot be compiled are ignored; whoever launches them gets the error.
     """
     import triton  # slow to import, and optional
 

@@ -81,9 +81,9 @@ class Layout:
         return _to_device(self.host, self.device)
 
     @property
-    def aligned(self) -> bool:
-        """Whether every address is a multiple of `ALIGNMENT`."""
-        return all(self.aligned_names.values())
+    def options(self) -> dict[str, int]:
+        """The options of a launch; ALIGNED says whether every address is a multiple of `ALIGNMENT`."""
+        return {"B": BLOCK, "ALIGNED": all(self.aligned_names.values()), "num_warps": WARPS}
 
 
 def memory_format(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -126,7 +126,7 @@ class MultiTensorKernel:
         plain = array("d", [number for name in self.numbers for number in numbers[name]] or [0.0])
         table, values = layout.device_table, _to_device(torch.frombuffer(plain, dtype=torch.float64), layout.device)
         args = table, values, layout.blocks, table if scalar is None else scalar, len(layout.sizes)
-        launch(self.kernel, (len(layout.blocks),), *args, B=BLOCK, ALIGNED=layout.aligned, num_warps=WARPS)
+        launch(self.kernel, (len(layout.blocks),), *args, **layout.options)
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -193,9 +193,8 @@ def locate_lines(block: str, tensors: Mapping[str, Tensor], used: Sequence[str])
     ]
     for row, (name, tensor) in enumerate(tensors.items(), start=1):
         if name in used:
-            lines.append(
-                f"p_{name} = tl.load(table + {row} * T + which).to(tl.pointer_type({TRITON_DTYPES[tensor.dtype]}))"
-            )
+            dtype = TRITON_DTYPES[tensor.dtype]
+            lines.append(f"p_{name} = tl.load(table + {row} * T + which).to(tl.pointer_type({dtype}))")
             if tensor.ndim:
                 lines += ["if ALIGNED:", f"    p_{name} = tl.multiple_of(p_{name}, {ALIGNMENT})"]
     return lines

@@ -11,15 +11,7 @@ from torch import Tensor
 from mooring.backends.eager import Rule
 from mooring.backends.kernels.codegen import TRITON_DTYPES, compile_kernel, trace_rule
 from mooring.backends.kernels.launch import launch
-from mooring.backends.kernels.multi_tensor import (
-    BLOCK,
-    BRANCHES,
-    WARPS,
-    Layout,
-    example_tensors,
-    load_lines,
-    locate_lines,
-)
+from mooring.backends.kernels.multi_tensor import BRANCHES, Layout, example_tensors, load_lines, locate_lines
 
 __all__ = ["ReduceKernel", "SolverStepKernel"]
 
@@ -55,7 +47,7 @@ class ReduceKernel:
             out: float64 of shape (names, programs), perhaps some columns of a larger tensor.
         """
         args = table, layout.blocks, scalar, done, out, len(layout.sizes), len(layout.blocks), out.stride(0)
-        launch(self.kernel, (out.shape[1],), *args, B=BLOCK, ALIGNED=layout.aligned, num_warps=WARPS)
+        launch(self.kernel, (out.shape[1],), *args, **layout.options)
 
     @staticmethod
     def programs(layout: Layout) -> int:
@@ -77,12 +69,7 @@ class SolverStepKernel:
         self.kernel = compile_kernel(solver_step_source(rule, sums, numbers))
 
     def __call__(self, partial: Tensor, numbers: Mapping[str, Tensor]) -> None:
-        """Take the step.
-
-        Args:
-            partial: the partial sums of `ReduceKernel`.
-            numbers: by name, each 0-d on the device.
-        """
+        """Take the step, from the partial sums of `ReduceKernel` and the numbers by name, each 0-d on the device."""
         programs, args = partial.shape[1], [numbers[name] for name in self.numbers]
         launch(self.kernel, (1,), partial, programs, *args, B=max(16, 1 << (programs - 1).bit_length()), num_warps=4)
 
