@@ -103,18 +103,15 @@ class Diagnosis:
     def __str__(self) -> str:
         rows = [HEAD, *(ROW.format(layer).split("\t") for layer in self.layers)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        limits = f"p = lr * strength * importance interpolates in (0, 1), diverges from {self.limit:.3g}"
+        disparity = f"last layer's mean importance over the first's {self.disparity:.2g}"
         lines = [
-            f"strength {self.strength:g} with {self.optimizer}: p = lr * strength * importance interpolates in (0, 1), "
-            f"diverges from {self.limit:.3g}"
+            f"strength {self.strength:g} with {self.optimizer}: {limits}",
+            *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows),
+            f"largest safe strength {self.safe_strength:.3g}; {disparity}",
+            *(f"note: {note}" for note in self.notes),
+            *(f"advice: {advice}" for advice in self.advice),
         ]
-        for name, *numbers in rows:
-            lines.append("  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]).rstrip())
-        lines.append(
-            f"largest safe strength {self.safe_strength:.3g}; last layer's mean importance over the first's "
-            f"{self.disparity:.2g}"
-        )
-        lines += [f"note: {note}" for note in self.notes]
-        lines += [f"advice: {advice}" for advice in self.advice]
         return "\n".join(lines)
 
 

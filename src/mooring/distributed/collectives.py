@@ -111,9 +111,8 @@ def _reduce_scatter(gradient: Tensor, p: Any) -> Tensor:
     """Sum a gradient over the ranks; each rank gets its shard of the sum."""
     from torch.distributed.tensor import DTensor, Partial
 
-    mesh = p.device_mesh
-    partial = DTensor.from_local(gradient, mesh, [Partial()] * mesh.ndim, run_check=False)
-    return partial.redistribute(mesh, p.placements)
+    partial = DTensor.from_local(gradient, p.device_mesh, [Partial()] * p.device_mesh.ndim, run_check=False)
+    return partial.redistribute(p.device_mesh, p.placements)
 
 
 def _all_reduce(tensor: Tensor, groups: Sequence[Any]) -> Tensor:

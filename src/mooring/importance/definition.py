@@ -136,7 +136,6 @@ class Importance:
 
     def update(self, state: State, it: Iteration) -> None:
         """Update `state` in place with this iteration; do not write to the iteration's tensors."""
-        return
 
     def averaged(self) -> "Importance":
         """Return the same importance as a mean over all iterations, for an estimate from data, which has no order."""

@@ -70,7 +70,6 @@ class EWC(Importance):
     per_sample: bool = False
     batch_size: int | None = None
     seed: int = 0
-
     needs_anchor: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -49,7 +49,6 @@ class Kronecker(Importance):
     every: int = 1
     batch_size: int | None = None
     largest: int = 4096
-
     needs_anchor: ClassVar[bool] = False
     by_layer: ClassVar[bool] = True
     averages: ClassVar[bool] = True

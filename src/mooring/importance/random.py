@@ -42,7 +42,6 @@ class Random(Importance):
     """
 
     seed: int = 0
-
     needs_anchor: ClassVar[bool] = False
     merges: ClassVar[bool] = False
 

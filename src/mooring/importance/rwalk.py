@@ -48,7 +48,6 @@ class RWalk(Importance):
 
     decay: float | None = 0.2
     damping: float = 1e-3
-
     needs_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -88,7 +88,6 @@ class SI(Importance):
     damping: float = 1e-3
     sign: Literal["rectified", "absolute", "signed", "flipped"] | float = "rectified"
     seed: int = 0
-
     needs_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -113,8 +113,5 @@ class MooringOwner:
         return self._deferred.moor
 
     def save(self, path: str | Path) -> Path:
-        """Write the state to a file or into a folder, for `state=...` in another process.
-
-        If the process is killed meanwhile, the old file is unchanged.
-        """
+        """Write the state to a file or folder, for `state=` in another process; a kill leaves the old file as it is."""
         return save(self.moor, path)

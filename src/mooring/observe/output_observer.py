@@ -135,8 +135,7 @@ class OutputObserver:
     def collect(self, instead: int = 0) -> Observation:
         """Return the observation since the last step over all ranks, and start a new one.
 
-        Args:
-            instead: the number of samples that the layers saw, for a model whose parts are called instead of itself.
+        `instead` is the number of samples that the layers saw, for a model whose parts are called instead of itself.
         """
         wanted = self.states.trained() if self.importance.watches == "outputs" else []
         total = Observation(*all_reduce_observation(self.observation.samples, self.observation.gradients, wanted))

@@ -30,7 +30,6 @@ class Blend(ParameterPull):
 
     share: Number
     every: Every = "task"
-
     reads_current: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -67,9 +67,8 @@ def spent_at(previous: Tensor, d: Tensor, mu: Number) -> Tensor:
         >>> spent_at(torch.tensor([2.0]), torch.tensor([3.0]), mu=1.0)
         tensor([1.0000, 1.3333], dtype=torch.float64)
     """
-    elementwise = torch.stack(spent_each(previous, d, mu))
     dim = 2 if isinstance(mu, Tensor) and mu.ndim == 1 else 1  # keep the run axis
-    return elementwise.flatten(dim).sum(dim, dtype=torch.float64)
+    return torch.stack(spent_each(previous, d, mu)).flatten(dim).sum(dim, dtype=torch.float64)
 
 
 def budget_spent(sums: Tensor | tuple[Tensor, Tensor], nats: Number, mu: Tensor) -> Tensor:

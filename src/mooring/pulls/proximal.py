@@ -44,7 +44,6 @@ class Proximal(ParameterPull):
     """
 
     strength: Number
-
     reads_current: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
