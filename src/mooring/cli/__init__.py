@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import asdict
 
 import mooring
 
@@ -48,7 +49,7 @@ def _run_without_typer(words: list[str], missing: str | None) -> int:
         return 0
     if words in (["doctor"], ["doctor", "--json"]):
         environment = examine()
-        print(json.dumps(environment.to_dict(), indent=1) if "--json" in words else environment)
+        print(json.dumps(asdict(environment), indent=1) if "--json" in words else environment)
         return 0 if environment.torch["ready"] else 1
     print(f"error: the command line needs {missing}: pip install 'mooring[lab]'", file=sys.stderr)
     return 2

@@ -16,7 +16,7 @@ __all__ = ["COMMANDS", "app", "run"]
 COMMANDS = {
     "compare": ("compare_command", "Train every method with every seed on a stream, and show accuracy and forgetting."),
     "tune": (
-        "tune_command",
+        "compare_command",
         "Search learning rate and strength on the first tasks, then train every method on the other tasks.",
     ),
     "frontier": (
@@ -26,13 +26,10 @@ COMMANDS = {
     "run": ("run_command", "Run the study that a TOML file describes; finished runs are not repeated."),
     "show": ("show_command", "Print the results of a study as tables, one for each stream."),
     "report": ("show_command", "Write the results of a study as one self-contained HTML page with figures."),
-    "salvage": ("salvage_command", "Recover the readable runs of a damaged study; the damaged file is set aside."),
+    "salvage": ("show_command", "Recover the readable runs of a damaged study; the damaged file is set aside."),
     "methods": ("methods_command", "List the methods with a short description and their default strengths."),
     "doctor": ("doctor_command", "Show versions, devices, extras and data sets, and how to get what is missing."),
-    "pretrain": (
-        "pretrain_command",
-        "Train backbones on all classes of a stream, for `mooring compare --init`.",
-    ),
+    "pretrain": ("pretrain_command", "Train backbones on all classes of a stream, for `mooring compare --init`."),
     "paper": ("paper_command", "Reproduce the paper: train what has no result yet, and compare with its numbers."),
     "data": ("data_command", "List the named image sets, download one, or check your own folder."),
 }

@@ -1,39 +1,30 @@
-"""`mooring compare`: several methods on the same stream."""
+"""`mooring compare` and `mooring tune`: several methods on the same stream, the second by the paper's protocol.
+
+That protocol searches on the first tasks, and then trains on the others.
+"""
 
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
+from mooring.cli import flags
+from mooring.lab.study.defaults import COMPARED_METHODS, LRS
 
-from mooring.cli.option_groups import (
-    Methods,
-    OutputFlags,
-    Seeds,
-    StreamFlags,
-    StudyFlags,
-    TrainingFlags,
-    with_option_groups,
-)
-from mooring.lab.study.defaults import COMPARED_METHODS
-
-__all__ = ["compare"]
+__all__ = ["compare", "tune"]
 
 
-@with_option_groups
+@flags.with_option_groups
 def compare(
-    stream_flags: StreamFlags,
-    training_flags: TrainingFlags,
-    study_flags: StudyFlags,
-    output_flags: OutputFlags,
-    methods: Methods = COMPARED_METHODS,
-    seeds: Seeds = "5",
+    stream_flags: flags.StreamFlags,
+    training_flags: flags.TrainingFlags,
+    study_flags: flags.StudyFlags,
+    output_flags: flags.OutputFlags,
+    methods: flags.Methods = COMPARED_METHODS,
+    seeds: flags.Seeds = "5",
     strength: Annotated[
-        list[str] | None,
-        typer.Option("--strength", help="NUMBERS for every method with a strength, or METHOD=NUMBERS; repeatable."),
+        list[str] | None, flags.option("NUMBERS for every method with a strength, or METHOD=NUMBERS; repeatable.")
     ] = None,
     lr: Annotated[
-        list[str] | None,
-        typer.Option("--lr", help="Learning rates: NUMBERS for every method, or METHOD=NUMBERS; repeatable."),
+        list[str] | None, flags.option("Learning rates: NUMBERS for every method, or METHOD=NUMBERS; repeatable.")
     ] = None,
 ) -> None:
     """Run `mooring compare`."""
@@ -53,3 +44,40 @@ def compare(
     rows = study.compare(compared, baseline=output_flags.baseline)
     study.store.log(command_line())
     print_results(study, rows, output_flags)
+
+
+@flags.with_option_groups
+def tune(
+    stream_flags: flags.StreamFlags,
+    training_flags: flags.TrainingFlags,
+    study_flags: flags.StudyFlags,
+    output_flags: flags.OutputFlags,
+    methods: flags.Methods = COMPARED_METHODS,
+    seeds: flags.Seeds = "5",
+    search_tasks: Annotated[int, flags.option("Tasks to search on; methods are then trained on the others.")] = 3,
+    search_seeds: Annotated[str, flags.option("Seeds of the search.")] = "1",
+    lrs: Annotated[str, flags.option("Learning rates to search.")] = ",".join(f"{lr:g}" for lr in LRS),
+    strengths: Annotated[
+        str, flags.option("Strengths to search; by default the paper's, or the method's own range.")
+    ] = "",
+) -> None:
+    """Run `mooring tune`."""
+    from mooring.cli.output import command_line, open_study, print_tuned
+    from mooring.cli.parse import parse_numbers, parse_seeds
+    from mooring.lab.study import protocol
+
+    study = open_study(study_flags, output_flags.report)
+    tuned = protocol.tune(
+        study,
+        tasks=search_tasks,
+        lrs=parse_numbers("--lrs", lrs),
+        strengths=parse_numbers("--strengths", strengths) if strengths else None,
+        search_seeds=parse_seeds(search_seeds, "--search-seeds"),
+        baseline=output_flags.baseline,
+        stream=stream_flags.options(),
+        methods=methods,
+        seeds=parse_seeds(seeds),
+        **asdict(training_flags),
+    )
+    study.store.log(command_line())
+    print_tuned(study, tuned, output_flags)

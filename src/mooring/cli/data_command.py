@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooring.cli.option_groups import AsJson
+from mooring.cli.flags import AsJson, option
 from mooring.cli.progress_bar import progress_bar
 from mooring.cli.terminal_tables import print_table
 from mooring.errors import MooringError
@@ -22,6 +22,12 @@ __all__ = ["data"]
 
 MAX_BROKEN_LINES = 20
 """Broken images that are named as text; --json names all."""
+
+DESCRIBED = (
+    *("name", "description", "classes", "per_task", "tasks", "train", "test", "bytes", "layout"),
+    *("repository", "revision", "homepage", "licence", "note"),
+)
+"""Attributes of a named set that --json shows."""
 
 data = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -38,8 +44,7 @@ def list_sets(as_json: AsJson = False) -> None:
         return
     rows = []
     for named in NAMED_DATASETS.values():
-        tasks = f"{named.tasks} x {named.per_task}"
-        images = f"{named.train + named.test:,}"
+        tasks, images = f"{named.tasks} x {named.per_task}", f"{named.train + named.test:,}"
         where = str(fetched_folder(named) or "not fetched")
         rows.append((named.name, str(named.classes), tasks, images, _size(named.bytes), where))
     print_table(("name", "classes", "tasks x classes", "images", "size", "where"), rows)
@@ -75,8 +80,8 @@ def info(name: SetName, as_json: AsJson = False) -> None:
 @data.command()
 def fetch(
     name: SetName,
-    to: Annotated[Path | None, typer.Option(help="The folder to make; by default where streams look for it.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    to: Annotated[Path | None, option("The folder to make; by default where streams look for it.")] = None,
+    yes: Annotated[bool, option("Do not ask for confirmation.", "--yes", "-y")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Download a named set from the Hub, after showing its size. An interrupted download can be continued."""
@@ -90,9 +95,8 @@ def fetch(
     if named.repository and not yes and not _can_ask():
         raise MooringError(f"fetching {name} takes about {_size(named.bytes)}: add --yes to agree")
     planned = hub.plan_fetch(named)
-    commit = planned.commit[:7]
     size = f"{len(planned.files)} files, {_size(planned.bytes)}"
-    typer.echo(f"{name}: {size}, from {named.repository} at {commit} to {folder}", err=True)
+    typer.echo(f"{name}: {size}, from {named.repository} at {planned.commit[:7]} to {folder}", err=True)
     if not yes:
         typer.confirm("Fetch it?", abort=True, err=True)
     with progress_bar(in_bytes=True) as report:
@@ -103,19 +107,18 @@ def fetch(
 @data.command()
 def check(
     path: Annotated[Path, typer.Argument(help="A folder of Parquet files in the Hub's layout, or of class folders.")],
-    label: Annotated[str | None, typer.Option(help="Label column of Parquet files.")] = None,
-    size: Annotated[int, typer.Option(min=1, help="Height and width to resize to.")] = 32,
-    leave_out: Annotated[list[str] | None, typer.Option(help="A class folder to ignore; repeatable.")] = None,
-    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Exit with 0 despite broken images.")] = False,
+    label: Annotated[str | None, option("Label column of Parquet files.")] = None,
+    size: Annotated[int, option("Height and width to resize to.", min=1)] = 32,
+    leave_out: Annotated[list[str] | None, option("A class folder to ignore; repeatable.")] = None,
+    skip_broken: Annotated[bool, option("Exit with 0 despite broken images.", "--skip-broken")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every image of a folder, and exit with 1 if any is broken."""
     from mooring.lab.streams.inspection import inspect_folder
 
     with progress_bar() as report:
-        inspection = inspect_folder(
-            path, label=label, leave_out=tuple(leave_out or ()), size=(size, size), progress=report
-        )
+        left_out = tuple(leave_out or ())
+        inspection = inspect_folder(path, label=label, leave_out=left_out, size=(size, size), progress=report)
     if as_json:
         typer.echo(json.dumps(inspection.to_json(), indent=1))
     else:
@@ -135,8 +138,8 @@ def _print_folder(named: NamedDataset, folder: Path, as_json: bool) -> None:
 def _print_inspection(inspection: Inspection, size: int) -> None:
     smallest, largest = inspection.smallest, inspection.largest
     typer.echo(f"{inspection.folder}: {'Parquet files' if inspection.layout == 'parquet' else 'class folders'}")
-    counts = [("train", f"{sum(inspection.train):,}"), ("test", f"{sum(inspection.test):,}")]
-    print_table(("split", "images"), counts)
+    counts = (("train", inspection.train), ("test", inspection.test))
+    print_table(("split", "images"), [(split, f"{sum(images):,}") for split, images in counts])
     extremes = f"from {smallest[1]:,} ({smallest[0]}) to {largest[1]:,} ({largest[0]}) training images"
     typer.echo(f"{len(inspection.classes)} classes, {extremes}")
     if inspection.sizes:
@@ -157,24 +160,10 @@ def _described(named: NamedDataset) -> dict[str, Any]:
     from mooring.lab.streams.named_datasets import fetched_folder
 
     folder = fetched_folder(named)
-    return {
-        "name": named.name,
-        "description": named.description,
-        "classes": named.classes,
-        "per_task": named.per_task,
-        "tasks": named.tasks,
-        "train": named.train,
-        "test": named.test,
-        "bytes": named.bytes,
-        "layout": named.layout,
-        "repository": named.repository or None,
-        "revision": named.revision or None,
-        "homepage": named.homepage,
-        "licence": named.licence,
-        "note": named.note,
-        "get": named.manual_steps or f"mooring data fetch {named.name}",
-        "where": str(folder) if folder else None,
-    }
+    described = {name: getattr(named, name) for name in DESCRIBED}
+    described |= {"repository": named.repository or None, "revision": named.revision or None}
+    get = named.manual_steps or f"mooring data fetch {named.name}"
+    return {**described, "get": get, "where": str(folder) if folder else None}
 
 
 def _size(count: int) -> str:

@@ -1,9 +1,11 @@
 """`mooring doctor`: the environment, what is missing in it, and how to get it."""
 
+from dataclasses import asdict
+
 import typer
 
 from mooring.cli.environment import examine
-from mooring.cli.option_groups import AsJson
+from mooring.cli.flags import AsJson
 from mooring.cli.terminal_tables import as_json
 
 __all__ = ["doctor"]
@@ -12,6 +14,6 @@ __all__ = ["doctor"]
 def doctor(json: AsJson = False) -> None:
     """Run `mooring doctor`."""
     environment = examine()
-    typer.echo(as_json(environment.to_dict()) if json else str(environment))
+    typer.echo(as_json(asdict(environment)) if json else str(environment))
     if not environment.torch["ready"]:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,18 +58,13 @@ class Environment:
     data: dict[str, str | None]
     missing: tuple[dict[str, str], ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain dictionaries, lists, strings and numbers."""
-        return asdict(self)
-
     def __str__(self) -> str:
         lines = [f"mooring {self.mooring['version']} in {self.mooring['folder']}"]
         lines.append(f"python {self.python['version']} on {self.python['system']}")
         lines.append(f"torch {self.torch['version']}" + ("" if self.torch["ready"] else ": too old"))
         lines += [f"device {device['name']}: {device['what']}" for device in self.devices]
-        for extra in self.extras:
-            state = "ready" if extra.ready else f"missing {', '.join(extra.missing)}"
-            lines.append(f"extra {extra.name}: {state}")
+        states = {e.name: "ready" if e.ready else f"missing {', '.join(e.missing)}" for e in self.extras}
+        lines += [f"extra {name}: {state}" for name, state in states.items()]
         lines += [f"data {name}: {folder or 'not fetched'}" for name, folder in self.data.items()]
         width = max((len(item["what"]) for item in self.missing), default=0)
         lines += ["to get what is missing:" if self.missing else "nothing is missing"]
@@ -154,12 +149,12 @@ def _data_sets() -> tuple[dict[str, str | None], dict[str, str]]:
         from mooring.lab.streams.named_datasets import NAMED_DATASETS, fetched_folder
     except ModuleNotFoundError:
         return {}, {}
-    folders = {name: fetched_folder(named) for name, named in NAMED_DATASETS.items()}
-    commands = {
-        name: f"mooring data {'info' if named.manual_steps else 'fetch'} {name}"
-        for name, named in NAMED_DATASETS.items()
-    }
-    return {name: str(folder) if folder else None for name, folder in folders.items()}, commands
+    folders: dict[str, str | None] = {}
+    for name, named in NAMED_DATASETS.items():
+        folder = fetched_folder(named)
+        folders[name] = str(folder) if folder else None
+    get = {name: "info" if named.manual_steps else "fetch" for name, named in NAMED_DATASETS.items()}
+    return folders, {name: f"mooring data {command} {name}" for name, command in get.items()}
 
 
 def _new_enough(version: str, oldest: str) -> bool:

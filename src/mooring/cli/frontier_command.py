@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooring.cli.option_groups import (
-    METHODS_HELP,
-    AsJson,
-    Seeds,
-    StreamFlags,
-    StudyFlags,
-    TrainingFlags,
-    complete_list,
-    with_option_groups,
-)
+from mooring.cli import flags
 from mooring.cli.terminal_tables import as_json, print_table
 from mooring.errors import MooringError
 from mooring.lab.methods import registry
@@ -29,41 +20,35 @@ if TYPE_CHECKING:
 __all__ = ["frontier"]
 
 
-@with_option_groups
+@flags.with_option_groups
 def frontier(
-    stream_flags: StreamFlags,
-    training_flags: TrainingFlags,
-    study_flags: StudyFlags,
-    methods: Annotated[
-        str,
-        typer.Option(
-            "--methods",
-            help=f"{METHODS_HELP} {len(SWEPT_METHODS.split(','))} by default.",
-            autocompletion=complete_list(lambda: registry.METHODS),
-            show_default=False,
-        ),
-    ] = SWEPT_METHODS,
-    seeds: Seeds = "5",
+    stream_flags: flags.StreamFlags,
+    training_flags: flags.TrainingFlags,
+    study_flags: flags.StudyFlags,
+    methods: flags.SweptMethods = SWEPT_METHODS,
+    seeds: flags.Seeds = "5",
     strength: Annotated[
-        list[str] | None,
-        typer.Option("--strength", help="METHOD=NUMBERS in place of the method's own strengths; repeatable."),
+        list[str] | None, flags.option("METHOD=NUMBERS in place of the method's own strengths; repeatable.")
     ] = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="The learning rate of all methods.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write figures and numbers here.", metavar="DIR")] = None,
-    json: AsJson = False,
+    lr: Annotated[float | None, flags.option("The learning rate of all methods.")] = None,
+    out: Annotated[Path | None, flags.option("Write figures and numbers here.", metavar="DIR")] = None,
+    json: flags.AsJson = False,
 ) -> None:
     """Run `mooring frontier`."""
     from mooring.cli.output import command_line, open_study
-    from mooring.cli.parse import parse_seeds
+    from mooring.cli.parse import parse_numbers_by_method, parse_seeds
     from mooring.lab.study.comparison import comparison
     from mooring.lab.study.frontier import build_frontiers, dials
 
     names = registry.resolve_methods(methods)
+    strengths = parse_numbers_by_method("--strength", strength) if strength else {}
+    if not isinstance(strengths, dict):
+        raise MooringError("--strength takes METHOD=NUMBERS here: each method has its own range of strengths")
     compared = comparison(
         stream_flags.options(),
         names,
         parse_seeds(seeds),
-        strength={**dials(names), **_strengths(strength or [])},
+        strength={**dials(names), **strengths},
         lr=lr,
         **asdict(training_flags),
     )
@@ -73,24 +58,13 @@ def frontier(
     files = [] if out is None else _write(by_stream, out)
     if json:
         contents = [stream_frontier.to_json() for stream_frontier in by_stream]
-        typer.echo(
-            as_json({"study": str(study.store.path), "frontiers": contents, "files": [str(path) for path in files]})
-        )
+        paths = [str(path) for path in files]
+        typer.echo(as_json({"study": str(study.store.path), "frontiers": contents, "files": paths}))
         return
     for stream_frontier in by_stream:
         _print(stream_frontier)
     figures = [f"figure:  {path}" for path in files if path.suffix == ".png"]
     typer.echo("\n".join([f"results: {study.store.path}", *(figures or ["--out DIR writes the figure"])]))
-
-
-def _strengths(values: list[str]) -> dict[str, list[float]]:
-    """Return strengths by method; the same numbers mean something else to each method."""
-    from mooring.cli.parse import parse_numbers_by_method
-
-    by_method = parse_numbers_by_method("--strength", values)
-    if by_method is not None and not isinstance(by_method, dict):
-        raise MooringError("--strength takes METHOD=NUMBERS here: each method has its own range of strengths")
-    return by_method or {}
 
 
 def _print(frontier: Frontier) -> None:
@@ -119,8 +93,7 @@ def _cells(sweep: Sweep, on_frontier: set[int]) -> list[str]:
         return [sweep.method, *[""] * 8, "no setting finished with every seed"]
     metrics = [str(best.metrics[name]) for name in ("accuracy", "forgetting", "learned")]
     good_range = ["", "", ""] if good is None else [f"{good[0]:g}", f"{good[1]:g}", f"{sweep.decades:.1f}"]
-    strength = best.setting.strength
-    best_at = "" if strength is None else f"{strength:g}"
+    best_at = "" if best.setting.strength is None else f"{best.setting.strength:g}"
     mark = "on the frontier" if any(id(row) in on_frontier for row in sweep.rows) else ""
     return [sweep.method, best_at, *metrics, *good_range, "" if area is None else str(area), mark]
 

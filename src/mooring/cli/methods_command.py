@@ -2,7 +2,7 @@
 
 import typer
 
-from mooring.cli.option_groups import AsJson
+from mooring.cli.flags import AsJson
 from mooring.cli.terminal_tables import as_json, print_table
 from mooring.lab.methods import METHODS
 from mooring.lab.methods.strengths import default_strength

@@ -3,12 +3,13 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from mooring.cli.option_groups import OutputFlags, StudyFlags
+from mooring.cli.flags import OutputFlags, StudyFlags
 from mooring.cli.progress_bar import progress_bar
 from mooring.cli.study_progress import reporter
 from mooring.cli.terminal_tables import as_json, print_choices, print_rows
@@ -36,17 +37,8 @@ def open_study(flags: StudyFlags, report: Path | None = None) -> Study:
     """Open the study that the options name, with progress on stderr; refuse a page that cannot be written."""
     if report is not None:
         check_writable(report, create=False)
-    return _CommandStudy(
-        flags.study,
-        device=flags.device,
-        fleet=flags.fleet,
-        wait=flags.wait,
-        reporter=reporter(flags.quiet),
-        engine=flags.engine,
-        address=flags.address,
-        share=flags.share,
-        deterministic=flags.deterministic,
-    )
+    settings = asdict(flags)
+    return _CommandStudy(settings.pop("study"), reporter=reporter(settings.pop("quiet")), **settings)
 
 
 def print_results(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.option_groups import AsJson, StudyFlags, with_option_groups
+from mooring.cli.flags import AsJson, StudyFlags, option, with_option_groups
 from mooring.cli.output import command_line, open_study
 from mooring.cli.terminal_tables import as_json
 from mooring.errors import MooringError, unknown
@@ -22,45 +22,31 @@ from mooring.paper.targets import TARGETS, Target, run_targets, select_targets, 
 __all__ = ["paper"]
 
 TRAINING_DEVICES = ("cpu", "cuda")
-
-
-def _target_list() -> str:
-    return "; ".join(f"{target.name}: {target.summary}" for target in TARGETS.values())
+TARGET_LIST = "; ".join(f"{target.name}: {target.summary}" for target in TARGETS.values())
 
 
 @with_option_groups
 def paper(
     flags: StudyFlags,
-    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"all, or some of {_target_list()}.")],
-    data: Annotated[
-        Path | None, typer.Option("--data", help="A folder with cifar100/, flowers102/, ... in it.", metavar="DIR")
-    ] = None,
-    sets: Annotated[str, typer.Option("--sets", help="Only these data sets, separated by commas.")] = "",
+    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"all, or some of {TARGET_LIST}.")],
+    data: Annotated[Path | None, option("A folder with cifar100/, flowers102/, ... in it.", metavar="DIR")] = None,
+    sets: Annotated[str, option("Only these data sets, separated by commas.")] = "",
     regimes: Annotated[
-        str,
-        typer.Option(
-            "--regimes", help="Only these regimes of 1-epoch and 30-epochs in the main table, separated by commas."
-        ),
+        str, option("Only these regimes of 1-epoch and 30-epochs in the main table, separated by commas.")
     ] = "",
     init: Annotated[
-        list[Path] | None,
-        typer.Option("--init", help="A backbone to start from; seeds take several in turn.", metavar="FILE"),
+        list[Path] | None, option("A backbone to start from; seeds take several in turn.", metavar="FILE")
     ] = None,
-    other_init: Annotated[
-        list[Path] | None, typer.Option("--other-init", help="The same for the second network.", metavar="FILE")
-    ] = None,
+    other_init: Annotated[list[Path] | None, option("The same for the second network.", metavar="FILE")] = None,
     instead: Annotated[
-        Path | None,
-        typer.Option("--instead", help="Another backbone, whose effect `reasons` measures.", metavar="FILE"),
+        Path | None, option("Another backbone, whose effect `reasons` measures.", metavar="FILE")
     ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="How many seeds; the paper has 5.", min=1)] = None,
+    seeds: Annotated[int | None, option("How many seeds; the paper has 5.", min=1)] = None,
     miniature: Annotated[
-        bool, typer.Option("--miniature", help="Run a small version of everything on the embedded digits.")
+        bool, option("Run a small version of everything on the embedded digits.", "--miniature")
     ] = False,
-    trained_on: Annotated[
-        str | None, typer.Option("--trained-on", help="Read results that were trained on this device: cpu or cuda.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="The folder of the page.", metavar="DIR")] = Path("reproduction"),
+    trained_on: Annotated[str | None, option("Read results that were trained on this device: cpu or cuda.")] = None,
+    out: Annotated[Path, option("The folder of the page.", metavar="DIR")] = Path("reproduction"),
     json: AsJson = False,
 ) -> None:
     """Reproduce the paper: train what has no result yet, and write a page that compares our numbers with its own."""
@@ -101,8 +87,7 @@ def _portable_command(data: Path | None, files: list[Path]) -> str:
     words = sys.argv[1:]
     for path, name in names.items():
         words = [name if word == path else word.replace(f"={path}", f"={name}") for word in words]
-    words = [word.replace("--trained-on", "--device") for word in words]
-    return shlex.join(["mooring", *words])
+    return shlex.join(["mooring", *(word.replace("--trained-on", "--device") for word in words)])
 
 
 def _cost_line(targets: list[Target], scale: Scale) -> str:
@@ -113,7 +98,5 @@ def _cost_line(targets: list[Target], scale: Scale) -> str:
     steps = sum(cost.steps for cost in costs.values())
     if not steps:
         return f"{total} to train"
-    data = ", ".join(scale.streams)
-    return (
-        f"at most {total} on {data}, about {steps:.2g} iterations in total ({by_target}); existing results are reused"
-    )
+    work = f"{total} on {', '.join(scale.streams)}, about {steps:.2g} iterations in total ({by_target})"
+    return f"at most {work}; existing results are reused"

@@ -21,19 +21,16 @@ def parse_seeds(text: str, option: str = "--seeds") -> int | list[int]:
         seeds: list[int] = []
         for part in (part for part in text.split(",") if part.strip()):
             first, _, last = part.partition("-")
-            seeds += _inclusive_range(int(first), int(last or first))
+            numbers = range(int(first), int(last or first) + 1)
+            if numbers.stop - numbers.start > MAX_SEEDS:
+                raise ValueError
+            seeds += numbers
         if not seeds or not {",", "-"} & set(text):
             raise ValueError
         return list(dict.fromkeys(seeds))
     except ValueError:
         allowed = f"give how many (5) or which (0,3,7 or 0-4), at most {MAX_SEEDS}"
         raise MooringError(f"{option} {text} is not allowed: {allowed}") from None
-
-
-def _inclusive_range(first: int, last: int) -> range:
-    if last - first >= MAX_SEEDS:
-        raise ValueError
-    return range(first, last + 1)
 
 
 def parse_numbers(option: str, text: str) -> list[float]:

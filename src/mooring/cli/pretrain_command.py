@@ -1,26 +1,13 @@
 """`mooring pretrain`: backbones that streams start from."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from mooring.cli.option_groups import (
-    DETERMINISTIC_HELP,
-    DEVICE_HELP,
-    DTYPE_HELP,
-    AsJson,
-    StreamFlags,
-    with_option_groups,
-)
+from mooring.cli.flags import DTYPE_HELP, AsJson, Deterministic, Device, StreamFlags, option, with_option_groups
 from mooring.cli.terminal_tables import as_json
 from mooring.errors import MooringError
-
-if TYPE_CHECKING:
-    from mooring.lab.study.pretraining import PretrainedBackbone
 
 __all__ = ["pretrain"]
 
@@ -29,33 +16,25 @@ __all__ = ["pretrain"]
 def pretrain(
     stream_flags: StreamFlags,
     out: Annotated[
-        Path,
-        typer.Option("--out", help="The file of the backbone; several become NAME-SEED.safetensors.", metavar="FILE"),
+        Path, option("The file of the backbone; several become NAME-SEED.safetensors.", metavar="FILE")
     ] = Path("backbone.safetensors"),
-    network: Annotated[str, typer.Option("--network", help="As in `mooring compare`.")] = "cnn6",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of initial weights, order, flips and shifts.")] = 0,
-    seeds: Annotated[
-        int, typer.Option("--seeds", help="Number of backbones to train at once: --seed and the seeds after it.")
-    ] = 1,
-    epochs: Annotated[int, typer.Option("--epochs", help="Epochs over the data set.")] = 60,
-    lr: Annotated[float, typer.Option("--lr", help="The learning rate of the first epoch.")] = 0.1,
+    network: Annotated[str, option("As in `mooring compare`.")] = "cnn6",
+    seed: Annotated[int, option("Seed of initial weights, order, flips and shifts.")] = 0,
+    seeds: Annotated[int, option("Number of backbones to train at once: --seed and the seeds after it.")] = 1,
+    epochs: Annotated[int, option("Epochs over the data set.")] = 60,
+    lr: Annotated[float, option("The learning rate of the first epoch.")] = 0.1,
     schedule: Annotated[
         str,
-        typer.Option(
-            "--schedule",
-            help="Learning rate: constant, steps (a tenth after 5/12 of all epochs, a hundredth after 10/12), cosine.",
-        ),
+        option("Learning rate: constant, steps (a tenth after 5/12 of all epochs, a hundredth after 10/12), cosine."),
     ] = "steps",
-    batch: Annotated[int, typer.Option("--batch", help="Samples per batch.")] = 128,
-    momentum: Annotated[float, typer.Option("--momentum", help="Momentum of SGD.")] = 0.9,
-    weight_decay: Annotated[float, typer.Option("--weight-decay", help="Weight decay of SGD.")] = 1e-4,
-    flips: Annotated[bool, typer.Option("--flips/--no-flips", help="Mirror each image with probability 1/2.")] = True,
-    shifts: Annotated[
-        int, typer.Option("--shifts", help="Shift each image by up to this many pixels, padded with black.")
-    ] = 0,
-    dtype: Annotated[str, typer.Option("--dtype", help=DTYPE_HELP)] = "auto",
-    device: Annotated[str, typer.Option("--device", help=DEVICE_HELP)] = "cpu",
-    deterministic: Annotated[bool, typer.Option("--deterministic", help=DETERMINISTIC_HELP)] = False,
+    batch: Annotated[int, option("Samples per batch.")] = 128,
+    momentum: Annotated[float, option("Momentum of SGD.")] = 0.9,
+    weight_decay: Annotated[float, option("Weight decay of SGD.")] = 1e-4,
+    flips: Annotated[bool, option("Mirror each image with probability 1/2.", "--flips/--no-flips")] = True,
+    shifts: Annotated[int, option("Shift each image by up to this many pixels, padded with black.")] = 0,
+    dtype: Annotated[str, option(DTYPE_HELP)] = "auto",
+    device: Device = "cpu",
+    deterministic: Deterministic = False,
     json: AsJson = False,
 ) -> None:
     """Run `mooring pretrain`."""
@@ -77,8 +56,7 @@ def pretrain(
         raise MooringError(f"a backbone is trained on one stream, not on {len(options)}: give one --stream")
     for file in (out,) if out.is_dir() else settings.files(out).values():
         if file.is_dir():
-            example = file / "backbone.safetensors"
-            raise MooringError(f"{file} is a folder: give a file for the backbone, such as {example}")
+            raise MooringError(f"{file} is a folder: give a file for the backbone, such as {file}/backbone.safetensors")
     settings.on(check_device(device, deterministic=deterministic))
     check_writable(out.parent, create=False)
     notes: list[str] = []
@@ -96,16 +74,8 @@ def pretrain(
             backbones = pretraining.pretrain(stream, settings, out, device=device, report=report, note=notes.append)
     for line in notes:
         typer.echo(f"note: {line}", err=True)
-    _print(backbones, json)
-
-
-def _print(backbones: Sequence[PretrainedBackbone], json: bool) -> None:
-    """Print each backbone and its accuracy; JSON is an object for one backbone and a list for several."""
-    if json:
-        entries = [
-            {"backbone": str(backbone.path), "seed": backbone.seed, "accuracy": backbone.accuracy}
-            for backbone in backbones
-        ]
+    if json:  # an object for one backbone and a list for several
+        entries = [{"backbone": str(b.path), "seed": b.seed, "accuracy": b.accuracy} for b in backbones]
         typer.echo(as_json(entries if len(entries) > 1 else {k: entries[0][k] for k in ("backbone", "accuracy")}))
         return
     for backbone in backbones:

@@ -21,7 +21,7 @@ def progress_bar(*, in_bytes: bool = False, console: Console | None = None) -> I
     """Give a callback `report(what, done, total)` that shows a bar and the remaining time.
 
     Args:
-        in_bytes: whether bytes are pluralize.
+        in_bytes: whether the numbers are bytes.
         console: where the bar appears; by default stderr.
 
     Example:

@@ -6,31 +6,21 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.option_groups import (
-    ADDRESS_HELP,
-    DETERMINISTIC_HELP,
-    ENGINE_HELP,
-    QUIET_HELP,
-    SHARE_HELP,
-    WAIT_HELP,
-    AsJson,
-    OutputFlags,
-    StudyFlags,
-)
+from mooring.cli import flags
 
 __all__ = ["run"]
 
 
 def run(
     file: Annotated[Path, typer.Argument(help="The description of the study.", metavar="STUDY.toml")],
-    device: Annotated[str | None, typer.Option("--device", help="Train here, not on the device of the file.")] = None,
-    engine: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
-    address: Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP, metavar="HOST:PORT")] = None,
-    share: Annotated[float, typer.Option("--share", help=SHARE_HELP)] = 1.0,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help=DETERMINISTIC_HELP)] = False,
-    wait: Annotated[bool, typer.Option("--wait", help=WAIT_HELP)] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help=QUIET_HELP)] = False,
-    json: AsJson = False,
+    device: Annotated[str | None, flags.option("Train here, not on the device of the file.")] = None,
+    engine: flags.EngineName = "local",
+    address: flags.Address = None,
+    share: flags.Share = 1.0,
+    deterministic: flags.Deterministic = False,
+    wait: flags.Wait = False,
+    quiet: flags.Quiet = False,
+    json: flags.AsJson = False,
 ) -> None:
     """Run `mooring run`."""
     from mooring.cli.output import command_line, open_study, print_results, print_tuned
@@ -41,11 +31,11 @@ def run(
     content = read_study_file(file)
     sys.path.insert(0, str(file.resolve().parent))  # so that `network` finds a module in the folder of the file
     compared = comparison(**content.comparison)
-    study_flags = StudyFlags(
+    study_flags = flags.StudyFlags(
         content.study, device or content.device, content.fleet, engine, address, share, deterministic, wait, quiet
     )
     study = open_study(study_flags, content.report)
-    output_flags = OutputFlags(content.baseline, content.report, json)
+    output_flags = flags.OutputFlags(content.baseline, content.report, json)
     if content.search is None:
         rows = study.compare(compared, baseline=content.baseline)
         study.store.log(command_line())

@@ -1,4 +1,4 @@
-"""`mooring show` and `mooring report`: the results of a study as tables and as a page."""
+"""`mooring show`, `report` and `salvage`: a study as tables, as a page, and recovered after damage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooring.cli.option_groups import BASELINE_HELP, AsJson
+from mooring.cli.flags import AsJson, Baseline, option
 from mooring.errors import MooringError
 
 if TYPE_CHECKING:
@@ -15,16 +15,15 @@ if TYPE_CHECKING:
     from mooring.lab.model.spec import RunSpec
     from mooring.lab.study.store import Store
 
-__all__ = ["report", "show"]
+__all__ = ["report", "salvage", "show"]
 
 StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="[FILE]")]
-Baseline = Annotated[str | None, typer.Option("--baseline", help=BASELINE_HELP)]
 
 
 def show(
     study: StudyFile = Path("mooring.sqlite"),
     baseline: Baseline = None,
-    runs: Annotated[bool, typer.Option("--runs", help="With --json, add every run with its full record.")] = False,
+    runs: Annotated[bool, option("With --json, add every run with its full record.", "--runs")] = False,
     json: AsJson = False,
 ) -> None:
     """Run `mooring show`."""
@@ -44,9 +43,9 @@ def show(
 
 def report(
     study: StudyFile = Path("mooring.sqlite"),
-    to: Annotated[Path | None, typer.Option("--to", "--out", help="The folder to write.", metavar="DIR")] = None,
+    to: Annotated[Path | None, option("The folder to write.", "--to", "--out", metavar="DIR")] = None,
     baseline: Baseline = None,
-    title: Annotated[str | None, typer.Option("--title", help="The title of the page.")] = None,
+    title: Annotated[str | None, option("The title of the page.")] = None,
     json: AsJson = False,
 ) -> None:
     """Run `mooring report`."""
@@ -58,6 +57,28 @@ def report(
     commands = "\n".join(dict.fromkeys(store.commands()))
     page = write_report(results, folder, title=title or study.stem, command=commands, baseline=baseline)
     typer.echo(as_json({"page": str(page), "runs": len(results)}) if json else f"page: {page}")
+
+
+def salvage(
+    study: Annotated[Path, typer.Argument(help="The damaged study.", metavar="FILE")], json: AsJson = False
+) -> None:
+    """Run `mooring salvage`."""
+    from mooring.cli.terminal_tables import as_json
+    from mooring.lab.model.plurals import pluralize
+    from mooring.lab.study import salvage as recovery
+
+    outcome = recovery.salvage(study)
+    if json:
+        aside = None if outcome.aside is None else str(outcome.aside)
+        typer.echo(as_json({"study": str(study), "kept": outcome.kept, "lost": outcome.lost, "aside": aside}))
+    elif outcome.aside is None:
+        typer.echo(f"{study}: not damaged, {pluralize(outcome.kept, 'run')}")
+    else:
+        lost = f"lost {', '.join(outcome.lost)}; " if outcome.lost else ""
+        typer.echo(
+            f"{study}: kept {pluralize(outcome.kept, 'run')}; {lost}the damaged file is now {outcome.aside}; "
+            "repeat the command that made the study to train the lost runs again"
+        )
 
 
 def _read(path: Path) -> tuple[Store, list[Result]]:

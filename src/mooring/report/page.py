@@ -4,9 +4,9 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import compress
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -23,15 +23,6 @@ __all__ = ["GENERATOR", "page"]
 
 GENERATOR = "mooring report"
 """The generator in the head of a page; a page with it, and its figures, may be replaced."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a section: the values that all share, and a table of the others."""
-
-    shared: Sequence[tuple[str, str]]
-    names: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str, command: str) -> str:
@@ -51,21 +42,18 @@ def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str, comm
         }
         for section, pictures in parts
     ]
-    return (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            title=printable(title, 300),
-            command="\n".join(printable(line, 10_000) for line in command.splitlines()),
-            generator=GENERATOR,
-            style=Markup(_asset("page.css")),
-            script=Markup(script),
-            # The page allows this script alone, in case a name brings in another.
-            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            parts=shown,
-            baseline=next((section.baseline for section, _ in parts), None),
-            provenance=_provenance(results),
-        )
+    template = _environment().get_template("page.html.jinja")
+    return template.render(
+        title=printable(title, 300),
+        command="\n".join(printable(line, 10_000) for line in command.splitlines()),
+        generator=GENERATOR,
+        style=Markup(_asset("page.css")),
+        script=Markup(script),
+        # The page allows this script alone, in case a name brings in another.
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        parts=shown,
+        baseline=next((section.baseline for section, _ in parts), None),
+        provenance=_provenance(results),
     )
 
 
@@ -81,22 +69,17 @@ def _provenance(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _settings(entries: Sequence[Entry]) -> Settings:
+def _settings(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Return the values that all settings share, and a table of the others."""
     names = [*dict.fromkeys(name for entry in entries for name in entry.row.setting.to_json() if name != "seed")]
     rows = [[_value(getattr(entry.row.setting, name)) for name in names] for entry in entries]
-    varies = [
-        len(set(column)) > 1 or name == "method" for name, column in zip(names, zip(*rows, strict=True), strict=True)
-    ]
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    varies = [len(set(column)) > 1 or name == "method" for name, column in columns]
+    different = [list(compress(row, varies)) for row in rows]
+    for row, entry in zip(different, entries, strict=True):
+        row.append(ranges(result.spec.seed for result in entry.row.results))
     shared = [(name, value) for name, value, varying in zip(names, rows[0], varies, strict=True) if not varying]
-    return Settings(
-        shared,
-        [name for name, varying in zip(names, varies, strict=True) if varying] + ["seeds"],
-        [
-            [value for value, varying in zip(row, varies, strict=True) if varying]
-            + [ranges(result.spec.seed for result in entry.row.results)]
-            for row, entry in zip(rows, entries, strict=True)
-        ],
-    )
+    return {"shared": shared, "names": [*compress(names, varies), "seeds"], "rows": different}
 
 
 def _value(value: object) -> str:

@@ -114,9 +114,8 @@ def sections(results: Iterable[Result], baseline: str | None) -> list[Section]:
     slugs: list[str] = []
     for stream, _ in groups:
         slugs.append(slug(stream, slugs))
-    return [
-        _section(stream, slug, rows, baseline) for ((stream, _), rows), slug in zip(groups.items(), slugs, strict=True)
-    ]
+    named = zip(slugs, groups.items(), strict=True)
+    return [_section(stream, slug, rows, baseline) for slug, ((stream, _), rows) in named]
 
 
 def mean_over_seeds(values: Array) -> tuple[Array, Array]:
@@ -146,14 +145,13 @@ def _section(stream: str, slug: str, rows: Sequence[Row], baseline: str | None) 
     contenders: dict[RunSpec, list[Entry]] = {}
     for entry in entries:
         contenders.setdefault(entry.contender, []).append(entry)
-    best = [max(group, key=_rank) for group in contenders.values()]
+    # Complete settings come first: a mean over the seeds that survived is not comparable.
+    best = [
+        max(group, key=lambda entry: (entry.complete, -math.inf if math.isnan(entry.accuracy) else entry.accuracy))
+        for group in contenders.values()
+    ]
     shown = tuple(sorted(best, key=lambda entry: FAMILIES.index(entry.family)))
     return Section(printable(stream, 120), slug, tasks, baseline, entries, shown)
-
-
-def _rank(entry: Entry) -> tuple[bool, float]:
-    """Rank complete settings first: a mean over the seeds that survived is not comparable."""
-    return entry.complete, -math.inf if math.isnan(entry.accuracy) else entry.accuracy
 
 
 def _details(settings: Sequence[RunSpec]) -> list[str]:

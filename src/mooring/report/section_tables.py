@@ -1,15 +1,17 @@
 """The tables of a section; each cell has a text and a value to sort by."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 from mooring.lab.model.metrics import Interval
 from mooring.lab.model.results import Stability
 from mooring.report.numbers import MISSING, bounds, count, fixed, general, given, points, printable
 from mooring.report.section import Entry, Section
 
-__all__ = ["Cell", "Column", "PageTable", "Strip", "UnfinishedRun", "comparison", "stability", "unfinished"]
+__all__ = ["Cell", "Column", "PageTable", "Strip", "comparison", "stability", "unfinished"]
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,6 @@ class PageTable:
     sorted_by: int = -1
 
 
-@dataclass(frozen=True)
-class UnfinishedRun:
-    """A run that did not finish: setting, seed, status, finished tasks, and the reason."""
-
-    label: str
-    seed: int
-    status: str
-    tasks: int
-    reason: str
-
-
 def comparison(section: Section) -> PageTable:
     """Return all settings with their metrics, best accuracy first."""
     columns = [
@@ -78,9 +69,8 @@ def comparison(section: Section) -> PageTable:
         Column("verdict", numeric=False),
     ]
     if section.baseline is not None:
-        columns.insert(
-            5, Column(f"vs {printable(section.baseline, 30)}", "accuracy minus the baseline's, seed by seed")
-        )
+        title = f"vs {printable(section.baseline, 30)}"
+        columns.insert(5, Column(title, "accuracy minus the baseline's, seed by seed"))
     ends = [end for entry in section.entries for end in _ends(entry.row.metrics.get("accuracy"))]
     scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
     ranked = sorted(section.entries, key=lambda entry: (math.isnan(entry.accuracy), -entry.accuracy))
@@ -105,14 +95,13 @@ def stability(section: Section) -> PageTable | None:
     return PageTable(columns, [_stability_row(entry) for entry in judged]) if judged else None
 
 
-def unfinished(section: Section) -> list[UnfinishedRun]:
-    """Return the unstable and rejected runs with their reasons."""
+def unfinished(section: Section) -> list[dict[str, Any]]:
+    """Return setting, seed, status, number of finished tasks and reason of each unstable or rejected run."""
+    runs = [(entry.label, run) for entry in section.entries for run in entry.row.unfinished]
     return [
-        UnfinishedRun(
-            entry.label, run.spec.seed, run.status, len(run.matrix), printable(run.reason) or "no reason recorded"
-        )
-        for entry in section.entries
-        for run in entry.row.unfinished
+        {"label": label, "seed": run.spec.seed, "status": run.status, "tasks": len(run.matrix)}
+        | {"reason": printable(run.reason) or "no reason recorded"}
+        for label, run in runs
     ]
 
 
@@ -123,7 +112,7 @@ def _comparison_row(entry: Entry, section: Section, scale: tuple[float, float]) 
     others = [part for part in entry.detail.split(", ") if part and not part.startswith(("strength ", "lr "))]
     accuracy = metrics["accuracy"]
     low = None if accuracy is None or math.isnan(accuracy.low) else accuracy.low
-    strip = None if low is None else _strip(accuracy, scale)
+    strip = None if accuracy is None or low is None else _strip(accuracy, scale)
     cells = [
         Cell(entry.method, entry.method, note=", ".join(others), colour=entry.family.colour),
         _number(row.setting.strength, given(row.setting.strength)),
@@ -156,7 +145,8 @@ def _stability_row(entry: Entry) -> list[Cell]:
     last: list[Stability] = [by_task[-1] for by_task in verdicts]
     largest = max((verdict.largest for verdict in last), key=_number_first)
     safe = min((verdict.safe_strength for verdict in last if not math.isnan(verdict.safe_strength)), default=math.nan)
-    counts = [_mean(getattr(verdict, name) for verdict in last) for name in _COUNTS]
+    names = ("free", "interpolate", "extrapolate", "diverge", "negative")
+    counts = [fmean(getattr(verdict, name) for verdict in last) for name in names]
     strength = entry.row.setting.strength
     return [
         Cell(entry.method, entry.method, colour=entry.family.colour),
@@ -166,9 +156,6 @@ def _stability_row(entry: Entry) -> list[Cell]:
         _number(safe, general(safe)),
         *(_number(value, count(value)) for value in counts),
     ]
-
-
-_COUNTS = ("free", "interpolate", "extrapolate", "diverge", "negative")
 
 
 def _metric(interval: Interval | None) -> Cell:
@@ -186,20 +173,12 @@ def _number_first(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _mean(values: Iterable[int]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
-
-
 def _ends(interval: Interval | None) -> list[float]:
     if interval is None:
         return []
     return [value for value in (interval.low, interval.mean, interval.high) if not math.isnan(value)]
 
 
-def _strip(interval: Interval | None, scale: tuple[float, float]) -> Strip | None:
-    if interval is None or not (ends := _ends(interval)):
-        return None
-    width = scale[1] - scale[0] or 1.0
-    low, mean, high = (round(100 * (value - scale[0]) / width, 2) for value in (ends[0], interval.mean, ends[-1]))
-    return Strip(low, mean, high)
+def _strip(interval: Interval, scale: tuple[float, float]) -> Strip:
+    ends, width = _ends(interval), scale[1] - scale[0] or 1.0
+    return Strip(*(round(100 * (value - scale[0]) / width, 2) for value in (ends[0], interval.mean, ends[-1])))

@@ -24,6 +24,7 @@ WIDTH = 10.0
 
 _TASKS = LinearSegmentedColormap.from_list("tasks", ["#2f6fb5", "#2a9d8f", "#c29a1f", "#cf5a36"])
 
+_TICKS = {"color": RULE, "labelcolor": FAINT, "labelsize": 7, "major.size": 2.5, "major.width": 0.7}
 _SETTINGS: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": RULE,
@@ -50,16 +51,7 @@ _SETTINGS: Any = {
     "text.color": INK,
     # A dollar sign in a name does not start a formula.
     "text.parse_math": False,
-    "xtick.color": RULE,
-    "xtick.labelcolor": FAINT,
-    "xtick.labelsize": 7,
-    "xtick.major.size": 2.5,
-    "xtick.major.width": 0.7,
-    "ytick.color": RULE,
-    "ytick.labelcolor": FAINT,
-    "ytick.labelsize": 7,
-    "ytick.major.size": 2.5,
-    "ytick.major.width": 0.7,
+    **{f"{axis}tick.{name}": value for axis in "xy" for name, value in _TICKS.items()},
 }
 
 

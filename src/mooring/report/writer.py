@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -66,8 +65,8 @@ def _publish(folder: Path, content: str, pictures: Sequence[Picture]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         # Inside the folder, so that a move stays on one file system.
-        hidden = Path(tempfile.mkdtemp(prefix=".report-", dir=folder))
-        try:
+        with tempfile.TemporaryDirectory(prefix=".report-", dir=folder, ignore_cleanup_errors=True) as name:
+            hidden = Path(name)
             for picture in pictures:
                 (hidden / f"{picture.name}.svg").write_bytes(picture.svg)
                 (hidden / f"{picture.name}.png").write_bytes(picture.png)
@@ -78,11 +77,9 @@ def _publish(folder: Path, content: str, pictures: Sequence[Picture]) -> None:
                 for ending in (".svg", ".png"):
                     os.replace(hidden / f"{picture.name}{ending}", folder / "figures" / f"{picture.name}{ending}")
             os.replace(hidden / "index.html", folder / "index.html")
-            for name in stale:
+            for figure in stale:
                 for ending in (".svg", ".png"):
-                    (folder / "figures" / f"{name}{ending}").unlink(missing_ok=True)
-        finally:
-            shutil.rmtree(hidden, ignore_errors=True)
+                    (folder / "figures" / f"{figure}{ending}").unlink(missing_ok=True)
     except BaseException:
         if is_new:
             with suppress(OSError):

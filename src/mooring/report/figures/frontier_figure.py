@@ -2,28 +2,22 @@
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mooring.lab.study.frontier import Frontier, Sweep
 from mooring.report.families import FAMILIES, family_of
 from mooring.report.figures.labels import place_labels
+from mooring.report.figures.tradeoff import FONT_SIZE, family_marks, wide_panel
 from mooring.report.picture import Drawing
 from mooring.report.section import Array
-from mooring.report.style import FAINT, INK, RULE, WIDTH, add_legend
+from mooring.report.style import FAINT, INK, RULE, add_legend
 
 __all__ = ["draw"]
-
-LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 0.55, 0.1, 0.35, 0.45, 6.0
-FONT_SIZE = 7.0
 
 
 def draw(frontier: Frontier) -> Drawing:
     """Draw a path for each method over its strengths, labelled at its most accurate setting, and the frontier."""
-    figure = Figure(figsize=(WIDTH, HEIGHT))
-    inner = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
-    panel = figure.add_axes((LEFT / WIDTH, BOTTOM / HEIGHT, inner[0] / WIDTH, inner[1] / HEIGHT))
-    panel.grid()
+    figure, panel, size = wide_panel(6.0)
     shown = [sweep for sweep in frontier.sweeps if sweep.best is not None]
     for sweep in shown:
         family, path = family_of(sweep.method), _path(sweep)
@@ -35,17 +29,12 @@ def draw(frontier: Frontier) -> Drawing:
     if shown:
         _limit(panel, shown)
         _same_accuracy(panel)
-        _label(panel, shown, (inner[0] * 72, inner[1] * 72))
+        _label(panel, shown, size)
     panel.set_xlabel("retained: 100 minus average forgetting, % (more is better)")
     panel.set_ylabel("learned: accuracy right after each task, % (more is better)")
     present = {family_of(sweep.method).name for sweep in shown}
-    marks = [
-        (Line2D([], [], ls="", marker=family.marker, color=family.colour, ms=5.5, mew=0), family.name)
-        for family in FAMILIES
-        if family.name in present
-    ]
-    marks.append((Line2D([], [], color=INK, lw=1.6), "frontier without stored samples"))
-    add_legend(figure, marks)
+    marks = family_marks(family for family in FAMILIES if family.name in present)
+    add_legend(figure, [*marks, (Line2D([], [], color=INK, lw=1.6), "frontier without stored samples")])
     return Drawing(
         "frontier",
         "Learned against retained",

@@ -1,7 +1,6 @@
 """Importance, similarity to the model after the first task (CKA), and drift, by layer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,24 +23,11 @@ MAX_LAYER_NAMES = 16
 """With more layers, only some of them are named."""
 
 
-@dataclass(frozen=True)
-class _LayerValues:
-    """One measure of the layers, for each method that has it."""
-
-    layers: list[str]
-    values: dict[Entry, Array]
-
-
 def draw_importance(section: Section) -> Drawing | None:
     """Draw the mean importance by layer, on a logarithmic scale."""
-    measured = _collect(section, "importance")
-    if measured is None:
-        return None
-    omitted = sorted(
-        {entry.label for entry, values in measured.values.items() if (values[np.isfinite(values)] <= 0).any()}
-    )
-    logs = {entry: logarithm(values) for entry, values in measured.values.items()}
-    logs = {entry: values for entry, values in logs.items() if np.isfinite(values).any()}
+    layers, measured = _collect(section, "importance")
+    omitted = sorted({entry.label for entry, y in measured.items() if (y[np.isfinite(y)] <= 0).any()})
+    logs = {entry: y for entry, values in measured.items() if np.isfinite(y := logarithm(values)).any()}
     if not logs:
         return None
     note = f" Layers at or below 0 are left out, as in {', '.join(omitted)}." if omitted else ""
@@ -50,43 +36,43 @@ def draw_importance(section: Section) -> Drawing | None:
         "Importance by layer",
         "Mean importance of the parameters of each layer for the previous tasks, at the end; mean over seeds, "
         f"logarithmic scale. Importances of different methods have different scales: compare shapes.{note}",
-        f"Line charts by family: mean importance of {len(measured.layers)} layers for {len(logs)} methods.",
-        _draw(section, _LayerValues(measured.layers, logs), "mean importance", log=True),
+        f"Line charts by family: mean importance of {len(layers)} layers for {len(logs)} methods.",
+        _draw(section, layers, logs, "mean importance", log=True),
     )
 
 
 def draw_cka(section: Section) -> Drawing | None:
     """Draw the CKA by layer with the model after the first task."""
-    measured = _collect(section, "cka")
-    if measured is None:
+    layers, values = _collect(section, "cka")
+    if not values:
         return None
     return Drawing(
         "cka",
         "Similarity to the model after the first task, by layer",
         "Debiased linear CKA between the representations of the final model and of the model after the first task; "
         "1 if the representation did not change. Mean over seeds.",
-        f"Line charts by family: CKA of {len(measured.layers)} layers for {len(measured.values)} methods.",
-        _draw(section, measured, "CKA"),
+        f"Line charts by family: CKA of {len(layers)} layers for {len(values)} methods.",
+        _draw(section, layers, values, "CKA"),
     )
 
 
 def draw_drift(section: Section) -> Drawing | None:
     """Draw the parameter drift by layer since the first task."""
-    measured = _collect(section, "drift")
-    if measured is None:
+    layers, values = _collect(section, "drift")
+    if not values:
         return None
     return Drawing(
         "drift",
         "Parameter drift by layer",
         "Distance that the parameters of each layer moved after the first task, relative to their norm then. Mean over "
         "seeds.",
-        f"Line charts by family: relative drift of {len(measured.layers)} layers for {len(measured.values)} methods.",
-        _draw(section, measured, "relative drift"),
+        f"Line charts by family: relative drift of {len(layers)} layers for {len(values)} methods.",
+        _draw(section, layers, values, "relative drift"),
     )
 
 
-def _collect(section: Section, measure: str) -> _LayerValues | None:
-    """Return means over seeds, layers in the order of their first appearance; None if no run has the measure."""
+def _collect(section: Section, measure: str) -> tuple[list[str], dict[Entry, Array]]:
+    """Return means over seeds, layers in the order of their first appearance; no values if no run has the measure."""
     tables = {entry: [getattr(run, measure) for run in entry.row.results] for entry in section.shown}
     layers = list(dict.fromkeys(layer for runs in tables.values() for table in runs for layer in table))
     values = {}
@@ -95,23 +81,23 @@ def _collect(section: Section, measure: str) -> _LayerValues | None:
         mean, _ = mean_over_seeds(np.array(rows, dtype=np.float64).reshape(len(rows), len(layers)))
         if np.isfinite(mean).any():
             values[entry] = mean
-    return _LayerValues(layers, values) if values else None
+    return layers, values
 
 
-def _draw(section: Section, lines: _LayerValues, ylabel: str, log: bool = False) -> Figure:
+def _draw(section: Section, layers: Sequence[str], lines: dict[Entry, Array], ylabel: str, log: bool = False) -> Figure:
     """Draw a panel for each family, with every line labelled at its end."""
-    families = [family for family in section.families if any(entry.family == family for entry in lines.values)]
-    groups = [[entry for entry in lines.values if entry.family == family] for family in families]
-    strong = [entry for entry in lines.values if entry.row.setting.strength is not None]
+    families = [family for family in section.families if any(entry.family == family for entry in lines)]
+    groups = [[entry for entry in lines if entry.family == family] for family in families]
+    strong = [entry for entry in lines if entry.row.setting.strength is not None]
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys(map(_kind, strong)))}
-    names = _names(lines.layers)
+    names = _names(layers)
     bottom = 0.25 + 0.055 * max(map(len, names))
     rows = -(-len(families) // COLUMNS)
     height = max(1.5, LINE * max(map(len, groups)))
     width = WIDTH / COLUMNS - LEFT - LABELS
     total = TOP + rows * height + (rows - 1) * (GAP + 0.1) + bottom
     figure = Figure(figsize=(WIDTH, total))
-    finite = np.concatenate([values[np.isfinite(values)] for values in lines.values.values()])
+    finite = np.concatenate([values[np.isfinite(values)] for values in lines.values()])
     low, high = float(finite.min()), float(finite.max())
     margin = 0.05 * (high - low) or 0.05
     for number, (family, group) in enumerate(zip(families, groups, strict=True)):
@@ -127,10 +113,8 @@ def _draw(section: Section, lines: _LayerValues, ylabel: str, log: bool = False)
         panel.grid(axis="y")
         if number >= len(families) - COLUMNS:
             panel.set_xticks(range(len(names)), names, rotation=90)
-        named = [
-            (section.name(entry), lines.values[entry], kinds.get(_kind(entry), place))
-            for place, entry in enumerate(group)
-        ]
+        places = [kinds.get(_kind(entry), place) for place, entry in enumerate(group)]
+        named = [(section.name(e), lines[e], place) for e, place in zip(group, places, strict=True)]
         _lines(panel, named, height)
     return figure
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mooring.report.figures.small_multiples import add_heading, make_grid
@@ -33,13 +32,12 @@ def draw(section: Section) -> Drawing | None:
         panel.hlines([(low + 100) / 2, 100], 0.7, tasks + 0.3, color=RULE, lw=0.6, zorder=0)
         _lines(panel, np.where(trained, stack, np.nan), colours)
     middle = (low + 100) / 2
-    panels.set_ticks(
-        {float(number): str(number) for number in labelled_tasks(tasks)},
-        {low: f"{low:g}", middle: f"{middle:g}", 100: "100"},
-        "tasks trained",
-        "accuracy, %",
-    )
-    _legend(panels.figure, colours)
+    numbers = {float(number): str(number) for number in labelled_tasks(tasks)}
+    levels = {low: f"{low:g}", middle: f"{middle:g}", 100: "100"}
+    panels.set_ticks(numbers, levels, "tasks trained", "accuracy, %")
+    named = range(tasks) if tasks <= 10 else (0, tasks - 1)
+    marks = [(Line2D([], [], color=colours[task], lw=1.4), f"task {task + 1}") for task in named]
+    add_legend(panels.figure, [*marks, (Line2D([], [], color=INK, lw=1.8), "mean so far")])
     return Drawing(
         "tasks",
         "Accuracy on each task during training",
@@ -88,10 +86,3 @@ def _lines(panel: Axes, stack: Array, colours: Sequence[str]) -> None:
     reached = int(np.isfinite(so_far).sum())
     if 0 < reached < tasks:
         panel.plot(reached, so_far[reached - 1], "x", color=INK, ms=5, mew=1.4, zorder=4)
-
-
-def _legend(figure: Figure, colours: Sequence[str]) -> None:
-    named = [0, *range(1, len(colours) - 1), len(colours) - 1] if 2 < len(colours) <= 10 else [0, len(colours) - 1]
-    marks = [(Line2D([], [], color=colours[task], lw=1.4), f"task {task + 1}") for task in dict.fromkeys(named)]
-    marks.append((Line2D([], [], color=INK, lw=1.8), "mean so far"))
-    add_legend(figure, marks)

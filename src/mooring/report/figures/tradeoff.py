@@ -1,17 +1,20 @@
 """Accuracy against forgetting, all methods in one panel."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from mooring.report.families import Family
 from mooring.report.figures.labels import place_labels
 from mooring.report.numbers import shortened
 from mooring.report.picture import Drawing
 from mooring.report.section import Entry, Section
 from mooring.report.style import FAINT, INK, WIDTH, add_legend
 
-__all__ = ["draw"]
+__all__ = ["FONT_SIZE", "draw", "family_marks", "wide_panel"]
 
 LEFT, RIGHT, TOP, BOTTOM = 0.55, 0.1, 0.35, 0.45
 FONT_SIZE = 7.0
@@ -23,22 +26,17 @@ def draw(section: Section) -> Drawing | None:
     if not shown:
         return None
     height = min(4.0 + 0.08 * len(shown), 6.5)
-    figure = Figure(figsize=(WIDTH, height))
-    inner = (WIDTH - LEFT - RIGHT, height - TOP - BOTTOM)
-    panel = figure.add_axes((LEFT / WIDTH, BOTTOM / height, inner[0] / WIDTH, inner[1] / height))
-    panel.grid()
+    figure, panel, size = wide_panel(height)
     _paths(panel, section, shown)
     for entry in shown:
-        x, y = entry.row.metrics["forgetting"], entry.row.metrics["accuracy"]
+        x, y, colour = entry.row.metrics["forgetting"], entry.row.metrics["accuracy"], entry.family.colour
         if y.count > 1:
-            panel.errorbar(
-                x.mean, y.mean, y.std, x.std, fmt="none", ecolor=entry.family.colour, elinewidth=0.8, alpha=0.55
-            )
-        panel.plot(x.mean, y.mean, entry.family.marker, color=entry.family.colour, ms=5.5, mew=0, zorder=4)
+            panel.errorbar(x.mean, y.mean, y.std, x.std, fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.55)
+        panel.plot(x.mean, y.mean, entry.family.marker, color=colour, ms=5.5, mew=0, zorder=4)
     panel.set_xlabel("average forgetting, percentage points (less is better)")
     panel.set_ylabel("average accuracy, % (more is better)")
-    _labels(panel, section, shown, (inner[0] * 72, inner[1] * 72))
-    _legend(figure, section)
+    _labels(panel, section, shown, size)
+    add_legend(figure, family_marks(section.families))
     several = len(section.shown) < len(section.entries)
     return Drawing(
         "tradeoff",
@@ -51,6 +49,20 @@ def draw(section: Section) -> Drawing | None:
     )
 
 
+def wide_panel(height: float) -> tuple[Figure, Axes, tuple[float, float]]:
+    """Return a figure of this height in inches, its only panel, and the size of the panel in points."""
+    figure = Figure(figsize=(WIDTH, height))
+    inner = (WIDTH - LEFT - RIGHT, height - TOP - BOTTOM)
+    panel = figure.add_axes((LEFT / WIDTH, BOTTOM / height, inner[0] / WIDTH, inner[1] / height))
+    panel.grid()
+    return figure, panel, (inner[0] * 72, inner[1] * 72)
+
+
+def family_marks(families: Iterable[Family]) -> list[tuple[Line2D, str]]:
+    """Return the entries of a legend of families."""
+    return [(Line2D([], [], ls="", marker=f.marker, color=f.colour, ms=5.5, mew=0), f.name) for f in families]
+
+
 def _point(entry: Entry) -> tuple[float, float] | None:
     """Return forgetting and accuracy, or None if one is missing."""
     metrics = [entry.row.metrics[name].mean for name in ("forgetting", "accuracy") if name in entry.row.metrics]
@@ -60,9 +72,8 @@ def _point(entry: Entry) -> tuple[float, float] | None:
 def _paths(panel: Axes, section: Section, shown: list[Entry]) -> None:
     """Join the settings of each method in the order of strength, then learning rate."""
     for best in shown:
-        settings = [
-            entry for entry in section.entries if entry.contender == best.contender and _point(entry) is not None
-        ]
+        rivals = (entry for entry in section.entries if entry.contender == best.contender)
+        settings = [entry for entry in rivals if _point(entry) is not None]
         if len(settings) > 1:
             settings.sort(key=lambda entry: (entry.row.setting.strength or 0.0, entry.row.setting.lr))
             x, y = zip(*map(_point, settings), strict=True)
@@ -90,11 +101,3 @@ def _labels(panel: Axes, section: Section, shown: list[Entry], size: tuple[float
         if np.hypot(*(nearest - point)) > 8:
             ends = corner + np.array([point, nearest]) * scale
             panel.plot(ends[:, 0], ends[:, 1], color=FAINT, lw=0.5, alpha=0.7, zorder=1)
-
-
-def _legend(figure: Figure, section: Section) -> None:
-    marks = [
-        (Line2D([], [], ls="", marker=family.marker, color=family.colour, ms=5.5, mew=0), family.name)
-        for family in section.families
-    ]
-    add_legend(figure, marks)
