@@ -17,8 +17,6 @@ from mooring.reference.estimation import check_estimable
 from mooring.state.memory import Memory
 from mooring.state.selection import Exclude, check_exclude
 
-__all__ = ["attach"]
-
 BUFFERS = ("follow", "keep", "interpolate")
 
 DEFAULT_NATS = 0.1

@@ -4,8 +4,6 @@ import difflib
 import math
 from collections.abc import Iterable
 
-__all__ = ["MooringError", "NonFiniteError", "check_number", "check_whole", "unknown"]
-
 
 class MooringError(ValueError):
     """A request that Mooring refuses; nothing has been changed."""

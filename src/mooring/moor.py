@@ -27,8 +27,6 @@ from mooring.state.selection import layer_of
 from mooring.state.state_dict import pack_state, read_state
 from mooring.step import TrainingStep
 
-__all__ = ["Mooring"]
-
 
 class Mooring:
     """A model moored to what it knows, as `mooring.attach` returns it; that function documents the options.

@@ -7,8 +7,6 @@ from mooring.errors import MooringError
 from mooring.state.selection import moorable
 from mooring.step import TrainingStep
 
-__all__ = ["check_optimizer", "unwrap_optimizer"]
-
 
 def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer inside wrappers that have no hooks of their own, such as Accelerate's."""

@@ -27,8 +27,6 @@ from mooring.pulls.pull import Number
 from mooring.state.mooring_state import MooringState, ParameterState, gradient_versions, layer_scales
 from mooring.state.selection import layer_of, norm_buffers
 
-__all__ = ["TrainingStep"]
-
 
 @dataclass(slots=True)
 class ParameterStep:

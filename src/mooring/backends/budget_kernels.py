@@ -14,8 +14,6 @@ from mooring.pulls.budget import MAX_NEWTON_STEPS, Budget, budget_step
 from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import is_offloaded
 
-__all__ = ["BudgetKernels"]
-
 SUMS = ["spent", "slope"]
 
 

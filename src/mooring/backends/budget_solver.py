@@ -17,8 +17,6 @@ from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
 
-__all__ = ["BudgetSolver"]
-
 
 class BudgetSolver:
     """A budget and its multipliers, from step to step.

@@ -14,8 +14,6 @@ from mooring.pulls.budget import Budget, spent_at, spent_each
 from mooring.pulls.pull import Number
 from mooring.state.mooring_state import ParameterState
 
-__all__ = ["DiagonalTerm", "KroneckerTerm", "budget_term", "pull_energy", "pull_rule", "spent_rule"]
-
 
 class DiagonalTerm:
     """A parameter with a curvature for each weight: spent = sum(F * d^2 / (1 + mu * F)^2) / 2."""

@@ -29,21 +29,6 @@ from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.pulls.pull import Number, per_run
 from mooring.state.quantization import dequantize
 
-__all__ = [
-    "Rule",
-    "apply_penalty",
-    "apply_pull",
-    "chunks",
-    "gc_disabled",
-    "has_compiler",
-    "penalty_rule",
-    "previous_importance",
-    "pull_is_due",
-    "run_in_chunks",
-    "step_rule",
-    "update_importance",
-]
-
 Rule = Callable[[dict[str, Any]], None]
 """A function that changes some of its named tensors in place."""
 

@@ -13,8 +13,6 @@ from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, ele
 from mooring.pulls.pull import Number
 from mooring.state.quantization import BLOCK_SLOTS
 
-__all__ = ["FusedRule", "KernelArgs", "is_fusable", "kernel_key"]
-
 MOVING_TENSORS = ("theta", "g", "before", "probe", "penalized")
 """Tensors that may have another address in each step."""
 

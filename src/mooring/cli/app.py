@@ -11,8 +11,6 @@ import mooring
 from mooring.errors import MooringError
 from mooring.lab.engines.signals import InterruptedStudyError
 
-__all__ = ["COMMANDS", "app", "run"]
-
 COMMANDS = {
     "compare": ("compare_command", "Train every method with every seed on a stream, and show accuracy and forgetting."),
     "tune": (

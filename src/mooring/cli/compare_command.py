@@ -9,8 +9,6 @@ from typing import Annotated
 from mooring.cli import flags
 from mooring.lab.study.defaults import COMPARED_METHODS, LRS
 
-__all__ = ["compare", "tune"]
-
 
 @flags.with_option_groups
 def compare(

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from mooring.lab.streams.inspection import Inspection
     from mooring.lab.streams.named_datasets import NamedDataset
 
-__all__ = ["data"]
-
 MAX_BROKEN_LINES = 20
 """Broken images that are named as text; --json names all."""
 

@@ -8,8 +8,6 @@ from mooring.cli.environment import examine
 from mooring.cli.flags import AsJson
 from mooring.cli.terminal_tables import as_json
 
-__all__ = ["doctor"]
-
 
 def doctor(json: AsJson = False) -> None:
     """Run `mooring doctor`."""

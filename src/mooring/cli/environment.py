@@ -14,8 +14,6 @@ from typing import Any
 
 import mooring
 
-__all__ = ["Environment", "Extra", "examine"]
-
 REQUIREMENT = re.compile(r"^([\w.-]+)[^;>]*(?:>=([\d.]+))?[^;]*(?:;(.*))?$")
 
 

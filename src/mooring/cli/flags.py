@@ -18,8 +18,6 @@ from mooring.lab.study.defaults import SWEPT_METHODS
 if TYPE_CHECKING:
     from mooring.lab.streams.options import StreamOptions
 
-__all__ = ["AsJson", "Methods", "OutputFlags", "Seeds", "StreamFlags", "StudyFlags", "TrainingFlags", "option"]
-
 METHODS_HELP = "Method names separated by commas, or all; `mooring methods` lists them."
 DTYPE_HELP = "float32 or float64; on a GPU also tf32 (the default there) and bf16."
 

@@ -17,8 +17,6 @@ from mooring.lab.study.defaults import SWEPT_METHODS
 if TYPE_CHECKING:
     from mooring.lab.study.frontier import Frontier, Sweep
 
-__all__ = ["frontier"]
-
 
 @flags.with_option_groups
 def frontier(

@@ -7,8 +7,6 @@ from mooring.cli.terminal_tables import as_json, print_table
 from mooring.lab.methods import METHODS
 from mooring.lab.methods.strengths import default_strength
 
-__all__ = ["methods"]
-
 
 def methods(json: AsJson = False) -> None:
     """Run `mooring methods`."""

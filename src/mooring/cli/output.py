@@ -20,8 +20,6 @@ from mooring.lab.model.summary import Row
 from mooring.lab.study.protocol import Tuned
 from mooring.lab.study.study import Study
 
-__all__ = ["command_line", "open_study", "print_results", "print_tuned"]
-
 
 class _CommandStudy(Study):
     """A study that shows a progress bar while images are decoded."""

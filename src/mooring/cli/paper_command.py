@@ -19,8 +19,6 @@ from mooring.paper.context.scale import MINIATURE, PAPER, Scale
 from mooring.paper.reproduction_page import add_table_notes, write_page
 from mooring.paper.targets import TARGETS, Target, run_targets, select_targets, training_cost
 
-__all__ = ["paper"]
-
 TRAINING_DEVICES = ("cpu", "cuda")
 TARGET_LIST = "; ".join(f"{target.name}: {target.summary}" for target in TARGETS.values())
 

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from mooring.errors import MooringError
 from mooring.lab.study.defaults import MAX_SEEDS
 
-__all__ = ["parse_numbers", "parse_numbers_by_method", "parse_seeds"]
-
 
 def parse_seeds(text: str, option: str = "--seeds") -> int | list[int]:
     """Return the number of seeds, or the seeds of a list or range.

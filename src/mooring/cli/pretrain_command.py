@@ -9,8 +9,6 @@ from mooring.cli.flags import DTYPE_HELP, AsJson, Deterministic, Device, StreamF
 from mooring.cli.terminal_tables import as_json
 from mooring.errors import MooringError
 
-__all__ = ["pretrain"]
-
 
 @with_option_groups
 def pretrain(

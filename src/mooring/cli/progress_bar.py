@@ -13,8 +13,6 @@ from rich.progress import Progress as Bars
 if TYPE_CHECKING:
     from mooring.lab.streams.progress_callback import ProgressCallback
 
-__all__ = ["progress_bar"]
-
 
 @contextmanager
 def progress_bar(*, in_bytes: bool = False, console: Console | None = None) -> Iterator[ProgressCallback]:

@@ -8,8 +8,6 @@ import typer
 
 from mooring.cli import flags
 
-__all__ = ["run"]
-
 
 def run(
     file: Annotated[Path, typer.Argument(help="The description of the study.", metavar="STUDY.toml")],

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from mooring.lab.model.spec import RunSpec
     from mooring.lab.study.store import Store
 
-__all__ = ["report", "salvage", "show"]
-
 StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="[FILE]")]
 
 

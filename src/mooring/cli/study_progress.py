@@ -12,8 +12,6 @@ from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["BarReporter", "LineReporter", "reporter"]
-
 
 def reporter(quiet: bool, console: Console | None = None) -> Reporter:
     """Return bars for a terminal, lines for a file or a pipe, and nothing if quiet.

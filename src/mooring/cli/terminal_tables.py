@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mooring.lab.model.summary import Row
     from mooring.lab.study.protocol import Choice
 
-__all__ = ["as_json", "print_choices", "print_rows", "print_table"]
-
 OPTIONAL_COLUMNS = ("network", "epochs", "batch", "momentum", "weight_decay", "heads", "init", "dtype")
 """Settings that get a column if the rows of a table differ in them."""
 

@@ -5,8 +5,6 @@ from typing import Literal
 
 from mooring.errors import MooringError, check_number, check_whole, unknown
 
-__all__ = ["CONVENTIONS", "Convention", "convert_strength"]
-
 KINDS = {"batch": "squares", "sample": "squares", "sum": "outputs", "mean": "outputs", "path": "path"}
 """Scores of one kind differ only by a power of the batch size."""
 

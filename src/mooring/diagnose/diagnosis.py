@@ -14,8 +14,6 @@ from mooring.distributed.dtensor import reduce_over_shards
 from mooring.pulls.pull import Number
 from mooring.state.selection import layer_of
 
-__all__ = ["Diagnosis", "LayerDiagnosis", "diagnose"]
-
 MAX_CLAMPED_P = 1 + 1e-6
 """The largest p of a clamped importance: 1, and room for rounding."""
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from mooring.distributed.dtensor import all_ranks_agree, local_tensor, reduce_over_shards
 from mooring.errors import NonFiniteError
 
-__all__ = ["check_finite"]
-
 
 def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
     """Raise unless every value is finite; the error names the tensor with the largest share of bad values.

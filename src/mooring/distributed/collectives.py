@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from mooring.distributed.dtensor import mesh_of, sharded
 from mooring.importance.kronecker_factors import LayerFactors
 
-__all__ = ["all_reduce_factors", "all_reduce_observation", "rank", "world_size"]
-
 BUCKET_SIZE = 1 << 23
 """Numbers in one all-reduce."""
 

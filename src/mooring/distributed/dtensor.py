@@ -11,20 +11,6 @@ from torch import Tensor, nn
 from mooring.errors import MooringError
 from mooring.importance import Importance
 
-__all__ = [
-    "all_ranks_agree",
-    "check_sharding",
-    "gathered_parameters",
-    "local_gradient",
-    "local_part",
-    "local_tensor",
-    "mesh_of",
-    "reduce_over_shards",
-    "reshard",
-    "sharded",
-    "to_dtensor",
-]
-
 PLAIN = frozenset({Tensor, nn.Parameter})
 """Types that are certainly not sharded: a fast check, since each step asks about every parameter several times."""
 

@@ -5,8 +5,6 @@ from torch import Tensor
 
 from mooring.errors import MooringError
 
-__all__ = ["average", "check_decay"]
-
 
 def average(current: Tensor, score: Tensor, decay: float | None, count: int, *, out: Tensor | None = None) -> Tensor:
     """Update the running average, or the mean over the task if decay is None.

@@ -10,8 +10,6 @@ from torch import Tensor
 from mooring.importance.definition import Importance, Iteration, State
 from mooring.importance.names import resolve
 
-__all__ = ["Balanced", "balance"]
-
 
 def balance(sums: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
     """Return the factors that bring each layer's mean to the mean over all layers.

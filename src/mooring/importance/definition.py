@@ -9,8 +9,6 @@ from torch import Tensor
 
 from mooring.errors import MooringError
 
-__all__ = ["Importance", "Iteration", "State"]
-
 State = dict[str, Tensor]
 """The tensors of an importance for one parameter, by name; `current` is the score."""
 

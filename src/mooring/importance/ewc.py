@@ -10,8 +10,6 @@ from mooring.errors import MooringError, check_whole, unknown
 from mooring.importance.averaging import average, check_decay
 from mooring.importance.definition import Importance, Iteration, State
 
-__all__ = ["EWC", "fisher_observed", "fisher_sampled"]
-
 
 def fisher_observed(g: Tensor, samples: int | Tensor = 1) -> Tensor:
     """Return the score of one batch with its own labels: samples * g^2.

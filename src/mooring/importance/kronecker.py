@@ -8,8 +8,6 @@ from mooring.importance.averaging import average
 from mooring.importance.definition import Importance, Iteration, State
 from mooring.importance.ewc import fisher_observed
 
-__all__ = ["Kronecker"]
-
 
 @dataclass(frozen=True)
 class Kronecker(Importance):

@@ -7,17 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-__all__ = [
-    "FACTOR_SLOTS",
-    "KroneckerFactors",
-    "LayerFactors",
-    "batch_factors",
-    "combine_passes",
-    "combine_uses",
-    "eigenbasis",
-    "layers_with_factors",
-]
-
 LayerFactors = tuple[Tensor, Tensor, Tensor]
 """A, G and the G of the bias of one layer."""
 

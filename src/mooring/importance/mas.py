@@ -9,8 +9,6 @@ from torch import Tensor
 from mooring.importance.averaging import average, check_decay
 from mooring.importance.definition import Importance, Iteration, State
 
-__all__ = ["MAS", "sensitivity"]
-
 
 def sensitivity(probe: Tensor) -> Tensor:
     """Return the score of one batch: |gradient of sum_x ||f(x)||^2|, with the absolute value after the sum.

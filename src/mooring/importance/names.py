@@ -9,8 +9,6 @@ from mooring.importance.rwalk import RWalk
 from mooring.importance.si import SI
 from mooring.importance.uniform import Uniform
 
-__all__ = ["IMPORTANCES", "resolve"]
-
 IMPORTANCES: dict[str, type[Importance]] = {c.__name__.lower(): c for c in (EWC, MAS, SI, RWalk, Uniform, Random)}
 
 

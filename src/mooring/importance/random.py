@@ -9,8 +9,6 @@ from torch import Tensor
 
 from mooring.importance.definition import Importance, State
 
-__all__ = ["Random", "uniform_draw"]
-
 
 def uniform_draw(like: Tensor, seed: int, name: str, task: int) -> Tensor:
     """Draw uniform numbers on [0, 1) that depend only on (seed, name, task).

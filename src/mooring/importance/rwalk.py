@@ -12,8 +12,6 @@ from mooring.importance.definition import Importance, Iteration, State
 from mooring.importance.ewc import fisher_observed
 from mooring.importance.si import path_integral
 
-__all__ = ["RWalk", "walk_score"]
-
 
 def walk_score(fisher: Tensor, path: Tensor, d: Tensor, damping: float, *, out: Tensor | None = None) -> Tensor:
     """Return fisher + relu(path) / (fisher * d^2 / 2 + damping).

@@ -10,8 +10,6 @@ from mooring.errors import check_number, unknown
 from mooring.importance.definition import Importance, Iteration, State
 from mooring.importance.random import uniform_draw
 
-__all__ = ["SI", "path_integral", "path_score", "signed_score"]
-
 SIGNS = ("rectified", "absolute", "signed")
 """Options of `sign` that treat every score in the same way."""
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from mooring.importance.definition import Importance, State
 
-__all__ = ["Uniform"]
-
 
 @dataclass(frozen=True)
 class Uniform(Importance):

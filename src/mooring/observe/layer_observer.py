@@ -13,8 +13,6 @@ from mooring.importance.kronecker_factors import LayerFactors
 from mooring.observe.output_observer import ForwardHook, OutputObserver
 from mooring.state.mooring_state import MooringState
 
-__all__ = ["LayerObserver", "make_observers"]
-
 
 class LayerObserver:
     """Forward hooks on layers that compute Kronecker factors in each backward pass.

@@ -17,8 +17,6 @@ from mooring.errors import MooringError
 from mooring.importance import Importance
 from mooring.state.mooring_state import MooringState, gradient_versions
 
-__all__ = ["ForwardHook", "Observation", "OutputObserver", "count_samples", "find_outputs"]
-
 _OUTPUTS_HINT = "pass outputs=, a function that takes what the model returns and gives the tensor of its outputs"
 
 

@@ -16,8 +16,6 @@ from mooring.paper.context.seed_statistics import format_difference
 from mooring.paper.context.target_result import CELL_METRICS, PaperCell, ResultTable, TargetResult, make_cell
 from mooring.paper.published.published_numbers import PLAIN_SETTING_NOTE
 
-__all__ = ["BASE", "CHANGES", "SETTINGS", "Change", "Effect", "run"]
-
 SHUFFLE_SEED = 1
 """The seed of the other order of classes."""
 

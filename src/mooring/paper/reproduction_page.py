@@ -19,8 +19,6 @@ from mooring.paper.context.scale import Condition
 from mooring.paper.context.target_result import PaperCell, ResultTable, TargetResult, means_agree
 from mooring.paper.targets import TARGETS
 
-__all__ = ["add_table_notes", "page_header", "runs_json", "write_page"]
-
 METRICS_OF_A_RUN = ("accuracy", "forgetting", "learned")
 SHARED_FIELDS = ("momentum", "weight_decay", "heads", "dtype", "versions")
 FINGERPRINT_DIGITS = 8

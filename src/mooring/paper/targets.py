@@ -15,8 +15,6 @@ from mooring.paper.context.target_result import TargetResult
 from mooring.paper.figures import cka, effective_lr, importance_by_layer, negative_importance, roots, violations
 from mooring.paper.tables import accuracy_tables, grid_search
 
-__all__ = ["TARGETS", "Target", "TrainingCost", "run_targets", "select_targets", "training_cost"]
-
 
 @dataclass(frozen=True)
 class Target:

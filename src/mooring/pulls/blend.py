@@ -7,8 +7,6 @@ from torch import Tensor
 
 from mooring.pulls.pull import Every, Number, ParameterPull, check_every, check_numbers, per_run
 
-__all__ = ["Blend"]
-
 
 @dataclass(frozen=True)
 class Blend(ParameterPull):

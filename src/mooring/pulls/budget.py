@@ -11,17 +11,6 @@ from mooring.errors import check_number, check_whole, unknown
 from mooring.pulls.proximal import proximal_rate
 from mooring.pulls.pull import Number, check_numbers, per_run
 
-__all__ = [
-    "MAX_NEWTON_STEPS",
-    "Budget",
-    "budget_newton",
-    "budget_solved",
-    "budget_spent",
-    "budget_step",
-    "spent_at",
-    "spent_each",
-]
-
 UNSPENT_TOLERANCE = 1e-2
 """The fraction of a budget that may stay unspent; the budget itself is never exceeded."""
 

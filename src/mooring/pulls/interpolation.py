@@ -8,8 +8,6 @@ from torch import Tensor
 from mooring.errors import check_number
 from mooring.pulls.pull import Every, Number, ParameterPull, check_every, check_numbers, per_run
 
-__all__ = ["Interpolation", "relative_importance"]
-
 
 def relative_importance(previous: Tensor, current: Tensor, root: float = 2, weight: Number = 1.0) -> Tensor:
     """Return R = (weight * previous)^(1/root) / (current^(1/root) + (weight * previous)^(1/root)).

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from mooring.errors import unknown
 
-__all__ = ["MERGES", "Merge", "average", "maximum", "resolve", "total"]
-
 Merge = Callable[[Tensor, Tensor], Tensor]
 """A rule (previous, current) -> previous, elementwise."""
 

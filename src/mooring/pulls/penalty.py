@@ -7,8 +7,6 @@ from torch import Tensor
 
 from mooring.pulls.pull import GradientPull, Number, check_numbers, per_run
 
-__all__ = ["Penalty", "penalty_force"]
-
 
 def penalty_force(previous: Tensor, d: Tensor, strength: Number, lr: Number, clamp: bool = False) -> Tensor:
     """Compute the penalty's gradient, strength * previous * d, with previous capped at 1 / (lr * strength) if clamped.

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from mooring.pulls.pull import Number, ParameterPull, check_numbers, per_run
 
-__all__ = ["Proximal", "proximal_rate"]
-
 
 def proximal_rate(previous: Tensor, strength: Number, lr: Number) -> Tensor:
     """Return R = p / (1 + p) with p = lr * strength * previous, the rate of a proximal step on the penalty.

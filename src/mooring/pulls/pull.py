@@ -8,8 +8,6 @@ from torch import Tensor
 
 from mooring.errors import MooringError, check_number, check_whole
 
-__all__ = ["Every", "GradientPull", "Number", "ParameterPull", "check_every", "check_numbers", "per_run"]
-
 Number = float | Tensor
 """A learning rate or a strength: one number, or a vector with one per run."""
 

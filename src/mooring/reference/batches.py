@@ -11,8 +11,6 @@ from torch.nn import functional
 from mooring.errors import MooringError, check_whole
 from mooring.observe.output_observer import find_outputs
 
-__all__ = ["LOSS_HINT", "Data", "Loss", "Outputs", "add_sampled_labels", "default_loss", "iter_batches", "scalar_loss"]
-
 Data = Iterable[Any] | Callable[[nn.Module], Any]
 """Batches, or a function from the model to a batch, such as sequences that the model generates."""
 

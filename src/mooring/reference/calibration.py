@@ -23,8 +23,6 @@ from mooring.state.mooring_state import MooringState, ParameterState, layer_scal
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
 
-__all__ = ["calibration_factor", "solve_factor"]
-
 DIRECTIONS = 4
 """Number of probe directions; each is used with its opposite."""
 

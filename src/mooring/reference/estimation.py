@@ -20,8 +20,6 @@ from mooring.reference.progress import progress
 from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
 
-__all__ = ["check_estimable", "estimate"]
-
 CALIBRATION_BATCHES = 8
 """Number of batches kept for calibration, which evaluates each about a hundred times."""
 

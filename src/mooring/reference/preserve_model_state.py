@@ -10,8 +10,6 @@ from torch import nn
 
 from mooring.observe.output_observer import OutputObserver
 
-__all__ = ["preserve_model_state"]
-
 
 @contextmanager
 def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:

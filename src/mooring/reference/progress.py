@@ -5,8 +5,6 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["progress"]
-
 T = TypeVar("T")
 WIDTH = 24
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["FAMILIES", "Family", "family_of"]
-
 
 @dataclass(frozen=True)
 class Family:

@@ -9,8 +9,6 @@ from mooring.lab.model.spec import RunSpec
 from mooring.report.numbers import bounds, fixed, given, printable
 from mooring.report.section import Entry, Section
 
-__all__ = ["compared", "duration", "outcome", "ranges"]
-
 UPPER_BOUND = "joint"
 
 

@@ -5,8 +5,6 @@ import re
 
 from mooring.lab.model.metrics import Interval
 
-__all__ = ["MISSING", "bounds", "count", "fixed", "general", "given", "points", "printable", "shortened"]
-
 MISSING = "\u2013"
 """The text of a missing number."""
 

@@ -19,8 +19,6 @@ from mooring.report.picture import Picture
 from mooring.report.section import Entry, Section
 from mooring.report.section_tables import comparison, stability, unfinished
 
-__all__ = ["GENERATOR", "page"]
-
 GENERATOR = "mooring report"
 """The generator in the head of a page; a page with it, and its figures, may be replaced."""
 

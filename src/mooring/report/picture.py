@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 
 from mooring.report.style import THEMED
 
-__all__ = ["Drawing", "Picture", "render_drawing"]
-
 _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 

@@ -14,8 +14,6 @@ from mooring.lab.model.summary import Row, summarize
 from mooring.report.families import FAMILIES, Family, family_of
 from mooring.report.numbers import given, printable
 
-__all__ = ["Entry", "Section", "mean_over_seeds", "sections", "slug"]
-
 Array = NDArray[np.float64]
 
 

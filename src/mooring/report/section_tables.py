@@ -11,8 +11,6 @@ from mooring.lab.model.results import Stability
 from mooring.report.numbers import MISSING, bounds, count, fixed, general, given, points, printable
 from mooring.report.section import Entry, Section
 
-__all__ = ["Cell", "Column", "PageTable", "Strip", "comparison", "stability", "unfinished"]
-
 
 @dataclass(frozen=True)
 class Column:

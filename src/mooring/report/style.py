@@ -10,8 +10,6 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-__all__ = ["FAINT", "INK", "LINES", "PAPER", "RULE", "THEMED", "WIDTH", "add_legend", "figure_style", "task_colours"]
-
 INK, FAINT, RULE, PAPER = "#1f2428", "#656d76", "#dfe3e8", "#ffffff"
 THEMED = {INK: "var(--ink)", FAINT: "var(--faint)", RULE: "var(--rule)", PAPER: "var(--paper)"}
 """The CSS variables that replace these colours in a figure of the page; nothing else may have these colours."""

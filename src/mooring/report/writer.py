@@ -14,8 +14,6 @@ from mooring.report.page import GENERATOR, page
 from mooring.report.picture import Picture
 from mooring.report.section import sections
 
-__all__ = ["write_report"]
-
 _FIGURE_ID = re.compile(r'<figure id="figure-([a-z0-9-]+)"')
 
 

@@ -11,8 +11,6 @@ from mooring.importance import Importance
 from mooring.pulls import ParameterPull, Pull
 from mooring.state.quantization import QuantizedImportance, block_size
 
-__all__ = ["Memory"]
-
 StorageDtype = torch.dtype | None
 """A floating-point dtype; None is float32, or the parameter's own if wider."""
 

@@ -22,16 +22,6 @@ from mooring.state.offload import AnchorOffload
 from mooring.state.quantization import QuantizedImportance
 from mooring.state.selection import layer_of, moorable
 
-__all__ = [
-    "PREVIOUS_SLOTS",
-    "MooringState",
-    "ParameterState",
-    "consolidate",
-    "describe",
-    "gradient_versions",
-    "layer_scales",
-]
-
 PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
 """The names under which the importance over past tasks is saved."""
 
@@ -140,7 +130,7 @@ def layer_scales(states: Iterable[ParameterState], importance: Importance) -> St
     totals = []
     for state in scored:
         scores = state.full(state.importance_state["current"]).abs()
-        totals.append(scores.flatten(1).sum(1) if state.runs else scores.sum(dtype=state.compute_dtype))
+        totals.append(scores.reshape(len(scores), -1).sum(1) if state.runs else scores.sum(dtype=state.compute_dtype))
     for state, total in zip(scored, reduce_over_shards(totals, [s.parameter for s in scored]), strict=True):
         layer = layer_of(state.name)
         sums[layer] = sums[layer] + total if layer in sums else total

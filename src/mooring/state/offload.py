@@ -7,8 +7,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["AnchorOffload", "Anchored", "is_offloaded"]
-
 ALIGNMENT = 512
 """Anchors begin at multiples of this many bytes, as torch's own tensors do."""
 

@@ -24,8 +24,6 @@ from torch import Tensor
 from mooring.errors import MooringError
 from mooring.importance import State
 
-__all__ = ["BLOCK_SLOTS", "QuantizedImportance", "block_size", "dequantize", "max_rate_change", "quantize"]
-
 BLOCK_SLOTS = ("previous_high", "previous_step")
 """The names of the tensors with one entry for each block."""
 

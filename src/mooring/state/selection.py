@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from mooring.distributed.dtensor import reshard
 from mooring.errors import MooringError
 
-__all__ = ["Exclude", "check_exclude", "clean_name", "layer_of", "module_names", "moorable", "norm_buffers"]
-
 Exclude = str | nn.Module | Iterable[str | nn.Module]
 """Names, glob patterns or modules."""
 

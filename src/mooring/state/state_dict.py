@@ -21,8 +21,6 @@ from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState, ParameterS
 from mooring.state.quantization import BLOCK_SLOTS, QuantizedImportance, block_size
 from mooring.state.selection import norm_buffers
 
-__all__ = ["pack_state", "read_header", "read_state"]
-
 VERSION, QUANTIZED_VERSION = 1, 2
 """The versions of the layout: with importances as plain tensors, and with quantized ones. Others are refused."""
 

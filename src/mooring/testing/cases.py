@@ -12,8 +12,6 @@ import mooring
 from mooring.importance import Importance
 from mooring.pulls import Pull
 
-__all__ = ["CASES", "Case", "Snapshot", "check_equal", "check_plain_training", "check_resumes"]
-
 
 class _Attention(nn.Module):
     """Self-attention over tokens, with the embedding tied to the output layer."""

@@ -10,8 +10,6 @@ from mooring.importance import Importance, Iteration, State
 from mooring.pulls import Interpolation, Penalty
 from mooring.testing.cases import CASES, Case, check_equal, check_plain_training, check_resumes
 
-__all__ = ["check_importance"]
-
 Make = Callable[[], Importance]
 
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.testing.cases import CASES, Case, check_equal, check_plain_training, check_resumes
 
-__all__ = ["AWKWARD", "check_pull"]
-
 Make = Callable[[], Pull]
 
 AWKWARD = (0.0, 5e-324, 1e-300, 1e-12, 1.0, 3.5, 1e12, 1e300, float("inf"), -1.0, -1e-9)

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["TRITON_DTYPES", "TracedRule", "compile_kernel", "trace_rule"]
-
 UNARY = {name: f"tl.{name}({{}})" for name in ("abs", "sqrt", "exp", "exp2", "log")} | {
     "rsqrt": "1.0 / tl.sqrt({})",
     "reciprocal": "1.0 / {}",

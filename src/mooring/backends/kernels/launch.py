@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["DryRunContext", "dry_run", "in_dry_run", "launch"]
-
 _in_dry_run: ContextVar[bool] = ContextVar("in_dry_run", default=False)
 
 

@@ -15,20 +15,6 @@ from mooring.backends.eager import Rule
 from mooring.backends.kernels.codegen import TRITON_DTYPES, TracedRule, compile_kernel, trace_rule
 from mooring.backends.kernels.launch import launch
 
-__all__ = [
-    "BLOCK",
-    "BRANCHES",
-    "WARPS",
-    "Layout",
-    "MultiTensorKernel",
-    "elements_per_entry",
-    "example_tensors",
-    "load_lines",
-    "locate_lines",
-    "memory_format",
-    "multi_tensor_source",
-]
-
 BLOCK = 2048
 WARPS = 8
 ALIGNMENT = 16

@@ -13,8 +13,6 @@ from mooring.backends.kernels.codegen import TRITON_DTYPES, compile_kernel, trac
 from mooring.backends.kernels.launch import launch
 from mooring.backends.kernels.multi_tensor import BRANCHES, Layout, example_tensors, load_lines, locate_lines
 
-__all__ = ["ReduceKernel", "SolverStepKernel"]
-
 MAX_PROGRAMS = 1024
 """Programs share all blocks in turn, so that a launch with nothing to do costs little."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from mooring.lab.fleet import checkpoint
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["CheckpointEntry", "CheckpointIndex"]
-
 
 @dataclass(frozen=True)
 class CheckpointEntry:

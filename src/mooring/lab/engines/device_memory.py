@@ -5,8 +5,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["PeakMemory", "free_memory", "is_out_of_memory", "release_memory"]
-
 ASSUMED_FREE_BYTES = 4 << 30
 """The free memory of a machine that does not report it."""
 

@@ -13,8 +13,6 @@ from mooring.lab.engines.sizing import FleetSizer
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["ENGINES", "Engine", "LocalEngine", "check_engine", "open_engine"]
-
 ENGINES = ("local", "ray")
 
 

@@ -20,8 +20,6 @@ from mooring.lab.engines.worker_pool import WorkerPool
 from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["RayEngine", "connect_ray", "import_ray"]
-
 RESOURCES = {"cpu": ("num_cpus",), "cuda": ("num_cpus", "num_gpus")}
 """The resources of which a fleet takes one, or a share of one, by kind of device."""
 

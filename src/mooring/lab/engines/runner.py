@@ -19,17 +19,6 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.stream import Stream
 
-__all__ = [
-    "CHECKPOINT_SECONDS",
-    "FleetProgress",
-    "FleetRunner",
-    "KeepResults",
-    "Reporter",
-    "RunContext",
-    "SilentReporter",
-    "steps_per_run",
-]
-
 KeepResults = Callable[[list[Result]], None]
 """A function that stores the results of a fleet, or of a part of it."""
 

@@ -8,8 +8,6 @@ from types import FrameType
 
 from mooring.errors import MooringError
 
-__all__ = ["InterruptedStudyError", "StopRequest", "stop_on_signal"]
-
 SAVED_MESSAGE = "interrupted; everything so far is saved, and the same command continues from here"
 
 

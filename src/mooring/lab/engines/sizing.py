@@ -24,8 +24,6 @@ from mooring.lab.networks.initialization import BackboneWeights, initial_network
 from mooring.lab.streams.slices import limit_images
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["MAX_RUNS", "PROBE_STEPS", "PROBE_TASKS", "FleetSize", "FleetSizer", "SizeProbe", "probe_size"]
-
 MAX_RUNS = {"cpu": 128, "cuda": 512}
 """The largest fleet by default, by kind of device. On a CPU larger ones do not fit into its caches."""
 

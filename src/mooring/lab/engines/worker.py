@@ -23,20 +23,6 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.stream import Stream
 
-__all__ = [
-    "Advanced",
-    "Failed",
-    "Finished",
-    "Job",
-    "Message",
-    "Noted",
-    "Started",
-    "Stopped",
-    "measure_fleet_size",
-    "module_search_path",
-    "run_job",
-]
-
 
 @dataclass(frozen=True)
 class Job:

@@ -15,8 +15,6 @@ from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["WorkerPool"]
-
 POLL_SECONDS = 0.05
 
 LOSSES_BEFORE_SPLIT = 2

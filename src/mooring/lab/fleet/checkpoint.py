@@ -27,8 +27,6 @@ from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.state.mooring_state import ParameterState
 
-__all__ = ["CheckpointError", "CheckpointVersionError", "restore", "runs_in", "save", "size", "split", "steps_in"]
-
 VERSION = 2
 """The version of the file layout. Checkpoints of any other version are refused."""
 

@@ -12,8 +12,6 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["Augmentation", "Batch", "EpochIndices", "TrainingData", "move_images"]
-
 
 @dataclass(frozen=True)
 class Batch:

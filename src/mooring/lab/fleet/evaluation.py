@@ -13,8 +13,6 @@ from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.streams.stream import Split, Stream
 
-__all__ = ["Evaluation", "evaluation_heads", "inherits_head", "resident_bytes"]
-
 PIXELS_PER_BATCH = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Number of pixels that are evaluated at a time, over all runs."""
 

@@ -40,8 +40,6 @@ from mooring.lab.networks.initialization import BackboneWeights, initial_network
 from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["Fleet", "FleetCallback", "Position"]
-
 FAILURE_CHECK_INTERVAL = 50
 """The host waits for a GPU after so many steps, to see which runs failed."""
 

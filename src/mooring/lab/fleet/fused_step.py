@@ -18,8 +18,6 @@ from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 
-__all__ = ["FusedStep", "run_fused_steps"]
-
 
 class FusedStep:
     """Everything between two gradients for the parameters of some runs, in one pass over memory.

@@ -11,8 +11,6 @@ from mooring.lab.fleet.stack.stack import Stack, to_stack_layout
 from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["GradientSharing", "first_task_key"]
-
 
 def first_task_key(spec: RunSpec) -> str:
     """Return the key that runs share when their parameters are the same throughout the first task.

@@ -7,8 +7,6 @@ from itertools import pairwise
 from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["fleet_shape", "group_into_fleets", "split_evenly", "strength_group_key", "strength_groups"]
-
 
 def fleet_shape(spec: RunSpec) -> tuple[object, ...]:
     """Return what two runs must agree in to train in one fleet.

@@ -11,8 +11,6 @@ from mooring.lab.fleet.method_groups import rows_of
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.state.selection import layer_of
 
-__all__ = ["cka_of", "drift_of", "finite_runs"]
-
 Tensors = dict[str, Tensor]
 
 INPUT_VALUES_PER_PASS = {"cpu": 1, "cuda": 1 << 24}

@@ -14,8 +14,6 @@ from mooring.lab.methods import find_method
 from mooring.lab.model.order import seeded_generator
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["MethodGroups", "rows_of"]
-
 
 class MethodGroups:
     """The rows of a stack that belong to each method.

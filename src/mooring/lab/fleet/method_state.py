@@ -23,8 +23,6 @@ from mooring.state.memory import Memory
 from mooring.state.mooring_state import ParameterState, consolidate, layer_scales
 from mooring.state.selection import layer_of
 
-__all__ = ["MethodState", "Tensors"]
-
 Tensors = dict[str, Tensor]
 
 

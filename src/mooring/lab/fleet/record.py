@@ -12,8 +12,6 @@ import mooring
 from mooring.lab.model.results import Result, Stability, Status
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["LossHistory", "RunRecord", "versions"]
-
 LOSS_INTERVALS = 20
 """Number of intervals into which the steps of a task are divided; the training loss is averaged over each."""
 

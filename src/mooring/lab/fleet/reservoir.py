@@ -7,8 +7,6 @@ from torch import Tensor
 
 from mooring.lab.model.order import seeded_generator
 
-__all__ = ["Reservoir", "project_agem"]
-
 
 class Reservoir:
     """A uniform sample without replacement of all indices offered so far, for each run (Vitter's algorithm R).

@@ -9,8 +9,6 @@ from mooring.lab.fleet.stack.stack import to_stack_layout
 from mooring.lab.model.spec import RunSpec
 from mooring.pulls.pull import per_run
 
-__all__ = ["SGD"]
-
 
 class SGD:
     """velocity <- momentum * velocity + g; theta <- theta - lr * velocity. The first velocity is g.

@@ -2,8 +2,6 @@
 
 from mooring.lab.methods.method import Method
 
-__all__ = ["CONTROLS", "REPLAY", "VARIANTS"]
-
 SAMPLES = 500
 """The default size of the memory, in samples."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mooring.pulls import Interpolation
     from mooring.pulls.pull import Number
 
-__all__ = ["METHODS", "VARIANTS"]
-
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 STIFFNESSES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 WEIGHTS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mooring.pulls.merges import Merge
     from mooring.pulls.pull import Number
 
-__all__ = ["Method", "decades"]
-
 
 def decades(first: int, last: int) -> tuple[float, ...]:
     """Return powers of ten, both ends included.

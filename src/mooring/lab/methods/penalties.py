@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from mooring.pulls import Penalty, Pull
     from mooring.pulls.pull import Number
 
-__all__ = ["DIALS", "IMPORTANCES", "METHODS", "VARIANTS", "penalty"]
-
 IMPORTANCES: dict[str, tuple[Callable[[int], Importance], str]] = {
     "ewc": (lambda seed: mooring.EWC(), "the squared gradient"),
     "mas": (lambda seed: mooring.MAS(), "the sensitivity of the outputs"),

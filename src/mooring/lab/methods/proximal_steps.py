@@ -11,8 +11,6 @@ from mooring.lab.methods.strengths import DIGITS_STRENGTHS
 if TYPE_CHECKING:
     from mooring.importance import EWC
 
-__all__ = ["METHODS", "mean_fisher"]
-
 
 def mean_fisher(seed: int) -> EWC:
     """Return the Fisher diagonal as a mean over a task; it is the same for every seed.

@@ -4,8 +4,6 @@ from mooring.errors import MooringError, unknown
 from mooring.lab.methods import baselines, interpolations, penalties, proximal_steps
 from mooring.lab.methods.method import Method
 
-__all__ = ["ALIASES", "METHODS", "VARIANTS", "find_method", "method_rank", "resolve_methods"]
-
 FAMILIES = (baselines.CONTROLS, penalties.METHODS, interpolations.METHODS, proximal_steps.METHODS, baselines.REPLAY)
 METHODS: dict[str, Method] = {method.name: method for family in FAMILIES for method in family}
 

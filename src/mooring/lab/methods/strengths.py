@@ -5,8 +5,6 @@ A good strength depends on the network, the data and the learning rate; `mooring
 
 from mooring.lab.methods.method import Method
 
-__all__ = ["DIGITS_STRENGTHS", "PAPER_STRENGTHS", "default_strength", "paper_strength"]
-
 STRENGTHS = {
     "ewc": (1e7, 1e3),
     "mas": (0.03, 0.01),

@@ -4,8 +4,6 @@ from typing import ClassVar
 
 from mooring.importance import Uniform
 
-__all__ = ["TaskCount"]
-
 
 class TaskCount(Uniform):
     """An importance of 1 per task; summed, it is the number of tasks that have trained a parameter.

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from mooring.errors import MooringError
 
-__all__ = ["check_writable", "write_atomically"]
-
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file's content in one step; a reader or a crash at any moment sees the old content or the new.

@@ -4,8 +4,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["gc_frozen"]
-
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:

@@ -10,18 +10,6 @@ from scipy.special import stdtrit
 
 from mooring.errors import MooringError
 
-__all__ = [
-    "SCORE_TOLERANCE",
-    "Interval",
-    "average_accuracy",
-    "average_forgetting",
-    "backward_transfer",
-    "confidence_interval",
-    "forward_transfer",
-    "learning_accuracy",
-    "paired_difference",
-]
-
 SCORE_TOLERANCE = 1e-9
 """Percentage points within which two scores are equal; they are sums of fractions that floats round."""
 

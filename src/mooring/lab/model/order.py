@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["batch_sizes", "joint_order", "seeded_generator", "task_order"]
-
 
 def seeded_generator(*parts: int | str) -> torch.Generator:
     """Return a CPU generator seeded by what its numbers are for, such as (seed, "order", task, epoch).

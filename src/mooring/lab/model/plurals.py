@@ -1,7 +1,5 @@
 """Counts with the right plural form."""
 
-__all__ = ["pluralize"]
-
 
 def pluralize(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1.

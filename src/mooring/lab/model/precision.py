@@ -8,15 +8,6 @@ import torch
 
 from mooring.errors import MooringError
 
-__all__ = [
-    "check_precision",
-    "configure_cublas",
-    "deterministic",
-    "parameter_dtype",
-    "product_dtype",
-    "tf32_mode",
-]
-
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 """The environment variable for cuBLAS's workspace size; CUDA reads it once, when it starts."""
 

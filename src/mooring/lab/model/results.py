@@ -11,8 +11,6 @@ from torch import Tensor
 from mooring.lab.model import metrics
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["METRICS", "Result", "Stability", "Status"]
-
 Status = Literal["finished", "unstable", "rejected"]
 
 METRICS = ("accuracy", "forgetting", "learned", "backward", "forward")

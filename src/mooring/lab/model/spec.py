@@ -9,8 +9,6 @@ from typing import Any
 
 from mooring.errors import MooringError, check_number, check_whole, unknown
 
-__all__ = ["DTYPES", "HEADS", "SCHEDULES", "RunSpec"]
-
 DTYPES = ("float32", "float64", "tf32", "bf16")
 HEADS = ("inherit", "fresh")
 SCHEDULES = ("constant", "steps", "cosine")

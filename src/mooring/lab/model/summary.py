@@ -11,8 +11,6 @@ from mooring.lab.model.metrics import Interval, confidence_interval, paired_diff
 from mooring.lab.model.results import METRICS, Result
 from mooring.lab.model.spec import FIELD_NAMES, RunSpec
 
-__all__ = ["METRICS", "Row", "summarize"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -5,8 +5,6 @@ from typing import Any
 
 from mooring.lab.model.precision import check_precision
 
-__all__ = ["Training", "default_training"]
-
 
 @dataclass(frozen=True)
 class Training:

@@ -5,8 +5,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-__all__ = ["CNN6", "ResNet18Third", "mlp"]
-
 
 def mlp(shape: tuple[int, int, int], width: int = 100) -> nn.Module:
     """Return a perceptron of two linear layers with ReLU, for small images of shape (channels, height, width).

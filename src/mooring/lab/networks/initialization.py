@@ -17,8 +17,6 @@ from mooring.lab.networks import BACKBONES, build_network
 from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.streams.stream import Stream
 
-__all__ = ["BackboneWeights", "initial_network", "initial_networks", "read_weights"]
-
 
 @dataclass(frozen=True)
 class BackboneWeights:

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["normalize_pixels"]
-
 
 def normalize_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return (x / 255 - 0.5) / 0.5, which maps pixels from 0 to 255 to numbers from -1 to 1.

@@ -7,8 +7,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from mooring.errors import MooringError
 
-__all__ = ["MultiHeadNetwork", "is_standard_layer"]
-
 
 class MultiHeadNetwork(nn.Module):
     """Linear heads over the features of a shared backbone: heads[head](backbone(x)).

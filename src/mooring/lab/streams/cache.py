@@ -13,8 +13,6 @@ import numpy as np
 
 from mooring.errors import MooringError
 
-__all__ = ["Arrays", "content_key", "load_or_build"]
-
 Arrays = dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]]
 FOLDER = ".mooring"
 INDEX = "index.json"

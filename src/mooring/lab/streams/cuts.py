@@ -10,8 +10,6 @@ from torch import Tensor
 from mooring.errors import MooringError, check_whole
 from mooring.lab.streams.stream import Source, Split, Stream, Task
 
-__all__ = ["by_class", "check_per_task", "permuted", "rotated"]
-
 
 def by_class(source: Source, per_task: int, *, shuffle: int | None = None) -> Stream:
     """Cut a data set into tasks with different classes and one head per task.

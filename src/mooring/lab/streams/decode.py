@@ -11,8 +11,6 @@ from PIL import Image, UnidentifiedImageError
 
 from mooring.errors import MooringError
 
-__all__ = ["EncodedImage", "EncodedSplit", "FolderContents", "Pixels", "decode"]
-
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 MODES = {1: "L", 3: "RGB"}
 

@@ -5,8 +5,6 @@ import torch
 
 from mooring.lab.streams.stream import Source, Split, rank_in_class
 
-__all__ = ["digits"]
-
 
 def digits() -> Source:
     """Return the ten digits; every fifth image of each class is a test image.

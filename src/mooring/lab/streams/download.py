@@ -16,8 +16,6 @@ from typing import Any
 
 from mooring.errors import MooringError, check_number
 
-__all__ = ["Retry", "download"]
-
 BLOCK_BYTES = 1 << 18
 PROGRESS_BYTES = 1 << 20
 """An attempt that brings this many new bytes resets the count of failures."""

@@ -7,8 +7,6 @@ from pathlib import Path
 from mooring.errors import MooringError
 from mooring.lab.streams.decode import EncodedImage, FolderContents
 
-__all__ = ["FolderSplit", "read_folder"]
-
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
 

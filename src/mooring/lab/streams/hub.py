@@ -22,8 +22,6 @@ try:
 except ImportError:  # Windows: nothing prevents two fetches at once
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["MANIFEST", "FetchPlan", "RemoteFile", "Retry", "fetch", "is_fetched", "plan_fetch"]
-
 MANIFEST = "manifest.json"
 HUB = "https://huggingface.co"
 

@@ -14,8 +14,6 @@ from mooring.lab.streams.parquet import ParquetSplit
 from mooring.lab.streams.progress_callback import ProgressCallback, throttled
 from mooring.lab.streams.sources import scan_folder
 
-__all__ = ["Inspection", "inspect_folder"]
-
 
 @dataclass(frozen=True)
 class Inspection:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from mooring.errors import unknown
 
-__all__ = ["NAMED_DATASETS", "NamedDataset", "default_folder", "fetched_folder", "find_dataset"]
-
 
 @dataclass(frozen=True)
 class NamedDataset:

@@ -15,8 +15,6 @@ from mooring.lab.streams.slices import check_task_range, limit_images, limit_sou
 from mooring.lab.streams.sources import from_folder, scan_folder
 from mooring.lab.streams.stream import Source, Split, Stream
 
-__all__ = ["StreamOptions", "open_stream", "stream_descriptions"]
-
 TRANSFORMS = ("permuted", "rotated")
 DIGITS_PER_TASK = 2
 TRANSFORM_TASKS = 5

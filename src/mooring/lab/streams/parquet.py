@@ -13,8 +13,6 @@ import pyarrow.parquet as pq
 from mooring.errors import MooringError
 from mooring.lab.streams.decode import EncodedImage, FolderContents
 
-__all__ = ["ParquetSplit", "read_parquet"]
-
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("fine_label", "label", "labels")
 MAX_CLASSES = 1_000_000

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["ProgressCallback", "throttled"]
-
 ProgressCallback = Callable[[str, int, int | None], None]
 """Called with a description of the work, the amount done, and the total amount (None if it is unknown)."""
 

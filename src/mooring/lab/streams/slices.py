@@ -8,8 +8,6 @@ from torch import Tensor
 from mooring.errors import MooringError
 from mooring.lab.streams.stream import Source, Split, Stream, Task, rank_in_class
 
-__all__ = ["check_task_range", "limit_images", "limit_source", "merge_tasks", "select_tasks"]
-
 
 def select_tasks(stream: Stream, skip: int = 0, tasks: int | None = None) -> Stream:
     """Return the stream without its first `skip` tasks and with at most `tasks` of the following ones.

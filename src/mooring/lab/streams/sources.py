@@ -16,8 +16,6 @@ from mooring.lab.streams.parquet import read_parquet
 from mooring.lab.streams.progress_callback import ProgressCallback, throttled
 from mooring.lab.streams.stream import Source, Split
 
-__all__ = ["from_dataset", "from_folder", "scan_folder"]
-
 
 class MapDataset(Protocol):
     """A map-style data set as in torch.utils.data: a length, and (image, label) by index."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from mooring.errors import MooringError
 
-__all__ = ["Source", "Split", "Stream", "Task", "rank_in_class"]
-
 
 @dataclass(frozen=True)
 class Split:

@@ -14,8 +14,6 @@ from mooring.lab.streams.options import StreamOptions
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.defaults import COMPARED_METHODS, MAX_SEEDS
 
-__all__ = ["Comparison", "comparison", "seed_numbers"]
-
 Numbers = float | Sequence[float]
 
 

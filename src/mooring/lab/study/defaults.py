@@ -1,7 +1,5 @@
 """Default methods, learning rates and limits of studies, which the command line shows without importing torch."""
 
-__all__ = ["COMPARED_METHODS", "LRS", "MAX_SEEDS", "STRENGTHS", "SWEPT_METHODS"]
-
 COMPARED_METHODS = "plain,joint,ewc,explicit-ewc,explicit-mas"
 """The methods of a comparison that names none."""
 

@@ -11,8 +11,6 @@ from mooring.lab.model.metrics import Interval, confidence_interval, paired_diff
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
 
-__all__ = ["GOOD_POINTS", "Frontier", "Sweep", "area_under", "build_frontiers", "dials", "upper_envelope"]
-
 FAMILIES = {"soft": "explicit", "proximal": "curvature", "budget": "curvature"}
 """The family of methods that are variants of one another, by the first part of their names."""
 

@@ -21,8 +21,6 @@ from mooring.lab.streams.slices import merge_tasks
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.defaults import MAX_SEEDS
 
-__all__ = ["PretrainedBackbone", "Pretraining", "pretrain"]
-
 Report = Callable[[str, int, int | None], None]
 Note = Callable[[str], None]
 

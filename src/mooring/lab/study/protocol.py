@@ -18,8 +18,6 @@ from mooring.lab.study.defaults import LRS, STRENGTHS
 from mooring.lab.study.study import Study, resolve_baseline
 from mooring.pulls import Penalty, Proximal
 
-__all__ = ["Choice", "Tuned", "choose_settings", "tune"]
-
 
 @dataclass(frozen=True)
 class Choice:

@@ -10,8 +10,6 @@ from mooring.errors import MooringError
 from mooring.lab.model.results import Result
 from mooring.lab.study.store import Store, lock_study, parse_result
 
-__all__ = ["Salvaged", "salvage"]
-
 MIN_ROW_BYTES = 64
 """A lower bound of the size of a row, to bound how many rows a file may have."""
 

@@ -18,8 +18,6 @@ from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
-__all__ = ["Store", "checkpoint_folder", "lock_study", "parse_result"]
-
 VERSION = 2
 """The version of the file's layout. Files of any other version are refused."""
 

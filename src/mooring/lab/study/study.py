@@ -30,8 +30,6 @@ from mooring.lab.streams.stream import Stream
 from mooring.lab.study.comparison import Comparison, comparison
 from mooring.lab.study.store import Store, checkpoint_folder, lock_study
 
-__all__ = ["Study", "check_device", "resolve_baseline"]
-
 DEVICES = ("cpu", "cuda")
 """The kinds of devices that fleets train on."""
 

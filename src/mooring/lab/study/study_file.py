@@ -18,8 +18,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["StudyFile", "read_study_file"]
-
 TOP_KEYS = ("study", "report", "baseline", "device", "fleet", "methods", "seeds", "stream", "train", "method", "tune")
 TUNE_ARGUMENTS = {"tasks": "tasks", "lrs": "lrs", "strengths": "strengths", "seeds": "search_seeds"}
 METHOD_KEYS = ("lr", "strength")

@@ -10,21 +10,6 @@ from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
 from mooring.paper.context.seed_statistics import format_difference
 
-__all__ = [
-    "Claim",
-    "MetricOfRun",
-    "RowPair",
-    "Verdict",
-    "claim_on_count",
-    "claim_on_difference",
-    "count_verdict",
-    "describe",
-    "finished_pairs",
-    "gains_by_seed",
-    "mean_gain",
-    "range_verdict",
-]
-
 Verdict = Literal["holds", "does not hold", "not decided"]
 RowPair = tuple[Row, Row]
 MetricOfRun = str | Callable[[Result], float]

@@ -8,8 +8,6 @@ from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.paper.tables.accuracy_tables import SECOND_ROWS, rows_at_our_settings
 from mooring.paper.tables.grid_search import search, search_conditions
 
-__all__ = ["run"]
-
 
 def run(context: PaperContext) -> TargetResult:
     """Test every claim."""

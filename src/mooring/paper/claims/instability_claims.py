@@ -19,8 +19,6 @@ from mooring.paper.figures.violations import (
     violations_after_first_task,
 )
 
-__all__ = ["claims"]
-
 FEW_ITERATIONS = 10
 """Iterations of a task within which the paper sees instability, in general."""
 

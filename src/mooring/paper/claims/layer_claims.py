@@ -13,8 +13,6 @@ from mooring.paper.figures.cka import deep_cka, shallow_cka, train_balanced
 from mooring.paper.figures.importance_by_layer import depth_correlation, relative_to_mean, train_regularizers
 from mooring.paper.figures.roots import ROOTS, train_roots
 
-__all__ = ["claims"]
-
 FLOAT64_TOLERANCE = 1e-10
 """Relative differences in float64 below this are rounding."""
 

@@ -26,8 +26,6 @@ from mooring.paper.figures.cka import deep_cka
 from mooring.paper.published.published_numbers import Setting, published, published_setting
 from mooring.paper.tables.grid_search import best_settings
 
-__all__ = ["TableRows", "search_claims", "table_claims"]
-
 TableRows = dict[Condition, list[Row]]
 SearchResults = Mapping[Condition, Sequence[Choice]]
 

@@ -18,8 +18,6 @@ from mooring.lab.study.study import Study
 from mooring.paper.context.scale import Condition, Scale
 from mooring.paper.published.published_numbers import Setting, published_setting
 
-__all__ = ["MethodRuns", "MissingRuns", "PaperContext", "paper_setting", "train_methods"]
-
 MethodRuns = dict[str, dict[str, list[Result]]]
 """Results by data set and method, one for each seed."""
 

@@ -8,19 +8,6 @@ from mooring.errors import MooringError, unknown
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.defaults import LRS, STRENGTHS
 
-__all__ = [
-    "CONTROLS",
-    "EXPLICIT",
-    "MINIATURE",
-    "PAPER",
-    "REGULARIZERS",
-    "REPLAY",
-    "ROWS",
-    "Condition",
-    "Regime",
-    "Scale",
-]
-
 REGULARIZERS = ("ewc", "mas", "si", "rwalk")
 EXPLICIT = tuple(f"explicit-{name}" for name in REGULARIZERS)
 REPLAY = ("a-gem", "er")

@@ -10,16 +10,6 @@ from mooring.lab.model.metrics import Interval, confidence_interval
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row, summarize
 
-__all__ = [
-    "format_difference",
-    "format_mean",
-    "mean_difference",
-    "metric_values",
-    "summarize_seeds",
-    "unfinished_note",
-    "unstable_count",
-]
-
 
 def summarize_seeds(results: Iterable[Result]) -> list[Row]:
     """Return one row for each setting, also where seeds start from different backbones; results are unchanged.

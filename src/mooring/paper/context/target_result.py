@@ -15,8 +15,6 @@ from mooring.paper.published.published_numbers import published
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["CELL_METRICS", "PaperCell", "ResultTable", "TargetResult", "make_cell", "means_agree"]
-
 CELL_METRICS = ("accuracy", "forgetting")
 PAPER_SEEDS = 5
 

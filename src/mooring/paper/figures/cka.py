@@ -24,8 +24,6 @@ from mooring.paper.tables.grid_search import best_settings, search
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["deep_cka", "run", "shallow_cka", "train_balanced"]
-
 REFERENCES = ("uniform", "random", "plain")
 SETTING_SOURCES = {
     "plain": "plain",

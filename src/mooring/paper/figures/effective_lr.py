@@ -28,8 +28,6 @@ from mooring.state.selection import layer_of
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["EffectiveRates", "UnrolledTask", "measure", "run", "unroll"]
-
 STEPS = 16
 """Iterations of each of two tasks: enough to see a difference between the unrolled form and the iterates."""
 

@@ -18,8 +18,6 @@ from mooring.paper.figures.panels import LayerLine, draw_layer_lines, value_rang
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["depth_correlation", "rank_correlation", "relative_to_mean", "run", "train_regularizers"]
-
 LayerIntervals = Mapping[str, Interval]
 """log10 of the relative importance of each layer."""
 

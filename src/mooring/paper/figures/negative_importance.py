@@ -18,8 +18,6 @@ from mooring.paper.published.published_numbers import Setting
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["POSITIVE", "VARIANTS", "run"]
-
 POSITIVE = "si-absolute"
 VARIANTS = {
     POSITIVE: "all positive",

@@ -11,8 +11,6 @@ from mooring.lab.model.metrics import Interval
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["LayerLine", "draw_layer_lines", "draw_stability_marks", "value_range"]
-
 
 @dataclass(frozen=True)
 class LayerLine:

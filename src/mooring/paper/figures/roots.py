@@ -22,8 +22,6 @@ from mooring.paper.context.target_result import ResultTable, TargetResult
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = ["METHODS", "ROOTS", "run", "train_roots"]
-
 ROOTS = {"square root": "", "cube root": "-cube", "plain ratio": "-ratio"}
 """The suffix of the methods with each root."""
 

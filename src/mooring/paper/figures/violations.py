@@ -20,16 +20,6 @@ from mooring.paper.published.published_numbers import Setting, published_violati
 if TYPE_CHECKING:
     from mooring.report.picture import Drawing
 
-__all__ = [
-    "count_models",
-    "parameter_count",
-    "run",
-    "strength_grid",
-    "unstable_under_penalty",
-    "violated_after_any_task",
-    "violations_after_first_task",
-]
-
 MAX_SEEDS = 3
 """Seeds of each strength: a finer grid of strengths says more about where training breaks than more seeds."""
 

@@ -6,8 +6,6 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["PLAIN_SETTING_NOTE", "PublishedCell", "Setting", "published", "published_setting", "published_violations"]
-
 PAPER_NAMES = {"uniform": "vanilla"}
 """The paper's name of a method, where it differs from ours."""
 

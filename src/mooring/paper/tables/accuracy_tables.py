@@ -15,8 +15,6 @@ from mooring.paper.context.target_result import CELL_METRICS, PaperCell, ResultT
 from mooring.paper.published.published_numbers import PLAIN_SETTING_NOTE, Setting, published, published_setting
 from mooring.paper.tables.grid_search import best_settings, search
 
-__all__ = ["SECOND_ROWS", "resnet", "rows_at_our_settings", "table1"]
-
 SECOND_ROWS = tuple(name for name in ROWS if name not in REPLAY)
 """The methods of the second network's table: the paper has no replay there."""
 

@@ -10,8 +10,6 @@ from mooring.paper.context.scale import CONTROLS, ROWS, Condition, Scale
 from mooring.paper.context.target_result import ResultTable, TargetResult
 from mooring.paper.published.published_numbers import Setting, published_setting
 
-__all__ = ["best_settings", "count_settings", "run", "search", "search_conditions"]
-
 SEARCHED_METHODS = (*ROWS, *CONTROLS)
 MAX_NAMED_TIES = 3
 

@@ -12,8 +12,6 @@ from mooring.report.picture import Drawing
 from mooring.report.section import Array
 from mooring.report.style import FAINT, INK, RULE, add_legend
 
-__all__ = ["draw"]
-
 
 def draw(frontier: Frontier) -> Drawing:
     """Draw a path for each method over its strengths, labelled at its most accurate setting, and the frontier."""

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from mooring.report.section import Array
 
-__all__ = ["place_labels", "spread_labels"]
-
 _ANGLES = np.deg2rad([0, 180, 35, -35, 145, -145, 90, -90, 65, -65, 115, -115])
 _RADII = (7.0, 13.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0, 100.0, 125.0, 150.0)
 

@@ -14,8 +14,6 @@ from mooring.report.picture import Drawing
 from mooring.report.section import Array, Entry, Section, mean_over_seeds
 from mooring.report.style import INK, LINES, WIDTH
 
-__all__ = ["draw_cka", "draw_drift", "draw_importance"]
-
 COLUMNS, LEFT, TOP, GAP, LABELS, LINE = 2, 0.68, 0.4, 0.34, 1.45, 0.125
 """Panels per row; then in inches: left and top margin, gap between rows, width of labels, height of a label."""
 

@@ -7,8 +7,6 @@ import numpy as np
 from mooring.report.numbers import general, given
 from mooring.report.section import Array
 
-__all__ = ["logarithm", "ticks"]
-
 
 def logarithm(values: Array) -> Array:
     """Return log10 of the values, NaN for values that are not positive or not finite.

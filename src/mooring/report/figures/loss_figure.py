@@ -10,8 +10,6 @@ from mooring.report.picture import Drawing
 from mooring.report.section import Array, Entry, Section, mean_over_seeds
 from mooring.report.style import FAINT, RULE, add_legend
 
-__all__ = ["draw"]
-
 
 def draw(section: Section) -> Drawing | None:
     """Draw a panel for each method, with plain fine-tuning behind it for comparison."""

@@ -11,8 +11,6 @@ from mooring.report.picture import Drawing
 from mooring.report.section import Array, Section, mean_over_seeds
 from mooring.report.style import FAINT, WIDTH
 
-__all__ = ["draw"]
-
 ON_DARK, ON_BRIGHT = "#fdfdfd", "#111111"
 """Text on a coloured cell, whose colour is the same in light and dark mode."""
 

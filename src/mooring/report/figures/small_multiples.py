@@ -12,8 +12,6 @@ from mooring.report.numbers import shortened
 from mooring.report.section import Entry
 from mooring.report.style import FAINT, WIDTH
 
-__all__ = ["TOP", "PanelGrid", "add_heading", "make_grid"]
-
 LEFT, RIGHT, TOP, BOTTOM = 0.52, 0.05, 0.72, 0.42
 ACROSS, BETWEEN = 0.2, 0.48
 """In inches: the margins of the figure, then the gaps between columns and rows."""

@@ -12,8 +12,6 @@ from mooring.report.picture import Drawing
 from mooring.report.section import Array, Section, mean_over_seeds
 from mooring.report.style import INK, RULE, add_legend, task_colours
 
-__all__ = ["axis_floor", "draw", "labelled_tasks"]
-
 
 def draw(section: Section) -> Drawing | None:
     """Draw a panel for each method: a line for each task since it was trained, and one for the mean so far."""

@@ -14,8 +14,6 @@ from mooring.report.picture import Drawing
 from mooring.report.section import Entry, Section
 from mooring.report.style import FAINT, INK, WIDTH, add_legend
 
-__all__ = ["FONT_SIZE", "draw", "family_marks", "wide_panel"]
-
 LEFT, RIGHT, TOP, BOTTOM = 0.55, 0.1, 0.35, 0.45
 FONT_SIZE = 7.0
 

@@ -15,8 +15,6 @@ from mooring.lab.fleet.gpu.convolution import has_kernels
 with suppress(ImportError):  # without Triton, torch's own batch norm takes the runs as channels
     from mooring.lab.fleet.gpu import kernels
 
-__all__ = ["fused_batch_norm", "supports_batch_norm"]
-
 RunningStatistics = tuple[Tensor, Tensor, Tensor]
 
 MAX_COLUMNS = 512

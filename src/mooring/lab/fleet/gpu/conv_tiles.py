@@ -4,19 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = [
-    "MIN_PROGRAMS",
-    "ConvolutionGeometry",
-    "align_channels",
-    "block_tile",
-    "box_shape",
-    "box_tile",
-    "next_power_of_two",
-    "weight_block_tile",
-    "weight_box_tile",
-]
-
-
 MIN_PROGRAMS = 264
 """Number of programs that keep a large GPU busy: two for each of its multiprocessors."""
 

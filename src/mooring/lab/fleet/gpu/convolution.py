@@ -26,22 +26,6 @@ try:
 except ImportError:  # without Triton, convolutions run as groups of one
     triton = None
 
-__all__ = [
-    "KernelOutput",
-    "convolve",
-    "gather_images",
-    "has_kernels",
-    "input_gradient",
-    "mask_gradient",
-    "max_pool",
-    "max_pool_gradient",
-    "pad_channels",
-    "supports_convolution",
-    "to_half",
-    "to_taps",
-    "weight_gradient",
-]
-
 SCALE = 4096
 """Brings gradients of a mean loss into the range of float16: from 1.5e-8 to 16 they keep ten bits."""
 

@@ -4,8 +4,6 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-__all__ = ["GraphRecorder"]
-
 WARMUP_STEPS = 1
 """Number of steps of a kind that run before it is captured: compilers and libraries initialize in them."""
 

@@ -27,8 +27,6 @@ from mooring.lab.fleet.gpu.convolution import (
     weight_gradient,
 )
 
-__all__ = ["ConvolutionSpec", "FusedConvolutions", "fused_convolutions"]
-
 
 @dataclass(frozen=True)
 class ConvolutionSpec:

@@ -16,8 +16,6 @@ from mooring.backends.kernels.codegen import TRITON_DTYPES, compile_kernel, trac
 from mooring.backends.kernels.launch import in_dry_run, launch
 from mooring.pulls import Budget
 
-__all__ = ["NEVER", "RunKernel", "RunReduceKernel", "apply_budget_pull", "run_kernel_source", "total_spent"]
-
 NEVER = 1 << 62
 """The first bad step of a run that has none."""
 

@@ -9,8 +9,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mooring.lab.fleet.stack.linear import batched_linear
 
-__all__ = ["attention"]
-
 
 def attention(
     layer: nn.Module,

@@ -23,8 +23,6 @@ from mooring.lab.fleet.stack.attention import attention
 from mooring.lab.fleet.stack.linear import linear
 from mooring.lab.networks.multi_head import MultiHeadNetwork
 
-__all__ = ["LAYERS", "BatchedLayer", "ForwardCallback", "batched_network"]
-
 Tensors = Mapping[str, Tensor]
 ForwardCallback = Callable[[str, nn.Module, Tensor, Any, int], None]
 """Takes a layer's name, the layer of one network, its input, its output and the number of runs."""

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["batched_linear", "linear"]
-
 
 class BatchedLinear(torch.autograd.Function):
     """x W' + b for each run, with gradients in the memory layout of the weights."""

@@ -8,8 +8,6 @@ from torch.nn import functional
 
 from mooring.lab.fleet.gpu.batch_norm import fused_batch_norm, supports_batch_norm
 
-__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "runs_to_batch", "runs_to_channels"]
-
 Tensors = Mapping[str, Tensor]
 
 MIN_VALUES_FOR_RUN_LOOP = 1 << 14

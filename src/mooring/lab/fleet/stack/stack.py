@@ -18,8 +18,6 @@ from mooring.lab.model.order import seeded_generator
 from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.networks.multi_head import MultiHeadNetwork, is_standard_layer
 
-__all__ = ["Stack", "fastest_mode", "flatten_per_run", "to_stack_layout"]
-
 Tensors = dict[str, Tensor]
 
 MODE_TOLERANCE = 0.001

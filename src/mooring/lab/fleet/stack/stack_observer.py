@@ -8,8 +8,6 @@ from mooring.importance.kronecker_factors import LayerFactors, batch_factors, co
 from mooring.lab.fleet.stack.batched_layers import BatchedLayer
 from mooring.lab.fleet.stack.stack import Stack
 
-__all__ = ["StackObserver"]
-
 
 class StackObserver:
     """An observer of the layers of a stack that runs in "batched" mode.

@@ -5,8 +5,6 @@ import triton.language as tl
 
 from mooring.lab.fleet.gpu.kernels.tile_store import add_bias_and_relu, store_tile
 
-__all__ = ["convolve", "convolve_tiles", "transpose_weights"]
-
 
 @triton.jit
 def convolve(

@@ -5,8 +5,6 @@ import triton.language as tl
 
 from mooring.lab.fleet.gpu.kernels.tile_store import clamp_to_float16, maximum_or_nan, store_tile, store_values
 
-__all__ = ["gather_images", "mask_gradient", "max_pool", "max_pool_gradient", "pad_channels", "to_float16"]
-
 
 @triton.jit
 def gather_images(images, indices, out, pixels, C, B: tl.constexpr):

@@ -7,8 +7,6 @@ channels: column j belongs to channel j % C.
 import triton
 import triton.language as tl
 
-__all__ = ["batch_statistics", "norm_gradient", "norm_gradient_sums", "normalize", "shifted_moments"]
-
 
 @triton.jit
 def _tile(count, C, SPAN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):

@@ -3,16 +3,6 @@
 import triton
 import triton.language as tl
 
-__all__ = [
-    "FLOAT16_MAX",
-    "PROPAGATE_NAN",
-    "add_bias_and_relu",
-    "clamp_to_float16",
-    "maximum_or_nan",
-    "store_tile",
-    "store_values",
-]
-
 FLOAT16_MAX = tl.constexpr(65504.0)
 """The largest finite float16."""
 

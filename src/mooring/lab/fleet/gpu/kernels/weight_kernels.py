@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-__all__ = ["convolution_weight_gradient", "convolution_weight_gradient_tiles"]
-
 
 @triton.jit
 def convolution_weight_gradient(
