@@ -62,10 +62,11 @@ class KroneckerTerm(DiagonalTerm):
         return spent_at(self.curvature, self.d, mu)
 
     def apply_pull(self, budget: Budget, mu: Tensor) -> None:
-        """Subtract from theta what the pull removes in the eigenbasis."""
-        removed = self.d * budget.rate(self.curvature, mu.to(self.curvature.dtype))
-        theta = self.state.parameter
-        theta.sub_(self.factors.from_basis(removed, theta).to(theta.dtype))
+        """Pull the displacement to 0 in the eigenbasis, and subtract from theta what that removed."""
+        pulled, theta = self.d.clone(), self.state.parameter
+        tensors = {"theta": pulled, "anchor": pulled.new_zeros(()), "previous": self.curvature}
+        pull_rule(budget)({**tensors, "mu": mu.to(pulled.dtype)})
+        theta.sub_(self.factors.from_basis(self.d - pulled, theta).to(theta.dtype))
 
 
 def budget_term(state: ParameterState) -> DiagonalTerm | None:
