@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
@@ -15,9 +17,24 @@ if TYPE_CHECKING:
     from mooring.lab.model.spec import RunSpec
     from mooring.lab.study.store import Store
 
+P = ParamSpec("P")
+
 StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="[FILE]")]
 
 
+def _without_gc(command: Callable[P, None]) -> Callable[P, None]:
+    """Return a command during which the garbage collector does not run: it reads thousands of results that stay."""
+
+    @wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        from mooring.backends.eager import gc_disabled
+
+        gc_disabled(command)(*args, **kwargs)
+
+    return wrapper
+
+
+@_without_gc
 def show(
     study: StudyFile = Path("mooring.sqlite"),
     baseline: Baseline = None,
@@ -39,6 +56,7 @@ def show(
     typer.echo(as_json(content))
 
 
+@_without_gc
 def report(
     study: StudyFile = Path("mooring.sqlite"),
     to: Annotated[Path | None, option("The folder to write.", "--to", "--out", metavar="DIR")] = None,
@@ -81,7 +99,6 @@ def salvage(
 
 def _read(path: Path) -> tuple[Store, list[Result]]:
     """Return the study and its results, sorted by stream, method, setting and seed."""
-    from mooring.backends.eager import gc_disabled
     from mooring.lab.methods import METHODS
     from mooring.lab.study.store import Store, checkpoint_folder
 
@@ -95,7 +112,7 @@ def _read(path: Path) -> tuple[Store, list[Result]]:
     def order(spec: RunSpec) -> tuple[object, ...]:
         return spec.stream, ranks.get(spec.method, len(ranks)), spec.lr, spec.strength or 0.0, spec.seed
 
-    results = gc_disabled(lambda: sorted(store.results(), key=lambda result: order(result.spec)))()
+    results = sorted(store.results(), key=lambda result: order(result.spec))
     if not results:
         raise MooringError(f"the study {path} has no finished runs yet: repeat the command that made it")
     return store, results
