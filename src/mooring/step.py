@@ -106,7 +106,7 @@ class TrainingStep:
         self.reset()
 
     def reset(self) -> None:
-        """Discard whatever step was under way."""
+        """Discard the step under way, if there is one."""
         self._steps: list[ParameterStep] = []
         self._observation = Observation()
         self._penalized: list[PenalizedGradient] = []

@@ -1,4 +1,4 @@
-"""Which parameters and buffers of a model are moored, and what they are called."""
+"""Selection and naming of the parameters and buffers of a model that are moored."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ Exclude = str | nn.Module | Iterable[str | nn.Module]
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without what torch.compile puts before it.
+    """Return a parameter's name without the prefix that torch.compile adds.
 
     Example:
         >>> clean_name("_orig_mod.features.0.weight")
@@ -24,7 +24,7 @@ def clean_name(name: str) -> str:
 
 
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
-    """The model's modules by clean name; the model itself is ''.
+    """Return the model's modules by clean name; the model itself is ''.
 
     Example:
         >>> list(module_names(nn.Sequential(nn.ReLU())))
@@ -34,7 +34,7 @@ def module_names(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def layer_of(name: str) -> str:
-    """The layer a parameter belongs to: the module that owns it.
+    """Return the layer of a parameter: the name of the module that owns it.
 
     Example:
         >>> layer_of("features.0.weight"), layer_of("scale")
@@ -44,11 +44,10 @@ def layer_of(name: str) -> str:
 
 
 def check_exclude(model: nn.Module, exclude: Exclude) -> tuple[str, ...]:
-    """`exclude` as patterns, after checking that each entry means something in this model.
+    """Return `exclude` as patterns; refuse entries that mean nothing in this model.
 
-    A pattern must match a parameter or lie under a module that exists, so that heads can be named before
-    they are there and a misspelt name is not silently nothing. A module stands for its name: what replaces it later is
-    excluded too.
+    A pattern must match a parameter or lie under an existing module. Heads can therefore be named before they exist,
+    and a misspelt name is refused. A module stands for its name: a module that replaces it later is excluded too.
     """
     if not isinstance(exclude, Iterable | nn.Module):
         raise MooringError(f"exclude={exclude!r} is not allowed: give names, patterns like 'heads.*', or modules")
@@ -75,7 +74,7 @@ def check_exclude(model: nn.Module, exclude: Exclude) -> tuple[str, ...]:
 
 
 def moorable(model: nn.Module, exclude: tuple[str, ...]) -> dict[Tensor, str]:
-    """The model's parameters by object, each once however often it is tied, without the excluded ones.
+    """Return the names of the model's parameters by object, each tied one once, without the excluded ones.
 
     A tied parameter is excluded if any of its names is.
     """
@@ -90,10 +89,10 @@ def moorable(model: nn.Module, exclude: tuple[str, ...]) -> dict[Tensor, str]:
 
 
 def norm_buffers(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The running statistics of the normalisation modules that one optimizer looks after, by name.
+    """Return the running statistics of the normalization modules that belong to one optimizer, by name.
 
-    A module is looked after by whoever holds its first trainable parameter; one without any, by whoever holds the last
-    trainable parameter before it. So with several optimizers each statistic is held once.
+    A module belongs to the optimizer of its first trainable parameter, or, if it has none, to the optimizer of the last
+    trainable parameter before it. With several optimizers each statistic is therefore held once.
     """
     own, buffers = set(held), {}
     last = next((p for p in model.parameters() if p.requires_grad), None)
@@ -111,5 +110,5 @@ def norm_buffers(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tens
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern names the parameter itself or a module above it."""
+    """Return whether a pattern names the parameter itself or a module above it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")

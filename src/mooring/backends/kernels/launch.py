@@ -38,7 +38,7 @@ class DryRunContext:
 def dry_run(*, ignore_errors: bool = False) -> Iterator[None]:
     """Compute nothing inside this context; compile what would be launched, on all cores, ready at the end.
 
-    With ignore_errors=True, kernels that cannot be compiled are ignored; whoever launches them gets the error.
+    With ignore_errors=True, kernels that cannot be compiled are ignored; launching them raises the error.
     """
     import triton  # slow to import, and optional
 

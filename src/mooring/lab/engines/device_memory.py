@@ -30,7 +30,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: str) -> None:
-    """Free what nobody references any more, reference cycles included."""
+    """Free objects that nothing references any more, reference cycles included."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()

@@ -88,7 +88,7 @@ def lock_study(path: Path, *, wait: bool = False) -> Iterator[None]:
             raise MooringError(f"cannot write {lock} ({error.strerror}): make room, or choose another place") from error
         yield
     finally:
-        os.close(handle)  # releases the lock; the file stays, so that nobody locks a file that is already deleted
+        os.close(handle)  # releases the lock; the file stays, so that no process locks a file that is already deleted
 
 
 def _try_lock(handle: int) -> bool:
