@@ -16,7 +16,8 @@ from mooring.lab.study.study import Study
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import PAPER
 from mooring.paper.context.target_result import ResultTable, TargetResult
-from mooring.paper.reproduction_page import page_header, runs_json, write_page
+from mooring.paper.reproduction_page import page_header, write_page
+from mooring.paper.run_rows import runs_json
 from mooring.paper.targets import TARGETS, select_targets, training_cost
 
 
