@@ -86,7 +86,7 @@ REASONS = {
         "accuracy",
     ): "explained by momentum 0 (-4.00 [-5.00, -3.00]) or another backbone (-5.0 [-6, -4])",
     (CIFAR, "explicit-si", "accuracy"): "explained by another backbone (-5.20 [-6.00, -4.00])",
-    (CIFAR, "er", "accuracy"): "not explained by any of 9 single changes, and none moves it significantly",
+    (CIFAR, "er", "accuracy"): "not explained by any of 9 changes, and none moves it significantly",
 }
 CHANGED = {"method": "plain", "changed": "momentum 0", "accuracy": "12.34", "accuracy: what it does": "explains it"}
 
@@ -190,7 +190,7 @@ def test_cells_with_the_same_reason_share_a_line(results):
     assert lines[1].startswith(
         "**Explained by another backbone** (1 cell): 1-epoch, cifar100: accuracy of explicit-si by +5.20"
     )
-    assert lines[2].startswith("**Not explained by any single change** (1 cell)")
+    assert lines[2].startswith("**Not explained by any change** (1 cell)")
     assert len(lines) == 3
 
 
@@ -227,7 +227,7 @@ def test_reasons_of_the_ablations_are_grouped_by_their_change():
     unexplained = ablations._effects((CIFAR, "ewc"), {ablations.BASE.name: before, "momentum 0": before}, "accuracy")
     reasons = {(CIFAR, "ewc", "accuracy"): ablations._reason(unexplained)}
     (line,) = difference_lines(TargetResult("table1", [], both(CIFAR, {"ewc": -4.5})), OUR_SETTINGS, reasons)
-    assert line.startswith("**Not explained by any single change** (1 cell)")
+    assert line.startswith("**Not explained by any change** (1 cell)")
 
 
 # The two forms of the page

@@ -21,6 +21,7 @@ NOT_FINISHED = "no seed finished at the paper's setting, so that no change could
 UNTESTED = "no change was tested under this condition"
 
 _EXPLAINED = re.compile(r"((?:perhaps )?explained by) (.+)")
+_CLOSEST = re.compile(r"^not explained by .*[;,] (.+) comes closest")
 _INTERVAL = re.compile(r" \([^()]*\d[^()]*\)")
 
 
@@ -81,8 +82,8 @@ def _causes(explanation: str) -> list[str]:
     Example:
         >>> _causes("explained by another backbone (+12.38 [+8.85, +15.90]) or momentum 0 (+11.63 [+9.21, +14.06])")
         ['explained by another backbone', 'explained by momentum 0']
-        >>> _causes("at the paper's setting by -4.50, not explained by any of 14 single changes; of those with ...")
-        ['not explained by any single change']
+        >>> _causes("at the paper's setting by -4.50, not explained by any of 14 changes; momentum 0 (+1.2) comes closest")
+        ['not explained by any change; momentum 0 comes closest']
         >>> _causes("explained by the setting: it agrees at the paper's setting")
         ["explained by the setting: it agrees at the paper's setting"]
     """
@@ -92,11 +93,12 @@ def _causes(explanation: str) -> list[str]:
         return [OPPOSITE]
     if "has no significant effect" in explanation:
         return ["not decided: it agrees at the paper's setting, but the setting has no significant effect"]
-    reason = re.sub(r"^at the paper's setting by \S+, ", "", explanation)
-    if reason.startswith("not explained"):
-        return ["not explained by any single change"]
-    match = _EXPLAINED.fullmatch(_INTERVAL.sub("", reason))
-    return [f"{match[1]} {change}" for change in match[2].split(" or ")] if match else [reason]
+    reason = _INTERVAL.sub("", re.sub(r"^at the paper's setting by \S+, ", "", explanation))
+    if match := _EXPLAINED.fullmatch(reason):
+        return [f"{match[1]} {change}" for change in match[2].split(" or ")]
+    if match := _CLOSEST.search(reason):
+        return [f"not explained by any change; {match[1]} comes closest"]
+    return ["not explained by any change" if reason.startswith("not explained by") else reason]
 
 
 def _members(cells: Sequence[PaperCell]) -> str:
@@ -156,7 +158,7 @@ def _explanation(cell: PaperCell, at_paper_setting: PaperCell | None, reason: st
     if cell.at_paper_setting:
         return reason
     if at_paper_setting is None:
-        return NOT_FINISHED
+        return NOT_FINISHED if reason == UNTESTED else reason
     other = at_paper_setting.ours
     if other == cell.ours:  # both settings are the same
         return reason

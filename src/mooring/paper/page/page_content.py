@@ -166,7 +166,7 @@ def _details(
                 continue
             case "grids":
                 table = settings_table(result)
-                compared = [Paragraph(SETTINGS_LEGEND, "hint"), TableBlock(table)] if table.rows else []
+                compared: list[Block] = [Paragraph(SETTINGS_LEGEND, "hint"), TableBlock(table)] if table.rows else []
                 blocks = [*_paragraphs(result.text[:1]), *compared]
             case "resnet":
                 blocks = _second_table(result)
