@@ -238,14 +238,17 @@ class Fleet:
         """Take one iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
         indices = self.epoch_indices.next_batch(size)
         replayed = self.epoch_indices.replay_batch(replay_size) if replay_size else None
-        summed_sizes: tuple[int, ...] = ()
-        if replayed is not None and self.method.data == "er":
+        joined = self.method.data == "er" and self.method.replay != "summed"
+        if replayed is not None and joined:
             indices = torch.cat([indices, replayed], 1)
-            summed_sizes = (size, replay_size) if self.method.replay == "summed" else ()
         head_task = None if self.method.data in ("joint", "er") else task
-        loss, gradients, probes = self._compute_gradients(indices, head_task, summed_sizes)
-        if replayed is not None and self.method.data == "a-gem":
-            gradients = project_agem(gradients, self._gradients(self._forward(replayed, None)[1].sum()))
+        loss, gradients, probes = self._compute_gradients(indices, head_task)
+        if replayed is not None and not joined:
+            reference = self._gradients(self._forward(replayed, None)[1].sum())
+            if self.method.data == "a-gem":
+                gradients = project_agem(gradients, reference)
+            else:
+                gradients = {name: gradient + reference[name] for name, gradient in gradients.items()}
         finite = self._update(gradients, probes, indices.shape[1])
         if self.observer is not None and self.observer.enabled:
             self.groups.accumulate_factors(self.observer.take(), finite)
@@ -318,12 +321,10 @@ class Fleet:
 
     # The gradient
 
-    def _compute_gradients(
-        self, indices: Tensor, task: int | None, summed_sizes: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensors, Tensors]:
+    def _compute_gradients(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensors, Tensors]:
         """Return losses, gradients, and gradients of the importances' functions of the outputs; shared where equal."""
         with self.gradient_sharing.representatives_only(self.stack):
-            logits, loss = self._forward(self.gradient_sharing.select(indices), task, summed_sizes)
+            logits, loss = self._forward(self.gradient_sharing.select(indices), task)
             probes: Tensors = {}
             if self.method.observes_outputs:
                 probes = self._gradients(self.groups.probe(logits, self.stack.seeds, self.steps), keep=True)
@@ -331,17 +332,12 @@ class Fleet:
         expand = self.gradient_sharing.expand
         return expand(loss.detach()), {name: expand(g) for name, g in gradients.items()}, probes
 
-    def _forward(self, indices: Tensor, task: int | None, summed_sizes: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Return logits (runs, batch, outputs) and each run's mean loss, of one task's head or of each sample's own.
-
-        With `summed_sizes`, the loss is the sum of the mean losses of parts of the batch of these sizes.
-        """
+    def _forward(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensor]:
+        """Return logits (runs, batch, outputs) and each run's mean loss, of one task's head or of each sample's own."""
         batch = self.training_data.batch(indices, task)
         logits = self.stack(batch.x, batch.head, train=not self.frozen)
         losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
-        parts = losses.view_as(indices).split(list(summed_sizes) or indices.shape[1], 1)
-        means = [part.mean(1) for part in parts]
-        return logits, sum(means[1:], means[0])
+        return logits, losses.view_as(indices).mean(1)
 
     def _gradients(self, loss: Tensor, keep: bool = False) -> Tensors:
         """Return the gradient of each parameter that the loss depends on."""

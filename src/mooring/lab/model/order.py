@@ -41,7 +41,7 @@ def repeat_batches(order: Tensor, sizes: Sequence[int], repeats: int) -> tuple[T
         >>> repeat_batches(torch.tensor([[5, 6, 7]]), [2, 1], 2)
         (tensor([[5, 6, 5, 6, 7, 7]]), [2, 2, 1, 1])
     """
-    batches = [batch for batch in order.split(list(sizes), 1) for _ in range(repeats)]
+    batches = [batch for batch in torch.split(order, list(sizes), 1) for _ in range(repeats)]
     return torch.cat(batches, 1), [batch.shape[1] for batch in batches]
 
 
