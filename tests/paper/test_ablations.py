@@ -311,12 +311,12 @@ def test_three_seeds_are_compared_with_the_same_three():
 
 
 def test_effect_of_three_seeds_needs_a_larger_size_to_be_beyond_chance():
-    """The same shifts, by 4.4 to 4.6 or by 2.5 to 6.5, of five seeds and of three."""
-    wide = [5.5, 3.5, 4.5, 5.0, 4.0]
+    """Shifts of the same size, with five seeds and with three."""
+    shifts = [5.5, 3.5, 4.5, 5.0, 4.0]
     among = {change.name: runs_with(BEFORE) for change in applicable_changes(PAPER, OTHER_REGIME, "ewc")}
 
     def verdict(seeds):
-        after = runs_with([value + shift for value, shift in zip(BEFORE, wide, strict=True)][:seeds])
+        after = runs_with([value + shift for value, shift in zip(BEFORE, shifts, strict=True)][:seeds])
         tested = {**among, BASE.name: runs_with(BEFORE), "fresh heads": after}
         effects = measure_effects((CONDITION, "ewc"), tested, "accuracy")
         return next(effect.verdict for effect in effects if effect.change == "fresh heads")
