@@ -103,17 +103,19 @@ def paper(
 
 def _pretrain(plan: BackbonePlan, context: PaperContext, flags: StudyFlags) -> None:
     """Pre-train the backbones of a plan into a folder next to the study; an interrupted call continues."""
-    if not plan:
+    options = context.scale.pretraining
+    if not plan or options is None:
         return
     study, notes = context.study, list[str]()
     study.store.check_writable()
+    stream = study.open(options)
     check_writable(study.store.path.parent)
     with ExitStack() as stack:
         stack.enter_context(lock_study(study.store.path, wait=flags.wait))
         stack.enter_context(deterministic(flags.deterministic))
-        bar = stack.enter_context(progress_bar())
-        report = stack.enter_context(interruptible((lambda *_: None) if flags.quiet else _announced(bar)))
-        plan.pretrain(context, backbone_folder(study.store.path), report, notes.append)
+        show = None if flags.quiet else _announced(stack.enter_context(progress_bar()))
+        report = stack.enter_context(interruptible(show))
+        plan.pretrain(stream, context, backbone_folder(study.store.path), report=report, note=notes.append)
     for line in notes:
         print(f"note: {line}", file=sys.stderr)
 

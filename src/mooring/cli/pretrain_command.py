@@ -103,8 +103,8 @@ def pretrain(
 
 
 @contextmanager
-def interruptible(progress: ProgressCallback) -> Iterator[ProgressCallback]:
-    """Give a callback for pre-training that shows progress and, after Ctrl-C or SIGTERM, stops with an error."""
+def interruptible(progress: ProgressCallback | None) -> Iterator[ProgressCallback]:
+    """Give a callback for pre-training that reports progress, if asked, and stops after Ctrl-C or SIGTERM."""
     from mooring.lab.engines.signals import InterruptedStudyError, stop_on_signal
 
     with stop_on_signal() as stop:
@@ -113,6 +113,7 @@ def interruptible(progress: ProgressCallback) -> Iterator[ProgressCallback]:
             if stop.asked:
                 saved = "interrupted; every finished epoch is saved, and the same command continues from there"
                 raise InterruptedStudyError(saved, stop.error().status)
-            progress(what, done, total)
+            if progress is not None:
+                progress(what, done, total)
 
         yield report

@@ -1,12 +1,12 @@
 """The backbones that a reproduction pre-trains before its targets run."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mooring.errors import MooringError, unknown
-from mooring.lab.streams.progress_callback import ProgressCallback
-from mooring.lab.study.pretraining import RECIPES, Pretraining, pretrain_missing, settings_by_recipe
+from mooring.lab.streams.stream import Stream
+from mooring.lab.study.pretraining import RECIPES, Note, Pretraining, Report, pretrain_missing, settings_by_recipe
 from mooring.lab.study.study import check_device
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import BackboneLevel, Scale
@@ -32,27 +32,31 @@ class BackbonePlan:
         return bool(self.backbones or self.levels)
 
     def pretrain(
-        self, context: PaperContext, folder: Path, report: ProgressCallback, note: Callable[[str], None]
-    ) -> list[Path]:
-        """Pre-train what a folder does not have yet, let the context start from it, and return all files.
+        self,
+        stream: Stream,
+        context: PaperContext,
+        folder: Path,
+        *,
+        report: Report | None = None,
+        note: Note | None = None,
+    ) -> None:
+        """Pre-train what a folder does not have yet, and let the context start from the files.
 
         Args:
-            context: names the images and the device, and receives the backbones.
+            stream: the images.
+            context: names device and dtype, and receives the backbones.
             folder: where the files are and where new ones are written.
             report: called with what is trained, the number of finished steps and that of all steps.
             note: called with what a user should know.
         """
-        settings, stream = [*self.backbones.values(), *self.levels], context.scale.pretraining
-        assert stream is not None, "plan_backbones plans nothing without images"
-        device = check_device(context.study.device, deterministic=context.study.deterministic)
-        dtype = context.dtype(context.scale.regimes[0])
-        plans = [replace(plan, dtype=dtype) for plan in settings]
-        files = pretrain_missing(context.study.open(stream), plans, folder, device=device, report=report, note=note)
+        study, dtype = context.study, context.dtype(context.scale.regimes[0])
+        device = check_device(study.device, deterministic=study.deterministic)
+        plans = [replace(settings, dtype=dtype) for settings in (*self.backbones.values(), *self.levels)]
+        files = pretrain_missing(stream, plans, folder, device=device, report=report, note=note)
         for network, paths in zip(self.backbones, files, strict=False):
             context.set_backbones(network, paths)
         if self.levels:
             context.set_levels([path for paths in files[len(self.backbones) :] for path in paths])
-        return list(dict.fromkeys(path for paths in files for path in paths))
 
 
 def plan_backbones(

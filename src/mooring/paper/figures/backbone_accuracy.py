@@ -160,8 +160,8 @@ def _closest(condition: Condition, levels: Mapping[str, float], runs: LevelRuns)
             continue
         distances = {init: math.dist(point, (cell.accuracy, cell.forgetting)) for init, point in known.items()}
         nearest = min(distances, key=distances.__getitem__)
-        parts.append(f"{method} {levels[nearest]:.1f} % ({distances[nearest]:.1f} points away)")
-    closest = "the backbone from which accuracy and forgetting are closest to the paper's"
+        parts.append(f"{method} {levels[nearest]:.1f} % ({distances[nearest]:.1f} points)")
+    closest = "accuracy and forgetting are closest to the paper's from these backbones (and differ by)"
     return [f"{condition.data}: {closest}: {', '.join(parts)}."] if parts else []
 
 
@@ -186,15 +186,17 @@ def _draw(trained: Mapping[Condition, LevelRuns], levels: Mapping[str, float]) -
         panel.set_title(condition.data, loc="left")
     for panel in panels[-1]:
         panel.set_xlabel("accuracy of the backbone when pre-trained, %")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    handles = dict(zip(*reversed(panels[0][0].get_legend_handles_labels()), strict=True))
+    columns = [name for pair in zip(PENALTIES, (*EXPLICIT, "plain"), strict=True) for name in pair]
+    figure.legend([handles[name] for name in columns], columns, loc="outside upper center", ncols=len(PENALTIES))
     data = ", ".join(condition.data for condition in trained)
     return [
         Drawing(
             "accuracy",
             "Forgetting and accuracy by backbone",
             "Forgetting (above) and accuracy (below) of runs that start from backbones of different accuracies, at the "
-            "paper's settings: mean over seeds with its 95 % interval, cut off at the edge of the panel. A triangle at "
-            "the right edge is the paper's number.",
+            "paper's settings: mean over seeds with its 95 % interval, cut off at the edge of the panel. Triangles at "
+            "the right edge are the paper's numbers, hollow ones those of penalties.",
             f"Line charts: forgetting and accuracy of {', '.join(METHODS)} by the backbone's accuracy, on {data}.",
             figure,
         )
@@ -210,23 +212,23 @@ def _draw_panel(panel: "Axes", condition: Condition, runs: LevelRuns, levels: Ma
     for method in METHODS:
         index = importances.index(method.removeprefix("explicit-"))
         colour = LINES[index - 1] if index else INK
-        intervals: dict[float, Interval] = {}
+        penalty = method in PENALTIES
+        points: list[tuple[float, Interval]] = []
         for init, level in levels.items():
             if finite := [value for value in metric_values(runs[method][init], metric) if math.isfinite(value)]:
-                intervals[level] = confidence_interval(finite)
-        style = "--" if method in PENALTIES else "-"
-        panel.plot(
-            list(intervals), [i.mean for i in intervals.values()], style, marker="o", ms=2.5, color=colour, label=method
-        )
-        means += [interval.mean for interval in intervals.values()]
-        for level, interval in intervals.items():
+                points.append((level, confidence_interval(finite)))
+        heights, style = [interval.mean for _, interval in points], "--" if penalty else "-"
+        panel.plot([x for x, _ in points], heights, style, marker="o", ms=2.5, color=colour, label=method)
+        for level, interval in points:
             if not math.isnan(interval.low):
                 panel.vlines(level, interval.low, interval.high, color=colour, lw=0.8, alpha=0.4)
         if cell := published(condition.network, condition.regime.name, condition.data, method):
-            value = getattr(cell, metric)
-            means.append(value)
-            panel.plot(1.0, value, "<", color=colour, ms=4, mew=0, transform=panel.get_yaxis_transform(), clip_on=False)
+            heights.append(getattr(cell, metric))
+            look: Any = {"color": colour, "mfc": "none" if penalty else colour, "ms": 4, "mew": 0.8}
+            panel.plot(0.99, heights[-1], "<", transform=panel.get_yaxis_transform(), **look)
+        means += heights
     if means:
         margin = 0.08 * (max(means) - min(means)) or 0.5
         panel.set_ylim(min(means) - margin, max(means) + margin)
+    panel.margins(x=0.07)
     panel.grid(axis="y")
