@@ -34,7 +34,10 @@ TARGET_LIST = "; ".join(f"{target.name}: {target.summary}" for target in TARGETS
 def paper(
     flags: StudyFlags,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"all, or some of {TARGET_LIST}.")],
-    data: Annotated[Path | None, option("A folder with cifar100/, flowers102/, ... in it.", metavar="DIR")] = None,
+    data: Annotated[
+        Path | None,
+        option("A folder with cifar100/, flowers102/, ... in it, and cifar10/ for backbones.", metavar="DIR"),
+    ] = None,
     sets: Annotated[str, option("Only these data sets, separated by commas.")] = "",
     regimes: Annotated[
         str, option("Only these regimes of 1-epoch and 30-epochs in the main table, separated by commas.")
