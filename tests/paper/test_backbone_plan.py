@@ -1,21 +1,30 @@
 """Backbones of a reproduction: pre-trained by recipe unless given, kept next to the study, and continued."""
 
+import io
 import json
 import signal
 import sys
+from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from lab.test_kill import killed_at
 from mooring.cli import main
 from mooring.cli.paper_command import paper
 from mooring.errors import MooringError
 from mooring.lab.networks.initialization import read_weights
+from mooring.lab.streams.options import open_stream
 from mooring.lab.study import pretraining
 from mooring.lab.study.pretraining import read_metadata
 from mooring.lab.study.store import Store
+from mooring.lab.study.study import Study
 from mooring.paper.backbone_plan import plan_backbones
-from mooring.paper.context.scale import PAPER
+from mooring.paper.context.paper_context import PaperContext
+from mooring.paper.context.scale import PAPER, BackboneLevel
 from mooring.paper.targets import select_targets
 from one_line import refused
 from processes import Child
@@ -96,6 +105,28 @@ def test_cifar10_is_read_from_the_data_folder(folder_without_cifar10):
     scale = PAPER.with_data(folder_without_cifar10)
     assert scale.pretraining.data == str(folder_without_cifar10 / "cifar10")
     assert list(scale.streams) == ["cifar100"], "no target trains on it"
+
+
+def test_both_networks_are_pretrained_on_cifar10_of_the_data_folder(tmp_path, folder_without_cifar10):
+    random, data = np.random.default_rng(0), folder_without_cifar10 / "cifar10" / "data"
+    data.mkdir(parents=True)
+    for kind in ("train", "test"):
+        images = []
+        for _ in range(10):
+            buffer = io.BytesIO()
+            Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(buffer, "PNG")
+            images.append({"bytes": buffer.getvalue(), "path": None})
+        table = pa.table({"img": images, "label": list(range(10))})
+        pq.write_table(table, data / f"{kind}-00000-of-00001.parquet")
+    scale = replace(PAPER, seeds=2, levels=(BackboneLevel("strong", 1),)).with_data(folder_without_cifar10)
+    plan = plan_backbones(select_targets(["all"]), scale, "paper", second_seeds=1)
+    shorter = {network: replace(settings, epochs=1) for network, settings in plan.backbones.items()}
+    context = PaperContext(Study(tmp_path / "p.sqlite"), scale)
+    replace(plan, backbones=shorter).pretrain(open_stream(scale.pretraining), context, tmp_path / FOLDER)
+    assert {network: len(starts) for network, starts in context.backbones.items()} == {"cnn6": 2, "resnet18-third": 1}
+    names = ["cnn6-paper-1-epoch-0", "cnn6-paper-1-epoch-1", "cnn6-strong-1-epoch-0", "resnet18-third-paper-1-epoch-0"]
+    assert sorted(path.stem for path in (tmp_path / FOLDER).iterdir()) == names
+    assert len(context.levels) == 1
 
 
 def test_paper_pretrains_its_backbones_once_and_lists_them(run, tmp_path):
