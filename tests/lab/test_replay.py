@@ -1,6 +1,7 @@
 """Replay: the reservoir samples uniformly, A-GEM projects as published, and both methods equal a plain loop."""
 
 from collections import Counter
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
 import pytest
@@ -9,8 +10,12 @@ from scipy import stats
 from torch.nn.functional import cross_entropy
 
 from lab.small import class_stream, domain_stream, spec_for
+from mooring.errors import MooringError
+from mooring.lab.engines.runner import steps_per_run
+from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.reservoir import Reservoir, project_agem
+from mooring.lab.methods import Method, baselines
 from mooring.lab.model.order import seeded_generator, task_order
 from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
@@ -198,13 +203,40 @@ class ListMemory:
         return torch.tensor(self.kept)[order[:count]]
 
 
+@dataclass(frozen=True)
+class Variant:
+    """What a variant of plain fine-tuning, experience replay or A-GEM does, for the loop."""
+
+    base: str
+    recalls: int | None = None
+    past_only: bool = False
+    summed: bool = False
+    alternating: bool = False
+    updates: int = 1
+
+
+VARIANTS = {
+    "er": Variant("er"),
+    "a-gem": Variant("a-gem", past_only=True),
+    "er-50": Variant("er", recalls=50),
+    "er-100": Variant("er", recalls=100),
+    "er-past": Variant("er", past_only=True),
+    "er-summed": Variant("er", summed=True),
+    "er-alternating": Variant("er", past_only=True, alternating=True),
+    "a-gem-256": Variant("a-gem", past_only=True, recalls=256),
+    **{f"plain-{n}-updates": Variant("plain", updates=n) for n in (2, 5)},
+    **{f"er-{n}-updates": Variant("er", updates=n) for n in (2, 5)},
+    **{f"a-gem-{n}-updates": Variant("a-gem", past_only=True, updates=n) for n in (2, 5)},
+}
+
+
 class Loop:
     """Experience replay and A-GEM as a plain PyTorch loop over one network."""
 
     def __init__(self, spec, stream) -> None:
-        self.spec, self.stream = spec, stream
+        self.spec, self.stream, self.variant = spec, stream, VARIANTS[spec.method]
         self.model = initial_network(spec.network, stream, spec.seed, dtype=torch.float64)
-        self.memory = ListMemory(spec.seed, spec.memory)
+        self.memory = ListMemory(spec.seed, spec.memory or 0)
         self.projected = self.unchanged = 0
         self.owner = {int(i): number for number, task in enumerate(stream.tasks) for i in task.train}
 
@@ -224,26 +256,42 @@ class Loop:
             optimizer = torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
             for epoch in range(spec.epochs):
                 for batch in task_order(spec.seed, number, epoch, task.train).split(spec.batch):
-                    optimizer.zero_grad()
-                    getattr(self, spec.method.replace("-", ""))(batch, number, epoch)
-                    optimizer.step()
-            if spec.method == "a-gem":
+                    for _ in range(self.variant.updates):
+                        self.update(batch, number, optimizer)
+                    if epoch == 0 and not self.variant.past_only:
+                        self.memory.offer(batch.tolist())
+            if self.variant.past_only:
                 self.memory.offer(task_order(spec.seed, number, 0, task.train).tolist())
         return self
 
-    def er(self, batch: torch.Tensor, number: int, epoch: int) -> None:
-        both = torch.cat([batch, self.memory.sample(len(batch))]) if self.memory.kept else batch
-        self.loss(both, self.heads(both)).backward()
-        if epoch == 0:
-            self.memory.offer(batch.tolist())
+    def update(self, batch: torch.Tensor, number: int, optimizer: torch.optim.Optimizer) -> None:
+        """Train on a batch once, and on newly drawn samples if there are any."""
+        optimizer.zero_grad()
+        old = self.memory.sample(self.variant.recalls or len(batch)) if self.memory.kept else None
+        if self.variant.base == "a-gem":
+            self.agem(batch, number, old)
+        elif self.variant.base == "plain":
+            self.loss(batch, self.stream.head(number)).backward()
+        elif old is None:
+            self.loss(batch, self.heads(batch)).backward()
+        elif self.variant.alternating:
+            self.loss(old, self.heads(old)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            self.loss(batch, self.heads(batch)).backward()
+        elif self.variant.summed:
+            (self.loss(batch, self.heads(batch)) + self.loss(old, self.heads(old))).backward()
+        else:
+            both = torch.cat([batch, old])
+            self.loss(both, self.heads(both)).backward()
+        optimizer.step()
 
-    def agem(self, batch: torch.Tensor, number: int, epoch: int) -> None:
+    def agem(self, batch: torch.Tensor, number: int, old: torch.Tensor | None) -> None:
         parameters = list(self.model.parameters())
         loss = self.loss(batch, self.stream.head(number))
-        if not self.memory.kept:
+        if old is None:
             loss.backward()
             return
-        old = self.memory.sample(len(batch))
         g, r = (self.flat_gradient(parameters, own_loss) for own_loss in (loss, self.loss(old, self.heads(old))))
         self.projected, self.unchanged = self.projected + int(g @ r < 0), self.unchanged + int(g @ r >= 0)
         flat = projected_by_hand(g, r)
@@ -276,6 +324,62 @@ def test_replay_fleet_equals_a_plain_loop(method, kind, memory):
         assert sorted(fleet.memory.kept[row, : len(fleet.memory)].tolist()) == sorted(loop.memory.kept)
         if method == "a-gem":
             assert min(loop.projected, loop.unchanged) > 0  # both cases occur
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("method", [name for name in VARIANTS if name not in ("er", "a-gem")])
+def test_variant_equals_a_plain_loop(method, kind):
+    stream, base = STREAMS[kind], VARIANTS[method].base
+    memory = None if base == "plain" else 60
+    specs = [spec_for(method, stream, seed, lr=0.004 * (seed + 1), memory=memory) for seed in (2, 0)]
+    fleet = Fleet(specs, stream)
+    order = list(fleet.specs)
+    results = {result.spec: result for result in fleet.run()}
+    for row, spec in enumerate(order):
+        loop = Loop(spec, stream).train()
+        torch.testing.assert_close(fleet.stack.network_of(row).state_dict(), loop.model.state_dict(), **EXACT)
+        if memory:
+            assert sorted(fleet.memory.kept[row, : len(fleet.memory)].tolist()) == sorted(loop.memory.kept)
+            changed, base_loop = loop.model.state_dict(), Loop(replace(spec, method=base), stream).train()
+            unchanged = base_loop.model.state_dict()
+            assert any(not torch.allclose(changed[name], unchanged[name], **EXACT) for name in changed)
+        assert results[spec].steps == steps_per_run(spec, stream)
+
+
+def test_every_variant_of_replay_is_compared_with_a_loop():
+    assert set(VARIANTS) == {method.name for method in (*baselines.REPLAY, *baselines.VARIANTS)}
+
+
+def test_alternating_steps_need_a_memory_of_past_tasks():
+    with pytest.raises(MooringError, match="give past_only=True"):
+        Method("mine", "a method", data="er", memory=9, replay="alternating")
+
+
+class InnerCheckpoint:
+    """Saves the fleet in the middle of the second task."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def on_step(self, fleet: Fleet) -> None:
+        if fleet.position == Position(1, 1, 3):
+            checkpoint.save(fleet, self.path)
+
+    def on_task_end(self, fleet: Fleet) -> None:
+        pass
+
+
+@pytest.mark.parametrize("method", ["er-alternating", "er-5-updates"])
+def test_interrupted_variant_equals_one_that_was_not(method, tmp_path):
+    stream = STREAMS["classes"]
+    spec = spec_for(method, stream, 1, lr=0.01)
+    whole, resumed = Fleet([spec], stream), Fleet([spec], stream)
+    whole.run(InnerCheckpoint(tmp_path / "fleet"))
+    checkpoint.restore(resumed, tmp_path / "fleet")
+    resumed.run()
+    expected, got = whole.stack.network_of(0).state_dict(), resumed.stack.network_of(0).state_dict()
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+    assert whole.results[0].losses == resumed.results[0].losses
 
 
 @pytest.mark.parametrize("method", ["er", "a-gem"])

@@ -11,12 +11,16 @@ from mooring.lab.networks.initialization import initial_network
 from mooring.lab.streams.options import open_stream
 from mooring.lab.study.study import Study
 from mooring.paper import ablations
-from mooring.paper.ablations import BASE, CHANGES
+from mooring.paper.ablations import change_specs, replay_summary
+from mooring.paper.changes import BASE, CHANGES, PUBLISHED_REPLAY, applicable_changes, changed_seeds, count_models
+from mooring.paper.context import target_result
 from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import MINIATURE, PAPER, ROWS
+from mooring.paper.context.scale import MINIATURE, PAPER, REPLAY, ROWS
 from mooring.paper.context.target_result import ResultTable, TargetResult, make_cell
+from mooring.paper.effects import closest_change, differs, explain, measure_effects
 from mooring.paper.page.difference_notes import add_table_notes
-from mooring.paper.targets import TARGETS
+from mooring.paper.published.published_numbers import PublishedCell
+from mooring.paper.targets import TARGETS, run_targets, select_targets
 
 CONDITION = PAPER.conditions()[0]  # cifar100, where the paper's ewc has 62.5 ± 0.6
 OTHER_REGIME = PAPER.conditions()[3]
@@ -35,33 +39,146 @@ def context(tmp_path_factory):
     return PaperContext(Study(folder / "p.sqlite"), MINIATURE.with_data(None), {"mlp": paths}, other_backbone=other)
 
 
+# Which runs are trained
+
+
+DIFFERING = ("plain", "si", "explicit-ewc", "a-gem", "er")
+UNSTABLE = ("ewc",)
+"""No seed of these finishes in the miniature."""
+
+
 @pytest.fixture(scope="module")
-def result(context):
+def unchanged(context):
+    """The result without any number of the paper: the unchanged runs."""
     return ablations.run(context)
 
 
-def test_every_change_is_trained_once_with_every_seed(context, result):
-    assert len({run.spec.key for run in result.results}) == len(context.study.results())
-    assert len(context.study.results()) <= TARGETS["reasons"].count(context.scale)
-    (table,) = result.tables
-    rows = [(row["method"], row["changed"]) for row in table.rows]
-    changes = [change for change in (BASE, *CHANGES) if change.name != PRECISION]  # a CPU has no bf16 products
-    assert rows == [(method, change.name) for method in ROWS for change in changes if change.applies_to(method)]
+@pytest.fixture(scope="module")
+def result(context, unchanged):
+    """The result if the paper had our numbers, but for the accuracy of some methods, which is impossibly high."""
+    cells = {}
+    for condition, table in zip(context.scale.conditions(), unchanged.tables, strict=True):
+        for row in table.rows:
+            cell = PublishedCell(50.0, 5.0, accuracy_std=1.0, forgetting_std=1.0)
+            if row["method"] not in UNSTABLE:
+                accuracy, forgetting = (float(row[metric].split()[0]) for metric in ("accuracy", "forgetting"))
+                gap = 1000 if row["method"] in DIFFERING else 0
+                cell = replace(cell, accuracy=accuracy + gap, forgetting=forgetting)
+            cells[condition.network, condition.regime.name, condition.data, row["method"]] = cell
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (ablations, target_result):
+            patch.setattr(module, "published", lambda *key: cells.get(key))
+        (result,) = run_targets(select_targets(["reasons"]), context)
+    return result
+
+
+def test_nothing_is_changed_without_numbers_of_the_paper(context, unchanged):
+    assert {run.spec.method for run in unchanged.results} == set(ROWS)
+    assert len(unchanged.results) == len(ROWS) * context.scale.seeds * len(context.scale.conditions())
+    assert unchanged.text[-1] == "The paper has no numbers for these data sets: there is nothing to explain."
+    assert not unchanged.reasons
+
+
+def test_only_methods_that_differ_are_trained_again(context, result):
+    for condition, table in zip(context.scale.conditions(), result.tables, strict=True):
+        rows = [(row["method"], row["changed"]) for row in table.rows]
+        expected = []
+        for method in ROWS:
+            again = method in (*DIFFERING, *UNSTABLE)
+            changes = applicable_changes(context.scale, condition, method) if again else []
+            # A CPU has no bf16 products.
+            expected += [(method, change.name) for change in (BASE, *changes) if change.name != PRECISION]
+        assert rows == expected
+
+
+def test_both_regimes_have_reasons(context, result):
+    conditions = context.scale.conditions()
+    differing = {(condition, method, "accuracy") for condition in conditions for method in DIFFERING}
+    unstable = {
+        (condition, method, metric)
+        for condition in conditions
+        for method in UNSTABLE
+        for metric in ("accuracy", "forgetting")
+    }
+    assert set(result.reasons) == differing | unstable
+    assert all(result.reasons[key].startswith("not explained by any of") for key in differing)
+    assert all(result.reasons[key].startswith("not explained: no seed finishes") for key in unstable)
+    for condition in conditions:
+        assert {line.split(": ")[0] for line in result.text if line.startswith(str(condition))} == {
+            f"{condition}, {method}" for method in (*DIFFERING, *UNSTABLE)
+        }
+        assert sum(line.startswith(f"Replay, {condition}") for line in result.text) == len(REPLAY)
+
+
+def test_trained_models_are_counted(context, result):
+    trained = len(context.study.results())
+    assert len({run.spec.key for run in result.results}) == trained
+    assert trained <= TARGETS["reasons"].count(context.scale)
+    every_method = sum(
+        len({spec.key for specs in change_specs(context, condition, method).values() for spec in specs})
+        for condition in context.scale.conditions()
+        for method in ROWS
+    )
+    assert every_method <= TARGETS["reasons"].count(context.scale)
+
+
+def test_count_is_that_of_every_method_and_change():
+    totals = [
+        len(ROWS) * PAPER.seeds
+        + sum(change.trains for method in ROWS for change in applicable_changes(PAPER, condition, method))
+        * changed_seeds(PAPER, condition)
+        for condition in PAPER.conditions()
+    ]
+    assert sum(totals) <= TARGETS["reasons"].count(PAPER) == 6 * count_models(PAPER) < sum(totals) + 6
+
+
+def test_results_are_the_same_if_nothing_is_left_to_train(context, unchanged):
     before = len(context.study.results())
-    assert ablations.run(context).to_json() == result.to_json()
+    assert ablations.run(context).to_json() == unchanged.to_json()
     assert len(context.study.results()) == before
 
 
-def test_every_change_changes_one_field(context):
+def test_other_regimes_have_fewer_seeds_and_no_change_of_their_first_batch(context):
+    scale = replace(context.scale, seeds=5)
+    many = PaperContext(context.study, scale, other_backbone=None)
+    first, other = scale.conditions()
     for method in ROWS:
-        runs = ablations._specs(context, context.scale.conditions()[0], method)
-        for name, specs in runs.items():
-            for spec, base in zip(specs, runs[BASE.name], strict=True):
-                fields, base_fields = spec.to_json(), base.to_json()
-                changed = {key for key in fields if fields[key] != base_fields[key]} - {"stream"}
-                same_backbone = name == CHANGES[0].name and spec.seed % 2 == 0
-                same = name in (BASE.name, CHANGES[-1].name) or same_backbone
-                assert len(changed) == (0 if same else 1), (method, name)
+        everything, some = (change_specs(many, condition, method) for condition in (first, other))
+        free = {change.name for change in CHANGES if not change.trains}
+        assert {len(specs) for name, specs in everything.items() if name not in free} == {5}
+        assert {len(specs) for name, specs in some.items() if name not in free} == {3}
+        assert {len(specs) for name, specs in some.items() if name in free} == {5}  # these runs exist
+        assert "batch 32" in everything
+        assert "batch 128" not in everything
+        assert "batch 128" in some
+        assert "batch 32" not in some
+        assert not any("updates" in name for name in some)
+
+
+def test_changes_apply_to_the_methods_that_have_what_is_changed():
+    changes = {method: {c.name for c in applicable_changes(PAPER, CONDITION, method)} for method in ROWS}
+    for method, names in changes.items():
+        assert {"fresh heads", "learning rate x 3", "learning rate / 3", "another backbone"} <= names
+        assert ("strength x 2" in names) == (method in ("ewc", "mas", "si", "rwalk", "uniform", "random"))
+        assert ("5 updates for each batch" in names) == (method in ("plain", *REPLAY))
+        assert ("learning rate x 10" in names) == (PUBLISHED_REPLAY in names) == (method in REPLAY)
+        assert ("replay of past tasks only" in names) == (method == "er")
+
+
+def test_every_change_changes_one_field(context):
+    for condition in context.scale.conditions():
+        for method in ROWS:
+            base = ablations._base_specs(context, condition, method)
+            for name, specs in change_specs(context, condition, method).items():
+                for spec, unchanged in zip(specs, base, strict=True):
+                    fields, base_fields = spec.to_json(), unchanged.to_json()
+                    changed = {key for key in fields if fields[key] != base_fields[key]} - {"stream"}
+                    if name == PUBLISHED_REPLAY:
+                        assert changed - {"method"} == {"heads", "weight_decay"}
+                        assert ("method" in changed) == (method == "er")
+                        continue
+                    same_backbone = name == CHANGES[0].name and spec.seed % 2 == 0
+                    assert len(changed) == (0 if name == CHANGES[-1].name or same_backbone else 1), (method, name)
 
 
 def test_other_splits_have_the_same_images(context):
@@ -77,7 +194,7 @@ def test_other_splits_have_the_same_images(context):
 
 
 def test_backbone_is_not_changed_without_one(fresh_context):
-    names = set(ablations._specs(fresh_context, fresh_context.scale.conditions()[0], "plain"))
+    names = set(change_specs(fresh_context, fresh_context.scale.conditions()[0], "plain"))
     assert not names & {"a random start", "the first backbone for all seeds", "another backbone"}
 
 
@@ -92,20 +209,16 @@ def test_precision_is_changed_on_a_gpu_only(tmp_path):
     for index in range(len(PAPER.regimes)):
         for method in ROWS:
             on_cpu, in_bf16, in_tf32 = (
-                ablations._specs(context, context.scale.conditions()[index], method) for context in (cpu, bf16, tf32)
+                change_specs(context, context.scale.conditions()[index], method) for context in (cpu, bf16, tf32)
             )
-            assert {spec.dtype for spec in in_bf16[BASE.name]} == {"bf16"}
+            assert {spec.dtype for spec in in_bf16["fresh heads"]} == {"bf16"}
             assert PRECISION not in on_cpu
             assert PRECISION not in in_tf32
             assert (PRECISION in in_bf16) == (method in ("plain", "ewc", "explicit-ewc"))
             if PRECISION in in_bf16:
                 assert {spec.dtype for spec in in_bf16[PRECISION]} == {"tf32"}
-                assert [spec.key for spec in in_bf16[PRECISION]] == [spec.key for spec in in_tf32[BASE.name]]
-
-
-def test_text_says_that_the_paper_has_no_numbers(result):
-    assert "The paper has no numbers for these data sets" in result.text[-1]
-    assert not result.reasons
+                base = ablations._base_specs(tf32, tf32.scale.conditions()[index], method)
+                assert [spec.key for spec in in_bf16[PRECISION]] == [spec.key for spec in base]
 
 
 # Verdicts, on invented runs
@@ -128,7 +241,7 @@ PAPERS = [62.5, 62.8, 62.2, 62.6, 62.4]
 
 def effects(after, before=BEFORE):
     runs = {BASE.name: runs_with(before), "momentum 0": runs_with(after)}
-    return ablations._effects((CONDITION, "ewc"), runs, "accuracy")
+    return measure_effects((CONDITION, "ewc"), runs, "accuracy")
 
 
 @pytest.mark.parametrize(
@@ -156,8 +269,8 @@ def test_finishing_is_reported_if_nothing_finished_before():
 def test_cell_that_agrees_needs_no_reason():
     agreeing = effects([62.9, 63.2, 62.6, 63.0, 62.8], PAPERS)
     assert agreeing[1].verdict == "still agrees"
-    assert not ablations._differs(agreeing)
-    assert ablations._differs(effects(BEFORE))
+    assert not differs(agreeing)
+    assert differs(effects(BEFORE))
 
 
 def test_last_change_leaves_the_last_task_out_of_forgetting():
@@ -167,23 +280,90 @@ def test_last_change_leaves_the_last_task_out_of_forgetting():
 
 
 def test_reason_names_what_explains_or_what_comes_closest():
-    assert ablations._reason(effects(PAPERS)).startswith("explained by momentum 0 (+4.5")
-    assert ablations._reason(effects([60.0, 60.3, 59.7, 60.1, 59.9])) == (
-        "not explained by any of 1 single change; of those with a significant effect, momentum 0 comes closest, with "
-        "-2.50 left"
+    assert explain(effects(PAPERS)).startswith("explained by momentum 0 (+4.5")
+    assert explain(effects(PAPERS)).endswith(", +0.00 left)")
+    assert explain(effects([60.0, 60.3, 59.7, 60.1, 59.9])) == (
+        "not explained by any of 1 change; momentum 0 (+2.00 [+1.91, +2.09], -2.50 left) comes closest"
     )
-    assert ablations._reason(effects(BEFORE)).endswith("none moves it significantly towards the paper's")
+    assert explain(effects(BEFORE)).endswith("none moves it significantly towards the paper's")
 
 
 def test_significance_is_corrected_for_the_number_of_changes():
     after = [59.5, 65.0, 60.5, 66.0, 61.5]  # higher by 4.5: significant at 95 %, but not at 99.5 %
     tested = {BASE.name: runs_with(BEFORE), "momentum 0": runs_with(after)}
-    alone = ablations._effects((CONDITION, "ewc"), tested, "accuracy")
-    others = {change.name: runs_with(BEFORE) for change in CHANGES if change.applies_to("ewc") and change.trains}
-    among = ablations._effects((CONDITION, "ewc"), {**others, **tested}, "accuracy")
+    alone = measure_effects((CONDITION, "ewc"), tested, "accuracy")
+    changes = applicable_changes(PAPER, CONDITION, "ewc")
+    others = {change.name: runs_with(BEFORE) for change in changes if change.trains}
+    among = measure_effects((CONDITION, "ewc"), {**others, **tested}, "accuracy")
     assert alone[1].verdict == "explains it"
     assert next(effect for effect in among if effect.change == "momentum 0").verdict == "may explain it"
-    assert ablations._reason(among).startswith("perhaps explained by momentum 0")
+    assert explain(among).startswith("perhaps explained by momentum 0")
+
+
+def test_three_seeds_are_compared_with_the_same_three():
+    """The first three seeds are lower than the others before the change, which therefore seems to do nothing."""
+    before = [57.0, 57.1, 56.9, 62.0, 62.1]
+    few = effects([59.0, 59.2, 58.8], before)[1]
+    assert few.shift.count == few.after.count == 3
+    assert few.before.count == 5
+    assert few.shift.mean == pytest.approx(2.0)
+    assert few.verdict == "moves towards"
+
+
+def test_effect_of_three_seeds_needs_a_larger_size_to_be_beyond_chance():
+    """Shifts of the same size, with five seeds and with three."""
+    shifts = [5.5, 3.5, 4.5, 5.0, 4.0]
+    among = {change.name: runs_with(BEFORE) for change in applicable_changes(PAPER, OTHER_REGIME, "ewc")}
+
+    def verdict(seeds):
+        after = runs_with([value + shift for value, shift in zip(BEFORE, shifts, strict=True)][:seeds])
+        tested = {**among, BASE.name: runs_with(BEFORE), "fresh heads": after}
+        effects = measure_effects((CONDITION, "ewc"), tested, "accuracy")
+        return next(effect.verdict for effect in effects if effect.change == "fresh heads")
+
+    assert verdict(5) == "explains it"
+    assert verdict(3) == "may explain it"
+
+
+def test_change_that_ends_farther_away_explains_nothing_even_if_its_variance_lets_it_agree():
+    before, after = [61.2, 61.3, 61.1, 61.25, 61.15], [65.5, 62.4, 66.5, 62.0, 66.0]
+    effect = effects(after, before)[1]
+    assert effect.cell_after.probably_agrees
+    assert effect.cell_after.difference > -effect.cell_before.difference
+    assert effect.verdict == "overshoots"
+
+
+def test_reason_says_if_no_seed_finishes():
+    assert explain(effects(PAPERS, [None] * 5)) == (
+        "not explained: no seed finishes at the paper's setting, but momentum 0 (+0.00 left) does"
+    )
+    assert explain(effects([None] * 5, [None] * 5)).endswith("with none of the changes either")
+
+
+# Replay
+
+
+def replay_effects(after):
+    """ER at 63.9 where the paper has 68.8, without a standard deviation."""
+    before = [63.9, 64.1, 63.7, 64.0, 63.8]
+    runs = {BASE.name: runs_with(before, "er"), **{name: runs_with(values, "er") for name, values in after.items()}}
+    return measure_effects((CONDITION, "er"), runs, "accuracy")
+
+
+def test_replay_summary_names_the_change_that_comes_closest():
+    farther, closer = [65.9, 66.1, 65.7, 66.0, 65.8], [68.4, 68.6, 68.2, 68.5, 68.3]
+    tested = replay_effects({"weight decay 1e-4": farther, "fresh heads": closer})
+    assert closest_change(tested)[0].change == "fresh heads"
+    assert replay_summary({(CONDITION, "er"): {"accuracy": tested}, (CONDITION, "ewc"): {"accuracy": tested}}) == [
+        "Replay, cnn6, 1-epoch, cifar100, er: accuracy 63.90, the paper's 68.8; fresh heads comes closest, with 68.40 "
+        "and -0.40 left (moves towards)."
+    ]
+
+
+def test_replay_summary_says_if_nothing_helps():
+    tested = replay_effects({"fresh heads": [60.0, 60.1, 59.9, 60.2, 59.8]})
+    (line,) = replay_summary({(CONDITION, "er"): {"accuracy": tested}})
+    assert line.endswith("the paper's 68.8; no change has a significant effect towards it.")
 
 
 # Notes below the tables

@@ -15,14 +15,15 @@ from mooring.cli.paper_command import _cost_line, _portable_command
 from mooring.errors import MooringError
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.study.pretraining import Pretraining
+from mooring.lab.study.pretraining import RECIPES
 from mooring.lab.study.study import Study
-from mooring.paper import ablations
+from mooring.paper.changes import BASE
 from mooring.paper.claims.claim import Claim
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import EXPLICIT, PAPER
 from mooring.paper.context.seed_statistics import summarize_seeds
 from mooring.paper.context.target_result import ResultTable, TargetResult
+from mooring.paper.effects import explain, measure_effects
 from mooring.paper.page.backbone_levels import read_findings
 from mooring.paper.page.difference_notes import add_table_notes, difference_lines
 from mooring.paper.page.page_writer import write_page
@@ -131,7 +132,7 @@ def test_missing_data_sets_are_named(tmp_path, data_folder):
 
 def test_backbones_have_the_accuracy_and_recipe_of_their_files(tmp_path, data_folder):
     files = [tmp_path / f"{name}.safetensors" for name in ("papers", "cosine", "unknown")]
-    recorded = {"accuracy": 78.2, "stream": "cifar10, all at once", **asdict(Pretraining())}
+    recorded = {"accuracy": 78.2, "stream": "cifar10, all at once", **asdict(RECIPES["paper"])}
     contents = [recorded, {**recorded, "epochs": 30, "schedule": "cosine"}, None]
     for number, (file, content) in enumerate(zip(files, contents, strict=True)):
         metadata = {"mooring": json.dumps(content)} if content else None
@@ -141,21 +142,23 @@ def test_backbones_have_the_accuracy_and_recipe_of_their_files(tmp_path, data_fo
     assert [row.get("recipe") for row in rows] == ["the paper's", "epochs 30, schedule cosine", None, None]
     assert [row.get("accuracy") for row in rows] == [78.2, 78.2, None, None]
     assert rows[3] == {"network": "resnet18-third", "backbone": "none: random start"}
-    assert "backbones that are not all by the paper's recipe" in " ".join(
-        protocol_lines(context, [], backbones_table(context))
-    )
+    assert "backbones of another recipe" in " ".join(protocol_lines(context, [], backbones_table(context)))
 
 
 def test_protocol_lists_what_differs_from_the_paper(tmp_path, data_folder):
-    context = PaperContext(Study(tmp_path / "p.sqlite"), replace(PAPER.with_data(data_folder), seeds=3))
+    context = PaperContext(
+        Study(tmp_path / "p.sqlite"), replace(PAPER.with_data(data_folder), seeds=3, rescore_seeds=4)
+    )
     trained = [run("ewc", dtype="bf16")]
-    deviating = TargetResult("claims", deviations=["Undecided claims have up to 20 seeds."], results=trained)
-    same, different, added, unstated = protocol_lines(context, [deviating], backbones_table(context))
+    results = [TargetResult("claims", results=trained)]
+    same, different, unstated = protocol_lines(context, results, backbones_table(context))
     assert same.startswith("**As in the paper**: regimes (1 epoch with batch 10, 30 epochs with batch 256)")
     assert "3 seeds" in different
     assert "without caltech256" in different
     assert "bf16" in different
-    assert added == "**Different**: Undecided claims have up to 20 seeds."
+    assert "the best settings of the search scored again with 4 seeds" in different
+    assert "up to 20 seeds for claims that 3 leave undecided" in different
+    assert "backbones of another recipe" in different
     assert "seeds" not in same
     assert unstated.startswith("**Not stated in the paper**")
 
@@ -210,7 +213,7 @@ def test_a_cell_without_a_reason_says_what_is_missing():
         "**No change was tested under this condition**"
     )
     alone = TargetResult("table1", [], [table(CIFAR, {"plain": -12.0})])
-    assert difference_lines(alone, OUR_SETTINGS, REASONS)[0].startswith("**No seed finished at the paper's setting")
+    assert difference_lines(alone, OUR_SETTINGS, {})[0].startswith("**No seed finished at the paper's setting")
     assert difference_lines(result, OUR_SETTINGS, None) == [
         "1 cell differs from the paper; `mooring paper reasons` tests why."
     ]
@@ -219,13 +222,13 @@ def test_a_cell_without_a_reason_says_what_is_missing():
 def test_reasons_of_the_ablations_are_grouped_by_their_change():
     before = [scored("ewc", seed, 58.0 + 0.02 * seed, 2.07) for seed in SEEDS]
     after = [scored("ewc", seed, 62.5 + 0.02 * seed, 2.07) for seed in SEEDS]
-    tested = {ablations.BASE.name: before, "momentum 0": after, "batch 32": after}
-    effects = ablations._effects((CIFAR, "ewc"), tested, "accuracy")
-    reasons = {(CIFAR, "ewc", "accuracy"): ablations._reason(effects)}
+    tested = {BASE.name: before, "momentum 0": after, "batch 32": after}
+    effects = measure_effects((CIFAR, "ewc"), tested, "accuracy")
+    reasons = {(CIFAR, "ewc", "accuracy"): explain(effects)}
     (line,) = difference_lines(TargetResult("table1", [], both(CIFAR, {"ewc": -4.5})), OUR_SETTINGS, reasons)
     assert re.match(r"\*\*Explained by (momentum 0|batch 32)\*\* \(1 cell\)", line)
-    unexplained = ablations._effects((CIFAR, "ewc"), {ablations.BASE.name: before, "momentum 0": before}, "accuracy")
-    reasons = {(CIFAR, "ewc", "accuracy"): ablations._reason(unexplained)}
+    unexplained = measure_effects((CIFAR, "ewc"), {BASE.name: before, "momentum 0": before}, "accuracy")
+    reasons = {(CIFAR, "ewc", "accuracy"): explain(unexplained)}
     (line,) = difference_lines(TargetResult("table1", [], both(CIFAR, {"ewc": -4.5})), OUR_SETTINGS, reasons)
     assert line.startswith("**Not explained by any change** (1 cell)")
 

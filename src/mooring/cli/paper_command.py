@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +11,16 @@ import typer
 
 from mooring.cli.flags import AsJson, StudyFlags, option, with_option_groups
 from mooring.cli.output import command_line, open_study
+from mooring.cli.pretrain_command import interruptible
+from mooring.cli.progress_bar import progress_bar
 from mooring.cli.terminal_tables import as_json
 from mooring.errors import MooringError, unknown
 from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.plurals import pluralize
+from mooring.lab.model.precision import deterministic
+from mooring.lab.streams.progress_callback import ProgressCallback
+from mooring.lab.study.store import lock_study
+from mooring.paper.backbone_plan import BackbonePlan, backbone_folder, plan_backbones
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import MINIATURE, PAPER, Scale
 from mooring.paper.page.backbone_levels import read_findings
@@ -30,7 +37,10 @@ TARGET_HELP = f"all, or some of {TARGET_LIST}; or a number of the paper, such as
 def paper(
     flags: StudyFlags,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=TARGET_HELP)],
-    data: Annotated[Path | None, option("A folder with cifar100/, flowers102/, ... in it.", metavar="DIR")] = None,
+    data: Annotated[
+        Path | None,
+        option("A folder with cifar100/, flowers102/, ... in it, and cifar10/ for backbones.", metavar="DIR"),
+    ] = None,
     sets: Annotated[str, option("Only these data sets, separated by commas.")] = "",
     regimes: Annotated[
         str, option("Only these regimes of 1-epoch and 30-epochs in the main table, separated by commas.")
@@ -39,10 +49,29 @@ def paper(
         list[Path] | None, option("A backbone to start from; seeds take several in turn.", metavar="FILE")
     ] = None,
     other_init: Annotated[list[Path] | None, option("The same for the second network.", metavar="FILE")] = None,
+    recipe: Annotated[
+        str,
+        option(
+            "How backbones are pre-trained on cifar10 where none is given: paper, strong, or none for random weights."
+        ),
+    ] = "paper",
+    second_seeds: Annotated[
+        int | None, option("Backbones of the second network to pre-train; one for each seed by default.", min=1)
+    ] = None,
+    levels: Annotated[
+        list[Path] | None,
+        option("A backbone for `fig-backbone`, instead of those that it pre-trains.", metavar="FILE"),
+    ] = None,
     instead: Annotated[
         Path | None, option("Another backbone, whose effect `reasons` measures.", metavar="FILE")
     ] = None,
     seeds: Annotated[int | None, option("How many seeds; the paper has 5.", min=1)] = None,
+    max_seeds: Annotated[
+        int | None, option("Up to how many seeds undecided claims get, 20 by default; as many as --seeds adds none.")
+    ] = None,
+    rescore: Annotated[
+        int | None, option("Score the best settings of the search again, with this many seeds.", min=2)
+    ] = None,
     miniature: Annotated[
         bool, option("Run a small version of everything on the embedded digits.", "--miniature")
     ] = False,
@@ -61,8 +90,9 @@ def paper(
         typer.echo("\n".join(describe_items(targets)))
         return
     scale = (MINIATURE if miniature else PAPER).with_data(data, _names(sets)).with_regimes(_names(regimes))
-    if seeds is not None:
-        scale = replace(scale, seeds=seeds)
+    scale = scale.with_seeds(seeds, max_seeds, rescore)
+    if levels:
+        scale = replace(scale, levels=tuple(levels))
     selected, items = select_targets(targets, scale.missing_data), describe_items(targets, scale.missing_data)
     if not selected:
         typer.echo("\n".join(items))
@@ -70,17 +100,21 @@ def paper(
     if other_findings is not None:
         read_findings(other_findings)  # refuse a wrong file before anything is trained
     check_writable(out, create=False)
-    if other_init and scale.second_network == scale.network:
-        raise MooringError("--other-init is for a second network, and this scale has only one: give --init")
-    study = open_study(flags)
+    if scale.second_network == scale.network:
+        for name, value in (("--other-init", other_init), ("--second-seeds", second_seeds)):
+            if value:
+                raise MooringError(f"{name} is for a second network, and this scale has only one: give --init")
     backbones = {scale.second_network: other_init or [], scale.network: init or []}
     backbones = {network: paths for network, paths in backbones.items() if paths}
-    context = PaperContext(study, scale, backbones, trained_on, instead)
+    plan = plan_backbones(selected, scale, recipe, given=backbones, second_seeds=second_seeds)
+    study = open_study(flags)
+    context = PaperContext(study, scale, backbones, trained_on, instead, levels or [])
     if not flags.quiet:
         print(*items, _cost_line(selected, scale), sep="\n", file=sys.stderr)
+    _pretrain(plan, context, flags)
     results = add_table_notes(run_targets(selected, context))
     study.store.log(command_line())
-    files = [*(init or []), *(other_init or []), *filter(None, [instead]), flags.study]
+    files = [*(init or []), *(other_init or []), *(levels or []), *filter(None, [instead]), flags.study]
     page = write_page(results, out, context, command=_portable_command(data, files), other_findings=other_findings)
     if json:
         typer.echo(as_json({"page": str(page), "findings": [result.to_json() for result in results]}))
@@ -88,6 +122,38 @@ def paper(
     for result in results:
         typer.echo("\n".join([f"{result.name}:", *(f"  {line}" for line in result.text)]))
     typer.echo(f"results: {study.store.path}\npage:    {page}")
+
+
+def _pretrain(plan: BackbonePlan, context: PaperContext, flags: StudyFlags) -> None:
+    """Pre-train the backbones of a plan into a folder next to the study; an interrupted call continues."""
+    options = context.scale.pretraining
+    if not plan or options is None:
+        return
+    study, notes = context.study, list[str]()
+    study.store.check_writable()
+    stream = study.open(options)
+    check_writable(study.store.path.parent)
+    with ExitStack() as stack:
+        stack.enter_context(lock_study(study.store.path, wait=flags.wait))
+        stack.enter_context(deterministic(flags.deterministic))
+        show = None if flags.quiet else _announced(stack.enter_context(progress_bar()))
+        report = stack.enter_context(interruptible(show))
+        plan.pretrain(stream, context, backbone_folder(study.store.path), report=report, note=notes.append)
+    for line in notes:
+        print(f"note: {line}", file=sys.stderr)
+
+
+def _announced(progress: ProgressCallback) -> ProgressCallback:
+    """Return a callback that also prints a line for each piece of work where no bar is shown."""
+    seen: set[str] = set()
+
+    def report(what: str, done: int, total: int | None) -> None:
+        if what not in seen and not sys.stderr.isatty():
+            print(what, file=sys.stderr, flush=True)
+        seen.add(what)
+        progress(what, done, total)
+
+    return report
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,13 +1,20 @@
 """`mooring pretrain`: backbones that streams start from."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mooring.cli.flags import DTYPE_HELP, AsJson, Deterministic, Device, StreamFlags, option, with_option_groups
 from mooring.cli.terminal_tables import as_json
 from mooring.errors import MooringError
+
+if TYPE_CHECKING:
+    from mooring.lab.streams.progress_callback import ProgressCallback
 
 
 @with_option_groups
@@ -19,17 +26,26 @@ def pretrain(
     network: Annotated[str, option("As in `mooring compare`.")] = "cnn6",
     seed: Annotated[int, option("Seed of initial weights, order, flips and shifts.")] = 0,
     seeds: Annotated[int, option("Number of backbones to train at once: --seed and the seeds after it.")] = 1,
-    epochs: Annotated[int, option("Epochs over the data set.")] = 60,
-    lr: Annotated[float, option("The learning rate of the first epoch.")] = 0.1,
-    schedule: Annotated[
+    recipe: Annotated[
         str,
+        option(
+            "The settings to start from, which the options below override: paper (60 epochs in steps, no shifts) or "
+            "strong (30 epochs of cosine, shifts of 4 pixels, more weight decay)."
+        ),
+    ] = "paper",
+    epochs: Annotated[int | None, option("Epochs over the data set.")] = None,
+    lr: Annotated[float | None, option("The learning rate of the first epoch.")] = None,
+    schedule: Annotated[
+        str | None,
         option("Learning rate: constant, steps (a tenth after 5/12 of all epochs, a hundredth after 10/12), cosine."),
-    ] = "steps",
-    batch: Annotated[int, option("Samples per batch.")] = 128,
-    momentum: Annotated[float, option("Momentum of SGD.")] = 0.9,
-    weight_decay: Annotated[float, option("Weight decay of SGD.")] = 1e-4,
-    flips: Annotated[bool, option("Mirror each image with probability 1/2.", "--flips/--no-flips")] = True,
-    shifts: Annotated[int, option("Shift each image by up to this many pixels, padded with black.")] = 0,
+    ] = None,
+    batch: Annotated[int | None, option("Samples per batch; 128 by default.")] = None,
+    momentum: Annotated[float | None, option("Momentum of SGD; 0.9 by default.")] = None,
+    weight_decay: Annotated[float | None, option("Weight decay of SGD.")] = None,
+    flips: Annotated[
+        bool | None, option("Mirror each image with probability 1/2, as both recipes do.", "--flips/--no-flips")
+    ] = None,
+    shifts: Annotated[int | None, option("Shift each image by up to this many pixels, padded with black.")] = None,
     dtype: Annotated[str, option(DTYPE_HELP)] = "auto",
     device: Device = "cpu",
     deterministic: Deterministic = False,
@@ -37,7 +53,6 @@ def pretrain(
 ) -> None:
     """Run `mooring pretrain`."""
     from mooring.cli.progress_bar import progress_bar
-    from mooring.lab.engines.signals import InterruptedStudyError, stop_on_signal
     from mooring.lab.model.atomic_files import check_writable
     from mooring.lab.model.precision import deterministic as deterministic_mode
     from mooring.lab.networks import backbone_factory
@@ -45,8 +60,20 @@ def pretrain(
     from mooring.lab.study import pretraining
     from mooring.lab.study.study import check_device
 
-    settings = pretraining.Pretraining(
-        network, seed, epochs, lr, batch, momentum, weight_decay, flips, shifts, schedule, seeds, dtype
+    settings = pretraining.settings_by_recipe(
+        recipe,
+        network=network,
+        seed=seed,
+        seeds=seeds,
+        epochs=epochs,
+        lr=lr,
+        schedule=schedule,
+        batch=batch,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        flips=flips,
+        shifts=shifts,
+        dtype=dtype,
     )
     backbone_factory(network)
     options = stream_flags.options()
@@ -61,20 +88,32 @@ def pretrain(
     with progress_bar() as progress:
         stream = open_stream(options[0], progress)
         check_writable(out.parent)
-        with stop_on_signal() as stop, deterministic_mode(deterministic):
-
-            def report(what: str, done: int, total: int | None) -> None:
-                if stop.asked:
-                    saved = "interrupted; every finished epoch is saved, and the same command continues from there"
-                    raise InterruptedStudyError(saved, stop.error().status)
-                progress(what, done, total)
-
+        with interruptible(progress) as report, deterministic_mode(deterministic):
             backbones = pretraining.pretrain(stream, settings, out, device=device, report=report, note=notes.append)
     for line in notes:
         typer.echo(f"note: {line}", err=True)
     if json:  # an object for one backbone and a list for several
-        entries = [{"backbone": str(b.path), "seed": b.seed, "accuracy": b.accuracy} for b in backbones]
-        typer.echo(as_json(entries if len(entries) > 1 else {k: entries[0][k] for k in ("backbone", "accuracy")}))
+        entries = [
+            {"backbone": str(b.path), "recipe": recipe, "seed": b.seed, "accuracy": b.accuracy} for b in backbones
+        ]
+        typer.echo(as_json(entries if len(entries) > 1 else entries[0]))
         return
     for backbone in backbones:
         typer.echo(f"{backbone.path}: {backbone.accuracy:.2f} % on the test images")
+
+
+@contextmanager
+def interruptible(progress: ProgressCallback | None) -> Iterator[ProgressCallback]:
+    """Give a callback for pre-training that reports progress, if asked, and stops after Ctrl-C or SIGTERM."""
+    from mooring.lab.engines.signals import InterruptedStudyError, stop_on_signal
+
+    with stop_on_signal() as stop:
+
+        def report(what: str, done: int, total: int | None) -> None:
+            if stop.asked:
+                saved = "interrupted; every finished epoch is saved, and the same command continues from there"
+                raise InterruptedStudyError(saved, stop.error().status)
+            if progress is not None:
+                progress(what, done, total)
+
+        yield report

@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from mooring.errors import unknown
 from mooring.lab.streams.digits import digits
 from mooring.lab.streams.options import StreamOptions
-from mooring.paper import ablations
+from mooring.paper import ablations, changes
 from mooring.paper.claims import claims_table
 from mooring.paper.context.paper_context import MissingRuns, PaperContext
 from mooring.paper.context.scale import CONTROLS, REGULARIZERS, ROWS, Condition, Scale
 from mooring.paper.context.target_result import TargetResult
-from mooring.paper.figures import cka, effective_lr, importance_by_layer, negative_importance, roots, violations
+from mooring.paper.figures import (
+    backbone_accuracy,
+    cka,
+    effective_lr,
+    importance_by_layer,
+    negative_importance,
+    roots,
+    violations,
+)
 from mooring.paper.published.numbering import PaperItem, find_item, item_ranges, join_numbers
 from mooring.paper.tables import accuracy_tables, grid_search
 
@@ -46,7 +54,7 @@ class Target:
         Example:
             >>> from mooring.paper.context.scale import MINIATURE, PAPER
             >>> [target.count(PAPER) for target in TARGETS.values()]  # fig-cka: 11 methods, 5 seeds, 3 data sets
-            [3150, 870, 375, 615, 972, 60, 165, 180, 0, 1575, 0]
+            [3150, 870, 375, 615, 972, 60, 165, 180, 0, 720, 4104, 5544]
             >>> TARGETS["fig-negative"].count(MINIATURE), TARGETS["fig-violations"].count(MINIATURE)
             (26, 120)
         """
@@ -106,8 +114,26 @@ TARGETS: dict[str, Target] = {
         ),
         Target("roots", "square root, cube root and plain ratio in the explicit step", roots.run, len(roots.METHODS)),
         Target("effective-lr", "the unrolled form against the iterates", effective_lr.run),
-        Target("reasons", "why cells differ from the paper: one change at a time", ablations.run, ablations.SETTINGS),
-        Target("claims", "the paper's claims, tested by our runs", claims_table.run, needs=_CLAIM_SOURCES),
+        Target(
+            "fig-backbone",
+            "forgetting and accuracy against the backbone's accuracy",
+            backbone_accuracy.run,
+            backbone_accuracy.count_models,
+        ),
+        Target(
+            "reasons",
+            "why cells differ from the paper: one change at a time",
+            ablations.run,
+            changes.count_models,
+            conditions=Scale.conditions,
+        ),
+        Target(
+            "claims",
+            "the paper's claims, tested by our runs",
+            claims_table.run,
+            claims_table.count_added_models,
+            _CLAIM_SOURCES,
+        ),
     )
 }
 

@@ -39,20 +39,25 @@ _METHODS = {
     "penalty": ("ewc", "mas", "rwalk", "uniform", "random", "l2-sp", *_SIGNS),
     "explicit": tuple(f"soft-{name}" for name in ("ewc", "mas", "si", "rwalk")),
     "merging": ("sfa", "wise-ft", "imm-mean", "imm-mode", "cofima"),
-    "replay": ("a-gem", "a-gem-256", "er"),
+    "replay": ("a-gem", "er"),
 }
-_PREFIXES = ("clamped", "balanced", "explicit", "proximal", "budget")
+_PREFIXES = {
+    "plain": "controls",
+    "a-gem": "replay",
+    "er": "replay",
+    **{name: name for name in ("clamped", "balanced", "explicit", "proximal", "budget")},
+}
 
 
 def family_of(method: str) -> Family:
     """Return the family of a method, by its name; "unknown" if the name is in no family.
 
     Example:
-        >>> family_of("balanced-ewc").name, family_of("er").name, family_of("my-own").name
+        >>> family_of("balanced-ewc").name, family_of("a-gem-256").name, family_of("my-own").name
         ('balanced', 'replay', 'unknown')
     """
     for name, methods in _METHODS.items():
         if method in methods:
             return _BY_NAME[name]
-    prefix, dash, base = method.partition("-")
-    return _BY_NAME[prefix if dash and base and prefix in _PREFIXES else "unknown"]
+    families = (name for prefix, name in _PREFIXES.items() if method.removeprefix(f"{prefix}-") not in (method, ""))
+    return _BY_NAME[next(families, "unknown")]

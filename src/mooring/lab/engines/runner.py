@@ -12,6 +12,7 @@ from mooring.lab.engines.signals import StopRequest
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.fleet.grouping import fleet_shape, split_evenly
+from mooring.lab.methods import find_method
 from mooring.lab.model.order import batch_sizes
 from mooring.lab.model.precision import deterministic
 from mooring.lab.model.results import Result
@@ -44,7 +45,9 @@ def steps_per_run(spec: RunSpec, stream: Stream) -> int:
         >>> steps_per_run(RunSpec("digits", stream.fingerprint, "plain", 0, epochs=2, batch=500), stream)
         8
     """
-    return sum(len(batch_sizes(len(task.train), spec.batch)) for task in stream.tasks) * spec.epochs
+    batches = [len(batch_sizes(len(task.train), spec.batch)) for task in stream.tasks]
+    method = find_method(spec.method)
+    return sum(count * method.steps_per_batch(task) for task, count in enumerate(batches)) * spec.epochs
 
 
 @dataclass(frozen=True)

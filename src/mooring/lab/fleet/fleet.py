@@ -26,13 +26,13 @@ from mooring.lab.fleet.measurements import cka_of, drift_of, finite_runs
 from mooring.lab.fleet.method_groups import MethodGroups
 from mooring.lab.fleet.method_state import Tensors
 from mooring.lab.fleet.record import LossHistory, RunRecord, versions
-from mooring.lab.fleet.reservoir import Reservoir, project_agem
+from mooring.lab.fleet.reservoir import Reservoir, alternate_steps, project_agem
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.fleet.stack.stack_observer import StackObserver
 from mooring.lab.methods import find_method
 from mooring.lab.methods.registry import method_rank
-from mooring.lab.model.order import batch_sizes
+from mooring.lab.model.order import batch_sizes, repeat_batches
 from mooring.lab.model.precision import check_precision, parameter_dtype, product_dtype, tf32_mode
 from mooring.lab.model.results import Result, Status
 from mooring.lab.model.spec import RunSpec
@@ -209,8 +209,13 @@ class Fleet:
         sizes = batch_sizes(order.shape[1], self.common.batch)
         replayed: list[Tensor] = []
         if self.memory is not None:
-            self.ahead, offers = deepcopy(self.memory), self.method.data == "er" and epoch == 0
-            replayed = self.ahead.plan(order, sizes, offer=offers, count=self.method.recalls)
+            self.ahead, offers = deepcopy(self.memory), epoch == 0 and not self.method.stores_after_tasks
+            count, updates = self.method.recalls, self.method.updates
+            replayed = self.ahead.plan(order, sizes, offer=offers, count=count, updates=updates)
+        if self.method.updates > 1:
+            order, sizes = repeat_batches(order, sizes, self.method.updates)
+        if self.method.replay == "alternating":
+            sizes, replayed = alternate_steps(sizes, replayed)
         self.epoch_indices.load(order, sizes, replayed, self.position.step)
         self.sgd.set_epoch(self.specs, epoch)
         self.now.fill_(self.steps)
@@ -233,12 +238,17 @@ class Fleet:
         """Take one iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
         indices = self.epoch_indices.next_batch(size)
         replayed = self.epoch_indices.replay_batch(replay_size) if replay_size else None
-        if replayed is not None and self.method.data == "er":
+        joined = self.method.data == "er" and self.method.replay != "summed"
+        if replayed is not None and joined:
             indices = torch.cat([indices, replayed], 1)
         head_task = None if self.method.data in ("joint", "er") else task
         loss, gradients, probes = self._compute_gradients(indices, head_task)
-        if replayed is not None and self.method.data == "a-gem":
-            gradients = project_agem(gradients, self._gradients(self._forward(replayed, None)[1].sum()))
+        if replayed is not None and not joined:
+            reference = self._gradients(self._forward(replayed, None)[1].sum())
+            if self.method.data == "a-gem":
+                gradients = project_agem(gradients, reference)
+            else:
+                gradients = {name: gradient + reference[name] for name, gradient in gradients.items()}
         finite = self._update(gradients, probes, indices.shape[1])
         if self.observer is not None and self.observer.enabled:
             self.groups.accumulate_factors(self.observer.take(), finite)
@@ -288,12 +298,12 @@ class Fleet:
             self._remove(extrapolates, "rejected", warnings)
         if not self.specs:
             return
-        if self.memory is not None and self.method.data == "a-gem":
+        if self.memory is not None and self.method.stores_after_tasks:
             self.memory.offer(self.training_data.epoch_order(self.specs, "task", task, 0))
         if task == 0:
             tensors = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        steps = len(batch_sizes(len(self.stream.tasks[task].train), self.common.batch)) * self.common.epochs
+        steps = len(self.epoch_indices.sizes) * self.common.epochs
         heads = evaluation_heads(self.specs, self.stream, task, min(task + 2, len(self.stream.tasks)))
         rows = self.evaluation.score(self.stack, heads, self.dtype).tolist()
         for record, row, losses in zip(self.records, rows, self.loss_history.means(steps), strict=True):

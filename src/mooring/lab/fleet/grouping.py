@@ -20,7 +20,8 @@ def fleet_shape(spec: RunSpec) -> tuple[object, ...]:
     """
     method = find_method(spec.method)
     training = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory, spec.flips, spec.shifts, spec.dtype)
-    return (*training, method.data, method.recalls, method.frozen, method.observes_outputs, method.observes_layers)
+    replay = (method.recalls, method.past_only, method.replay, method.updates)
+    return (*training, method.data, *replay, method.frozen, method.observes_outputs, method.observes_layers)
 
 
 def strength_group_key(spec: RunSpec) -> str:

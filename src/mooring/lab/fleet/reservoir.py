@@ -69,18 +69,22 @@ class Reservoir:
             groups.setdefault(seed, []).append(run)
         return groups
 
-    def plan(self, order: Tensor, sizes: Sequence[int], *, offer: bool, count: int | None = None) -> list[Tensor]:
+    def plan(
+        self, order: Tensor, sizes: Sequence[int], *, offer: bool, count: int | None = None, updates: int = 1
+    ) -> list[Tensor]:
         """Draw the replayed indices of every step of an epoch in advance; draws do not depend on training.
 
         Args:
             order: the epoch's indices, of shape (runs, images).
-            sizes: the number of images in each step; a step draws as many from memory.
-            offer: whether each step then offers its images to the memory.
+            sizes: the number of images in each batch; a step draws as many from memory.
+            offer: whether the images of a batch are offered to the memory after its steps.
             count: the number of indices that each step draws instead.
+            updates: the number of steps that each batch is trained for.
         """
         drawn = []
         for taken in torch.split(order, list(sizes), 1):
-            drawn.append(self.sample(count or taken.shape[1]) if len(self) else taken[:, :0])
+            for _ in range(updates):
+                drawn.append(self.sample(count or taken.shape[1]) if len(self) else taken[:, :0])
             if offer:
                 self.offer(taken)
         return drawn
@@ -89,6 +93,25 @@ class Reservoir:
         """Keep only the runs in these rows."""
         self.seeds = [self.seeds[row] for row in rows.tolist()]
         self.kept = self.kept[rows.cpu()]
+
+
+def alternate_steps(sizes: Sequence[int], replayed: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+    """Return the steps of an epoch in which replay has its own: a step on replayed images before each on a batch.
+
+    Args:
+        sizes: the number of images in each step.
+        replayed: the replayed indices of each step, each of shape (runs, any); a step without any stays one step.
+
+    Example:
+        >>> sizes, replayed = alternate_steps([10, 10], [torch.zeros(1, 0), torch.zeros(1, 7)])
+        >>> sizes, [drawn.shape[1] for drawn in replayed]
+        ([10, 0, 10], [0, 7, 0])
+    """
+    steps: list[tuple[int, Tensor]] = []
+    for size, drawn in zip(sizes, replayed, strict=True):
+        steps += [(0, drawn)] if drawn.shape[1] else []
+        steps.append((size, drawn[:, :0]))
+    return [size for size, _ in steps], [drawn for _, drawn in steps]
 
 
 def project_agem(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, Tensor]:

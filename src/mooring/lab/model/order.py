@@ -29,6 +29,22 @@ def batch_sizes(count: int, batch: int) -> list[int]:
     return [min(batch, count - start) for start in range(0, count, batch)]
 
 
+def repeat_batches(order: Tensor, sizes: Sequence[int], repeats: int) -> tuple[Tensor, list[int]]:
+    """Return an epoch in which every batch comes `repeats` times in a row: its indices and the sizes of its batches.
+
+    Args:
+        order: the epoch's indices, of shape (runs, images).
+        sizes: of the batches.
+        repeats: how often each batch comes.
+
+    Example:
+        >>> repeat_batches(torch.tensor([[5, 6, 7]]), [2, 1], 2)
+        (tensor([[5, 6, 5, 6, 7, 7]]), [2, 2, 1, 1])
+    """
+    batches = [batch for batch in torch.split(order, list(sizes), 1) for _ in range(repeats)]
+    return torch.cat(batches, 1), [batch.shape[1] for batch in batches]
+
+
 def task_order(seed: int, task: int, epoch: int, indices: Tensor) -> Tensor:
     """Return the shuffled indices of a task's images, of shape (n,), for one epoch, counted within the task.
 

@@ -1,20 +1,24 @@
 """Pre-training: backbones trained on all classes of a stream at once, for streams to start from."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
-from mooring.errors import MooringError, check_whole
+from mooring.errors import MooringError, check_whole, unknown
 from mooring.lab.engines.device_memory import is_out_of_memory
 from mooring.lab.engines.runner import steps_per_run
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.gpu.run_kernel import NEVER
 from mooring.lab.fleet.measurements import finite_runs
-from mooring.lab.model.atomic_files import write_atomically
+from mooring.lab.model.atomic_files import check_writable, write_atomically
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.training import Training
 from mooring.lab.streams.slices import merge_tasks
@@ -30,7 +34,7 @@ REPORT_STEPS = 50
 
 @dataclass(frozen=True)
 class Pretraining:
-    """The settings of pre-training; the defaults train one backbone as in the paper.
+    """The settings of pre-training; the defaults are the paper's, for one backbone.
 
     Attributes:
         network: a name, or `package.module:function`.
@@ -45,6 +49,7 @@ class Pretraining:
         schedule: of the learning rate: "constant", "steps" or "cosine"; see `RunSpec`.
         seeds: the number of backbones, with this seed and those that follow it; each becomes what it becomes alone.
         dtype: of parameters and arithmetic; "auto" is tf32 on a GPU and float32 elsewhere.
+        recipe: the name of the recipe that the settings started from; empty if there was none.
     """
 
     network: str = "cnn6"
@@ -59,6 +64,7 @@ class Pretraining:
     schedule: str = "steps"
     seeds: int = 1
     dtype: str = "auto"
+    recipe: str = ""
 
     def __post_init__(self) -> None:
         """Refuse numbers outside their range, and unknown names."""
@@ -74,7 +80,7 @@ class Pretraining:
             data: the stream's fingerprint.
         """
         settings = asdict(self) | {"seed": seed, "dtype": "float32" if self.dtype == "auto" else self.dtype}
-        del settings["seeds"]
+        del settings["seeds"], settings["recipe"]
         return RunSpec(stream, data, "plain", **settings)
 
     def on(self, device: str) -> "Pretraining":
@@ -86,6 +92,22 @@ class Pretraining:
         """
         return replace(self, dtype=Training(dtype=self.dtype).on(device).dtype)
 
+    @property
+    def all_seeds(self) -> range:
+        """The seed and those that follow it."""
+        return range(self.seed, self.seed + self.seeds)
+
+    @property
+    def description(self) -> str:
+        """Network, recipe, epochs and seeds in a few words.
+
+        Example:
+            >>> Pretraining(seeds=5, recipe="paper").description, Pretraining("mlp", seed=3, epochs=1).description
+            ('cnn6 (paper, 60 epochs, seeds 0 to 4)', 'mlp (1 epoch, seed 3)')
+        """
+        seeds = f"seeds {self.seed} to {self.all_seeds[-1]}" if self.seeds > 1 else f"seed {self.seed}"
+        return f"{self.network} ({', '.join(filter(None, [self.recipe, pluralize(self.epochs, 'epoch'), seeds]))})"
+
     def files(self, path: Path) -> dict[int, Path]:
         """Return the backbone's file for each seed: `path` for one seed; names with the seed in them for several.
 
@@ -95,8 +117,36 @@ class Pretraining:
         """
         if self.seeds == 1:
             return {self.seed: path}
-        seeds = range(self.seed, self.seed + self.seeds)
-        return {seed: path.with_name(f"{path.stem}-{seed}{path.suffix}") for seed in seeds}
+        return {seed: _file_of_seed(path, seed) for seed in self.all_seeds}
+
+
+def _file_of_seed(path: Path, seed: int) -> Path:
+    return path.with_name(f"{path.stem}-{seed}{path.suffix}")
+
+
+def _partial(path: Path) -> Path:
+    """Return the file of the checkpoint after each epoch."""
+    return path.with_name(f"{path.name}.partial")
+
+
+RECIPES = {
+    "paper": Pretraining(epochs=60, lr=0.1, schedule="steps", weight_decay=1e-4, shifts=0, recipe="paper"),
+    "strong": Pretraining(epochs=30, lr=0.05, schedule="cosine", weight_decay=5e-4, shifts=4, recipe="strong"),
+}
+"""Settings of pre-training by name: the paper's, and others that give a more accurate backbone in half the epochs."""
+
+
+def settings_by_recipe(name: str, **overrides: Any) -> Pretraining:
+    """Return the settings of a recipe, with overrides that are not None.
+
+    Example:
+        >>> settings = settings_by_recipe("strong", epochs=5, lr=None)
+        >>> settings.epochs, settings.lr, settings.shifts, settings.recipe
+        (5, 0.05, 4, 'strong')
+    """
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    return replace(RECIPES[name], **{field: value for field, value in overrides.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -133,7 +183,7 @@ def pretrain(
         settings: how to train.
         path: the backbone's file; with several seeds, the name of each file contains its seed.
         device: where to compute.
-        report: called with the number of finished steps and of all steps.
+        report: called with what is trained, the number of finished steps and that of all steps.
         note: called with what a user should know.
 
     Returns:
@@ -148,22 +198,111 @@ def pretrain(
         >>> [(backbone.path.name, backbone.seed) for backbone in backbones]
         [('b-0.safetensors', 0), ('b-1.safetensors', 1)]
     """
+    return _pretrain(merge_tasks(stream), settings, path, device, report, note)
+
+
+def pretrain_missing(
+    stream: Stream,
+    plans: Sequence[Pretraining],
+    folder: Path,
+    *,
+    device: str = "cpu",
+    report: Report | None = None,
+    note: Note | None = None,
+) -> list[list[Path]]:
+    """Return a file for each backbone, all in one folder; train those that the folder does not have yet.
+
+    A file is used again if it was trained with the same settings and seed on the same images, in any dtype. Another
+    file with its name is replaced. An interrupted call continues.
+
+    Args:
+        stream: the images; its tasks become one.
+        plans: settings, each for one or several seeds.
+        folder: created if missing. The name of a file has network, recipe, epochs and seed.
+        device: where to compute.
+        report: called with what is trained, the number of finished steps and that of all steps.
+        note: called with what a user should know.
+
+    Returns:
+        The files of each plan, by seed.
+
+    Example:
+        >>> import tempfile
+        >>> from mooring.lab.streams import by_class, digits
+        >>> plan = settings_by_recipe("paper", network="mlp", epochs=1, seeds=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [files] = pretrain_missing(by_class(digits(), 5), [plan], Path(folder))
+        >>> [file.name for file in files]
+        ['mlp-paper-1-epoch-0.safetensors', 'mlp-paper-1-epoch-1.safetensors']
+    """
+    check_writable(folder)
+    stream, files = merge_tasks(stream), []
+    for plan in plans:
+        name = f"{plan.network}-{plan.recipe or 'own'}-{pluralize(plan.epochs, 'epoch')}".replace(" ", "-")
+        path = folder / f"{name}.safetensors"
+        missing = _missing_seeds(plan, path, stream, device)
+        for _, following in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # seeds without a gap
+            seeds = [seed for _, seed in following]
+            settings = replace(plan, seed=seeds[0], seeds=len(seeds))
+            place = path if len(seeds) > 1 else _file_of_seed(path, seeds[0])
+            _pretrain(stream, settings, place, device, report, note)
+        files.append([_file_of_seed(path, seed) for seed in plan.all_seeds])
+    return files
+
+
+def _missing_seeds(plan: Pretraining, path: Path, stream: Stream, device: str) -> list[int]:
+    """Return the seeds without a file, and those that an interrupted call trained together with them."""
+    missing = {s for s in plan.all_seeds if not _is_trained(_file_of_seed(path, s), replace(plan, seed=s), stream)}
+    keys = {seed: plan.on(device).spec(seed, data=stream.fingerprint).key for seed in plan.all_seeds if missing}
+    try:
+        runs = checkpoint.runs_in(_partial(path))
+    except checkpoint.CheckpointError:
+        runs = set()
+    interrupted = {seed for seed, key in keys.items() if key in runs}
+    return sorted(missing | interrupted if missing & interrupted else missing)
+
+
+def _is_trained(file: Path, settings: Pretraining, stream: Stream) -> bool:
+    """Return whether a file has the backbone that these settings give on a stream, in any dtype."""
+    free = ("seeds", "dtype", "recipe")
+    wanted = {name: value for name, value in asdict(settings).items() if name not in free}
+    return {**wanted, "data": stream.fingerprint}.items() <= read_metadata(file).items()
+
+
+def read_metadata(path: Path | str) -> dict[str, Any]:
+    """Return what a backbone's file says about its pre-training, such as "accuracy"; empty if it says nothing.
+
+    The accuracy may also be in the file's own metadata, as "test_accuracy".
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        ours = json.loads(metadata.get("mooring", "{}"))
+        return {"accuracy": float(metadata["test_accuracy"]), **ours} if "test_accuracy" in metadata else dict(ours)
+    except (OSError, SafetensorError, ValueError, TypeError):
+        return {}
+
+
+def _pretrain(
+    stream: Stream, settings: Pretraining, path: Path, device: str, report: Report | None, note: Note | None
+) -> list[PretrainedBackbone]:
+    """Train on the only task of a stream."""
     settings = settings.on(device)
     side = min(stream.train.images.shape[2:])
     if settings.shifts >= side:
         raise MooringError(f"shifts={settings.shifts} moves images of {side} pixels out of sight: give fewer")
     try:
-        return _pretrain(merge_tasks(stream), settings, path, device, report, note)
+        return _train(stream, settings, path, device, report, note)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise MooringError(f"memory ran out with seeds={settings.seeds}, batch={settings.batch}: give fewer") from error
 
 
-def _pretrain(
+def _train(
     stream: Stream, settings: Pretraining, path: Path, device: str, report: Report | None, note: Note | None
 ) -> list[PretrainedBackbone]:
-    files, partial = settings.files(path), path.with_name(f"{path.name}.partial")
+    files, partial = settings.files(path), _partial(path)
     specs = [settings.spec(seed, stream.name, stream.fingerprint) for seed in files]
     fleet = _resumed(specs, stream, device, partial)
     epochs = _EpochCheckpoints(partial, steps_per_run(specs[0], stream), settings, report)
@@ -177,7 +316,8 @@ def _pretrain(
     for run, (result, (seed, file)) in enumerate(zip(results, files.items(), strict=True)):
         accuracy = result.matrix[0][0]
         metadata = asdict(replace(settings, seed=seed, seeds=1))  # as if alone
-        metadata |= {"stream": stream.name, "accuracy": round(accuracy, 2), **result.versions}
+        metadata |= {"stream": stream.name, "data": stream.fingerprint, "accuracy": round(accuracy, 2)}
+        metadata |= result.versions
         tensors = fleet.stack.network_of(run).backbone.state_dict()
         tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         write_atomically(file, to_bytes(tensors, metadata={"mooring": json.dumps(metadata)}))
@@ -217,7 +357,7 @@ class _EpochCheckpoints:
 
     def report_progress(self, fleet: Fleet) -> None:
         if self.report:
-            self.report("pre-training", fleet.steps, self.steps)
+            self.report(f"pre-training {self.settings.description}", fleet.steps, self.steps)
 
     def check_finite(self, fleet: Fleet) -> None:
         """Refuse to go on with a run that is not finite, by the step in which that was first seen."""

@@ -14,8 +14,9 @@ from mooring.lab.model.training import Training
 from mooring.lab.networks.initialization import BackboneWeights, read_weights
 from mooring.lab.streams.slices import select_tasks
 from mooring.lab.streams.stream import Stream
+from mooring.lab.study.pretraining import read_metadata
 from mooring.lab.study.study import Study
-from mooring.paper.context.scale import Condition, Scale
+from mooring.paper.context.scale import Condition, Regime, Scale
 from mooring.paper.published.published_numbers import Setting, published_setting
 
 MethodRuns = dict[str, dict[str, list[Result]]]
@@ -46,8 +47,12 @@ class PaperContext:
             A network without files starts from random weights.
         device: the device on which the results were trained; that of the study if None.
         other_backbone: another backbone of the main network; the target `reasons` measures its effect.
+        levels: backbones of the main network with different accuracies; the target `fig-backbone` compares them.
 
     Attributes:
+        backbones: fingerprints of the backbones, by network.
+        weights: the weights of every backbone, by fingerprint.
+        levels: the accuracy of the backbones of `fig-backbone` when they were pre-trained, by fingerprint.
         defers_training: whether `run` raises `MissingRuns` instead of training, as `run_targets` needs it.
 
     Example:
@@ -67,18 +72,36 @@ class PaperContext:
         backbones: Mapping[str, Sequence[Path | str]] | None = None,
         device: str | None = None,
         other_backbone: Path | str | None = None,
+        levels: Sequence[Path | str] = (),
     ) -> None:
         self.study, self.scale, self.device = study, scale, device or study.device
         self.weights: dict[str, BackboneWeights] = {}
-        self.backbones = {
-            network: [self._read_backbone(path) for path in paths] for network, paths in (backbones or {}).items()
-        }
+        self.backbones: dict[str, list[str]] = {}
+        for network, paths in (backbones or {}).items():
+            self.set_backbones(network, paths)
+        self.levels: dict[str, float] = {}
+        self.set_levels(levels)
         self.other_backbone = "" if other_backbone is None else self._read_backbone(other_backbone)
         self.streams: dict[str, Stream] = {}
         self.defers_training = False
         self._full_streams: dict[tuple[str, int | None], Stream] = {}
         self._parts: dict[tuple[str, str, int | None], Stream] = {}
         self._results: dict[bool, dict[RunSpec, Result]] = {False: {}, True: {}}
+
+    def set_backbones(self, network: str, paths: Sequence[Path | str]) -> None:
+        """Let the seeds of a network start from these files in turn."""
+        self.backbones[network] = [self._read_backbone(path) for path in paths]
+
+    def set_levels(self, paths: Sequence[Path | str]) -> None:
+        """Read the backbones of `fig-backbone`; refuse a file that does not say how accurate its backbone is."""
+        self.levels = {}
+        for path in paths:
+            fingerprint, accuracy = self._read_backbone(path), read_metadata(path).get("accuracy")
+            if not isinstance(accuracy, int | float):
+                raise MooringError(
+                    f"{path} does not say how accurate its backbone is: give files that `mooring pretrain` wrote"
+                )
+            self.levels[fingerprint] = float(accuracy)
 
     def search_stream(self, data: str) -> Stream:
         """Return the first tasks of a data set, which the grid search uses."""
@@ -95,9 +118,8 @@ class PaperContext:
     def spec(self, condition: Condition, method: str, seed: int, setting: Setting, *, search: bool = False) -> RunSpec:
         """Return the specification of a run, on the searched tasks or on the others."""
         stream = self.search_stream(condition.data) if search else self.main_stream(condition.data)
-        starts, regime = self.backbones.get(condition.network, [""]), condition.regime
-        dtype = regime.gpu_dtype if self.device.startswith("cuda") else "auto"
-        training = Training(condition.network, epochs=regime.epochs, batch=regime.batch, dtype=dtype)
+        regime = condition.regime
+        training = Training(condition.network, epochs=regime.epochs, batch=regime.batch, dtype=self.dtype(regime))
         return RunSpec(
             stream.name,
             stream.fingerprint,
@@ -106,9 +128,17 @@ class PaperContext:
             lr=setting.lr,
             strength=setting.strength,
             memory=find_method(method).memory,
-            init=starts[seed % len(starts)],
+            init=self._start(condition.network, seed),
             **training.on(self.device).spec_fields(),
         )
+
+    def with_seed(self, spec: RunSpec, seed: int) -> RunSpec:
+        """Return a run with another seed, and with the backbone of that seed."""
+        return replace(spec, seed=seed, init=self._start(spec.network, seed))
+
+    def dtype(self, regime: Regime) -> str:
+        """Return the dtype of a regime on this device."""
+        return regime.gpu_dtype if self.device.startswith("cuda") else "auto"
 
     def run(self, specs: Sequence[RunSpec], *, reject: bool = False, decides: bool = False) -> dict[RunSpec, Result]:
         """Return the results of runs, in order; train the missing ones first, as many at once as possible.
@@ -139,6 +169,11 @@ class PaperContext:
             if specs:
                 results = self.study.run(specs, self.streams, self.weights, reject=reject)
                 self._results[reject].update(zip(specs, results, strict=True))
+
+    def _start(self, network: str, seed: int) -> str:
+        """Return the backbone of a seed: seeds take those of the network in turn."""
+        starts = self.backbones.get(network, [""])
+        return starts[seed % len(starts)]
 
     def _read_backbone(self, path: Path | str) -> str:
         weights = read_weights(path)

@@ -54,6 +54,19 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class BackboneLevel:
+    """A backbone of a certain accuracy, which the target `fig-backbone` starts from.
+
+    Attributes:
+        recipe: the name of a recipe of pre-training.
+        epochs: how many epochs it is trained; fewer give a less accurate backbone.
+    """
+
+    recipe: str
+    epochs: int
+
+
+@dataclass(frozen=True)
 class Scale:
     """The data sets, networks, regimes and grids of a reproduction.
 
@@ -63,10 +76,14 @@ class Scale:
         regimes: the regimes of the main table; the second table and the figures use the first one.
         streams: options of the data sets, by name.
         seeds: how many seeds a cell has.
+        max_seeds: up to how many seeds the runs of a claim get as long as it is not decided.
+        rescore_seeds: how many seeds score the best settings of a search; 1, as in the paper, scores each setting once.
         search_tasks: how many of the first tasks the grid search uses; the others are trained and scored.
         lrs, strengths: the grids.
         missing_data: data sets of the paper that are not available or not selected.
         selected_regimes: names of the regimes to keep in the main table; all of them if empty.
+        pretraining: the stream that backbones are pre-trained on; None if it is not available.
+        levels: the backbones of `fig-backbone`, to be pre-trained or as files.
 
     Example:
         >>> [str(condition) for condition in MINIATURE.conditions()]
@@ -78,11 +95,15 @@ class Scale:
     regimes: tuple[Regime, ...]
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
     seeds: int = 5
+    max_seeds: int = 20
+    rescore_seeds: int = 1
     search_tasks: int = 3
     lrs: tuple[float, ...] = LRS
     strengths: tuple[float, ...] = STRENGTHS
     missing_data: tuple[str, ...] = ()
     selected_regimes: tuple[str, ...] = ()
+    pretraining: StreamOptions | None = None
+    levels: tuple[BackboneLevel | Path, ...] = ()
 
     def conditions(self) -> list[Condition]:
         """Return the columns of the main table."""
@@ -102,12 +123,14 @@ class Scale:
         """Return the scale with its data sets read from a folder.
 
         Args:
-            folder: a folder with one sub-folder for each data set; None if nothing is read from disk.
+            folder: a folder with one sub-folder for each data set, and perhaps one for pre-training; None if nothing
+                is read from disk.
             names: the data sets to use; all that the folder has if empty.
         """
         if wrong := [name for name in names if name not in self.streams]:
             raise unknown("data set", wrong[0], self.streams)
         selected = {name: options for name, options in self.streams.items() if not names or name in names}
+        pretraining = self.pretraining
         if folder is None:
             if any(options.name != "digits" for options in selected.values()):
                 raise MooringError("the paper's data sets are read from a folder: give --data, or --miniature")
@@ -118,8 +141,25 @@ class Scale:
                     f"{folder} has no folder {', '.join(absent)}: put each data set into a folder of its name"
                 )
             selected = {n: replace(o, data=str(folder / n)) for n, o in selected.items() if n not in absent}
+            if pretraining is not None:
+                own = folder / pretraining.name
+                pretraining = replace(pretraining, data=str(own)) if own.is_dir() else None
         missing = tuple(name for name in self.streams if name not in selected)
-        return replace(self, streams=selected, missing_data=missing)
+        return replace(self, streams=selected, missing_data=missing, pretraining=pretraining)
+
+    def with_seeds(self, seeds: int | None, max_seeds: int | None = None, rescore_seeds: int | None = None) -> "Scale":
+        """Return the scale with other numbers of seeds; None keeps a number.
+
+        Example:
+            >>> scale = PAPER.with_seeds(30)
+            >>> scale.seeds, scale.max_seeds
+            (30, 30)
+        """
+        seeds = self.seeds if seeds is None else seeds
+        if max_seeds is not None and max_seeds < seeds:
+            raise MooringError(f"--max-seeds {max_seeds} is less than the {seeds} seeds of every cell: give more")
+        most = max(seeds, self.max_seeds) if max_seeds is None else max_seeds
+        return replace(self, seeds=seeds, max_seeds=most, rescore_seeds=rescore_seeds or self.rescore_seeds)
 
     def with_regimes(self, names: tuple[str, ...]) -> "Scale":
         """Return the scale with only these regimes in the main table; all regimes if there are no names.
@@ -139,6 +179,11 @@ PAPER = Scale(
     second_network="resnet18-third",
     regimes=(Regime("1-epoch", 1, 10, gpu_dtype="bf16"), Regime("30-epochs", 30, 256, gpu_dtype="bf16")),
     streams={name: StreamOptions(name) for name in ("cifar100", "flowers102", "caltech256")},
+    pretraining=StreamOptions("cifar10"),
+    levels=(
+        *(BackboneLevel("paper", epochs) for epochs in (1, 2, 5, 12, 60)),
+        *(BackboneLevel("strong", epochs) for epochs in (5, 12, 30)),
+    ),
 )
 """The scale of the paper."""
 
@@ -148,8 +193,11 @@ MINIATURE = Scale(
     regimes=(Regime("1-epoch", 1, 10), Regime("30-epochs", 3, 20)),
     streams={"digits": StreamOptions("digits", limit=60)},
     seeds=2,
+    max_seeds=3,
     search_tasks=2,
     lrs=(0.03, 0.01),
     strengths=(0.01, 1.0, 1e4),
+    pretraining=StreamOptions("digits", limit=20),
+    levels=(BackboneLevel("paper", 1), BackboneLevel("paper", 60)),
 )
 """A small scale on the embedded digits that takes seconds: it tests that every target works."""

@@ -164,7 +164,6 @@ class TargetResult:
         results: the runs behind them.
         draw: draws the figures; it is called only when they are written, because matplotlib is slow to import.
         reasons: why cells of other targets differ from the paper's, by condition, method and metric.
-        deviations: sentences on how the runs depart from the paper's protocol.
     """
 
     name: str
@@ -173,7 +172,6 @@ class TargetResult:
     results: Sequence[Result] = field(default=(), repr=False)
     draw: Callable[[], Sequence["Drawing"]] = field(default=list, repr=False)
     reasons: Mapping[tuple[Condition, str, str], str] = field(default_factory=dict, repr=False)
-    deviations: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values; runs are given by their keys."""

@@ -176,8 +176,9 @@ def _details(
             case "reasons":
                 blocks = [TableBlock(changes_table(result))]
             case _:
-                # The claims say in fewer words what these sentences say.
-                sentences = () if "claims" in by_name else _paragraphs(result.text)
+                # The claims say in fewer words what sentences of their sources say.
+                covered = "claims" in by_name and result.name in TARGETS["claims"].needs
+                sentences = () if covered else _paragraphs(result.text)
                 blocks = [*sentences, *_without_repetition(figures[result.name])]
         yield FoldedBlock(f"{result.name}: {TARGETS[result.name].summary}", blocks)
 

@@ -1,18 +1,15 @@
 """What a reproduction was made from: runs, time, data, backbones, and how it departs from the paper's protocol."""
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from mooring.lab.model.results import Result
 from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.named_datasets import NAMED_DATASETS
-from mooring.lab.study.pretraining import Pretraining
+from mooring.lab.study.pretraining import RECIPES, read_metadata
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import PAPER
 from mooring.paper.context.target_result import PAPER_SEEDS, ResultTable, TargetResult
@@ -82,34 +79,23 @@ def backbones_table(context: PaperContext) -> ResultTable:
 
 
 def _backbone_row(network: str, weights: BackboneWeights) -> dict[str, Any]:
-    values = (network, Path(weights.path).name, weights.fingerprint, *_pretraining(Path(weights.path)))
+    metadata = read_metadata(weights.path)
+    recorded = (metadata.get("accuracy"), metadata.get("stream"), _recipe(metadata))
+    values = (network, Path(weights.path).name, weights.fingerprint, *recorded)
     return dict(zip(BACKBONE_COLUMNS, values, strict=True))
 
 
-def _pretraining(path: Path) -> tuple[float | None, str | None, str | None]:
-    """Return accuracy, data set and recipe of the pre-training, from the metadata of the file; None where not given."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-        ours = json.loads(metadata.get("mooring", "{}"))
-        accuracy = ours.get("accuracy", metadata.get("test_accuracy"))
-        data = ours.get("stream", metadata.get("trained_on", "").split(",")[0] or None)
-        return (None if accuracy is None else float(accuracy)), data, _recipe(ours)
-    except (OSError, SafetensorError, ValueError, AttributeError):
-        return None, None, None
-
-
-def _recipe(metadata: dict[str, Any]) -> str | None:
-    """Return how a recipe of pre-training differs from the paper's, which is the default; None if it is not recorded.
+def _recipe(metadata: Mapping[str, Any]) -> str | None:
+    """Return how a recipe of pre-training differs from the paper's; None if it is not recorded.
 
     Example:
-        >>> settings = asdict(Pretraining())
+        >>> settings = asdict(RECIPES["paper"])
         >>> _recipe(settings), _recipe({**settings, "epochs": 30, "schedule": "cosine"}), _recipe({})
         ("the paper's", 'epochs 30, schedule cosine', None)
     """
     if not set(RECIPE_FIELDS) <= set(metadata):
         return None
-    papers = asdict(Pretraining())
+    papers = asdict(RECIPES["paper"])
     changed = [f"{name} {metadata[name]}" for name in RECIPE_FIELDS if metadata[name] != papers[name]]
     return ", ".join(changed).replace("_", " ") or PAPER_RECIPE
 
@@ -146,18 +132,19 @@ def protocol_lines(context: PaperContext, results: Sequence[TargetResult], backb
     }
     same = [fact for fact, holds in facts.items() if holds]
     different = [fact for fact, holds in facts.items() if not holds]
-    lines = [f"**As in the paper**: {'; '.join([*same, 'SGD with momentum 0.9, one head for each task'])}."]
+    lines = [f"**As in the paper**: {'; '.join([*same, 'SGD with momentum 0.9', 'one head for each task'])}."]
     if scale.missing_data:
         different.append(f"without {', '.join(scale.missing_data)}")
     dtypes = {run.spec.dtype for result in results if result.name != "reasons" for run in result.results}
     if "bf16" in dtypes:
         different.append("matrix products in bf16 (`reasons` tests the effect)")
+    if scale.rescore_seeds > 1:
+        different.append(f"the best settings of the search scored again with {scale.rescore_seeds} seeds")
+    if scale.max_seeds > scale.seeds and any(result.name == "claims" for result in results):
+        different.append(f"up to {scale.max_seeds} seeds for claims that {scale.seeds} leave undecided")
     recipes = {row.get("recipe") for row in backbones.rows if "in reasons" not in str(row.get("network"))}
-    if recipes == {PAPER_RECIPE}:
-        lines.append("**By the paper's recipe**: all backbones.")
-    else:
-        different.append("backbones that are not all by the paper's recipe")
+    if recipes != {PAPER_RECIPE}:
+        different.append("backbones of another recipe, or of one that is not recorded")
     if different:
         lines.append(f"**Different**: {'; '.join(different)}.")
-    lines += [f"**Different**: {sentence}" for result in results for sentence in result.deviations]
     return [*lines, f"**Not stated in the paper**: {'; '.join(UNSTATED)}."]
