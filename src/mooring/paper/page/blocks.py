@@ -94,13 +94,19 @@ class CodeBlock:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A table; columns named "GROUP: NAME" share a heading in HTML."""
+    """A table; columns named "GROUP: NAME" share a heading in HTML.
+
+    Attributes:
+        table: the table.
+        stacked: whether the columns of a group are stacked into one in Markdown, where a page is narrow.
+    """
 
     table: ResultTable
+    stacked: bool = False
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        return self.table.markdown()
+        return (stack_groups(self.table) if self.stacked else self.table).markdown()
 
     def html(self) -> Markup:
         """Return the table in a frame that scrolls, the first column as row headings."""
@@ -167,6 +173,31 @@ class FoldedBlock:
         """Return a `details` element."""
         content = Markup("\n").join(block.html() for block in self.blocks)
         return Markup("<details>\n<summary>{}</summary>\n{}\n</details>").format(self.title, content)
+
+
+def stack_groups(table: ResultTable) -> ResultTable:
+    """Return a table with one column for each group of columns, and a line in its cells for each of them.
+
+    Example:
+        >>> row = {"method": "ewc", "1-epoch: accuracy": "60.5 / 62.5", "1-epoch: forgetting": "2.1 / 2.1"}
+        >>> print(stack_groups(ResultTable("t", list(row), [row])).markdown())
+        | method | 1-epoch:<br>accuracy,<br>forgetting |
+        | --- | --- |
+        | ewc | 60.5 / 62.5<br>2.1 / 2.1 |
+    """
+    names: dict[str, list[int]] = {}
+    for index, column in enumerate(table.columns):
+        names.setdefault(column.rpartition(": ")[0] or column, []).append(index)
+    heads = {
+        group: f"{group}:<br>{',<br>'.join(table.columns[i].rpartition(': ')[2] for i in columns)}"
+        for group, columns in names.items()
+        if len(columns) > 1
+    }
+    rows = [
+        {heads.get(group, group): "<br>".join(texts[index] for index in columns) for group, columns in names.items()}
+        for texts in table.texts()
+    ]
+    return ResultTable(table.title, [heads.get(group, group) for group in names], rows)
 
 
 def inline_html(text: str) -> Markup:

@@ -134,21 +134,28 @@ def _backbones_in(findings: Findings) -> ResultTable:
 def _levels(here: Findings, backbones: ResultTable, other: OtherReproduction) -> list[Block]:
     """Return the part about a reproduction from other backbones."""
     text, tables = compare_levels(here, other.findings)
-    unmatched = unmatched_claims(here, other.findings)
     starts = [backbone_level(table) for table in (backbones, _backbones_in(other.findings))]
     if all(starts):
         text.insert(0, f"Here runs start from {starts[0]}, there from {starts[1]}.")
     if other.page:
         text.append(f"[The page of the other reproduction]({other.page})")
-    only = [FoldedBlock("Claims that only one of the two tests", [BulletList(unmatched)])] if unmatched else []
-    return [Heading("What another backbone changes"), *_paragraphs(text), *map(TableBlock, tables), *only]
+    blocks: list[Block] = [Heading("What another backbone changes"), *_paragraphs(text)]
+    for table in tables:
+        blocks += [Paragraph(f"**{table.title}**"), TableBlock(table, stacked=True)]
+    if unmatched := unmatched_claims(here, other.findings):
+        blocks.append(FoldedBlock("Claims that only one of the two tests", [BulletList(unmatched)]))
+    return blocks
 
 
 def _main_table(result: TargetResult, results: Sequence[TargetResult]) -> list[Block]:
     table = compact_table(result, "Table 1, ours and the paper's", OUR_SETTINGS)
     if table is None:
         return []
-    blocks: list[Block] = [Heading("Table 1 beside the paper's"), TableBlock(table), Paragraph(LEGEND, "hint")]
+    blocks: list[Block] = [
+        Heading("Table 1 beside the paper's"),
+        TableBlock(table, stacked=True),
+        Paragraph(LEGEND, "hint"),
+    ]
     if cells_at(result, OUR_SETTINGS):
         lines = difference_lines(result, OUR_SETTINGS, tested_reasons(results)) or [NO_DIFFERENCE]
         blocks += [Heading("What differs, and why"), BulletList(lines)]
@@ -186,7 +193,7 @@ def _details(
 def _second_table(result: TargetResult) -> list[Block]:
     table, cells = compact_table(result, "The second network", OUR_SETTINGS), cells_at(result, OUR_SETTINGS)
     count = [Paragraph(f"{agreement(cells)} cells agree with the paper.")] if cells else []
-    return [] if table is None else [*count, TableBlock(table)]
+    return [] if table is None else [*count, TableBlock(table, stacked=True)]
 
 
 def _made(context: PaperContext, runs: Sequence[Result], command: str, backbones: ResultTable) -> FoldedBlock:
