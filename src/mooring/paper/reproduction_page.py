@@ -42,7 +42,7 @@ def write_page(results: Sequence[TargetResult], folder: Path, context: PaperCont
     check_writable(folder)
     runs = list({run.spec.key: run for result in results for run in result.results}.values())
     figures = {result.name: _write_figures(result, folder) for result in results}
-    write_atomically(folder / "runs.json", runs_json(runs))
+    write_atomically(folder / "runs.json", runs_json(runs, context.streams, context.scale))
     content = [{**result.to_json(), "figures": figures[result.name]} for result in results]
     write_atomically(folder / "findings.json", (json.dumps(content, indent=1) + "\n").encode())
     sections = [_section(result, figures[result.name]) for result in results]
