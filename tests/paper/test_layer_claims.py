@@ -4,14 +4,18 @@ import math
 
 import pytest
 
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 from mooring.paper.claims import layer_claims
-from mooring.paper.claims.claim import count_verdict, range_verdict
-from mooring.paper.context.seed_statistics import mean_difference
+from mooring.paper.claims.claim import claim_on_count
+from mooring.paper.claims.sequential_verdict import LookSchedule
+from mooring.paper.context.scale import MINIATURE, REGULARIZERS
+from mooring.paper.context.seed_statistics import mean_difference, summarize_seeds
 
 
 @pytest.fixture(scope="module")
 def claims(context):
-    return layer_claims.claims(context)
+    return layer_claims.claims(context, LookSchedule((2,)), lambda row: row)
 
 
 def test_every_claim_has_a_verdict(claims):
@@ -29,5 +33,22 @@ def test_pairs_are_averaged_by_seed():
     difference = mean_difference(([1.0, 2.0], [0.0, 0.0]), ([3.0, math.nan], [0.0, 0.0]))
     assert (difference.mean, difference.count) == (pytest.approx(2.0), 2)
     assert mean_difference(([math.nan], [1.0])) is None
-    assert range_verdict(mean_difference(([1.0], [0.0])), 0, 2) == "not decided"  # one seed
-    assert count_verdict(0, 0, 0.5) == "not decided"
+
+
+def test_definitions_that_could_not_be_measured_keep_a_claim_from_holding():
+    claim = claim_on_count("", "", 2, 2, missing=1)
+    assert (claim.ours, claim.verdict) == ("2 of 2; 1 more could not be measured", "not decided")
+    assert claim_on_count("", "", 1, 2, missing=1).verdict == "does not hold"
+    assert claim_on_count("", "", 0, 0, share=0.5).verdict == "not decided"
+
+
+def test_halves_of_the_layers_are_compared_within_a_run():
+    def run(seed):
+        spec = RunSpec("digits", "0", "ewc", seed)
+        return Result(spec, "finished", "", [10.0], [[90.0]], cka={"1": 0.9 + 0.01 * seed, "2": 0.7})
+
+    rows = {name: summarize_seeds(map(run, range(2)))[0] for name in REGULARIZERS}
+    rows |= {f"balanced-{name}": row for name, row in rows.items()}
+    deep, *_ = layer_claims._balance({MINIATURE.conditions()[0]: rows}, LookSchedule((2,)))
+    assert deep.ours.startswith("+0.2050 ")
+    assert "over 4 pairs (mlp, 1-epoch, digits)" in deep.definition

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +39,12 @@ def paper(
         Path | None, option("Another backbone, whose effect `reasons` measures.", metavar="FILE")
     ] = None,
     seeds: Annotated[int | None, option("How many seeds; the paper has 5.", min=1)] = None,
+    max_seeds: Annotated[
+        int | None, option("Up to how many seeds undecided claims get, 20 by default; as many as --seeds adds none.")
+    ] = None,
+    rescore: Annotated[
+        int | None, option("Score the best settings of the search again, with this many seeds.", min=2)
+    ] = None,
     miniature: Annotated[
         bool, option("Run a small version of everything on the embedded digits.", "--miniature")
     ] = False,
@@ -52,8 +57,7 @@ def paper(
         raise unknown("device for --trained-on", trained_on, TRAINING_DEVICES)
     selected = select_targets(targets)
     scale = (MINIATURE if miniature else PAPER).with_data(data, _names(sets)).with_regimes(_names(regimes))
-    if seeds is not None:
-        scale = replace(scale, seeds=seeds)
+    scale = scale.with_seeds(seeds, max_seeds, rescore)
     check_writable(out, create=False)
     if other_init and scale.second_network == scale.network:
         raise MooringError("--other-init is for a second network, and this scale has only one: give --init")

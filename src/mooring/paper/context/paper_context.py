@@ -95,7 +95,7 @@ class PaperContext:
     def spec(self, condition: Condition, method: str, seed: int, setting: Setting, *, search: bool = False) -> RunSpec:
         """Return the specification of a run, on the searched tasks or on the others."""
         stream = self.search_stream(condition.data) if search else self.main_stream(condition.data)
-        starts, regime = self.backbones.get(condition.network, [""]), condition.regime
+        regime = condition.regime
         dtype = regime.gpu_dtype if self.device.startswith("cuda") else "auto"
         training = Training(condition.network, epochs=regime.epochs, batch=regime.batch, dtype=dtype)
         return RunSpec(
@@ -106,9 +106,13 @@ class PaperContext:
             lr=setting.lr,
             strength=setting.strength,
             memory=find_method(method).memory,
-            init=starts[seed % len(starts)],
+            init=self._start(condition.network, seed),
             **training.on(self.device).spec_fields(),
         )
+
+    def with_seed(self, spec: RunSpec, seed: int) -> RunSpec:
+        """Return a run with another seed, and with the backbone of that seed."""
+        return replace(spec, seed=seed, init=self._start(spec.network, seed))
 
     def run(self, specs: Sequence[RunSpec], *, reject: bool = False, decides: bool = False) -> dict[RunSpec, Result]:
         """Return the results of runs, in order; train the missing ones first, as many at once as possible.
@@ -139,6 +143,11 @@ class PaperContext:
             if specs:
                 results = self.study.run(specs, self.streams, self.weights, reject=reject)
                 self._results[reject].update(zip(specs, results, strict=True))
+
+    def _start(self, network: str, seed: int) -> str:
+        """Return the backbone of a seed: seeds take those of the network in turn."""
+        starts = self.backbones.get(network, [""])
+        return starts[seed % len(starts)]
 
     def _read_backbone(self, path: Path | str) -> str:
         weights = read_weights(path)

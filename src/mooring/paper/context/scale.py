@@ -63,6 +63,8 @@ class Scale:
         regimes: the regimes of the main table; the second table and the figures use the first one.
         streams: options of the data sets, by name.
         seeds: how many seeds a cell has.
+        max_seeds: up to how many seeds the runs of a claim get as long as it is not decided.
+        rescore_seeds: how many seeds score the best settings of a search; 1, as in the paper, scores each setting once.
         search_tasks: how many of the first tasks the grid search uses; the others are trained and scored.
         lrs, strengths: the grids.
         missing_data: data sets of the paper that are not available or not selected.
@@ -78,6 +80,8 @@ class Scale:
     regimes: tuple[Regime, ...]
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
     seeds: int = 5
+    max_seeds: int = 20
+    rescore_seeds: int = 1
     search_tasks: int = 3
     lrs: tuple[float, ...] = LRS
     strengths: tuple[float, ...] = STRENGTHS
@@ -121,6 +125,20 @@ class Scale:
         missing = tuple(name for name in self.streams if name not in selected)
         return replace(self, streams=selected, missing_data=missing)
 
+    def with_seeds(self, seeds: int | None, max_seeds: int | None = None, rescore_seeds: int | None = None) -> "Scale":
+        """Return the scale with other numbers of seeds; None keeps a number.
+
+        Example:
+            >>> scale = PAPER.with_seeds(30)
+            >>> scale.seeds, scale.max_seeds
+            (30, 30)
+        """
+        seeds = self.seeds if seeds is None else seeds
+        if max_seeds is not None and max_seeds < seeds:
+            raise MooringError(f"--max-seeds {max_seeds} is less than the {seeds} seeds of every cell: give more")
+        most = max(seeds, self.max_seeds) if max_seeds is None else max_seeds
+        return replace(self, seeds=seeds, max_seeds=most, rescore_seeds=rescore_seeds or self.rescore_seeds)
+
     def with_regimes(self, names: tuple[str, ...]) -> "Scale":
         """Return the scale with only these regimes in the main table; all regimes if there are no names.
 
@@ -148,6 +166,7 @@ MINIATURE = Scale(
     regimes=(Regime("1-epoch", 1, 10), Regime("30-epochs", 3, 20)),
     streams={"digits": StreamOptions("digits", limit=60)},
     seeds=2,
+    max_seeds=3,
     search_tasks=2,
     lrs=(0.03, 0.01),
     strengths=(0.01, 1.0, 1e4),
