@@ -71,7 +71,7 @@ def _rows_at_paper_settings(context: PaperContext) -> TableRows:
     """Return the rows of penalties and explicit steps in the first regime that the main table has at those settings."""
     scale = context.scale
     specs = {}
-    for condition in set(scale.conditions()) & set(scale.first_conditions()):
+    for condition in [c for c in scale.conditions() if c.regime == scale.regimes[0]]:
         where = (condition.network, condition.regime.name, condition.data)
         methods = [name for name in (*REGULARIZERS, *EXPLICIT) if published_setting(*where, name) is not None]
         settings = {name: paper_setting(scale, condition, name) for name in methods}

@@ -234,8 +234,8 @@ def claim_on_some_pair(
     parts += [f"the paper's own pair, {untrained}, was not trained"] if untrained is not None else []
     return Claim(
         statement,
-        f"{more} by {low:g} or more, beyond an interval corrected for the number of pairs, in at least one of "
-        f"{_describe_scope(pairs)}; refuted only if all of them and the paper's own pair finished",
+        f"{more}{f' by {low:g} or more' if low else ''}, beyond an interval corrected for the number of pairs, in at "
+        f"least one of {_describe_scope(pairs)}; refuted only if all of them and the paper's own pair finished",
         "; ".join([*parts, *([details] if details and blocked else [])]),
         papers,
         verdict,
@@ -245,9 +245,8 @@ def claim_on_some_pair(
 
 
 def describe_gain(pair: MethodPair, looks: LookSchedule, metric: str = "accuracy") -> str:
-    """Return the difference of one pair at the first look, with its interval, as text."""
-    first = LookSchedule(looks.seeds[:1])
-    return _describe(decide_pairs([pair], metric, first).decision.difference)
+    """Return the difference of one pair, with its interval, as text."""
+    return _describe(decide_pairs([pair], metric, looks).decision.difference)
 
 
 def _wanted(
@@ -293,7 +292,7 @@ def _papers_mean(tested: PairsDecision, metric: MetricOfRun) -> float | None:
 
 
 def _describe(difference: Interval | None, spec: str = "+.2f") -> str:
-    return format_difference(difference, spec) or "no pair in which every run finished"
+    return format_difference(difference, spec) or "nothing to compare"
 
 
 def _describe_bounds(low: float, high: float) -> str:
