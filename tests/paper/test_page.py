@@ -1,4 +1,4 @@
-"""The page: its header, the notes below tables, the runs as JSON, the cost and the command."""
+"""The page: its header, the notes below tables, the cost and the command."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from mooring.lab.study.study import Study
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import PAPER
 from mooring.paper.context.target_result import ResultTable, TargetResult
-from mooring.paper.reproduction_page import page_header, runs_json, write_page
+from mooring.paper.reproduction_page import page_header, write_page
 from mooring.paper.targets import TARGETS, select_targets, training_cost
 
 
@@ -58,22 +58,6 @@ def test_header_lists_backbones_with_the_metadata_of_their_files(tmp_path, data_
     assert f"| cnn6 | ours.safetensors | {context.backbones['cnn6'][0]} | 81.20 | cifar10, all at once |" in header
     assert f"| cnn6 | theirs.safetensors | {context.backbones['cnn6'][1]} |  |  |" in header
     assert "| resnet18-third | none: random start |" in header
-
-
-def test_runs_are_one_short_line_each_without_usual_values():
-    runs = [run("explicit-rwalk", seed, init="cd" * 16, lr=0.001, dtype="tf32") for seed in range(3)]
-    runs.append(run(momentum=0.0, strength=1e-5, dtype="tf32"))
-    lines = runs_json(runs).decode().splitlines()
-    rows = [json.loads(line.rstrip(",")) for line in lines if line.startswith('{"key"')]
-    assert len(rows) == len(runs)
-    assert max(map(len, lines)) < 400
-    assert [row.get("momentum") for row in rows] == [None, None, None, 0.0]
-    content = json.loads(runs_json(runs))
-    assert content["usual"]["momentum"] == 0.9
-    assert content["streams"] == {"digits, trained": "ab" * 16}
-    assert content["backbones"] == ["cd" * 16]
-    assert {row.get("init") for row in content["runs"]} == {"cdcdcdcd", None}
-    assert json.loads(runs_json([]))["runs"] == []
 
 
 def test_notes_are_below_their_table(fresh_context, tmp_path):

@@ -5,7 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -17,12 +16,8 @@ from mooring.lab.streams.named_datasets import NAMED_DATASETS
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import Condition
 from mooring.paper.context.target_result import PaperCell, ResultTable, TargetResult, means_agree
+from mooring.paper.run_rows import runs_json
 from mooring.paper.targets import TARGETS
-
-METRICS_OF_A_RUN = ("accuracy", "forgetting", "learned")
-SHARED_FIELDS = ("momentum", "weight_decay", "heads", "dtype", "versions")
-FINGERPRINT_DIGITS = 8
-"""Digits of a backbone's fingerprint that a row keeps."""
 
 BACKBONE_COLUMNS = ("network", "backbone", "fingerprint", "accuracy when pre-trained", "on")
 
@@ -47,7 +42,7 @@ def write_page(results: Sequence[TargetResult], folder: Path, context: PaperCont
     check_writable(folder)
     runs = list({run.spec.key: run for result in results for run in result.results}.values())
     figures = {result.name: _write_figures(result, folder) for result in results}
-    write_atomically(folder / "runs.json", runs_json(runs))
+    write_atomically(folder / "runs.json", runs_json(runs, context.streams, context.scale))
     content = [{**result.to_json(), "figures": figures[result.name]} for result in results]
     write_atomically(folder / "findings.json", (json.dumps(content, indent=1) + "\n").encode())
     sections = [_section(result, figures[result.name]) for result in results]
@@ -234,52 +229,3 @@ def _explanation(cell: PaperCell, at_paper_setting: PaperCell | None, reason: st
     if at_paper_setting.difference * cell.difference < 0:
         return f"in the opposite direction at the paper's setting, by {difference} ({reason})"
     return f"at the paper's setting by {difference}, {reason}"
-
-
-def runs_json(runs: Sequence[Result]) -> bytes:
-    """Return an object with `usual`, `streams` and `backbones`, and `runs` with one line for each run.
-
-    A row has the specification of the run and its scores. It leaves out values equal to `usual` and missing values.
-
-    Example:
-        >>> from mooring.lab.model.spec import RunSpec
-        >>> run = Result(RunSpec("digits", "0", "plain", 0), "finished", "", [10.0], [[90.0]])
-        >>> content = json.loads(runs_json([run]))
-        >>> content["usual"]["momentum"], "momentum" in content["runs"][0], content["runs"][0]["accuracy"]
-        (0.9, False, 90.0)
-    """
-    rows = [_run_row(result) for result in runs]
-    usual = {name: _most_common([row[name] for row in rows]) for name in SHARED_FIELDS} if rows else {}
-    header = {
-        "about": "a row leaves out missing values and values equal to `usual`; backbones are shortened",
-        "usual": usual,
-        "streams": {result.spec.stream: result.spec.data for result in runs},
-        "backbones": sorted({result.spec.init for result in runs} - {""}),
-    }
-    unusual = [{n: v for n, v in row.items() if n not in usual or v != usual[n]} for row in rows]
-    lines = [json.dumps({n: v for n, v in row.items() if v is not None and v != ""}) for row in unusual]
-    opening = json.dumps(header, indent=1).removesuffix("\n}")
-    return (f'{opening},\n "runs": [\n' + ",\n".join(lines) + "\n]}\n").encode()
-
-
-def _run_row(result: Result) -> dict[str, Any]:
-    spec = result.spec.to_json()
-    del spec["data"]  # in `streams`, by the name of the stream
-    finished = result.status == "finished"
-    scores = {name: round(result.metrics[name], 4) if finished else None for name in METRICS_OF_A_RUN}
-    return {
-        "key": result.spec.key,
-        **spec,
-        "init": result.spec.init[:FINGERPRINT_DIGITS],
-        "status": result.status,
-        "reason": result.reason,
-        **scores,
-        "steps": result.steps,
-        "seconds": round(result.seconds, 3),
-        "versions": result.versions,
-    }
-
-
-def _most_common(values: Sequence[Any]) -> Any:
-    counts = Counter(json.dumps(value, sort_keys=True) for value in values)
-    return json.loads(counts.most_common(1)[0][0])

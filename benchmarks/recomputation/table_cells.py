@@ -1,0 +1,166 @@
+"""The cells of the tables and the choices of the grid search."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from recomputation.comparison import Disagreement, prints_numbers
+from recomputation.run_records import (
+    EXPLICIT,
+    IMPORTANCES,
+    REPLAY,
+    Condition,
+    Reproduction,
+    RunRecord,
+    Setting,
+    rows_by_setting,
+)
+from recomputation.seed_intervals import interval, welch_agrees
+
+ROWS = ("plain", *IMPORTANCES, "uniform", "random", *EXPLICIT, *REPLAY)
+CONTROLS = ("frozen", "frozen-after-first", "joint")
+METRICS = ("accuracy", "forgetting")
+PAPER_SEEDS = 5
+
+Row = dict[str, Any]
+
+
+class GridCell:
+    """The search of a method under a condition.
+
+    Attributes:
+        settings: the seeds of every setting.
+        best: the most accurate setting that every seed finished; the largest learning rate, then the smallest strength
+            of several; None if there is none.
+        tied: the other settings with the same accuracy.
+        dropped: the settings that some seed did not finish.
+    """
+
+    def __init__(self, runs: Sequence[RunRecord]) -> None:
+        self.settings = {setting: seeds for (_, _, setting), seeds in rows_by_setting(runs).items()}
+        self.dropped = [s for s, seeds in self.settings.items() if not all(run.finished for run in seeds)]
+        means = {
+            setting: sum(run.accuracy for run in seeds) / len(seeds)
+            for setting, seeds in self.settings.items()
+            if setting not in self.dropped
+        }
+        highest = max(means.values(), default=None)
+        equal = sorted((s for s, mean in means.items() if mean == highest), key=lambda s: (-s.lr, s.strength or 0.0))
+        self.best, self.tied = (equal[0], equal[1:]) if equal else (None, [])
+
+
+def grid_cells(reproduction: Reproduction) -> dict[Condition, dict[str, GridCell]]:
+    """Return the search of every method under every condition of the tables."""
+    runs = [run for run in reproduction.runs_of("grids") if run.part == "searched"]
+    cells: dict[Condition, dict[str, GridCell]] = {}
+    for condition in dict.fromkeys([*reproduction.main_conditions, *reproduction.second_conditions]):
+        here = [run for run in runs if run.condition == condition]
+        cells[condition] = {
+            method: GridCell([run for run in here if run.method == method]) for method in (*ROWS, *CONTROLS)
+        }
+    return cells
+
+
+def best_settings(reproduction: Reproduction) -> dict[Condition, dict[str, Setting]]:
+    """Return our setting of each method; methods without one are left out."""
+    return {
+        condition: {method: cell.best for method, cell in methods.items() if cell.best is not None}
+        for condition, methods in grid_cells(reproduction).items()
+    }
+
+
+def grid_rows(reproduction: Reproduction) -> dict[str, list[Row]]:
+    """Return the expected rows of the target `grids`, by title."""
+    tables: dict[str, list[Row]] = {}
+    for condition, methods in grid_cells(reproduction).items():
+        rows = tables[str(condition)] = []
+        for method, cell in methods.items():
+            papers = reproduction.published_setting(condition, method)
+            rows.append(
+                {
+                    "method": method,
+                    "lr": _general(cell.best and cell.best.lr),
+                    "strength": _general(cell.best and cell.best.strength),
+                    "paper's lr": _general(papers and papers.lr),
+                    "paper's strength": _general(papers and papers.strength),
+                    "tried": len(cell.settings),
+                    "dropped": len(cell.dropped),
+                    "as good": len(cell.tied) or None,
+                }
+            )
+    return tables
+
+
+def table_rows(reproduction: Reproduction, target: str) -> dict[str, list[Row]]:
+    """Return the expected rows of `table1` or `resnet`, by title."""
+    main = target == "table1"
+    conditions = reproduction.main_conditions if main else reproduction.second_conditions
+    methods = ROWS if main else tuple(method for method in ROWS if method not in REPLAY)
+    trained = [run for run in reproduction.runs_of(target) if run.part == "trained"]
+    seeds, chosen = rows_by_setting(trained), best_settings(reproduction)
+    tables: dict[str, list[Row]] = {}
+    for condition in conditions:
+        ours = {method: chosen[condition].get(method) for method in (*methods, *CONTROLS)}
+        papers = {method: reproduction.published_setting(condition, method) for method in methods}
+        # The paper does not give the setting of plain fine-tuning.
+        papers["plain"] = papers["plain"] or papers["explicit-ewc"] or ours["plain"]
+        for settings, where in ((ours, "at our settings"), (papers, "at the paper's settings")):
+            tables[f"{condition}, {where}"] = [
+                _table_row(reproduction, condition, method, setting, seeds.get((condition, method, setting), []))
+                for method, setting in settings.items()
+                if setting is not None
+            ]
+    return {title: rows for title, rows in tables.items() if rows}
+
+
+def _table_row(
+    reproduction: Reproduction, condition: Condition, method: str, setting: Setting, runs: Sequence[RunRecord]
+) -> Row:
+    paper = reproduction.published_cell(condition, method)
+    label = method if setting.strength is None else f"{method} {setting.strength:g}"
+    row: Row = {"method": label, "lr": _general(setting.lr)}
+    finished = [run for run in runs if run.finished]
+    for metric in METRICS:
+        ours = interval([value for run in finished if (value := run.metric(metric)) is not None])
+        mean, std = paper.get(metric), paper.get(f"{metric}_std")
+        both = ours is not None and mean is not None
+        row[metric] = None if ours is None else [ours.mean, *([ours.std] if ours.count > 1 else [])]
+        row[f"paper's {metric}"] = None if mean is None else [mean] if std is None else [mean, std]
+        row[f"{metric} differs by"] = ours.mean - mean if ours is not None and mean is not None else None
+        row[f"{metric} agrees"] = welch_agrees(ours, mean, std, PAPER_SEEDS) if both else None
+    counts = {status: sum(run.status == status for run in runs) for status in ("unstable", "rejected")}
+    row["verdict"] = ", ".join(f"{status} in {n} of {len(runs)}" for status, n in counts.items() if n)
+    return row
+
+
+def _general(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"
+
+
+def compare_tables(reproduction: Reproduction, target: str, tables: dict[str, list[Row]]) -> tuple[int, Iterator]:
+    """Return how many cells were recomputed, and yield the disagreements with the tables of a target."""
+    written = {table["title"]: table["rows"] for table in reproduction.findings[target]["tables"]}
+    count = sum(len(row) - 1 for rows in tables.values() for row in rows)
+    return count, _compare(target, written, tables)
+
+
+def _compare(target: str, written: dict[str, list[Row]], tables: dict[str, list[Row]]) -> Iterator[Disagreement]:
+    for title in dict.fromkeys([*tables, *written]):
+        by_label = [{row["method"]: row for row in rows.get(title, [])} for rows in (written, tables)]
+        theirs, ours = by_label
+        for label in dict.fromkeys([*ours, *theirs]):
+            where = f"{target}, {title}, {label}"
+            if label not in ours or label not in theirs:
+                present = ["a row" if label in rows else "no row" for rows in (theirs, ours)]
+                yield Disagreement(where, *present)
+                continue
+            for column, expected in ours[label].items():
+                if not _same(theirs[label].get(column), expected):
+                    yield Disagreement(f"{where}, {column}", theirs[label].get(column), expected)
+
+
+def _same(written: Any, expected: Any) -> bool:
+    if isinstance(expected, list):
+        return isinstance(written, str) and prints_numbers(written, expected)
+    if isinstance(expected, float):  # rounded to two decimals
+        return isinstance(written, int | float) and abs(written - expected) <= 0.005 + 1e-9
+    return bool(written == expected)
