@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\d.]*-[a-z])")
 STORED_PRECISION = 2e-9
 """Relative rounding of the floats in `runs.json`."""
 
@@ -26,7 +26,7 @@ def printed_numbers(text: str) -> list[str]:
     """Return the numbers of a text as they are printed.
 
     Example:
-        >>> printed_numbers("-0.45 [-25.60, +24.70] over the 13 pairs on cifar100")
+        >>> printed_numbers("-0.45 [-25.60, +24.70] over 13 pairs on cifar100 in 30-epochs")
         ['-0.45', '-25.60', '+24.70', '13']
     """
     return [number.rstrip(",") for number in NUMBER.findall(text)]

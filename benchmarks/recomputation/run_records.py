@@ -164,12 +164,12 @@ class Reproduction:
     def main_conditions(self) -> list[Condition]:
         """The columns of the main table."""
         regimes = [name for name in self.scale["regimes"] if name in (self.scale["selected_regimes"] or [name])]
-        return [Condition(self.scale["network"], regime, data) for regime in regimes for data in self.scale["data"]]
+        return [Condition(self.scale["network"], regime, data) for regime in regimes for data in self.scale["streams"]]
 
     @property
     def second_conditions(self) -> list[Condition]:
         """The columns of the second network's table, in the first regime."""
-        return [Condition(self.scale["second_network"], self.first_regime, data) for data in self.scale["data"]]
+        return [Condition(self.scale["second_network"], self.first_regime, data) for data in self.scale["streams"]]
 
     @property
     def first_regime(self) -> str:
@@ -188,6 +188,11 @@ class Reproduction:
             *where, condition.data, name
         )
         return None if found is None else Setting(found["lr"], found["lambda"])
+
+    def published_violations(self, data: str, method: str) -> int | None:
+        """Return how many parameters violated the bound in the paper when training first became unstable."""
+        count: int | None = self._look_up("instability", "violations_at_first_instability", data, method)
+        return count
 
     def _look_up(self, *keys: str) -> Any:
         value = self._published

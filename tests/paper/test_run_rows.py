@@ -89,4 +89,4 @@ def test_header_has_the_grids_and_regimes(row_of):
     _, content = row_of()
     scale = content["scale"]
     assert scale["regimes"]["30-epochs"] == {"epochs": 3, "batch": 20}
-    assert (scale["lrs"], scale["seeds"], scale["data"]) == ([0.03, 0.01], 2, ["digits"])
+    assert (scale["lrs"], scale["seeds"], scale["streams"]) == ([0.03, 0.01], 2, ["digits"])

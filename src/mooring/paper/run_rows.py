@@ -78,17 +78,10 @@ def runs_json(runs: Sequence[Result], streams: Mapping[str, Stream], scale: Scal
 
 
 def _scale_header(scale: Scale) -> dict[str, Any]:
-    return {
-        "network": scale.network,
-        "second_network": scale.second_network,
-        "regimes": {regime.name: {"epochs": regime.epochs, "batch": regime.batch} for regime in scale.regimes},
-        "selected_regimes": scale.selected_regimes,
-        "data": list(scale.streams),
-        "seeds": scale.seeds,
-        "search_tasks": scale.search_tasks,
-        "lrs": scale.lrs,
-        "strengths": scale.strengths,
-    }
+    """Return every number of a scale; regimes by name, and data sets without their options."""
+    numbers = {field.name: getattr(scale, field.name) for field in fields(scale)}
+    regimes = {regime.name: {"epochs": regime.epochs, "batch": regime.batch} for regime in scale.regimes}
+    return {**numbers, "regimes": regimes, "streams": list(scale.streams)}
 
 
 def _stream_header(stream: Stream) -> dict[str, Any]:
