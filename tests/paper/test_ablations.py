@@ -18,8 +18,8 @@ from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import MINIATURE, PAPER, REPLAY, ROWS
 from mooring.paper.context.target_result import ResultTable, TargetResult, make_cell
 from mooring.paper.effects import closest_change, differs, explain, measure_effects
+from mooring.paper.page.difference_notes import add_table_notes
 from mooring.paper.published.published_numbers import PublishedCell
-from mooring.paper.reproduction_page import add_table_notes
 from mooring.paper.targets import TARGETS, run_targets, select_targets
 
 CONDITION = PAPER.conditions()[0]  # cifar100, where the paper's ewc has 62.5 ± 0.6
@@ -414,5 +414,5 @@ def test_setting_without_a_significant_effect_explains_nothing():
 def test_note_says_what_was_not_tested():
     untested = notes([table(CONDITION, BEFORE, True)])
     assert untested == [["1 cell differs from the paper; `mooring paper reasons` tests why."]]
-    assert "not tested with cnn6 in 30-epochs" in notes([table(OTHER_REGIME, BEFORE, True)], {})[0][0]
+    assert "no change was tested under this condition" in notes([table(OTHER_REGIME, BEFORE, True)], {})[0][0]
     assert "no seed finished at the paper's setting" in notes([table(CONDITION, BEFORE, False)], {})[0][0]

@@ -1,8 +1,10 @@
-"""The page: its header, the notes below tables, the cost and the command."""
+"""Tests of the page: its parts and their order, its numbers, its two forms, another backbone, cost and command."""
 
 import json
+import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -10,20 +12,99 @@ import torch
 from safetensors.torch import save_file
 
 from mooring.cli.paper_command import _cost_line, _portable_command
+from mooring.errors import MooringError
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
+from mooring.lab.study.pretraining import RECIPES
 from mooring.lab.study.study import Study
+from mooring.paper.changes import BASE
+from mooring.paper.claims.claim import Claim
 from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import PAPER
+from mooring.paper.context.scale import EXPLICIT, PAPER
+from mooring.paper.context.seed_statistics import summarize_seeds
 from mooring.paper.context.target_result import ResultTable, TargetResult
-from mooring.paper.reproduction_page import page_header, write_page
+from mooring.paper.effects import explain, measure_effects
+from mooring.paper.page.backbone_levels import read_findings
+from mooring.paper.page.difference_notes import add_table_notes, difference_lines
+from mooring.paper.page.page_writer import write_page
+from mooring.paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
+from mooring.paper.page.verdict import verdict_sentences
+from mooring.paper.published.published_numbers import published
+from mooring.paper.tables import accuracy_tables
+from mooring.paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
 from mooring.paper.targets import TARGETS, select_targets, training_cost
+
+CIFAR, FLOWERS = PAPER.conditions()[:2]  # one epoch
+SEEDS = range(5)
 
 
 def run(method="plain", seed=0, **fields):
     spec = RunSpec("digits, trained", "ab" * 16, method, seed, **fields)
     versions = {"device": "NVIDIA H200", "torch": "2.0", "python": "3.11", "mooring": "0.1"}
     return Result(spec, "finished", "", [10.0], [[90.0]], steps=700, seconds=30.0, versions=versions)
+
+
+def scored(method, seed, accuracy, forgetting):
+    """A run over two tasks with this accuracy and forgetting."""
+    last = accuracy + forgetting
+    matrix = [[last, 10.0], [accuracy - forgetting, last]]
+    return Result(RunSpec("cifar100", "0", method, seed, lr=0.001), "finished", "", [10.0, 10.0], matrix)
+
+
+def table(condition, shifts, settings=OUR_SETTINGS, seeds=SEEDS):
+    """A table of `table1` in which methods differ from the paper's accuracy by so many points, with a small spread."""
+    results = []
+    for method, shift in shifts.items():
+        cell = published(condition.network, condition.regime.name, condition.data, method)
+        mean = 70.0 if cell is None else cell.accuracy
+        forgetting = 0.5 if cell is None else cell.forgetting
+        results += [scored(method, seed, mean + shift + 0.02 * (seed - 2), forgetting) for seed in seeds]
+    rows = summarize_seeds(results)
+    cells = [accuracy_tables._cells(condition, row, settings == PAPER_SETTINGS) for row in rows]
+    values = [accuracy_tables._table_row(condition, row, cell) for row, cell in zip(rows, cells, strict=True)]
+    with_paper = [cell for by_metric in cells for cell in by_metric.values() if cell is not None]
+    return ResultTable(f"{condition}, {settings}", list(values[0]), values, with_paper)
+
+
+def both(condition, shifts):
+    return [table(condition, shifts, settings) for settings in (OUR_SETTINGS, PAPER_SETTINGS)]
+
+
+def claims(**verdicts):
+    rows = [
+        Claim(f"{name} is so.", "x > 0", "+1.00 [+0.50, +1.50]; more", "2", v).to_row() for name, v in verdicts.items()
+    ]
+    return TargetResult("claims", ["Claims."], [ResultTable("Group", list(rows[0]), rows)])
+
+
+SHIFTS = {"plain": -12.0, "explicit-ewc": 0.4, "explicit-mas": 5.0, "explicit-si": 5.2, "er": 3.0, "frozen": 0.0}
+REASONS = {
+    (CIFAR, "plain", "accuracy"): "explained by momentum 0 (+16.47 [+8.89, +24.05])",
+    (
+        CIFAR,
+        "explicit-mas",
+        "accuracy",
+    ): "explained by momentum 0 (-4.00 [-5.00, -3.00]) or another backbone (-5.0 [-6, -4])",
+    (CIFAR, "explicit-si", "accuracy"): "explained by another backbone (-5.20 [-6.00, -4.00])",
+    (CIFAR, "er", "accuracy"): "not explained by any of 9 changes, and none moves it significantly",
+}
+CHANGED = {"method": "plain", "changed": "momentum 0", "accuracy": "12.34", "accuracy: what it does": "explains it"}
+
+
+@pytest.fixture
+def results():
+    reasons = ResultTable("every change", list(CHANGED), [CHANGED])
+    return [
+        TargetResult("table1", ["All."], both(CIFAR, SHIFTS)),
+        TargetResult("reasons", ["Why."], [reasons], reasons=REASONS),
+        claims(first="holds", second="does not hold", third="not decided"),
+    ]
+
+
+@pytest.fixture
+def folder(results, fresh_context, tmp_path):
+    write_page(add_table_notes(results), tmp_path / "out", fresh_context, command="mooring paper all")
+    return tmp_path / "out"
 
 
 @pytest.fixture
@@ -33,39 +114,299 @@ def data_folder(tmp_path):
     return tmp_path / "data"
 
 
-def test_header_gives_models_iterations_time_and_device(fresh_context):
-    header = page_header(fresh_context, [run(), run(seed=1), run(seed=2)], "mooring paper all")
-    assert "3 models were trained (3 finished), 2,100 iterations" in header
-    assert "1.5 minutes on NVIDIA H200" in header
-    assert "Every run starts from random weights." in header
-    assert "not yet run" not in header
+# What a reproduction was made from
 
 
-def test_header_names_missing_data_sets(tmp_path, data_folder):
+def test_summary_gives_models_iterations_time_and_device():
+    summary = training_summary([run(), run(seed=1), run(seed=2)])
+    assert "3 models were trained (3 finished), 2,100 iterations" in summary
+    assert "1.5 minutes on NVIDIA H200" in summary
+
+
+def test_missing_data_sets_are_named(tmp_path, data_folder):
     context = PaperContext(Study(tmp_path / "p.sqlite"), PAPER.with_data(data_folder))
-    header = page_header(context, [], "mooring paper all --data DIR")
-    assert "caltech256: **not yet run**. Put it at `DIR/caltech256` in its public folder layout" in header
-    assert "flowers102: **" not in header
+    (line,) = missing_data_lines(context)
+    assert line.startswith("caltech256: **not yet run**. Put it at `DIR/caltech256` in its public folder layout")
 
 
-def test_header_lists_backbones_with_the_metadata_of_their_files(tmp_path, data_folder):
-    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
-    metadata = {"mooring": json.dumps({"accuracy": 81.2, "stream": "cifar10, all at once"})}
-    save_file({"w": torch.zeros(1)}, ours, metadata=metadata)
-    save_file({"w": torch.ones(1)}, theirs)
-    context = PaperContext(Study(tmp_path / "p.sqlite"), PAPER.with_data(data_folder), {"cnn6": [ours, theirs]})
-    header = page_header(context, [], "mooring paper all")
-    assert f"| cnn6 | ours.safetensors | {context.backbones['cnn6'][0]} | 81.20 | cifar10, all at once |" in header
-    assert f"| cnn6 | theirs.safetensors | {context.backbones['cnn6'][1]} |  |  |" in header
-    assert "| resnet18-third | none: random start |" in header
+def test_backbones_have_the_accuracy_and_recipe_of_their_files(tmp_path, data_folder):
+    files = [tmp_path / f"{name}.safetensors" for name in ("papers", "cosine", "unknown")]
+    recorded = {"accuracy": 78.2, "stream": "cifar10, all at once", **asdict(RECIPES["paper"])}
+    contents = [recorded, {**recorded, "epochs": 30, "schedule": "cosine"}, None]
+    for number, (file, content) in enumerate(zip(files, contents, strict=True)):
+        metadata = {"mooring": json.dumps(content)} if content else None
+        save_file({"w": torch.full((1,), float(number))}, file, metadata=metadata)
+    context = PaperContext(Study(tmp_path / "p.sqlite"), PAPER.with_data(data_folder), {"cnn6": files})
+    rows = backbones_table(context).rows
+    assert [row.get("recipe") for row in rows] == ["the paper's", "epochs 30, schedule cosine", None, None]
+    assert [row.get("accuracy") for row in rows] == [78.2, 78.2, None, None]
+    assert rows[3] == {"network": "resnet18-third", "backbone": "none: random start"}
+    assert "backbones of another recipe" in " ".join(protocol_lines(context, [], backbones_table(context)))
 
 
-def test_notes_are_below_their_table(fresh_context, tmp_path):
-    notes = ["ewc: accuracy differs by +1.00: not tested."]
-    table = ResultTable("T", ["method"], [{"method": "ewc"}], notes=notes)
-    results = [TargetResult("table1", tables=[table])]
-    page = write_page(results, tmp_path / "out", fresh_context, command="mooring paper table1")
-    assert "| ewc |\n\nWhy cells differ:\n\n- ewc: accuracy differs" in page.read_text()
+def test_protocol_lists_what_differs_from_the_paper(tmp_path, data_folder):
+    context = PaperContext(
+        Study(tmp_path / "p.sqlite"), replace(PAPER.with_data(data_folder), seeds=3, rescore_seeds=4)
+    )
+    trained = [run("ewc", dtype="bf16")]
+    results = [TargetResult("claims", results=trained)]
+    same, different, unstated = protocol_lines(context, results, backbones_table(context))
+    assert same.startswith("**As in the paper**: regimes (1 epoch with batch 10, 30 epochs with batch 256)")
+    assert "3 seeds" in different
+    assert "without caltech256" in different
+    assert "bf16" in different
+    assert "the best settings of the search scored again with 4 seeds" in different
+    assert "up to 20 seeds for claims that 3 leave undecided" in different
+    assert "backbones of another recipe" in different
+    assert "seeds" not in same
+    assert unstated.startswith("**Not stated in the paper**")
+
+
+# The verdict, and what differs
+
+
+def test_verdict_counts_cells_within_bounds_within_chance_and_by_family(results):
+    cells, families, verdicts = verdict_sentences(results)
+    # Of 5 methods with paper's numbers, forgetting is the paper's in all; accuracy is within 1 point in one.
+    assert cells.startswith(
+        "**6 of 10 cells of the main table agree with the paper**: 6 within 1.0 points of accuracy or 0.3"
+    )
+    assert (
+        "explicit step 4 of 6, plain fine-tuning 1 of 2, replay 1 of 2; at the paper's own settings, 6 of 10"
+        in families
+    )
+    assert verdicts == "**Of 3 claims, 1 hold**, 1 do not hold, and 1 are not decided."
+
+
+def test_a_cell_with_one_seed_is_neither_equal_nor_different():
+    (sentence, _) = verdict_sentences([TargetResult("table1", [], [table(CIFAR, {"plain": -12.0}, seeds=[0])])])
+    assert sentence.startswith("**1 of 2 cells")
+    assert "With too few seeds, 1 cell cannot be judged." in sentence
+
+
+def test_cells_with_the_same_reason_share_a_line(results):
+    """The cell that two changes explain is listed with one of them only."""
+    lines = difference_lines(results[0], OUR_SETTINGS, REASONS)
+    members = "1-epoch, cifar100: accuracy of plain, explicit-mas by -12.00 to +5.00."
+    assert lines[0] == f"**Explained by momentum 0** (2 cells): {members}"
+    assert lines[1].startswith(
+        "**Explained by another backbone** (1 cell): 1-epoch, cifar100: accuracy of explicit-si by +5.20"
+    )
+    assert lines[2].startswith("**Not explained by any change** (1 cell)")
+    assert len(lines) == 3
+
+
+def test_a_complete_family_has_one_name():
+    result = TargetResult("table1", [], both(CIFAR, dict.fromkeys(EXPLICIT, 5.0)))
+    reasons = {(CIFAR, method, "accuracy"): "explained by another backbone" for method in EXPLICIT}
+    (line,) = difference_lines(result, OUR_SETTINGS, reasons)
+    assert (
+        line
+        == "**Explained by another backbone** (4 cells): 1-epoch, cifar100: accuracy of the explicit step by +5.00."
+    )
+
+
+def test_a_cell_without_a_reason_says_what_is_missing():
+    result = TargetResult("table1", [], both(FLOWERS, {"plain": -12.0}))
+    assert difference_lines(result, OUR_SETTINGS, REASONS)[0].startswith(
+        "**No change was tested under this condition**"
+    )
+    alone = TargetResult("table1", [], [table(CIFAR, {"plain": -12.0})])
+    assert difference_lines(alone, OUR_SETTINGS, {})[0].startswith("**No seed finished at the paper's setting")
+    assert difference_lines(result, OUR_SETTINGS, None) == [
+        "1 cell differs from the paper; `mooring paper reasons` tests why."
+    ]
+
+
+def test_reasons_of_the_ablations_are_grouped_by_their_change():
+    before = [scored("ewc", seed, 58.0 + 0.02 * seed, 2.07) for seed in SEEDS]
+    after = [scored("ewc", seed, 62.5 + 0.02 * seed, 2.07) for seed in SEEDS]
+    tested = {BASE.name: before, "momentum 0": after, "batch 32": after}
+    effects = measure_effects((CIFAR, "ewc"), tested, "accuracy")
+    reasons = {(CIFAR, "ewc", "accuracy"): explain(effects)}
+    (line,) = difference_lines(TargetResult("table1", [], both(CIFAR, {"ewc": -4.5})), OUR_SETTINGS, reasons)
+    assert re.match(r"\*\*Explained by (momentum 0|batch 32)\*\* \(1 cell\)", line)
+    unexplained = measure_effects((CIFAR, "ewc"), {BASE.name: before, "momentum 0": before}, "accuracy")
+    reasons = {(CIFAR, "ewc", "accuracy"): explain(unexplained)}
+    (line,) = difference_lines(TargetResult("table1", [], both(CIFAR, {"ewc": -4.5})), OUR_SETTINGS, reasons)
+    assert line.startswith("**Not explained by any change** (1 cell)")
+
+
+# The two forms of the page
+
+
+def test_parts_are_in_order_and_details_are_folded(folder):
+    for page, folded in (("index.md", '<details markdown="1">'), ("index.html", "<details>")):
+        text = (folder / page).read_text()
+        order = [
+            "cells of the main table agree",
+            "Table 1 beside",
+            "What differs, and why",
+            "Details",
+            folded,
+        ]
+        places = [text.index(part) for part in order]
+        assert places == sorted(places)
+        titles = re.findall(r"<summary>(.*?)</summary>", text)
+        assert [title.partition(":")[0] for title in titles[:2]] == ["reasons", "claims"]
+        assert len(titles) == 5
+        assert text.count("<details") == text.count("</details>") == 5
+
+
+def test_compact_table_marks_cells_that_differ(folder):
+    page = (folder / "index.md").read_text()
+    assert "| plain | **43.3 ≠ 55.3** | 9.13 / 9.13 |" in page
+    assert "| explicit-ewc | 64.2 / 63.8 | 0.08 / 0.08 |" in page
+    assert "| frozen | 70.0 | 0.50 |" in page
+
+
+def test_every_number_of_the_compact_table_is_in_the_findings(folder):
+    lines = (folder / "index.md").read_text().splitlines()
+    rows = [line for line in lines[: lines.index("## What differs, and why")] if line.startswith("| ")][2:]
+    findings = {entry["target"]: entry for entry in json.loads((folder / "findings.json").read_text())}
+    detailed = {row["method"]: row for row in findings["table1"]["tables"][0]["rows"]}
+    assert len(rows) == len(SHIFTS)
+    for row in rows:
+        method, accuracy, forgetting = (text.strip(" *") for text in row.strip("|").split("|"))
+        for text, metric, digits in ((accuracy, "accuracy", 1), (forgetting, "forgetting", 2)):
+            names = (metric, f"paper's {metric}")
+            numbers = [float(detailed[method][name].split()[0]) for name in names if detailed[method][name]]
+            assert re.findall(r"[\d.]+", text) == [f"{number:.{digits}f}" for number in numbers]
+
+
+def test_findings_have_every_sentence_and_table_of_the_page(folder):
+    (page,) = [entry for entry in json.loads((folder / "findings.json").read_text()) if entry["target"] == "page"]
+    known = "\n".join(
+        [*page["text"], *(str(value) for t in page["tables"] for row in t["rows"] for value in row.values())]
+    )
+    markdown = re.sub(
+        r"```.*?```|<[^>]*>|^#.*|reasons:.*|claims:.*", "", (folder / "index.md").read_text(), flags=re.S | re.M
+    )
+    for number in re.findall(r"\d+\.\d+", markdown):
+        assert number in known, number
+
+
+def test_long_tables_stay_in_the_findings(folder):
+    page = (folder / "index.md").read_text()
+    assert "12.34" in (folder / "findings.json").read_text()
+    assert "12.34" not in page
+    assert "| momentum 0 | 1 | 0 | 0 | 0 |" in page
+    assert "[findings.json](findings.json)" in page
+
+
+class Tags(HTMLParser):
+    """The tags that are open, and every address that the page names."""
+
+    VOID = ("meta", "br", "img", "use", "path", "link", "input", "hr")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.addresses = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.addresses += [value for name, value in attributes if name in ("href", "src", "action", "data")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_html_is_well_formed_and_loads_nothing(folder):
+    text = (folder / "index.html").read_text()
+    tags = Tags(text)
+    assert not tags.open
+    assert set(tags.addresses) == {"findings.json", "runs.json"}
+    assert "default-src 'none'" in text
+    assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    assert '<th colspan="2" scope="colgroup">1-epoch, cifar100</th>' in text
+
+
+def test_figures_are_in_the_page_and_in_files(fresh_context, tmp_path):
+    (result,) = [target.run(fresh_context) for target in select_targets(["effective-lr"])]
+    page = write_page([result], tmp_path / "out", fresh_context, command="mooring paper effective-lr")
+    assert "(effective-lr-age.png)" in page.read_text()
+    assert (tmp_path / "out" / "effective-lr-age.svg").exists()
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert text.count("<svg") == 1
+    assert not Tags(text).open
+    assert result.text[0] in page.read_text(), "without the claims, its own sentences are shown"
+
+
+def test_text_of_a_result_is_escaped(fresh_context, tmp_path):
+    result = TargetResult("effective-lr", ["1 < 2 & <script>alert(1)</script>"])
+    write_page([result], tmp_path / "out", fresh_context, command="mooring paper '<b>'")
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert "1 &lt; 2 &amp; &lt;script&gt;" in text
+    assert "<script>alert" not in text
+
+
+def test_notes_are_in_the_findings(folder):
+    tables = json.loads((folder / "findings.json").read_text())[0]["tables"]
+    assert (
+        tables[0]["notes"][0] == "plain: accuracy differs by -12.00: explained by momentum 0 (+16.47 [+8.89, +24.05])."
+    )
+
+
+# Another backbone
+
+
+def write_other(folder, context, **verdicts):
+    results = [TargetResult("table1", [], both(CIFAR, {"plain": 20.0})), claims(**verdicts)]
+    write_page(results, folder, context, command="mooring paper all")
+    return folder / "findings.json"
+
+
+def test_changed_verdicts_are_listed_by_direction(results, fresh_context, tmp_path):
+    other = write_other(
+        tmp_path / "out" / "strong", fresh_context, first="does not hold", second="does not hold", fourth="holds"
+    )
+    write_page(results, tmp_path / "out", fresh_context, command="mooring paper all", other_findings=other)
+    page = (tmp_path / "out" / "index.md").read_text()
+    part = page[page.index("## What another backbone changes") : page.index("## Details")]
+    assert (
+        "Of 2 claims in both, 1 have the same verdict and 1 have another: 1 holds here and does not hold there." in part
+    )
+    assert "| first is so. | holds | does not hold |" in part
+    assert "- third is so. (only here: not decided)" in part
+    assert "- fourth is so. (only there: holds)" in part
+    assert "| plain | 43.3 / 75.3 | 9.13 / 9.13 |" in part
+    assert "(strong/index.md)" in part
+    assert 'href="strong/index.html"' in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_the_same_findings_change_nothing(results, folder, fresh_context, tmp_path):
+    write_page(results, tmp_path / "again", fresh_context, command="x", other_findings=folder / "findings.json")
+    page = (tmp_path / "again" / "index.md").read_text()
+    assert "Of 3 claims in both, 3 have the same verdict and 0 have another." in page
+    assert "/index.md)" not in page, "a page in an unrelated folder is not linked"
+
+
+def test_levels_of_the_backbones_are_named(tmp_path, data_folder, results):
+    levels = {"weak": 78.25, "strong": 89.0}
+    for name, accuracy in levels.items():
+        save_file({"w": torch.zeros(1)}, tmp_path / name, metadata={"mooring": json.dumps({"accuracy": accuracy})})
+    other = None
+    for name in levels:
+        context = PaperContext(
+            Study(tmp_path / f"{name}.sqlite"), PAPER.with_data(data_folder), {"cnn6": [tmp_path / name]}
+        )
+        page = write_page(results, tmp_path / f"{name}-page", context, command="x", other_findings=other)
+        other = tmp_path / f"{name}-page" / "findings.json"
+    assert "Here runs start from a backbone with 89.0 %, there from a backbone with 78.2 %." in page.read_text()
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '[{"tables": []}]', '{"a": 1}', '[{"target": "t", "tables": [{}]}]'])
+def test_a_file_that_has_no_findings_is_refused(tmp_path, content):
+    file = tmp_path / "other.json"
+    file.write_text(content)
+    with pytest.raises(MooringError, match=r"has no findings: give a findings\.json"):
+        read_findings(file)
+
+
+# Runs, cost and command
 
 
 def test_cost_counts_iterations_before_any_data_is_read():

@@ -23,17 +23,20 @@ from mooring.lab.study.store import lock_study
 from mooring.paper.backbone_plan import BackbonePlan, backbone_folder, plan_backbones
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import MINIATURE, PAPER, Scale
-from mooring.paper.reproduction_page import add_table_notes, write_page
-from mooring.paper.targets import TARGETS, Target, run_targets, select_targets, training_cost
+from mooring.paper.page.backbone_levels import read_findings
+from mooring.paper.page.difference_notes import add_table_notes
+from mooring.paper.page.page_writer import write_page
+from mooring.paper.targets import TARGETS, Target, describe_items, run_targets, select_targets, training_cost
 
 TRAINING_DEVICES = ("cpu", "cuda")
 TARGET_LIST = "; ".join(f"{target.name}: {target.summary}" for target in TARGETS.values())
+TARGET_HELP = f"all, or some of {TARGET_LIST}; or a number of the paper, such as fig3, table2 or eq4."
 
 
 @with_option_groups
 def paper(
     flags: StudyFlags,
-    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"all, or some of {TARGET_LIST}.")],
+    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help=TARGET_HELP)],
     data: Annotated[
         Path | None,
         option("A folder with cifar100/, flowers102/, ... in it, and cifar10/ for backbones.", metavar="DIR"),
@@ -74,16 +77,28 @@ def paper(
     ] = False,
     trained_on: Annotated[str | None, option("Read results that were trained on this device: cpu or cuda.")] = None,
     out: Annotated[Path, option("The folder of the page.", metavar="DIR")] = Path("reproduction"),
+    other_findings: Annotated[
+        Path | None,
+        option("A findings.json from other backbones, to compare the page with.", "--beside", metavar="FILE"),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Reproduce the paper: train what has no result yet, and write a page that compares our numbers with its own."""
     if trained_on not in (None, *TRAINING_DEVICES):
         raise unknown("device for --trained-on", trained_on, TRAINING_DEVICES)
-    selected = select_targets(targets)
+    if not select_targets(targets):  # formulas, which need no data
+        typer.echo("\n".join(describe_items(targets)))
+        return
     scale = (MINIATURE if miniature else PAPER).with_data(data, _names(sets)).with_regimes(_names(regimes))
     scale = scale.with_seeds(seeds, max_seeds, rescore)
     if levels:
         scale = replace(scale, levels=tuple(levels))
+    selected, items = select_targets(targets, scale.missing_data), describe_items(targets, scale.missing_data)
+    if not selected:
+        typer.echo("\n".join(items))
+        return
+    if other_findings is not None:
+        read_findings(other_findings)  # refuse a wrong file before anything is trained
     check_writable(out, create=False)
     if scale.second_network == scale.network:
         for name, value in (("--other-init", other_init), ("--second-seeds", second_seeds)):
@@ -95,12 +110,12 @@ def paper(
     study = open_study(flags)
     context = PaperContext(study, scale, backbones, trained_on, instead, levels or [])
     if not flags.quiet:
-        print(_cost_line(selected, scale), file=sys.stderr)
+        print(*items, _cost_line(selected, scale), sep="\n", file=sys.stderr)
     _pretrain(plan, context, flags)
     results = add_table_notes(run_targets(selected, context))
     study.store.log(command_line())
     files = [*(init or []), *(other_init or []), *(levels or []), *filter(None, [instead]), flags.study]
-    page = write_page(results, out, context, command=_portable_command(data, files))
+    page = write_page(results, out, context, command=_portable_command(data, files), other_findings=other_findings)
     if json:
         typer.echo(as_json({"page": str(page), "findings": [result.to_json() for result in results]}))
         return

@@ -21,6 +21,7 @@ from mooring.paper.figures import (
     roots,
     violations,
 )
+from mooring.paper.published.numbering import PaperItem, find_item, item_ranges, join_numbers
 from mooring.paper.tables import accuracy_tables, grid_search
 
 
@@ -137,19 +138,66 @@ TARGETS: dict[str, Target] = {
 }
 
 
-def select_targets(names: Sequence[str]) -> list[Target]:
+def select_targets(names: Sequence[str], missing_data: Sequence[str] = ()) -> list[Target]:
     """Return the targets with these names, without duplicates; "all" stands for every target.
+
+    A name may also be a number of the paper, such as "fig3" or "table 2". Items of the paper without a target, and
+    items that show only missing data sets, select nothing; `describe_items` says why.
+
+    Args:
+        names: names of targets, or numbers of the paper.
+        missing_data: data sets that this reproduction does not have.
 
     Example:
         >>> [target.name for target in select_targets(["table1", "all"])][:3]
         ['table1', 'grids', 'resnet']
+        >>> [target.name for target in select_targets(["fig3", "Table", "2", "eq7"])]
+        ['fig-importance', 'grids']
     """
     selected: dict[str, Target] = {}
-    for name in names:
-        if name != "all" and name not in TARGETS:
-            raise unknown("target", name, [*TARGETS, "all"])
-        selected |= TARGETS if name == "all" else {name: TARGETS[name]}
+    for name in join_numbers(names):
+        if name == "all":
+            selected |= TARGETS
+        elif name in TARGETS:
+            selected[name] = TARGETS[name]
+        elif (item := find_item(name)) is None:
+            raise unknown("target", name, [*TARGETS, "all", *item_ranges()])
+        elif item.target and not lacks_data(item, missing_data):
+            selected[item.target] = TARGETS[item.target]
     return list(selected.values())
+
+
+def describe_items(names: Sequence[str], missing_data: Sequence[str] = ()) -> list[str]:
+    """Return a line for each name that is a number of the paper: what it is, and what reproduces it.
+
+    Example:
+        >>> describe_items(["fig3", "grids"])
+        ['Figure 3 of the paper is fig-importance: mean importance by layer']
+    """
+    items = [item for name in join_numbers(names) if (item := find_item(name)) is not None]
+    return [f"{item.name} of the paper{describe_item(item, missing_data)}" for item in items]
+
+
+def describe_item(item: PaperItem, missing_data: Sequence[str] = ()) -> str:
+    """Return what reproduces an item of the paper, as the end of a sentence.
+
+    Example:
+        >>> describe_item(find_item("eq7"))
+        ', the explicit step, is a formula without runs: mooring.backends.eager.apply_pull computes it'
+    """
+    summary = f"{item.target}: {TARGETS[item.target].summary}" if item.target else ""
+    if item.function:
+        tested = f"is tested by {summary}" if summary else "is a formula without runs"
+        return f", {item.subject}, {tested}{';' if summary else ':'} {item.function} computes it"
+    if lacks_data(item, missing_data):
+        names = " and ".join(item.data)
+        return f", {item.subject}, is not reproduced: give --data with {names}, and `{item.target}` draws it"
+    return f" is {summary}{f' ({item.remark})' if item.remark else ''}"
+
+
+def lacks_data(item: PaperItem, missing_data: Sequence[str]) -> bool:
+    """Return whether an item shows only data sets that are missing."""
+    return bool(item.data) and set(item.data) <= set(missing_data)
 
 
 def run_targets(targets: Sequence[Target], context: PaperContext) -> list[TargetResult]:

@@ -26,7 +26,6 @@ GENERATOR = "mooring report"
 def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str, command: str) -> str:
     """Return one self-contained HTML page."""
     results = [result for section, _ in parts for result in section.results]
-    script = _asset("page.js")
     shown = [
         {
             "section": section,
@@ -41,17 +40,35 @@ def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str, comm
         for section, pictures in parts
     ]
     template = _environment().get_template("page.html.jinja")
-    return template.render(
+    body = template.render(
         title=printable(title, 300),
         command="\n".join(printable(line, 10_000) for line in command.splitlines()),
-        generator=GENERATOR,
-        style=Markup(_asset("page.css")),
-        script=Markup(script),
-        # The page allows this script alone, in case a name brings in another.
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         parts=shown,
         baseline=next((section.baseline for section, _ in parts), None),
         provenance=_provenance(results),
+    )
+    return standalone_page(Markup(body), title=title, generator=GENERATOR, script=_asset("page.js"))
+
+
+def standalone_page(body: Markup, *, title: str, generator: str, script: str = "") -> str:
+    """Return a self-contained HTML page in the style of the report; it loads nothing from elsewhere.
+
+    Example:
+        >>> "default-src 'none'" in standalone_page(Markup("<p>Done.</p>"), title="Digits", generator="mooring")
+        True
+    """
+    return (
+        _environment()
+        .get_template("standalone.html.jinja")
+        .render(
+            title=printable(title, 300),
+            generator=generator,
+            style=Markup(_asset("page.css")),
+            body=body,
+            script=Markup(script),
+            # The page allows this script alone, in case a name brings in another.
+            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
     )
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 CELL_METRICS = ("accuracy", "forgetting")
 PAPER_SEEDS = 5
 
+BOUNDS = {"accuracy": 1.0, "forgetting": 0.3}
+"""Points by which our mean may differ from the paper's and still counts as the same, whatever the spread over seeds."""
+
 
 @dataclass(frozen=True)
 class PaperCell:
@@ -54,6 +57,18 @@ class PaperCell:
     def probably_agrees(self) -> bool | None:
         """Whether the means agree, with our standard deviation in place of one that the paper does not give."""
         return means_agree(self.ours, self.mean, self.ours.std if self.std is None else self.std)
+
+    @property
+    def within_bounds(self) -> bool:
+        """Whether the means differ by no more than the bound of the metric."""
+        return abs(self.difference) <= BOUNDS[self.metric]
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether the means differ by more than the bound and by more than chance; None if too few seeds finished."""
+        if self.within_bounds:
+            return False
+        return None if self.probably_agrees is None else not self.probably_agrees
 
 
 def make_cell(
@@ -123,10 +138,13 @@ class ResultTable:
     cells: Sequence[PaperCell] = field(default=(), repr=False)
     notes: Sequence[str] = ()
 
+    def texts(self) -> list[list[str]]:
+        """Return the text of every cell, row by row."""
+        return [[_format_value(row.get(column)) for column in self.columns] for row in self.rows]
+
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        lines = [self.columns, ["---"] * len(self.columns)]
-        lines += [[_format_value(row.get(column)) for column in self.columns] for row in self.rows]
+        lines = [self.columns, ["---"] * len(self.columns), *self.texts()]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
     def to_json(self) -> dict[str, Any]:

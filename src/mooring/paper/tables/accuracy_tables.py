@@ -18,6 +18,9 @@ from mooring.paper.tables.grid_search import best_settings, search
 SECOND_ROWS = tuple(name for name in ROWS if name not in REPLAY)
 """The methods of the second network's table: the paper has no replay there."""
 
+OUR_SETTINGS, PAPER_SETTINGS = "at our settings", "at the paper's settings"
+"""How the titles of the tables end."""
+
 
 def table1(context: PaperContext) -> TargetResult:
     """Return the main table, at the settings of our search and at the paper's."""
@@ -48,7 +51,7 @@ def _compare(context: PaperContext, name: str, conditions: Sequence[Condition], 
         seed_rows = summarize_seeds(known[spec] for spec in specs)
         cells = [_cells(condition, row, at_paper_setting) for row in seed_rows]
         rows = [_table_row(condition, row, by_metric) for row, by_metric in zip(seed_rows, cells, strict=True)]
-        title = f"{condition}, at the paper's settings" if at_paper_setting else f"{condition}, at our settings"
+        title = f"{condition}, {PAPER_SETTINGS if at_paper_setting else OUR_SETTINGS}"
         if rows:
             with_paper = [cell for by_metric in cells for cell in by_metric.values() if cell is not None]
             tables.append(ResultTable(title, list(rows[0]), rows, with_paper))

@@ -1,0 +1,1 @@
+"""The page of a reproduction, as Markdown and as HTML: verdict, main table, what differs and why, details."""

@@ -1,0 +1,98 @@
+"""Tests of the map from the paper's own numbers to targets, and of the command that takes them."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from mooring.cli import main
+from mooring.errors import MooringError
+from mooring.paper.context.scale import PAPER
+from mooring.paper.published.numbering import ITEMS, find_item
+from mooring.paper.targets import TARGETS, describe_items, select_targets
+
+COUNTS = {"figure": 10, "table": 6, "equation": 14, "algorithm": 1}
+"""Numbered items of the paper, appendix included."""
+
+
+def test_map_has_every_number_of_the_paper_in_order():
+    for kind, count in COUNTS.items():
+        assert [item.number for item in ITEMS if item.kind == kind] == list(range(1, count + 1))
+    assert {item.kind for item in ITEMS} == set(COUNTS)
+
+
+def test_every_item_leads_to_a_target_or_a_function_that_exists():
+    for item in ITEMS:
+        assert item.target or item.function, item.name
+        assert not item.target or item.target in TARGETS
+        assert set(item.data) <= set(PAPER.streams)
+        if item.function:
+            module, _, name = item.function.rpartition(".")
+            assert callable(getattr(import_module(module), name))
+    assert all(item.target and item.data for item in ITEMS if item.kind in ("figure", "table"))
+
+
+def test_functions_are_those_of_the_architecture_page():
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    named = dict(re.findall(r"^\| (Equation \d) \| `([\w.]+)` \|", page, re.MULTILINE))
+    assert len(named) == 8
+    assert {item.name: item.function for item in ITEMS if item.name in named} == named
+
+
+@pytest.mark.parametrize("name", ["fig3", "figure3", "Figure 3", "fig. 3", "fig-3"])
+def test_a_number_is_found_under_every_spelling(name):
+    assert find_item(name).name == "Figure 3"
+    assert [target.name for target in select_targets([name])] == ["fig-importance"]
+
+
+def test_a_number_may_follow_its_kind_as_a_word_of_its_own():
+    names = [target.name for target in select_targets(["table", "2", "Table", "6", "roots"])]
+    assert names == ["grids", "resnet", "roots"]
+
+
+def test_target_names_come_before_numbers():
+    assert [target.name for target in select_targets(["table1"])] == ["table1"]
+    assert describe_items(["table1"]) == ["Table 1 of the paper is table1: accuracy and forgetting of every method"]
+
+
+@pytest.mark.parametrize("name", ["fig0", "fig11", "table7", "eq15", "alg2", "section 3", "figure"])
+def test_an_unknown_number_lists_what_is_allowed(name):
+    with pytest.raises(
+        MooringError, match=r"allowed: grids, .*all, fig1 to fig10, table1 to table6, eq1 to eq14, alg1"
+    ):
+        select_targets([name])
+
+
+def test_a_figure_of_missing_data_is_described_and_not_run():
+    assert select_targets(["fig9"], ["caltech256"]) == []
+    (line,) = describe_items(["fig9"], ["caltech256"])
+    assert line.startswith("Figure 9 of the paper, Figure 3 on Caltech-256, is not reproduced: give --data")
+    assert [target.name for target in select_targets(["fig10"], ["caltech256"])] == ["fig-cka"], "it has Flowers too"
+
+
+def test_command_says_what_a_formula_is_without_data(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", "eq7"]) == 0
+    assert capsys.readouterr().out == (
+        "Equation 7 of the paper, the explicit step, is a formula without runs: mooring.backends.eager.apply_pull "
+        "computes it\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_command_says_that_a_figure_needs_data_that_is_not_there(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "cifar100").mkdir(parents=True)
+    assert main(["paper", "fig7", "--data", "data"]) == 0
+    assert "Figure 7 of the paper, Figure 2 on Caltech-256, is not reproduced" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_command_runs_the_target_of_a_number(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", "equation", "4", "--miniature", "--out", "page"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("Equation 4 of the paper, the effective learning rate, is tested by effective-lr: ")
+    assert captured.out.startswith("effective-lr:\n")
+    assert "<summary>effective-lr: the unrolled form" in (tmp_path / "page" / "index.md").read_text()
