@@ -78,8 +78,9 @@ def runs_json(runs: Sequence[Result], streams: Mapping[str, Stream], scale: Scal
 
 
 def _scale_header(scale: Scale) -> dict[str, Any]:
-    """Return every number of a scale; regimes by name, and data sets without their options."""
-    numbers = {field.name: getattr(scale, field.name) for field in fields(scale)}
+    """Return every number of a scale; regimes by name, data sets without their options, and nothing on backbones."""
+    names = [field.name for field in fields(scale) if field.name not in ("pretraining", "levels")]
+    numbers = {name: getattr(scale, name) for name in names}
     regimes = {regime.name: {"epochs": regime.epochs, "batch": regime.batch} for regime in scale.regimes}
     return {**numbers, "regimes": regimes, "streams": list(scale.streams)}
 
