@@ -102,13 +102,13 @@ def test_compare_prints_the_stored_numbers(run):
     assert output["report"] is None
 
 
-def test_repeated_compare_is_instant_and_prints_the_same(run, monkeypatch):
+def test_repeated_compare_trains_nothing_takes_little_cpu_time_and_prints_the_same(run, monkeypatch):
     command = ["compare", *DIGITS, "--methods", "plain,ewc,explicit-mas", "--baseline", "ewc"]
     first = run(*command)
     never_trained(monkeypatch)
-    began = time.monotonic()
+    began = time.process_time()  # other processes do not change it
     assert run(*command) == first
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
     assert Store("mooring.sqlite").commands() == [" ".join(["mooring", *command])] * 2
 
 

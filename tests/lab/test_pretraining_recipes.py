@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from lab.test_pretraining import SMALL, STREAM, StoppedError, content
 from mooring.errors import MooringError
@@ -132,3 +133,38 @@ def test_kill_between_the_files_of_several_seeds_repeats_no_epoch(tmp_path, monk
     monkeypatch.undo()
     assert trained_in(tmp_path, PLAN) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
+
+
+def sometimes_dead(shape: tuple[int, ...]) -> nn.Module:
+    """Return an MLP that starts at 0, where it cannot learn, for some seeds."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+    if torch.rand(()) < 0.4:
+        for p in network.parameters():
+            nn.init.zeros_(p)
+    return network
+
+
+def dead(shape: tuple[int, ...]) -> nn.Module:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+    for p in network.parameters():
+        nn.init.zeros_(p)
+    return network
+
+
+def test_seed_that_stays_at_chance_is_noted_and_replaced_by_the_next_one(tmp_path):
+    plan = replace(PLAN, network=f"{__name__}:sometimes_dead", epochs=6, seed=1, seeds=3)
+    notes: list[str] = []
+    [files] = pretrain_missing(SMALL, [plan], tmp_path, note=notes.append)
+    accuracies = [read_metadata(file)["accuracy"] for file in files]
+    assert len(files) == 3
+    assert min(accuracies) > 15
+    assert notes
+    assert all("stayed at chance (" in note for note in notes)
+    assert len(list(tmp_path.iterdir())) == len(files) + len(notes)
+    assert pretrain_missing(SMALL, [plan], tmp_path, report=pytest.fail) == [files]
+
+
+def test_network_that_never_learns_is_refused_in_one_line(tmp_path):
+    plan = replace(PLAN, network=f"{__name__}:dead", seeds=1)
+    with pytest.raises(MooringError, match=r"2 of 2 seeds of .*dead stayed at chance when pre-trained: give another"):
+        pretrain_missing(SMALL, [plan], tmp_path)

@@ -9,10 +9,12 @@ from mooring.cli.terminal_tables import print_choices
 from mooring.errors import MooringError
 from mooring.lab.engines import runner
 from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.model.results import Result
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.slices import select_tasks
 from mooring.lab.study.defaults import LRS, STRENGTHS
-from mooring.lab.study.protocol import Tuned, tune
+from mooring.lab.study.protocol import Tuned, choose_settings, tune
 from mooring.lab.study.study import Study
 
 OPTIONS = StreamOptions("digits", tasks=4, limit=30)
@@ -152,6 +154,21 @@ def test_settings_that_are_as_good_as_the_first_are_reported(study, capsys):
     assert "as good" in capsys.readouterr().out
     print_choices([replace(choice, grid=(choice.best,))])
     assert "as good" not in capsys.readouterr().out
+
+
+def test_last_bits_of_a_sum_do_not_decide_between_equal_settings():
+    """Both settings have 47 correct answers of 90, but the mean of their percentages differs in the last bit."""
+    correct = {0.1: [15, 15, 17], 0.01: [15, 16, 16]}  # of 30
+    results = [
+        Result(RunSpec("digits", "0", "plain", seed, lr=lr), "finished", "", [10.0], [[100 * count / 30]])
+        for lr, counts in correct.items()
+        for seed, count in enumerate(counts)
+    ]
+    (choice,) = choose_settings("digits", results, ["plain"])
+    first, second = (row.metrics["accuracy"].mean for row in choice.grid)
+    assert first < second
+    assert choice.best.setting.lr == 0.1
+    assert [row.setting.lr for row in choice.as_good] == [0.01]
 
 
 def test_where_every_setting_of_every_method_is_rejected_there_are_no_rows(study):

@@ -17,9 +17,10 @@ def result(context):
 def test_no_run_is_stored_and_every_layer_has_a_row_under_each_pull(context, result):
     assert result.name == "effective-lr"
     assert len(result.results) == TARGETS["effective-lr"].count(context.scale) == len(context.study.results()) == 0
-    (table,) = result.tables
+    table, at_safe_strength = result.tables
     assert [row["layer"] for row in table.rows] == ["backbone.1", "backbone.3"] * 2
     assert len({row["pull"] for row in table.rows}) == 2
+    assert [row["layer"] for row in at_safe_strength.rows] == ["backbone.1", "backbone.3"]
 
 
 def test_unrolled_form_equals_the_iterates(result):

@@ -30,7 +30,6 @@ from mooring.paper.page.page_writer import write_page
 from mooring.paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
 from mooring.paper.page.verdict import verdict_sentences
 from mooring.paper.published.published_numbers import published
-from mooring.paper.run_rows import runs_json
 from mooring.paper.tables import accuracy_tables
 from mooring.paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
 from mooring.paper.targets import TARGETS, select_targets, training_cost
@@ -408,22 +407,6 @@ def test_a_file_that_has_no_findings_is_refused(tmp_path, content):
 
 
 # Runs, cost and command
-
-
-def test_runs_are_one_short_line_each_without_usual_values():
-    runs = [run("explicit-rwalk", seed, init="cd" * 16, lr=0.001, dtype="tf32") for seed in range(3)]
-    runs.append(run(momentum=0.0, strength=1e-5, dtype="tf32"))
-    lines = runs_json(runs).decode().splitlines()
-    rows = [json.loads(line.rstrip(",")) for line in lines if line.startswith('{"key"')]
-    assert len(rows) == len(runs)
-    assert max(map(len, lines)) < 400
-    assert [row.get("momentum") for row in rows] == [None, None, None, 0.0]
-    content = json.loads(runs_json(runs))
-    assert content["usual"]["momentum"] == 0.9
-    assert content["streams"] == {"digits, trained": "ab" * 16}
-    assert content["backbones"] == ["cd" * 16]
-    assert {row.get("init") for row in content["runs"]} == {"cdcdcdcd", None}
-    assert json.loads(runs_json([]))["runs"] == []
 
 
 def test_cost_counts_iterations_before_any_data_is_read():

@@ -28,6 +28,9 @@ from mooring.lab.study.defaults import MAX_SEEDS
 Report = Callable[[str, int, int | None], None]
 Note = Callable[[str], None]
 
+CHANCE_TOLERANCE = 0.01
+"""Points of accuracy by which rounding may change that of a constant prediction."""
+
 REPORT_STEPS = 50
 """Steps between two progress reports; each waits for the device to check that the runs are finite."""
 
@@ -213,7 +216,8 @@ def pretrain_missing(
     """Return a file for each backbone, all in one folder; train those that the folder does not have yet.
 
     A file is used again if it was trained with the same settings and seed on the same images, in any dtype. Another
-    file with its name is replaced. An interrupted call continues.
+    file with its name is replaced. An interrupted call continues. A network without normalization may stay at chance
+    with some seeds, for example at a learning rate of 0.1. Such a backbone is left out, and the next seed replaces it.
 
     Args:
         stream: the images; its tasks become one.
@@ -226,6 +230,9 @@ def pretrain_missing(
     Returns:
         The files of each plan, by seed.
 
+    Raises:
+        MooringError: if more than half of the seeds of a plan stay at chance.
+
     Example:
         >>> import tempfile
         >>> from mooring.lab.streams import by_class, digits
@@ -236,18 +243,53 @@ def pretrain_missing(
         ['mlp-paper-1-epoch-0.safetensors', 'mlp-paper-1-epoch-1.safetensors']
     """
     check_writable(folder)
-    stream, files = merge_tasks(stream), []
-    for plan in plans:
-        name = f"{plan.network}-{plan.recipe or 'own'}-{pluralize(plan.epochs, 'epoch')}".replace(" ", "-")
-        path = folder / f"{name}.safetensors"
-        missing = _missing_seeds(plan, path, stream, device)
+    stream = merge_tasks(stream)
+    return [_files_that_learned(stream, plan, folder, device, report, note) for plan in plans]
+
+
+def _files_that_learned(
+    stream: Stream, plan: Pretraining, folder: Path, device: str, report: Report | None, note: Note | None
+) -> list[Path]:
+    """Return as many files as the plan has seeds; seeds that stay at chance are replaced by those that follow."""
+    name = f"{plan.network}-{plan.recipe or 'own'}-{pluralize(plan.epochs, 'epoch')}".replace(" ", "-")
+    path = folder / f"{name}.safetensors"
+    tried = plan
+    while True:
+        missing = _missing_seeds(tried, path, stream, device)
         for _, following in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # seeds without a gap
             seeds = [seed for _, seed in following]
-            settings = replace(plan, seed=seeds[0], seeds=len(seeds))
+            settings = replace(tried, seed=seeds[0], seeds=len(seeds))
             place = path if len(seeds) > 1 else _file_of_seed(path, seeds[0])
             _pretrain(stream, settings, place, device, report, note)
-        files.append([_file_of_seed(path, seed) for seed in plan.all_seeds])
-    return files
+        files = {seed: _file_of_seed(path, seed) for seed in tried.all_seeds}
+        learned = {s: file for s, file in files.items() if not is_at_chance(read_metadata(file)["accuracy"], stream)}
+        if len(learned) >= plan.seeds:
+            return list(learned.values())[: plan.seeds]
+        if tried.seeds >= 2 * plan.seeds:
+            raise MooringError(
+                f"{len(files) - len(learned)} of {len(files)} seeds of {plan.network} stayed at chance when "
+                "pre-trained: give another recipe, or trained backbones with --init"
+            )
+        tried = replace(plan, seeds=plan.seeds + tried.seeds - len(learned))
+
+
+def is_at_chance(accuracy: float, stream: Stream) -> bool:
+    """Return whether an accuracy, in percent, is no better than always naming the most frequent class.
+
+    A network whose units have all died does exactly that; a weak one does better.
+
+    Args:
+        accuracy: on the test images.
+        stream: has one task, as from `merge_tasks`.
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> stream = merge_tasks(by_class(digits(), 5))
+        >>> is_at_chance(10.0, stream), is_at_chance(15.0, stream)
+        (True, False)
+    """
+    counts = stream.test.labels[stream.tasks[0].test].bincount()
+    return accuracy <= 100 * counts.max().item() / counts.sum().item() + CHANCE_TOLERANCE
 
 
 def _missing_seeds(plan: Pretraining, path: Path, stream: Stream, device: str) -> list[int]:
@@ -322,6 +364,10 @@ def _train(
         tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         write_atomically(file, to_bytes(tensors, metadata={"mooring": json.dumps(metadata)}))
         backbones.append(PretrainedBackbone(file, seed, accuracy))
+        if note and is_at_chance(accuracy, stream):
+            note(
+                f"seed {seed} of {settings.network} stayed at chance ({accuracy:.2f} %): use another seed or a lower lr"
+            )
     partial.unlink(missing_ok=True)
     return backbones
 

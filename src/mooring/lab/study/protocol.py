@@ -6,7 +6,6 @@ from typing import Any
 
 from mooring.errors import MooringError, check_whole
 from mooring.lab.methods import find_method
-from mooring.lab.model.metrics import SCORE_TOLERANCE
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row, summarize
@@ -17,6 +16,9 @@ from mooring.lab.study.comparison import Comparison, comparison, seed_numbers
 from mooring.lab.study.defaults import LRS, STRENGTHS
 from mooring.lab.study.study import Study, resolve_baseline
 from mooring.pulls import Penalty, Proximal
+
+SCORE_DIGITS = 9
+"""Decimals of an accuracy in percent that compare settings; a test set is too small for a difference beyond them."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,8 @@ class Choice:
         """The other rows with the accuracy of the best; the order of the grid decided between them."""
         if self.best is None:
             return ()
-        limit = self.best.metrics["accuracy"].mean - SCORE_TOLERANCE
         others = (row for row in self.grid if not row.unfinished and row is not self.best)
-        return tuple(row for row in others if row.metrics["accuracy"].mean >= limit)
+        return tuple(row for row in others if search_score(row) >= search_score(self.best))
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as plain values."""
@@ -161,6 +162,11 @@ def _grid(
     return replace(asked, seeds=seed_numbers(seeds), lr=lr, strength=by_method)
 
 
+def search_score(row: Row) -> float:
+    """Return the mean accuracy of a finished row, rounded: without it, the last bits of a sum decide between equals."""
+    return round(row.metrics["accuracy"].mean, SCORE_DIGITS)
+
+
 def choose_settings(stream: str, results: Sequence[Result], methods: Sequence[str]) -> list[Choice]:
     """Choose, for each method, the setting with the highest mean accuracy among those that every seed finished.
 
@@ -175,6 +181,6 @@ def choose_settings(stream: str, results: Sequence[Result], methods: Sequence[st
     for method in methods:
         grid = summarize([result for result in results if result.spec.method == method])
         finished = [row for row in grid if not row.unfinished]
-        best = max(finished, key=lambda row: row.metrics["accuracy"].mean, default=None)
+        best = max(finished, key=search_score, default=None)
         choices.append(Choice(stream, method, best, tuple(grid)))
     return choices

@@ -81,8 +81,8 @@ def run(context: PaperContext) -> TargetResult:
     rates = measure(context)
     rows = [_row(name, layer, task) for name, task in rates.tasks.items() for layer in task.difference]
     title = f"{rates.condition}: fraction of the learning rate that remains after {STEPS} iterations"
-    table = ResultTable(title, list(rows[0]), rows)
-    return TargetResult("effective-lr", _text(rates), [table], draw=partial(_draw, str(rates.condition), rates.tasks))
+    tables = [ResultTable(title, list(rows[0]), rows), _safe_strength_table(rates)]
+    return TargetResult("effective-lr", _text(rates), tables, draw=partial(_draw, str(rates.condition), rates.tasks))
 
 
 @lru_cache(maxsize=1)
@@ -232,17 +232,24 @@ def _relative_difference(theta: State, unrolled: State, anchor: State) -> dict[s
 
 
 def _row(pull: str, layer: str, task: UnrolledTask) -> dict[str, Any]:
-    low, median, high = task.mean_fraction[layer].tolist()
     return {
         "pull": pull,
         "layer": layer,
         "largest relative difference": f"{task.difference[layer]:.1e}",
         "left of the newest gradient's, median": float(task.fraction_by_age[layer][0, 1]),
         "left of the oldest's, median": float(task.fraction_by_age[layer][-1, 1]),
-        "left in the mean, 25 %": low,
-        "left in the mean, median": median,
-        "left in the mean, 75 %": high,
+        **_mean_columns(task.mean_fraction[layer]),
     }
+
+
+def _mean_columns(mean_fraction: Tensor) -> dict[str, float]:
+    low, median, high = mean_fraction.tolist()
+    return {"left in the mean, 25 %": low, "left in the mean, median": median, "left in the mean, 75 %": high}
+
+
+def _safe_strength_table(rates: EffectiveRates) -> ResultTable:
+    rows = [{"layer": layer, **_mean_columns(mean)} for layer, mean in rates.fraction_at_safe_strength.items()]
+    return ResultTable(f"{rates.condition}: at the safe strength, {rates.safe_strength:.4g}", list(rows[0]), rows)
 
 
 def _text(rates: EffectiveRates) -> list[str]:

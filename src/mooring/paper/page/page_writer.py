@@ -50,7 +50,7 @@ def write_page(
     findings = [{**result.to_json(), "figures": [_texts(f) for f in figures[result.name]]} for result in results]
     blocks = page_blocks(results, context, figures, runs, command=command, other=other)
     findings.append(page_findings(blocks).to_json())
-    write_atomically(folder / "runs.json", runs_json(runs))
+    write_atomically(folder / "runs.json", runs_json(runs, context.streams, context.scale))
     write_atomically(folder / "findings.json", (json.dumps(findings, indent=1) + "\n").encode())
     write_atomically(folder / "index.html", _html(blocks).encode())
     markdown = "\n\n".join([f"# {TITLE}", *(block.markdown() for block in blocks)])

@@ -7,7 +7,7 @@ from mooring.lab.model.metrics import SCORE_TOLERANCE
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row
-from mooring.lab.study.protocol import Choice, choose_settings
+from mooring.lab.study.protocol import Choice, choose_settings, search_score
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import CONTROLS, ROWS, Condition, Scale
 from mooring.paper.context.seed_statistics import summarize_seeds
@@ -93,9 +93,9 @@ def search_grid(
 def _candidates(choice: Choice) -> list[Row]:
     """Return the settings to score again, best first; none if only one is close to the best."""
     finished = [row for row in choice.grid if not row.unfinished]
-    ranked = sorted(finished, key=lambda row: -row.metrics["accuracy"].mean)  # stable: the order of the grid at a tie
-    limit = ranked[0].metrics["accuracy"].mean - RESCORE_MARGIN - SCORE_TOLERANCE if ranked else 0.0
-    close = [row for row in ranked[:MAX_CANDIDATES] if row.metrics["accuracy"].mean >= limit]
+    ranked = sorted(finished, key=lambda row: -search_score(row))  # stable: the order of the grid at a tie
+    limit = search_score(ranked[0]) - RESCORE_MARGIN - SCORE_TOLERANCE if ranked else 0.0
+    close = [row for row in ranked[:MAX_CANDIDATES] if search_score(row) >= limit]
     return close if len(close) > 1 else []
 
 
@@ -106,7 +106,7 @@ def _rescore(choice: Choice, results: Sequence[Result]) -> Choice:
     order = {(row.setting.lr, row.setting.strength): index for index, row in enumerate(choice.grid)}
     rows = sorted(rows, key=lambda row: order[row.setting.lr, row.setting.strength])
     finished = [row for row in rows if not row.unfinished]
-    best = max(finished, key=lambda row: row.metrics["accuracy"].mean, default=None)
+    best = max(finished, key=search_score, default=None)
     return choice if best is None else Choice(choice.stream, choice.method, best, tuple(rows))
 
 

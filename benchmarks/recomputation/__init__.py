@@ -1,0 +1,1 @@
+"""The parts of `benchmarks/recompute.py`, which import nothing of `mooring`."""
