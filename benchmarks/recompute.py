@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from recomputation.claim_definitions import compare_claims
+from recomputation.comparison import Disagreement
 from recomputation.run_records import Reproduction
 from recomputation.table_cells import compare_tables, grid_rows, table_rows
 
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     if missing := [target for target in TARGETS if target not in reproduction.findings]:
         print(f"error: findings.json lacks {', '.join(missing)}: run `mooring paper all`", file=sys.stderr)
         return 2
-    cells, disagreements = 0, []
+    cells, disagreements = 0, list[Disagreement]()
     for target in TABLES:
         rows = grid_rows(reproduction) if target == "grids" else table_rows(reproduction, target)
         count, differing = compare_tables(reproduction, target, rows)

@@ -17,12 +17,12 @@ class SeedInterval(NamedTuple):
     std: float
     low: float
     high: float
-    count: int
+    seeds: int
 
     @property
     def numbers(self) -> list[float]:
         """The numbers that a difference is printed with."""
-        return [self.mean] if self.count < 2 else [self.mean, self.low, self.high]
+        return [self.mean] if self.seeds < 2 else [self.mean, self.low, self.high]
 
 
 def interval(values: Sequence[Number], level: float = 0.95) -> SeedInterval | None:
@@ -40,7 +40,7 @@ def interval(values: Sequence[Number], level: float = 0.95) -> SeedInterval | No
 
 def verdict_on_range(value: SeedInterval | None, low: float = 0.0, high: float = math.inf) -> str:
     """Return whether an interval lies between bounds, outside of them, or neither."""
-    if value is None or value.count < 2:
+    if value is None or value.seeds < 2:
         return "not decided"
     if value.low > low and value.high < high:
         return "holds"
@@ -60,5 +60,5 @@ def welch_agrees(ours: SeedInterval | None, mean: float | None, std: float | Non
         return None
     if not ours.std and not std:
         return ours.mean == mean
-    test = ttest_ind_from_stats(ours.mean, ours.std, ours.count, mean, std, count, equal_var=False)
+    test = ttest_ind_from_stats(ours.mean, ours.std, ours.seeds, mean, std, count, equal_var=False)
     return bool(test.pvalue >= 0.05)

@@ -150,7 +150,7 @@ def _table_row(
         ours = interval([value for run in finished if (value := run.metric(metric)) is not None])
         mean, std = paper.get(metric), paper.get(f"{metric}_std")
         both = ours is not None and mean is not None
-        row[metric] = None if ours is None else [ours.mean, *([ours.std] if ours.count > 1 else [])]
+        row[metric] = None if ours is None else [ours.mean, *([ours.std] if ours.seeds > 1 else [])]
         row[f"paper's {metric}"] = None if mean is None else [mean] if std is None else [mean, std]
         row[f"{metric} differs by"] = ours.mean - mean if ours is not None and mean is not None else None
         row[f"{metric} agrees"] = welch_agrees(ours, mean, std, PAPER_SEEDS) if both else None
@@ -169,11 +169,13 @@ def _general(value: float | None) -> str | None:
     return None if value is None else f"{value:g}"
 
 
-def compare_tables(reproduction: Reproduction, target: str, tables: dict[str, list[Row]]) -> tuple[int, Iterator]:
-    """Return how many cells were recomputed, and yield the disagreements with the tables of a target."""
+def compare_tables(
+    reproduction: Reproduction, target: str, tables: dict[str, list[Row]]
+) -> tuple[int, list[Disagreement]]:
+    """Return how many cells were recomputed, and the disagreements with the tables of a target."""
     written = {table["title"]: table["rows"] for table in reproduction.findings[target]["tables"]}
     count = sum(len(row) - 1 for rows in tables.values() for row in rows)
-    return count, _compare(target, written, tables)
+    return count, list(_compare(target, written, tables))
 
 
 def _compare(target: str, written: dict[str, list[Row]], tables: dict[str, list[Row]]) -> Iterator[Disagreement]:

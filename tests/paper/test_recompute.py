@@ -71,8 +71,8 @@ def invent(spec, stream, *, reject):
     tasks, sizes, penalty = len(stream.tasks), [len(task.test) for task in stream.tasks], spec.strength is not None
     too_strong = penalty and spec.strength * spec.lr > random.choice((0.3, 3.0, 30.0))
     status = ("rejected" if reject else "unstable") if too_strong else "finished"
-    if random.random() < 0.003:
-        status = "unstable"
+    if random.random() < 0.003 or (spec.method, spec.stream, spec.seed) == ("rwalk", "flowers102, trained", 0):
+        status = "unstable"  # so that a pair is missing
     done = {"finished": tasks, "rejected": 1, "unstable": random.randrange(tasks)}[status]
     level = 0.6 + 0.05 * spec.method.startswith("explicit") + 0.2 * random.random()
 
@@ -162,6 +162,7 @@ def test_invented_reproduction_has_every_kind_of_verdict(invented):
     assert {row["verdict"] for row in claims} == {"holds", "does not hold", "not decided"}
     assert {"5", "20"} <= {row["seeds"] for row in claims}
     assert any(" of 16 pairs" in row["holds when"] for row in claims)  # some pairs did not finish
+    assert any("at the paper's own settings" in row["ours"] for row in claims)
     rows = [row for table in tables_of(findings, "table1") for row in table["rows"]]
     assert {row["accuracy agrees"] for row in rows} == {True, False, None}
     assert any(row["verdict"] for row in rows)
