@@ -218,7 +218,7 @@ def test_pretraining_on_a_gpu_is_recorded_and_equals_a_cpu(network, tmp_path):
     stream, notes = limit_images(STREAM, 60), []
     on_cpu = pretrain(stream, settings, tmp_path / "cpu")
     on_gpu = pretrain(stream, settings, tmp_path / "gpu", device="cuda", note=notes.append)
-    assert notes == []
+    assert not [note for note in notes if "could not be recorded" in note]
     for one, other in zip(on_cpu, on_gpu, strict=True):
         torch.testing.assert_close(
             read_weights(one.path).tensors, read_weights(other.path).tensors, rtol=1e-7, atol=1e-7
