@@ -5,7 +5,7 @@ from typing import Any
 
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.paper.changes import BASE, PUBLISHED_REPLAY, applicable_changes, changed_seeds
+from mooring.paper.changes import BASE, applicable_changes, changed_seeds
 from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import REPLAY, ROWS, Condition
 from mooring.paper.context.seed_statistics import format_difference
@@ -89,9 +89,9 @@ def _explanation() -> list[str]:
         "Classes in another order means one other order, with the searched tasks cut off in the same way. Strength x 2 "
         "and / 2 test the factor 1/2 of a penalty. Strength x batch and / batch test importance from gradients of "
         "single samples or of batches. Fresh heads start from random weights in every task instead of from the head of "
-        f"the previous task. {PLAIN_SETTING_NOTE} {PUBLISHED_REPLAY[0].upper()}{PUBLISHED_REPLAY[1:]} changes several "
-        "things together: ER takes a step on samples of past tasks before each step on a batch, heads are fresh, and "
-        "weights decay by 1e-4.",
+        "the previous task; the paper does not say which it uses, and the authors' public code "
+        "(github.com/EkdeepSLubana/QRforgetting) inherits heads with regularizers and not with replay. "
+        f"{PLAIN_SETTING_NOTE}",
     ]
 
 

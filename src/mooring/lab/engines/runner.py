@@ -45,9 +45,8 @@ def steps_per_run(spec: RunSpec, stream: Stream) -> int:
         >>> steps_per_run(RunSpec("digits", stream.fingerprint, "plain", 0, epochs=2, batch=500), stream)
         8
     """
-    batches = [len(batch_sizes(len(task.train), spec.batch)) for task in stream.tasks]
-    method = find_method(spec.method)
-    return sum(count * method.steps_per_batch(task) for task, count in enumerate(batches)) * spec.epochs
+    batches = sum(len(batch_sizes(len(task.train), spec.batch)) for task in stream.tasks)
+    return batches * find_method(spec.method).updates * spec.epochs
 
 
 @dataclass(frozen=True)

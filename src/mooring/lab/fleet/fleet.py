@@ -26,7 +26,7 @@ from mooring.lab.fleet.measurements import cka_of, drift_of, finite_runs
 from mooring.lab.fleet.method_groups import MethodGroups
 from mooring.lab.fleet.method_state import Tensors
 from mooring.lab.fleet.record import LossHistory, RunRecord, versions
-from mooring.lab.fleet.reservoir import Reservoir, alternate_steps, project_agem
+from mooring.lab.fleet.reservoir import Reservoir, project_agem
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.fleet.stack.stack_observer import StackObserver
@@ -214,8 +214,6 @@ class Fleet:
             replayed = self.ahead.plan(order, sizes, offer=offers, count=count, updates=updates)
         if self.method.updates > 1:
             order, sizes = repeat_batches(order, sizes, self.method.updates)
-        if self.method.replay == "alternating":
-            sizes, replayed = alternate_steps(sizes, replayed)
         self.epoch_indices.load(order, sizes, replayed, self.position.step)
         self.sgd.set_epoch(self.specs, epoch)
         self.now.fill_(self.steps)
@@ -238,17 +236,12 @@ class Fleet:
         """Take one iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
         indices = self.epoch_indices.next_batch(size)
         replayed = self.epoch_indices.replay_batch(replay_size) if replay_size else None
-        joined = self.method.data == "er" and self.method.replay != "summed"
-        if replayed is not None and joined:
+        if replayed is not None and self.method.data == "er":
             indices = torch.cat([indices, replayed], 1)
         head_task = None if self.method.data in ("joint", "er") else task
         loss, gradients, probes = self._compute_gradients(indices, head_task)
-        if replayed is not None and not joined:
-            reference = self._gradients(self._forward(replayed, None)[1].sum())
-            if self.method.data == "a-gem":
-                gradients = project_agem(gradients, reference)
-            else:
-                gradients = {name: gradient + reference[name] for name, gradient in gradients.items()}
+        if replayed is not None and self.method.data == "a-gem":
+            gradients = project_agem(gradients, self._gradients(self._forward(replayed, None)[1].sum()))
         finite = self._update(gradients, probes, indices.shape[1])
         if self.observer is not None and self.observer.enabled:
             self.groups.accumulate_factors(self.observer.take(), finite)

@@ -20,7 +20,7 @@ def fleet_shape(spec: RunSpec) -> tuple[object, ...]:
     """
     method = find_method(spec.method)
     training = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory, spec.flips, spec.shifts, spec.dtype)
-    replay = (method.recalls, method.past_only, method.replay, method.updates)
+    replay = (method.recalls, method.past_only, method.updates)
     return (*training, method.data, *replay, method.frozen, method.observes_outputs, method.observes_layers)
 
 

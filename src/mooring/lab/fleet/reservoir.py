@@ -95,25 +95,6 @@ class Reservoir:
         self.kept = self.kept[rows.cpu()]
 
 
-def alternate_steps(sizes: Sequence[int], replayed: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-    """Return the steps of an epoch in which replay has its own: a step on replayed images before each on a batch.
-
-    Args:
-        sizes: the number of images in each step.
-        replayed: the replayed indices of each step, each of shape (runs, any); a step without any stays one step.
-
-    Example:
-        >>> sizes, replayed = alternate_steps([10, 10], [torch.zeros(1, 0), torch.zeros(1, 7)])
-        >>> sizes, [drawn.shape[1] for drawn in replayed]
-        ([10, 0, 10], [0, 7, 0])
-    """
-    steps: list[tuple[int, Tensor]] = []
-    for size, drawn in zip(sizes, replayed, strict=True):
-        steps += [(0, drawn)] if drawn.shape[1] else []
-        steps.append((size, drawn[:, :0]))
-    return [size for size, _ in steps], [drawn for _, drawn in steps]
-
-
 def project_agem(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, Tensor]:
     """Project gradients as A-GEM does: g <- g - (g . r / r . r) * r where g . r < 0.
 

@@ -51,9 +51,6 @@ class Method:
         recalls: the number of samples drawn from the memory in each step; None means the batch size.
         past_only: whether a task's samples enter the memory at its end, so that steps draw samples of past tasks only;
             always so with "a-gem".
-        replay: how "er" trains on the drawn samples. "joined" takes the mean loss of the batch and the samples,
-            "summed" adds their two mean losses, and "alternating" takes a step on the samples before each step on a
-            batch.
         updates: how often each batch is trained in a row, every time with newly drawn samples.
 
     Example:
@@ -75,7 +72,6 @@ class Method:
     memory: int | None = None
     recalls: int | None = None
     past_only: bool = False
-    replay: Literal["joined", "summed", "alternating"] = "joined"
     updates: int = 1
 
     def __post_init__(self) -> None:
@@ -102,11 +98,6 @@ class Method:
                 f"method {self.name!r} has a pull or a strength and no importance, so it would pull nothing: give an "
                 "importance, such as lambda seed: EWC(), or leave both out"
             )
-        if self.replay == "alternating" and not self.stores_after_tasks:
-            raise MooringError(
-                f"method {self.name!r} has replay='alternating' and a memory that grows within a task: give "
-                "past_only=True"
-            )
 
     @property
     def has_strength(self) -> bool:
@@ -117,16 +108,6 @@ class Method:
     def stores_after_tasks(self) -> bool:
         """Whether a task's samples enter the memory at its end, not while it is trained."""
         return self.past_only or self.data == "a-gem"
-
-    def steps_per_batch(self, task: int) -> int:
-        """Return the number of steps for each batch of a task; nothing is replayed in task 0.
-
-        Example:
-            >>> method = Method("er-own", "", data="er", memory=9, past_only=True, replay="alternating", updates=2)
-            >>> method.steps_per_batch(0), method.steps_per_batch(1)
-            (2, 4)
-        """
-        return self.updates * (2 if self.replay == "alternating" and task > 0 else 1)
 
     @property
     def observes_outputs(self) -> bool:
