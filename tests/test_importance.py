@@ -91,6 +91,7 @@ def test_sampled_fisher_is_unbiased_at_any_batch_size():
         torch.testing.assert_close(expected[name], exact[name], rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.faults  # slow
 def test_labels_are_sampled_from_the_models_prediction():
     """Over many batches the estimate approaches the exact Fisher diagonal; the labels of the data have no effect."""
     model = network(classes=3)

@@ -143,7 +143,7 @@ def places(result):
     return [disagreement["where"] for disagreement in result["disagreements"]]
 
 
-@pytest.mark.parametrize("reproduction", ["miniature", "invented"])
+@pytest.mark.parametrize("reproduction", ["miniature", pytest.param("invented", marks=pytest.mark.faults)])
 def test_every_cell_and_claim_of_a_reproduction_agrees(reproduction, recompute, request, capsys):
     folder, published = request.getfixturevalue(reproduction)
     findings = json.loads((folder / "findings.json").read_text())
@@ -156,6 +156,7 @@ def test_every_cell_and_claim_of_a_reproduction_agrees(reproduction, recompute, 
     assert capsys.readouterr().out == f"{cells} cells and {result['claims']} claims recomputed, 0 disagree\n"
 
 
+@pytest.mark.faults  # slow
 def test_invented_reproduction_has_every_kind_of_verdict(invented):
     findings = json.loads((invented[0] / "findings.json").read_text())
     claims = claims_in(findings)
@@ -168,6 +169,7 @@ def test_invented_reproduction_has_every_kind_of_verdict(invented):
     assert any(row["verdict"] for row in rows)
 
 
+@pytest.mark.faults  # slow
 def test_changed_accuracy_is_reported_in_the_cells_of_its_run(recompute_changed):
     def edit(content):
         where = {"stream": "cifar100, trained", "method": "joint", "epochs": 1, "seed": 0, "network": "mlp"}
@@ -183,6 +185,7 @@ def test_changed_accuracy_is_reported_in_the_cells_of_its_run(recompute_changed)
     assert written - recomputed == pytest.approx(100 * 6 / 60 / 3 / 5, abs=0.005)  # of 3 tasks and 5 seeds
 
 
+@pytest.mark.faults  # slow
 def test_changed_run_of_the_search_is_reported_as_another_choice(recompute_changed):
     def edit(content):
         where = {"stream": "flowers102, searched", "method": "joint", "epochs": 3}
@@ -197,6 +200,7 @@ def test_changed_run_of_the_search_is_reported_as_another_choice(recompute_chang
     assert disagreement["recomputed"] == "0.003"
 
 
+@pytest.mark.faults  # slow
 def test_changed_layers_and_stability_are_reported_in_the_claims_that_read_them(recompute_changed):
     def edit(content):
         for row in content["runs"]:
@@ -215,6 +219,7 @@ def test_changed_layers_and_stability_are_reported_in_the_claims_that_read_them(
     assert not any(place.startswith(("grids", "table1", "resnet")) for place in found)
 
 
+@pytest.mark.faults  # slow
 def test_every_claim_has_its_verdict_and_its_numbers_compared(recompute_changed):
     def edit(findings):
         for row in claims_in(findings):
@@ -226,6 +231,7 @@ def test_every_claim_has_its_verdict_and_its_numbers_compared(recompute_changed)
         assert sum(place.endswith(f". {column}") for place in places(result)) == result["claims"]
 
 
+@pytest.mark.faults  # slow
 @pytest.mark.parametrize("column", ["paper's", "holds when", "seeds"])
 def test_claims_have_what_they_say_about_pairs_and_seeds_compared(recompute_changed, column):
     def edit(findings):
@@ -237,6 +243,7 @@ def test_claims_have_what_they_say_about_pairs_and_seeds_compared(recompute_chan
     assert places(recompute_changed("findings.json", edit)) == [f"{claim} {column}"]
 
 
+@pytest.mark.faults  # slow
 def test_claim_without_a_definition_is_a_disagreement(recompute_changed):
     def edit(findings):
         claims_in(findings)[0]["claim"] = "Everything is fine."
@@ -245,6 +252,7 @@ def test_claim_without_a_definition_is_a_disagreement(recompute_changed):
     assert (disagreement["where"], disagreement["recomputed"]) == ("Everything is fine.", "not recomputed")
 
 
+@pytest.mark.faults  # slow
 def test_missing_row_of_a_table_is_a_disagreement(recompute_changed):
     def edit(findings):
         del tables_of(findings, "resnet")[0]["rows"][0]
@@ -253,6 +261,7 @@ def test_missing_row_of_a_table_is_a_disagreement(recompute_changed):
     assert (disagreement["written"], disagreement["recomputed"]) == ("no row", "a row")
 
 
+@pytest.mark.faults  # slow
 def test_folder_without_all_targets_is_refused_in_one_line(invented, recompute, tmp_path, capsys):
     shutil.copy(invented[0] / "runs.json", tmp_path)
     (tmp_path / "findings.json").write_text("[]")

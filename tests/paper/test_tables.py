@@ -253,8 +253,8 @@ def test_command_prints_the_cost_first_and_writes_the_page(tmp_path, monkeypatch
     assert output.err.startswith(f"at most {TARGETS['grids'].count(MINIATURE)} models on digits")
     assert [result["target"] for result in json.loads(output.out)["findings"]] == ["grids"]
     page = (tmp_path / "reproduction" / "index.md").read_text()
-    assert "## grids: " in page
-    assert "| explicit-mas |" in page
+    assert f"<summary>grids: {TARGETS['grids'].summary}</summary>" in page
+    assert f"The search tried {TARGETS['grids'].count(MINIATURE)} settings" in page
     content = (tmp_path / "reproduction" / "runs.json").read_text()
     runs = json.loads(content)["runs"]
     assert len(runs) == TARGETS["grids"].count(MINIATURE)
@@ -262,6 +262,7 @@ def test_command_prints_the_cost_first_and_writes_the_page(tmp_path, monkeypatch
     assert sum(line.startswith('{"key"') for line in content.splitlines()) == len(runs)
 
 
+@pytest.mark.faults  # slow
 def test_command_adds_seeds_and_scores_settings_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = ["--miniature", "--max-seeds", "4", "--rescore", "2", "--json"]

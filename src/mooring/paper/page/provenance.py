@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import Result
 from mooring.lab.networks.initialization import BackboneWeights
 from mooring.lab.streams.named_datasets import NAMED_DATASETS
@@ -52,7 +53,7 @@ def _format_duration(seconds: float) -> str:
         >>> _format_duration(12.0), _format_duration(1230.0)
         ('12 seconds', '20.5 minutes')
     """
-    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else pluralize(round(seconds), "second")
 
 
 def missing_data_lines(context: PaperContext) -> list[str]:
@@ -127,7 +128,7 @@ def protocol_lines(context: PaperContext, results: Sequence[TargetResult], backb
         f"grid of {len(scale.lrs)} learning rates and {len(scale.strengths)} strengths": (scale.lrs, scale.strengths)
         == (PAPER.lrs, PAPER.strengths),
         f"search on the first {scale.search_tasks} tasks": scale.search_tasks == PAPER.search_tasks,
-        f"{scale.seeds} seeds": scale.seeds == PAPER_SEEDS,
+        pluralize(scale.seeds, "seed"): scale.seeds == PAPER_SEEDS,
         f"data ({', '.join(scale.streams)})": set(scale.streams) <= set(PAPER.streams),
     }
     same = [fact for fact, holds in facts.items() if holds]
