@@ -118,8 +118,8 @@ CHANGES: tuple[Change, ...] = (
     # The factor 1/2 of a penalty, and the batch in the Fisher information.
     Change("strength x 2", _scale_strength(lambda spec: 2.0), _WITH_STRENGTH, "all"),
     Change("strength / 2", _scale_strength(lambda spec: 0.5), _WITH_STRENGTH, "all"),
-    Change("strength x batch", _scale_strength(lambda spec: spec.batch), _WITH_STRENGTH),
-    Change("strength / batch", _scale_strength(lambda spec: 1 / spec.batch), _WITH_STRENGTH),
+    Change("strength x batch", _scale_strength(lambda spec: spec.batch), _WITH_STRENGTH, "all"),
+    Change("strength / batch", _scale_strength(lambda spec: 1 / spec.batch), _WITH_STRENGTH, "all"),
     # Definitions, and what the paper does not specify: it gives no learning rate for plain fine-tuning.
     Change("absolute scores", _set(method="si-absolute"), ("si",), "all"),
     Change("learning rate x 3", _scale_lr(3.0), regimes="all"),
@@ -170,7 +170,7 @@ def count_models(scale: Scale) -> int:
     Example:
         >>> from mooring.paper.context.scale import MINIATURE, PAPER
         >>> count_models(MINIATURE), count_models(PAPER)
-        (296, 646)
+        (308, 664)
     """
     conditions, total = scale.conditions(), 0
     for condition in conditions:
