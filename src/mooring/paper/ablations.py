@@ -10,7 +10,7 @@ from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import REPLAY, ROWS, Condition
 from mooring.paper.context.seed_statistics import format_difference
 from mooring.paper.context.target_result import CELL_METRICS, ResultTable, TargetResult
-from mooring.paper.effects import Effect, MethodKey, closest_change, differs, explain, measure_effects
+from mooring.paper.effects import Effect, MethodKey, closest_change, differs, explain, is_explained, measure_effects
 from mooring.paper.published.published_numbers import PLAIN_SETTING_NOTE, published
 
 Effects = Mapping[MethodKey, Mapping[str, Sequence[Effect]]]
@@ -24,25 +24,30 @@ def run(context: PaperContext) -> TargetResult:
     """Test why cells of the main table differ, at the paper's settings.
 
     All methods are trained unchanged first. Only those with a cell that differs are trained again, with each change
-    that applies; in regimes other than the first with fewer seeds and fewer changes.
+    that applies; in regimes other than the first with fewer seeds and fewer changes. Changes whose runs need fleets of
+    their own come last, and only for methods with a cell that no other change explains.
     """
     base = {
         (condition, method): _base_specs(context, condition, method)
         for condition in context.scale.conditions()
         for method in ROWS
     }
-    known = context.run([spec for specs in base.values() for spec in specs], decides=True)
+    known = context.run([spec for specs in base.values() for spec in specs])
     runs = {key: {BASE.name: [known[spec] for spec in specs]} for key, specs in base.items()}
-    changed = {key: change_specs(context, *key) for key in base if _needs_reason(key, runs[key])}
-    known |= context.run([spec for changes in changed.values() for specs in changes.values() for spec in specs])
-    for key, changes in changed.items():
-        runs[key] |= {name: [known[spec] for spec in specs] for name, specs in changes.items()}
-    effects = {key: {metric: measure_effects(key, runs[key], metric) for metric in CELL_METRICS} for key in runs}
+    changed = {key for key in base if _needs_reason(context, key, runs[key])}
+    pending = changed
+    for apart in (False, True):
+        specs = {key: change_specs(context, *key, apart=apart) for key in base if key in pending}
+        known |= context.run([spec for changes in specs.values() for group in changes.values() for spec in group])
+        for key, changes in specs.items():
+            runs[key] |= {name: [known[spec] for spec in group] for name, group in changes.items()}
+        effects = {key: _effects(context, key, runs[key]) for key in runs}
+        pending = {key for key in pending if not all(map(is_explained, _differing(effects[key]).values()))}
     reasons = {
         (*key, metric): explain(tested)
-        for key in changed
-        for metric, tested in effects[key].items()
-        if differs(tested) or tested[0].before is None
+        for key in base
+        if key in changed
+        for metric, tested in _differing(effects[key]).items()
     }
     text = [*_explanation(), *_summary(effects, reasons), *replay_summary(effects)]
     tables = [_table(condition, effects) for condition in context.scale.conditions()]
@@ -55,20 +60,43 @@ def _base_specs(context: PaperContext, condition: Condition, method: str) -> lis
     return [context.spec(condition, method, seed, setting) for seed in range(context.scale.seeds)]
 
 
-def _needs_reason(key: MethodKey, runs: Mapping[str, Sequence[Result]]) -> bool:
+def _needs_reason(context: PaperContext, key: MethodKey, runs: Mapping[str, Sequence[Result]]) -> bool:
     """Return whether the paper has numbers for a method, and one of them differs from ours or no run finished."""
     condition, method = key
     if published(condition.network, condition.regime.name, condition.data, method) is None:
         return False
-    unchanged = [measure_effects(key, runs, metric) for metric in CELL_METRICS]
-    return any(differs(tested) or tested[0].before is None for tested in unchanged)
+    return bool(_differing(_effects(context, key, runs)))
 
 
-def change_specs(context: PaperContext, condition: Condition, method: str) -> dict[str, list[RunSpec]]:
-    """Return the runs of each change that applies to a method, one for each seed, by the name of the change."""
+def _effects(
+    context: PaperContext, key: MethodKey, runs: Mapping[str, Sequence[Result]]
+) -> dict[str, Sequence[Effect]]:
+    """Return the effects on each metric, with a confidence for all changes that may be tested."""
+    comparisons = len(applicable_changes(context.scale, *key))
+    return {metric: measure_effects(key, runs, metric, comparisons) for metric in CELL_METRICS}
+
+
+def _differing(effects: Mapping[str, Sequence[Effect]]) -> dict[str, Sequence[Effect]]:
+    """Return the metrics that differ from the paper's, or of which no unchanged run finished."""
+    return {metric: tested for metric, tested in effects.items() if differs(tested) or tested[0].before is None}
+
+
+def change_specs(
+    context: PaperContext, condition: Condition, method: str, *, apart: bool | None = None
+) -> dict[str, list[RunSpec]]:
+    """Return the runs of each change that applies to a method, one for each seed, by the name of the change.
+
+    Args:
+        context: makes the runs.
+        condition: network, regime and data set.
+        method: the name of the method.
+        apart: only the changes that need fleets of their own, or only the others; None returns all.
+    """
     base = _base_specs(context, condition, method)
     specs = {}
     for change in applicable_changes(context.scale, condition, method):
+        if apart not in (None, change.apart):
+            continue
         seeds = changed_seeds(context.scale, condition) if change.trains else len(base)
         changed = [change.spec(context, condition, spec) for spec in base[:seeds]]
         if None not in changed:
@@ -80,9 +108,11 @@ def _explanation() -> list[str]:
     return [
         "One thing is changed at a time, at the paper's settings. All changes are tested with all seeds in the first "
         "regime, and some of them with three seeds in the others; only methods with a cell that differs are trained "
-        "again. A change explains a cell if three conditions hold: our mean differs from the paper's without the "
-        "change, it agrees with the change, and the effect of the change is beyond chance. The last means that the "
-        "interval of the difference over seeds excludes 0, at 95 % for all changes of the cell together (Bonferroni). "
+        "again. Changes of the data, the precision and the memory of replay are tested only where no other "
+        "change explains a cell. A change explains a cell if three conditions hold: our mean differs from the paper's "
+        "without the change, it agrees with the change, and the effect of the change is beyond chance. The last means "
+        "that the interval of the difference over seeds excludes 0, at 95 % for all changes of the cell together "
+        "(Bonferroni). "
         "A change may explain a cell if its interval excludes 0 at 95 % for the change alone; this happens for one in "
         "twenty changes that have no effect. Tables show the intervals for the change alone. If the paper gives no "
         "standard deviation, ours replaces it.",

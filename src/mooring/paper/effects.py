@@ -47,19 +47,19 @@ class Effect:
         if self.after is None:
             return "does not finish"
         if self.before is None:
-            return "finishes, and agrees" if after is not None and after.probably_agrees else "finishes"
+            return "finishes, and agrees" if after is not None and after.differs is False else "finishes"
         if self.shift is None or math.isnan(self.shift.low):
             return "not decided"
         if not _excludes_zero(self.shift):
             return "no significant effect"
         if before is None or after is None:
             return "higher" if self.shift.mean > 0 else "lower"
-        if before.probably_agrees:
-            return "still agrees" if after.probably_agrees else "moves away"
+        if before.differs is False:
+            return "still agrees" if after.differs is False else "moves away"
         start = after.difference - self.shift.mean
         if abs(after.difference) >= abs(start):
             return "overshoots" if start * after.difference < 0 else "moves away"
-        if after.probably_agrees:
+        if after.differs is False:
             sure = self.strict_shift is not None and _excludes_zero(self.strict_shift)
             return "explains it" if sure else "may explain it"
         return "overshoots" if start * after.difference < 0 else "moves towards"
@@ -69,18 +69,21 @@ def _excludes_zero(bounds: Interval) -> bool:
     return bounds.low > 0 or bounds.high < 0
 
 
-def measure_effects(key: MethodKey, runs: Mapping[str, Sequence[Result]], metric: str) -> list[Effect]:
+def measure_effects(
+    key: MethodKey, runs: Mapping[str, Sequence[Result]], metric: str, comparisons: int = 0
+) -> list[Effect]:
     """Return the effect of each change on a metric; the first is that of no change.
 
     Args:
         key: condition and method.
         runs: the runs of each change by its name, the unchanged ones among them.
         metric: "accuracy" or "forgetting".
+        comparisons: the number of changes to correct the confidence for, if more may be tested than there are runs of.
     """
     base = _scores(BASE, runs[BASE.name], metric)
     before = confidence_interval(list(base.values())) if base else None
     tested = [c for c in (BASE, *CHANGES) if c.name in runs and (c.trains or c is BASE or metric == "forgetting")]
-    strict_level = 0.05 / max(1, len(tested) - 1)
+    strict_level = 0.05 / max(1, len(tested) - 1, comparisons)
     effects = []
     for change in tested:
         scores = _scores(change, runs[change.name], metric)
@@ -98,9 +101,14 @@ def _scores(change: Change, results: Sequence[Result], metric: str) -> dict[int,
 
 
 def differs(effects: Sequence[Effect]) -> bool:
-    """Return whether our mean differs from the paper's before anything is changed."""
+    """Return whether our mean differs from the paper's before anything is changed, beyond bounds and chance."""
     cell = effects[0].cell_before
-    return cell is not None and cell.probably_agrees is False
+    return cell is not None and cell.differs is True
+
+
+def is_explained(effects: Sequence[Effect]) -> bool:
+    """Return whether a change explains the cell for certain, or lets it finish and agree."""
+    return any(effect.verdict in ("explains it", "finishes, and agrees") for effect in effects[1:])
 
 
 def closest_change(effects: Sequence[Effect]) -> tuple[Effect, PaperCell] | None:
