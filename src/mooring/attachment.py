@@ -14,6 +14,7 @@ from mooring.optimizers import check_optimizer, unwrap_optimizer
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull, merges
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import check_estimable
+from mooring.siblings import warn_of_other_budgets
 from mooring.state.memory import Memory
 from mooring.state.selection import Exclude, check_exclude
 
@@ -149,6 +150,7 @@ def attach(
         memory=memory,
         check_finite=check_finite,
     )
+    warn_of_other_budgets(moor._step)
     if reference is not None:
         try:
             moor.consolidate(data=reference, loss=loss, batches=batches, progress=progress)
