@@ -244,9 +244,7 @@ def test_two_moorings_cover_each_other():
             train(model, optimizer)
         for moor in moors:
             moor.consolidate()
-    assert [e.reason for e in moors[0].coverage().parameters if e.status == "cannot move"] == [
-        "has another Mooring"
-    ] * 2
+    assert [e.reason for e in moors[0].coverage().of("cannot move")] == ["has another Mooring"] * 2
     assert not moors[0].coverage().unheld
 
 
@@ -358,3 +356,157 @@ def test_resuming_in_the_middle_of_a_task_does_not_warn():
     resumed_moor.load_state_dict(state)
     train(resumed, resumed_optimizer)
     assert len(resumed_moor.coverage().held) == 4
+
+
+# Tied and resized parameters
+
+
+class Language(nn.Module):
+    """An embedding tied to the output layer."""
+
+    def __init__(self, words: int = 6, bias: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(words, 4), nn.Linear(4, words, bias=bias)
+        self.body = nn.Linear(4, 4)
+        self.head.weight = self.embed.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embed(words)).tanh())
+
+
+def read(model: Language, optimizer: torch.optim.Optimizer, steps: int = 3, words: int = 6) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        tokens = torch.arange(words)
+        nn.functional.cross_entropy(model(tokens), (tokens + step) % words).backward()
+        optimizer.step()
+
+
+def test_exclusion_of_one_name_of_a_tied_parameter_names_the_other():
+    model = Language()
+    with pytest.warns(UnheldWarning, match=r"frees 'embed.weight' too.*tied to 'head.weight'.*leave 'head.weight' out"):
+        moor = mooring.attach(model, sgd(model), exclude="head")
+    moor.detach()
+    assert entry(moor, "embed.weight").status == "free by request"
+    mooring.attach(model, sgd(model), exclude=["head", "embed"]).detach()
+
+
+def test_exclusion_of_a_module_with_two_names_does_not_warn():
+    model = Language()
+    model.same_body = model.body
+    mooring.attach(model, sgd(model), exclude="body").detach()
+
+
+def grown_in_place(model: Language, words: int) -> None:
+    """Resize as transformers does: the data of the parameter is replaced."""
+    rows = torch.randn(words, 4)
+    count = min(words, len(model.embed.weight))
+    rows[:count] = model.embed.weight.detach()[:count]
+    model.embed.weight.data = rows
+    if model.head.bias is not None:
+        model.head.bias.data = torch.cat([model.head.bias.data, torch.zeros(words)])[:words]
+
+
+def grown_anew(model: Language, words: int) -> None:
+    """Resize by new modules that begin with the old rows."""
+    old, count = model.embed.weight.detach(), min(words, len(model.embed.weight))
+    model.embed, head = nn.Embedding(words, 4), nn.Linear(4, words, bias=model.head.bias is not None)
+    with torch.no_grad():
+        model.embed.weight[:count] = old[:count]
+        if head.bias is not None:
+            head.bias[:count] = model.head.bias[:count]
+    head.weight, model.head = model.embed.weight, head
+
+
+MEMORIES = {
+    "scores": {"pull": mooring.Penalty(1e3, clamp=True)},
+    "uniform": {"importance": "uniform", "pull": mooring.Proximal(1e3)},
+    "8bit": {"memory": mooring.Memory(previous="8bit"), "pull": mooring.Proximal(1e3)},
+    "si": {"importance": "si"},
+}
+
+
+@pytest.mark.parametrize("options", MEMORIES)
+@pytest.mark.parametrize("grow", [grown_in_place, grown_anew])
+def test_resized_embedding_keeps_its_old_rows_held_and_new_rows_free(grow, options):
+    model = Language()
+    model.embed = nn.Embedding(6, 16)  # rows long enough for blocks of eight bits
+    model.body, model.head = nn.Linear(16, 4), nn.Linear(4, 6)
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer, **MEMORIES[options])
+    read(model, optimizer)
+    moor.consolidate()
+    anchor, previous = moor.anchor["embed.weight"].clone(), moor.previous["embed.weight"].clone()
+    rows = torch.cat([model.embed.weight.detach(), torch.ones(3, 16)])
+    if grow is grown_in_place:
+        model.embed.weight.data = rows.clone()
+    else:
+        model.embed = nn.Embedding(9, 16, _weight=rows.clone())
+    optimizer = sgd(model)
+    moor.rebind(optimizer)
+    optimizer.zero_grad()
+    (model(torch.arange(9)).square().mean()).backward()
+    optimizer.step()
+    torch.testing.assert_close(moor.anchor["embed.weight"], torch.cat([anchor, torch.ones(3, 16)]))
+    torch.testing.assert_close(moor.previous["embed.weight"], torch.cat([previous, torch.zeros(3, 16)]))
+    assert previous.any()
+    free = rows[6:] - 0.1 * model.embed.weight.grad[6:]
+    torch.testing.assert_close(model.embed.weight[6:].detach(), free)
+    assert entry(moor, "embed.weight").status == "held"
+    moor.consolidate()
+    assert moor.previous["embed.weight"].shape == (9, 16)
+
+
+@pytest.mark.parametrize("grow", [grown_in_place, grown_anew])
+@pytest.mark.parametrize("words", [4, 9])
+def test_resized_layer_keeps_its_kronecker_factors(grow, words):
+    model = Language(bias=True)
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(1e-6))
+    read(model, optimizer)
+    moor.consolidate()
+    grow(model, words)
+    optimizer = sgd(model)
+    moor.rebind(optimizer)
+    read(model, optimizer, words=words)
+    assert moor.pull_energy() <= 1.01e-6
+    assert entry(moor, "head.bias").status == "held"
+    energies = []
+    for row in range(words):
+        with torch.no_grad():
+            model.head.bias.copy_(moor.anchor["head.bias"])
+            energies.append(moor.pull_energy())
+            model.head.bias[row] += 1.0
+            energies[-1] = moor.pull_energy() - energies[-1]
+    assert all(energy > 1e-3 for energy in energies[:6])
+    assert energies[6:] == pytest.approx([0.0] * (words - min(words, 6)), abs=1e-6)
+
+
+def test_parameter_resized_in_the_middle_of_a_task_continues():
+    model = Language()
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer, pull=mooring.Penalty(1.0))
+    read(model, optimizer)
+    moor.consolidate()
+    read(model, optimizer)
+    anchor, current = moor.anchor["embed.weight"].clone(), moor.current["embed.weight"].clone()
+    grown_in_place(model, 8)
+    optimizer.zero_grad()
+    moor.optimizer.step()  # without gradients nothing is resized yet
+    read(model, optimizer, 1, words=8)
+    assert torch.equal(moor.anchor["embed.weight"][:6], anchor)
+    assert moor.steps == 4
+    moor.consolidate()
+    assert bool((current > 0).any())
+    assert moor.previous["embed.weight"].shape == (8, 4)
+
+
+def test_parameter_of_another_width_starts_anew_and_is_named():
+    model, optimizer, moor = once_moored()
+    model[0].weight.data = torch.randn(8, 6)
+    optimizer.zero_grad()
+    model(torch.randn(5, 6)).square().mean().backward()
+    with pytest.warns(UnheldWarning, match="'0.weight' changed its shape after the last task"):
+        optimizer.step()
+    assert moor.anchor["0.weight"].shape == (8, 6)

@@ -82,8 +82,8 @@ class CoverageWatch:
         if names := displaced(state for state in moving if state.has_previous):
             warnings.warn(
                 f"{first_and_count(names)} got other weights after the last task or reference, so training pulls them "
-                "back to the weights of then: load weights before attach(reference=...) or consolidate(); where the new ones "
-                "are right, call consolidate() again before training",
+                "back to the weights of then: load weights before attach(reference=...) or consolidate(); where the "
+                "new ones are right, call consolidate() again before training",
                 UnheldWarning,
                 stacklevel=WITHIN_STEP,
             )

@@ -397,8 +397,8 @@ class MooringState:
         if not self.tasks:
             warnings.warn(
                 "consolidate() saw no step of this optimizer, so nothing is protected and no task is counted: train "
-                "with optimizer.step() (with SAM, attach to its base_optimizer), call moor.rebind(optimizer) if another "
-                "optimizer trained, or give consolidate(data=...)",
+                "with optimizer.step() (with SAM, attach to its base_optimizer), call moor.rebind(optimizer) if "
+                "another optimizer trained, or give consolidate(data=...)",
                 UnheldWarning,
                 stacklevel=5,
             )
