@@ -79,7 +79,7 @@ def test_nothing_is_held_in_a_first_task_and_no_warning_is_given():
     moor = mooring.attach(model, optimizer)
     train(model, optimizer)
     assert {*statuses(moor).values()} == {"unheld"}
-    assert "attach(reference=...)" in entry(moor, "0.weight").remedy
+    assert "give a reference=..." in entry(moor, "0.weight").remedy
     assert str(moor.coverage()).startswith("nothing held yet: first task")
     assert "nothing held yet: first task" in repr(moor)
     moor.consolidate()

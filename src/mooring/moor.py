@@ -212,7 +212,7 @@ class Mooring:
             >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             >>> moor = mooring.attach(model, optimizer, exclude="1")
             >>> print(moor.coverage())
-            nothing held yet: first task; for a model that is already trained give attach(reference=...) or load a state
+            nothing held yet: first task; for a model that is already trained give a reference=... or load a state
             >>> model(torch.ones(1, 2)).sum().backward()
             >>> optimizer.step()
             >>> moor.consolidate()

@@ -180,7 +180,7 @@ class TrainingStep:
         created, self.states.created = self.states.created, False
         if created:
             self.invalidate()  # a resized parameter has other tensors
-        if self.watch:
+        if self.watch and (created or not self.states.steps or self.watch.pending):
             self.watch.before_step((step.state for step in steps), created=created)
         observation = self.outputs.collect(self.layers.samples if self.layers else 0) if self.outputs else Observation()
         if self.check:

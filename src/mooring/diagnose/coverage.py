@@ -24,7 +24,7 @@ ELSEWHERE = "moved by another optimizer"
 
 HOLD_NEW = "exclude it if it should stay free; consolidate(data=...) before training holds it"
 REMEDIES = {
-    FIRST_TASK: "for a model that is already trained give attach(reference=...) or load a state",
+    FIRST_TASK: "for a model that is already trained give a reference=... or load a state",
     NO_GRADIENT: HOLD_NEW,
     NO_IMPORTANCE: "check that the loss of the past task depends on it; exclude it if it should stay free",
     ELSEWHERE: "attach a Mooring to that optimizer too, or exclude it",

@@ -24,13 +24,16 @@ class CoverageWatch:
     Args:
         states: the states of the moored parameters.
         pull: the pull.
+
+    Attributes:
+        pending: unheld parameters that had no gradient since they were found, and were not warned of.
     """
 
     def __init__(self, states: MooringState, pull: Pull) -> None:
         self.states, self.pull = states, pull
         self._moved_elsewhere: set[str] = set()
         self._outside: dict[Tensor, int] = {}  # versions of parameters that the optimizer does not train
-        self._pending: dict[Tensor, ParameterCoverage] = {}  # unheld parameters that were not warned of
+        self.pending: dict[Tensor, ParameterCoverage] = {}
         self._warned: set[str] = set()
         self._checked_task = 0
 
@@ -47,8 +50,8 @@ class CoverageWatch:
             return
         if not states.steps or created:
             unheld = {entry.name: entry for entry in find_coverage(states, self.pull).unheld}
-            self._pending = {p: unheld[n] for p, n in states.names.items() if n in unheld and n not in self._warned}
-        if self._pending and any(state.parameter in self._pending for state in moving):
+            self.pending = {p: unheld[n] for p, n in states.names.items() if n in unheld and n not in self._warned}
+        if self.pending and any(state.parameter in self.pending for state in moving):
             self._warn_of_unheld()
 
     def moved_elsewhere(self) -> set[str]:
@@ -89,9 +92,9 @@ class CoverageWatch:
             )
 
     def _warn_of_unheld(self) -> None:
-        entries = list(self._pending.values())
+        entries = list(self.pending.values())
         self._warned |= {entry.name for entry in entries}
-        self._pending = {}
+        self.pending = {}
         warnings.warn(
             f"training moves parameters that nothing holds: {describe_unheld(entries)}; moor.coverage() lists them",
             UnheldWarning,

@@ -267,10 +267,12 @@ class MooringState:
             layers = layers_with_factors(self.model, self.importance.largest)
             self._with_factors = {p for parameters in layers.values() for p in parameters.values()}
         self._all_names = moorable(self.model, ())
+        resized = [(state, p) for p, state in self.records.items() if state.shape != p.shape]
         for p, name in self.names.items() if gone else ():
-            old = gone.get(name)
-            if old and p not in self.records and keeps_rows(old.parameter.detach(), p.detach()):
-                self._resize(old, p)
+            if name in gone and p not in self.records and keeps_rows(gone[name].parameter.detach(), p.detach()):
+                resized.append((gone[name], p))
+        for state, p in resized:
+            self._resize(state, p)
 
     def optimizer_parameters(self) -> list[Tensor]:
         """Return every parameter of the optimizer."""
@@ -394,6 +396,7 @@ class MooringState:
 
     def _move_idle_anchors(self) -> None:
         """anchor <- theta without counting a task; warn of parameters that moved without a step."""
+        self.refresh()
         if not self.tasks:
             warnings.warn(
                 "consolidate() saw no step of this optimizer, so nothing is protected and no task is counted: train "
