@@ -43,4 +43,4 @@ def is_true(flags: list[Tensor]) -> list[bool]:
 def _is_far(state: ParameterState) -> Tensor:
     theta, anchor = state.theta.float(), state.device_anchor.float()
     tolerance = max(MAX_ROUNDING, torch.finfo(state.anchor.dtype).eps)
-    return (theta - anchor).norm() > tolerance * anchor.norm()
+    return torch.gt((theta - anchor).norm(), tolerance * anchor.norm())
