@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import mooring
-from mooring.errors import MooringError, NonFiniteError
+from mooring.errors import MooringError, NonFiniteError, UnheldWarning
 from mooring.importance import Importance, Kronecker
 from mooring.testing import check_equal
 from stateful_net import StatefulNet, model_unchanged
@@ -121,6 +121,7 @@ def train(model, optimizer, seed, times=5):
         optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 @pytest.mark.parametrize("name", IMPORTANCES)
 def test_calibration_does_not_change_the_model(name):
     model, optimizer, moor = moored(name)
@@ -131,6 +132,7 @@ def test_calibration_does_not_change_the_model(name):
         moor.consolidate(data=data)
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 @pytest.mark.parametrize("name", IMPORTANCES)
 def test_calibration_scales_the_task_and_does_not_affect_the_next_estimate(name):
     (_, _, plain), (_, _, measured) = both = [moored(name) for _ in range(2)]
@@ -234,3 +236,22 @@ def test_data_without_a_budget_and_data_of_one_rank_are_refused(monkeypatch):
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
         with pytest.raises(MooringError, match="one rank only"):
             moor.consolidate(data=batches(0))
+
+
+def test_calibration_at_a_bound_warns_and_takes_the_safer_factor():
+    """A loss that is infinitely steep, and one that does not depend on where the parameters are."""
+    for steep, factor, line in ((1e12, 1e6, "rises by more than"), (1e-12, 1.0, "does not rise by")):
+        moor, loss = quadratic(FixedCurvature(1.0))
+        with pytest.warns(UnheldWarning, match=rf"could not be calibrated: the loss on the data {line}") as caught:
+            moor.consolidate(data=[0.0], loss=lambda model, slope, by=steep, loss=loss: by * loss(model, slope))
+        assert len(caught) == 1
+        assert "\n" not in str(caught[0].message)
+        assert moor.calibration == [factor]
+
+
+def test_calibration_of_a_direction_that_nothing_holds_warns():
+    """Importance 0 where the loss rises: no factor keeps the budget."""
+    moor, loss = quadratic(FixedCurvature(0.0))
+    with pytest.warns(UnheldWarning, match="could not be calibrated"):
+        moor.consolidate(data=[1.0, -1.0], loss=lambda model, slope: 1e3 * loss(model, slope))
+    assert moor.calibration == [1e6]

@@ -519,3 +519,28 @@ def test_every_remedy_in_the_advice_makes_an_exploding_run_stable(momentum):
         assert size < 10, pull
         if isinstance(pull, mooring.Penalty):
             assert diagnosis.stable
+
+
+def test_kronecker_budget_that_works_is_diagnosed_by_its_diagonal():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2, bias=False)
+    optimizer = sgd(model)
+    pull = mooring.Budget(0.1)
+    moor = mooring.attach(model, optimizer, importance=mooring.importance.Kronecker(), pull=pull)
+    x, y = torch.randn(8, 3), torch.randint(2, (8,))
+    with torch.no_grad():
+        gradient = model(x).softmax(1) - nn.functional.one_hot(y, 2)  # of each sample's loss
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    moor.consolidate()
+    expected = torch.outer(gradient.square().mean(0), x.square().mean(0))
+    (layer,) = moor.diagnose(strength=1.0).layers
+    assert layer.largest == pytest.approx(float(expected.max()), rel=1e-5)
+    assert layer.mean == pytest.approx(float(expected.mean()), rel=1e-5)
+    assert not any("nothing is held" in advice for advice in moor.diagnose(strength=1.0).advice)
+
+
+def test_diagnosis_prints_and_contains_the_coverage():
+    moor = moored()
+    assert "coverage: 4 of 4 parameters held (9 of 9 weights)" in str(moor.diagnose()).splitlines()
+    assert moor.diagnose().to_dict()["coverage"] == moor.coverage().to_dict()

@@ -97,6 +97,7 @@ def test_non_finite_gradient_of_an_excluded_head_stops_the_step():
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 def test_overflowing_penalty_is_named_in_the_error():
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -25,6 +25,7 @@ def train(model, optimizer, steps=4, seed=0):
         optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 def test_si_is_not_zero_through_aliased_parameters():
     """Saved parameters that alias the live ones make every step, and so every score, exactly zero."""
     model = convnet()
@@ -66,6 +67,7 @@ def test_importance_does_not_change_batch_norm_statistics(importance):
         assert torch.equal(a, b)
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 @pytest.mark.parametrize("importance", EVERY, ids=str)
 def test_penalty_has_an_effect(importance):
     """With the penalty, parameters end closer to their anchors than without."""
@@ -83,6 +85,7 @@ def test_penalty_has_an_effect(importance):
     assert distances[1] < 0.999 * distances[0]
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 @pytest.mark.parametrize("importance", EVERY, ids=str)
 def test_resumed_state_has_importance_and_anchors(importance):
     """A resumed run must not lose its importance, nor anchor itself to untrained weights."""
@@ -162,6 +165,7 @@ def test_squares_are_taken_after_the_batch_mean():
     assert "after the mean" in mooring.importance.ewc.fisher_observed.__doc__
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 def test_penalty_has_a_factor_one_half():
     """strength * previous * d is the gradient of strength / 2 * previous * d^2."""
     weight = nn.Linear(1, 1, bias=False).to(F64)
@@ -177,6 +181,7 @@ def test_penalty_has_a_factor_one_half():
     assert weight.weight.item() == pytest.approx(start - 0.1 * 3.0 * 2.0)
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 def test_parameters_without_any_importance_stay_free():
     """R = 1 at 0/0 would freeze parameters that never mattered."""
     model = nn.Linear(2, 1, bias=False).to(F64)

@@ -12,6 +12,8 @@ import mooring
 from mooring import stability
 from mooring.importance import Importance
 
+pytestmark = pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")  # tests displace parameters by hand
+
 TINY = 1e-100  # its square vanishes next to eps = 1, so that Adam's preconditioner is constant
 
 

@@ -63,6 +63,7 @@ def resume(importance, pull, folder, form):
     return finish(model, optimizer, moor)
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 @pytest.mark.parametrize("pull", ["interpolation", "penalty"])
 @pytest.mark.parametrize("importance", IMPORTANCES)
 def test_training_resumed_in_the_middle_of_a_task_equals_uninterrupted_training(importance, pull, tmp_path):
@@ -92,6 +93,7 @@ def test_state_of_another_pull_loads_with_a_warning():
     assert other.tasks == 1
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 def test_new_process_resumes_bit_for_bit(tmp_path):
     expected = {}
     for importance in IMPORTANCES:

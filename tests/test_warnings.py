@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 import mooring
-from mooring.errors import MooringError
+from mooring.errors import MooringError, UnheldWarning
 
 
 def small(outputs: int = 3, seed: int = 0) -> nn.Sequential:
@@ -133,13 +133,18 @@ def test_parameters_unfrozen_after_the_reference_warn_once():
     assert len(warned) == 1
 
 
-def test_head_added_after_the_reference_does_not_warn():
+def test_head_added_after_the_reference_warns_that_it_is_free():
     model = small()
     optimizer = sgd(model)
-    mooring.attach(model, optimizer, reference=[(torch.randn(8, 4), torch.randint(3, (8,)))])
+    known = [(torch.randn(8, 4), torch.randint(3, (8,)))]
+    mooring.attach(model, optimizer, reference=known)
     model.append(nn.Linear(3, 2))
     optimizer.add_param_group({"params": [*model[3].parameters()]})
-    train(model, optimizer)
+    with pytest.warns(
+        UnheldWarning, match="'3.weight' and 1 other appeared after the last task .*exclude it"
+    ) as warned:
+        train(model, optimizer)
+    assert len(warned) == 1
 
 
 # States loaded elsewhere

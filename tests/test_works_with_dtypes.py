@@ -77,6 +77,7 @@ def test_si_measures_the_path_in_the_parameters_precision(dtype: torch.dtype, st
         close(kept.to(dtype), path, rtol=8 * torch.finfo(state_dtype).eps)
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_narrow_state_dtype_does_not_round_the_parameters(pull: str, scaled: bool) -> None:

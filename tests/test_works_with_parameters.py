@@ -53,6 +53,7 @@ def test_frozen_parameter_has_no_state(importance: str) -> None:
     assert not [key for key in moor.state_dict() if ".0." in key]
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
 def test_parameter_unfrozen_later_is_free_until_the_next_consolidation(importance: str) -> None:
     moor, hand = pair(importance=importance)
@@ -73,6 +74,7 @@ def test_parameter_unfrozen_later_is_free_until_the_next_consolidation(importanc
     agree(moor, hand)
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
 def test_parameter_without_a_gradient_does_not_move(importance: str, pull: str) -> None:
@@ -111,6 +113,7 @@ def test_parameter_without_a_gradient_does_not_move(importance: str, pull: str) 
         close(ours, theirs)
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("importance", ["ewc", "per sample", "mas", "si"])
 def test_head_added_later_is_free_until_the_next_consolidation_and_then_held(importance: str, pull: str) -> None:

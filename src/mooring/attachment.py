@@ -1,5 +1,6 @@
 """`mooring.attach`: checks its options and returns a Mooring."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -7,15 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from mooring.distributed.dtensor import check_sharding
-from mooring.errors import MooringError, unknown
+from mooring.errors import MooringError, UnheldWarning, unknown
 from mooring.importance import EWC, Importance, resolve
 from mooring.moor import Mooring
 from mooring.optimizers import check_optimizer, unwrap_optimizer
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull, merges
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import check_estimable
+from mooring.siblings import warn_of_other_budgets
 from mooring.state.memory import Memory
-from mooring.state.selection import Exclude, check_exclude
+from mooring.state.selection import Exclude, check_exclude, tied_by_exclusion
 
 BUFFERS = ("follow", "keep", "interpolate")
 
@@ -54,7 +56,9 @@ def attach(
             `Budget` the default is the Fisher information, `EWC(decay=None, per_sample=True)`.
         pull: `Interpolation()` by default, which has no strength to tune; with a reference `Budget(0.1)`, which leaves
             more room to learn and is calibrated on the reference; or `Penalty(...)`, `Proximal(...)`.
-        exclude: parameters that stay free, such as heads: names, glob patterns or modules.
+        exclude: parameters that stay free, such as new heads: names, glob patterns or modules. A tied parameter, such
+            as the embedding that is also a language model's head, is free if any of its names is excluded; a warning
+            names it unless all of them are.
         buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new
             data, "keep" the old ones, or "interpolate" half-way in each iteration.
         merge: how the importance of a finished task is combined with that of the tasks before: "average" (the paper's,
@@ -130,6 +134,7 @@ def attach(
         )
     merge = merges.resolve(merge or ("sum" if is_budget else "average"))
     excluded = check_exclude(model, exclude)
+    _warn_of_ties(model, excluded)
     check_optimizer(model, optimizer, excluded)
     held = [p for group in optimizer.param_groups for p in group["params"]]
     check_sharding(model, importance, held, rows=memory.previous == "8bit")
@@ -149,6 +154,7 @@ def attach(
         memory=memory,
         check_finite=check_finite,
     )
+    warn_of_other_budgets(moor._step)
     if reference is not None:
         try:
             moor.consolidate(data=reference, loss=loss, batches=batches, progress=progress)
@@ -156,3 +162,15 @@ def attach(
             moor.detach()
             raise
     return moor
+
+
+def _warn_of_ties(model: nn.Module, exclude: tuple[str, ...]) -> None:
+    """Warn of parameters that are excluded by one name and known by another, such as a head tied to an embedding."""
+    if ties := tied_by_exclusion(model, exclude):
+        kept, excluded = ties[0]
+        warnings.warn(
+            f"exclude frees {kept!r} too, because it is tied to {excluded!r}: to hold it leave {excluded!r} out of "
+            f"exclude; to free it on purpose exclude {kept!r} as well",
+            UnheldWarning,
+            stacklevel=3,
+        )

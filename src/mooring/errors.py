@@ -13,6 +13,13 @@ class NonFiniteError(MooringError):
     """A loss, gradient or pull that is not finite; the step stopped before anything was changed."""
 
 
+class UnheldWarning(UserWarning):
+    """A warning that training moves, or will move, parameters that nothing holds.
+
+    `warnings.simplefilter("ignore", mooring.errors.UnheldWarning)` silences it.
+    """
+
+
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> MooringError:
     """Return the error for a name that is not in a list; it suggests the nearest allowed name.
 

@@ -1,6 +1,7 @@
 """Mooring: the object that `mooring.attach` returns. The training step itself is in `mooring.step`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 
 from mooring.backends.budget_terms import pull_energy
 from mooring.diagnose import stability
+from mooring.diagnose.coverage import Coverage, find_coverage
+from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.diagnosis import Diagnosis, diagnose
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
@@ -21,8 +24,9 @@ from mooring.pulls.pull import check_numbers
 from mooring.reference.batches import Data, Loss
 from mooring.reference.calibration import calibration_factor
 from mooring.reference.estimation import estimate
+from mooring.siblings import ATTACHED, parameters_of_siblings
 from mooring.state.memory import Memory
-from mooring.state.mooring_state import MooringState, describe, layer_scales
+from mooring.state.mooring_state import MooringState, ParameterState, describe, layer_scales
 from mooring.state.selection import layer_of
 from mooring.state.state_dict import pack_state, read_state
 from mooring.step import TrainingStep
@@ -69,7 +73,8 @@ class Mooring:
         self._outputs = outputs
         observers = make_observers(self._states, outputs) if memory.accumulates else (None, None)
         self._observers = [observer for observer in observers if observer]
-        self._step = TrainingStep(self._states, pull, *observers, buffers, check_finite)
+        self._watch = CoverageWatch(self._states, pull)
+        self._step = TrainingStep(self._states, pull, *observers, buffers, check_finite, self._watch)
         self._hook()
 
     @torch.no_grad()
@@ -112,7 +117,8 @@ class Mooring:
 
         anchor <- parameter; previous <- merge(previous, current); then `current` starts anew. Parameters without a
         gradient during the task keep their importance. Without a step since the last consolidation nothing is merged
-        and no task is counted; a warning names parameters that moved all the same.
+        and no task is counted; a warning names parameters that moved all the same. A first consolidation without a step
+        protects nothing and warns, unless the importance needs no step, as `Uniform`.
 
         With data, before any step of a task: `current` is first estimated from it, by `estimate`. What a model already
         knows is a task like any other.
@@ -144,11 +150,13 @@ class Mooring:
         self._refuse_interrupted()
         if data is None and (loss is not None or batches is not None):
             raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
+        self._watch.end_task(parameters_of_siblings(self._step))
         carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         scale = carried if data is None else self._scale(data, loss, batches, progress)
         self._step.end_task()
         self._states.consolidate(scale)
-        self._step.anchor_buffers()
+        if self.tasks:
+            self._step.anchor_buffers()
 
     @property
     def tasks(self) -> int:
@@ -192,9 +200,34 @@ class Mooring:
         """Return how far each layer moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
         return parameter_drift((m.name, m.parameter, m.device_anchor) for m in self._states.records.values())
 
+    def coverage(self) -> Coverage:
+        """Return which parameters are held, which are free by request, and which nothing holds, why, and the remedy.
+
+        A parameter is held if the next pull would return it to its anchor: something is known of a past task, and that
+        is not 0 everywhere. Under `fully_shard` every rank must call it.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, exclude="1")
+            >>> print(moor.coverage())
+            nothing held yet: first task; for a model that is already trained give a reference=... or load a state
+            >>> model(torch.ones(1, 2)).sum().backward()
+            >>> optimizer.step()
+            >>> moor.consolidate()
+            >>> print(moor.coverage())
+            2 of 4 parameters held (6 of 9 weights), 2 free by request
+            free by request: 1.weight, 1.bias: is excluded; leave it out of exclude
+        """
+        elsewhere, others = self._watch.moved_elsewhere(), parameters_of_siblings(self._step)
+        return find_coverage(self._states, self.pull, elsewhere=elsewhere, siblings=others)
+
     @torch.no_grad()
     def diagnose(self, strength: float | None = None) -> Diagnosis:
         """Return where p = lr * strength * importance leaves (0, 1), layer by layer, and what to do about it.
+
+        The result contains the `coverage()` too. Of a layer with Kronecker factors the importance is their diagonal.
 
         Args:
             strength: the strength to diagnose; by default that of the pull.
@@ -211,10 +244,8 @@ class Mooring:
             3
         """
         records = self._states.records
-        moored = {
-            p: (name, records[p].full(records[p].previous)) for p, name in self._states.names.items() if p in records
-        }
-        return diagnose(
+        moored = {p: (name, _scores(records[p])) for p, name in self._states.names.items() if p in records}
+        diagnosis = diagnose(
             self.optimizer,
             moored,
             self._strength(strength),
@@ -223,6 +254,7 @@ class Mooring:
             pull=type(self.pull).__name__,
             extrapolates=isinstance(self.pull, GradientPull),
         )
+        return replace(diagnosis, coverage=self.coverage())
 
     @torch.no_grad()
     def effective_learning_rate(self, i: int, strength: float | None = None) -> State:
@@ -260,6 +292,8 @@ class Mooring:
         self._states.records = records
         self._states.tasks, self._states.steps = header["tasks"], header["steps"]
         self._states.calibration = header.get("calibration", [1.0] * header["tasks"])
+        self._states.remember_names()
+        self._watch.forget_versions()
         self._step.buffer_anchors = buffers
         if self._step.budget:
             self._step.budget.load_state(header.get("spending"))
@@ -298,16 +332,18 @@ class Mooring:
         raise MooringError("a Mooring cannot be pickled: save its state_dict(), and load it into an attach()ed one")
 
     def __repr__(self) -> str:
-        count = len(self._states.trained())
-        return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks})"
+        count, note = len(self._states.trained()), "" if self.tasks else "; nothing held yet: first task"
+        return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{note})"
 
     def _hook(self) -> None:
+        ATTACHED.add(self._step)
         self._handles = [
             self.optimizer.register_step_pre_hook(self._step.before),
             self.optimizer.register_step_post_hook(self._step.after),
         ]
 
     def _unhook(self) -> None:
+        ATTACHED.discard(self._step)
         self._step.restore_gradients(finished=False)
         for handle in self._handles:
             handle.remove()
@@ -337,7 +373,10 @@ class Mooring:
 
     def _strength(self, strength: float | None) -> float:
         if (given := getattr(self.pull, "strength", None) if strength is None else strength) is None:
-            raise MooringError(f"{type(self.pull).__name__} has no strength: give one, as in diagnose(strength=100.0)")
+            raise MooringError(
+                f"{type(self.pull).__name__} has no strength: give one, as in diagnose(strength=100.0); "
+                "coverage() says what is held"
+            )
         if not self.tasks:
             raise MooringError("no task was consolidated yet: call consolidate() at the end of one, then diagnose()")
         check_numbers("strength", given, 0)
@@ -346,3 +385,8 @@ class Mooring:
     def _refuse_interrupted(self) -> None:
         if self._step.interrupted:
             raise MooringError("an optimizer step was interrupted half-way: take one whole step first")
+
+
+def _scores(state: ParameterState) -> Tensor:
+    """Return the importance of each weight over past tasks."""
+    return state.full(state.previous) if state.factors is None else state.factors.diagonal().reshape(state.shape)

@@ -15,6 +15,7 @@ from torch import Tensor
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.eager import gc_disabled, has_compiler, penalty_rule, pull_is_due, run_in_chunks, step_rule
 from mooring.backends.fused import FusedRule, KernelArgs
+from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.finite import check_finite
 from mooring.distributed.collectives import world_size
 from mooring.distributed.dtensor import local_gradient, local_tensor
@@ -79,6 +80,7 @@ class TrainingStep:
         layers: observes the model's layers, if the importance needs them.
         buffers: what becomes of normalization statistics: "follow", "keep" or "interpolate".
         check: whether to stop at gradients that are not finite.
+        watch: warns of parameters that nothing holds; None for an estimate, which moves nothing.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class TrainingStep:
         layers: LayerObserver | None,
         buffers: Literal["follow", "keep", "interpolate"],
         check: bool,
+        watch: CoverageWatch | None = None,
     ) -> None:
         self.states = states
+        self.watch = watch
         self.importance = states.importance
         self.pull = pull
         self.outputs = outputs
@@ -173,6 +177,11 @@ class TrainingStep:
             if self.outputs:
                 self.outputs.discard()
             return
+        created, self.states.created = self.states.created, False
+        if created:
+            self.invalidate()  # a resized parameter has other tensors
+        if self.watch and (created or not self.states.steps or self.watch.pending):
+            self.watch.before_step((step.state for step in steps), created=created)
         observation = self.outputs.collect(self.layers.samples if self.layers else 0) if self.outputs else Observation()
         if self.check:
             probes = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mooring
-from mooring.errors import MooringError
+from mooring.errors import MooringError, UnheldWarning
 from processes import Child, wait_for
 
 pytest.importorskip("lightning", reason="needs mooring[lightning]")
@@ -171,3 +171,20 @@ def test_training_on_a_gpu_equals_the_cpu_and_the_state_follows_the_model(every)
             assert {anchor.device.type for anchor in callback.moor.anchor.values()} == {"cpu"}
         ends.append(model.state_dict())
     torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_loaded_after_the_reference_was_read_warn(capsys):
+    class LoadsLate(TwoLayerModule):
+        def on_fit_start(self):
+            self.net.load_state_dict({key: tensor + 1.0 for key, tensor in self.net.state_dict().items()})
+
+    callback = MooringCallback(reference=[(x, x.argmax(1) % 3) for x in batches(0, 2)])
+    with pytest.warns(UnheldWarning, match="'net.0.weight' and 3 others got other weights after the last task"):
+        trainer(callback).fit(LoadsLate(), loader(1))
+    assert "mooring: 4 of 4 parameters held" in capsys.readouterr().err
+
+
+def test_training_says_once_that_nothing_is_held_yet_unless_silenced(capsys):
+    for verbose in (True, False):
+        trainer(MooringCallback(verbose=verbose)).fit(TwoLayerModule(), loader(0))
+        assert capsys.readouterr().err.count("mooring: nothing held yet: first task") == verbose

@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="needs mooring[transformers]")
 from safetensors.torch import load_file
 from transformers import Trainer
 
-from integrations.gpt import arguments, everything, gpt, same, text, train
+from integrations.gpt import WORDS, arguments, everything, gpt, same, text, train
 from mooring.integrations.transformers import MooringCallback
 
 IMPORTANCES = ["ewc", "mas", "si", mooring.EWC(decay=None, per_sample=True)]
@@ -210,3 +210,29 @@ def test_reference_is_not_read_again_when_training_is_resumed(tmp_path):
     train(again.moor.model, later, 1, tmp_path / "later")
     assert read == [0, 1]
     assert later.moor.tasks == 3
+
+
+def test_training_prints_what_is_held_once_unless_silenced(tmp_path, capsys):
+    for verbose in (True, False):
+        model, callback = gpt(), MooringCallback(verbose=verbose)
+        train(model, callback, 0, tmp_path, max_steps=1)
+        first = capsys.readouterr().err
+        train(model, callback, 1, tmp_path, max_steps=1)
+        second = capsys.readouterr().err
+        assert first.count("mooring: nothing held yet: first task; for a model that is already trained") == verbose
+        assert second.count("mooring: 28 of 28 parameters held") == verbose
+
+
+def test_new_tokens_between_tasks_are_free_and_old_ones_held(tmp_path):
+    model, callback = gpt(), MooringCallback(pull=mooring.Proximal(1e9))
+    train(model, callback, 0, tmp_path)
+    old = model.transformer.wte.weight.detach().clone()
+    model.resize_token_embeddings(WORDS + 2, mean_resizing=False)
+    added = model.transformer.wte.weight.detach()[WORDS:].clone()
+    train(model, callback, 1, tmp_path)
+    known = callback.moor.previous["transformer.wte.weight"][:WORDS] > 1e-6
+    assert known.any()
+    moved = (model.transformer.wte.weight.detach()[:WORDS] - old).abs()
+    assert float(moved[known].max()) < 1e-3
+    assert bool((model.transformer.wte.weight.detach()[WORDS:] != added).any())
+    assert not callback.moor.coverage().unheld

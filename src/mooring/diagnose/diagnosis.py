@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mooring.diagnose import stability
+from mooring.diagnose.coverage import Coverage
 from mooring.diagnose.stability import Verdicts
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.pulls.pull import Number
@@ -65,6 +66,7 @@ class Diagnosis:
         disparity: mean importance of the last layer over that of the first.
         notes: remarks on how to read the numbers.
         advice: what to do, the most urgent first.
+        coverage: which parameters are held.
     """
 
     strength: float
@@ -77,6 +79,7 @@ class Diagnosis:
     disparity: float
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    coverage: Coverage | None = None
 
     @property
     def stable(self) -> bool:
@@ -96,7 +99,8 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as numbers, strings and lists that JSON knows; infinite and undefined numbers are None."""
-        return dict(_plain({**asdict(self), "stable": self.stable, "total": asdict(self.total)}))
+        coverage = None if self.coverage is None else self.coverage.to_dict()
+        return dict(_plain({**asdict(self), "stable": self.stable, "total": asdict(self.total), "coverage": coverage}))
 
     def __str__(self) -> str:
         rows = [HEAD, *(ROW.format(layer).split("\t") for layer in self.layers)]
@@ -107,6 +111,7 @@ class Diagnosis:
             f"strength {self.strength:g} with {self.optimizer}: {limits}",
             *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows),
             f"largest safe strength {self.safe_strength:.3g}; {disparity}",
+            *([f"coverage: {self.coverage.summary}"] if self.coverage else []),
             *(f"note: {note}" for note in self.notes),
             *(f"advice: {advice}" for advice in self.advice),
         ]

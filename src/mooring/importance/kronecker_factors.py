@@ -83,6 +83,11 @@ class KroneckerFactors:
             curvature = self.tasks * g.clamp(min=0).unsqueeze(-1) * a.clamp(min=0).unsqueeze(-2)
             self.basis = inputs, outputs, curvature
 
+    def diagonal(self) -> Tensor:
+        """Return the curvature of each single weight over past tasks, tasks * diag(G) (x) diag(A), (out, in)."""
+        a, g = (matrix.diagonal(dim1=-2, dim2=-1) for matrix in (self.past_inputs, self.past_outputs))
+        return self.tasks * g.unsqueeze(-1) * a.unsqueeze(-2)
+
     def to_basis(self, d: Tensor) -> Tensor:
         """Return a displacement of the parameter in the eigenbasis, (out, in)."""
         assert self.basis is not None

@@ -17,6 +17,7 @@ class MooringPlugin(MooringOwner, SupervisedPlugin):  # type: ignore[misc]
 
     Args:
         state: the state to resume from: a `state_dict()`, or the file or folder that it was saved to.
+        verbose: whether to print, when an experience begins, how many parameters are held.
         options: options of `mooring.attach`, such as `importance`, `pull` and `exclude` (the heads).
 
     Example:
@@ -37,13 +38,15 @@ class MooringPlugin(MooringOwner, SupervisedPlugin):  # type: ignore[misc]
         2
     """
 
-    def __init__(self, *, state: SavedState = None, **options: Any) -> None:
+    def __init__(self, *, state: SavedState = None, verbose: bool = True, **options: Any) -> None:
         super().__init__()
+        self.verbose = verbose
         self._deferred = DeferredAttach(state, options)
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Attach to the model and optimizer; Avalanche calls this after it adapted both to the experience."""
         self._deferred.attach(strategy.model, strategy.optimizer)
+        self.print_coverage()
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Consolidate at the end of an experience."""

@@ -1,5 +1,6 @@
 """A Mooring that is attached once a training library has created its model and optimizer."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from mooring.attachment import attach
+from mooring.distributed.collectives import rank
 from mooring.errors import MooringError, unknown
 from mooring.importance import State
 from mooring.integrations.state_file import load, load_for, save
@@ -106,11 +108,17 @@ class MooringOwner:
     """The part that the callbacks of training libraries share."""
 
     _deferred: DeferredAttach
+    verbose: bool
 
     @property
     def moor(self) -> Mooring:
         """The Mooring; it exists from the start of the first training."""
         return self._deferred.moor
+
+    def print_coverage(self) -> None:
+        """Print on stderr, in the first process, what is held in the training that begins; not if verbose is false."""
+        if self.verbose and rank() == 0:
+            print(f"mooring: {self.moor.coverage().summary}", file=sys.stderr)
 
     def save(self, path: str | Path) -> Path:
         """Write the state to a file or folder, for `state=` in another process; a kill leaves the old file as it is."""

@@ -38,6 +38,8 @@ class MooringCallback(MooringOwner, Callback):
         module: the name of the submodule to moor; by default the whole LightningModule. Importances that read outputs
             ("mas", "ewc" with `labels="sampled"` or `per_sample`) read those of this module, so name the one that
             `training_step` calls.
+        verbose: whether to print, when training begins, how many parameters are held, or that nothing is held yet, in a
+            first task without a reference or state.
         options: options of `mooring.attach`, such as `importance`, `pull` and `exclude`.
 
     Example:
@@ -67,8 +69,10 @@ class MooringCallback(MooringOwner, Callback):
         state: SavedState = None,
         optimizer: int | None = None,
         module: str | None = None,
+        verbose: bool = True,
         **options: Any,
     ) -> None:
+        self.verbose = verbose
         self.consolidate, self.optimizer, self.module = consolidate, optimizer, module
         self._deferred = DeferredAttach(state, options)
 
@@ -102,6 +106,7 @@ class MooringCallback(MooringOwner, Callback):
             children = ", ".join(name for name, _ in pl_module.named_children())
             raise MooringError(f"module={name!r} is not a module of this model; it has {children}")
         self._deferred.attach(modules[name], optimizers[number])
+        self.print_coverage()
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Consolidate; Lightning calls this after its last checkpoint, with the model back on the CPU."""

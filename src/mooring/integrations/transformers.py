@@ -36,6 +36,8 @@ class MooringCallback(MooringOwner, TrainerCallback):
         consolidate: whether the end of `train()` is the end of a task; if not, call `callback.moor.consolidate()`.
         state: the state to resume from: a `state_dict()`, or the file or folder that it was saved to. The checkpoint of
             a resumed `train()` replaces it.
+        verbose: whether to print, when training begins, how many parameters are held, or that nothing is held yet, in a
+            first task without a reference or state.
         options: options of `mooring.attach`, such as `importance`, `pull` and `exclude`.
 
     Example:
@@ -43,7 +45,7 @@ class MooringCallback(MooringOwner, TrainerCallback):
         >>> from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
         >>> model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=16, n_positions=8))
         >>> data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 4
-        >>> callback = MooringCallback(importance="ewc", exclude="transformer.wte")
+        >>> callback = MooringCallback(importance="ewc")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     args = TrainingArguments(folder, max_steps=2, report_to=[], disable_tqdm=True, use_cpu=True)
         ...     _ = Trainer(model, args, train_dataset=data, callbacks=[callback]).train()
@@ -52,7 +54,10 @@ class MooringCallback(MooringOwner, TrainerCallback):
         1
     """
 
-    def __init__(self, *, consolidate: bool = True, state: SavedState = None, **options: Any) -> None:
+    def __init__(
+        self, *, consolidate: bool = True, state: SavedState = None, verbose: bool = True, **options: Any
+    ) -> None:
+        self.verbose = verbose
         self.consolidate, self._training, self._staged = consolidate, False, -1
         self._deferred = DeferredAttach(state, options)
 
@@ -85,6 +90,7 @@ class MooringCallback(MooringOwner, TrainerCallback):
             file = self._deferred.resume_from(*(folder / NAME for folder in folders), _output(args) / STAGED)
             if args.should_save and file.name == STAGED and folders[-1].is_dir():
                 self.save(folders[-1])  # before the next checkpoint overwrites the staged file
+        self.print_coverage()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Stage the state if a checkpoint follows."""

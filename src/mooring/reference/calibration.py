@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import budget_term
 from mooring.distributed.collectives import world_size
-from mooring.errors import MooringError, NonFiniteError
+from mooring.errors import MooringError, NonFiniteError, UnheldWarning
 from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.pulls.budget import Budget
 from mooring.reference.batches import Data, Loss, Outputs, add_sampled_labels, iter_batches, scalar_loss
@@ -33,7 +34,9 @@ MIN_FACTOR, MAX_FACTOR, BISECTIONS = 1e-2, 1e6, 12
 def solve_factor(rise: Callable[[float], float], nats: float, *, show: bool | None = False) -> float:
     """Return the factor nats / q, where q is the estimate at which the loss truly rises by nats.
 
-    It is found by bisection in log q between 0.01 and a million, for a rise that grows with q.
+    It is found by bisection in log q between 0.01 and a million, for a rise that grows with q. Beyond, the data does
+    not say what the factor is, and a warning says so. The result is then the safer value: if the loss rises too much
+    even with a factor of a million, a million; if it hardly rises even with 0.01, 1, which trusts the estimate.
 
     Args:
         rise: the true rise of the loss at the displacement whose estimate is q.
@@ -48,7 +51,23 @@ def solve_factor(rise: Callable[[float], float], nats: float, *, show: bool | No
     for _ in progress(range(BISECTIONS), "calibrating the budget", BISECTIONS, show=show):
         middle = (low + high) / 2
         low, high = (middle, high) if rise(nats / math.exp(middle)) > nats else (low, middle)
+    if high == math.log(MAX_FACTOR):
+        _warn_of_bound(f"rises by more than the budget of {nats:g} nats even where its estimate is a millionth of it")
+        return MAX_FACTOR
+    if low == math.log(MIN_FACTOR):
+        _warn_of_bound(f"does not rise by the budget of {nats:g} nats even where its estimate is 100 times that")
+        return 1.0
     return math.exp((low + high) / 2)
+
+
+def _warn_of_bound(finding: str) -> None:
+    warnings.warn(
+        f"the budget could not be calibrated: the loss on the data {finding}, so it may not be kept: "
+        "check that the data and the loss are those the model was trained with (labels of a language model are "
+        "shifted), and moor.coverage()",
+        UnheldWarning,
+        stacklevel=6,
+    )
 
 
 def calibration_factor(

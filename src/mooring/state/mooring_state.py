@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, to_dtensor
-from mooring.errors import MooringError
+from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, sharded, to_dtensor
+from mooring.errors import MooringError, UnheldWarning
 from mooring.importance import Importance, State
 from mooring.importance.kronecker_factors import FACTOR_SLOTS, KroneckerFactors, LayerFactors, layers_with_factors
 from mooring.pulls.merges import Merge
@@ -20,6 +20,7 @@ from mooring.pulls.pull import per_run
 from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.offload import AnchorOffload
 from mooring.state.quantization import QuantizedImportance
+from mooring.state.resizing import copy_rows, keeps_rows, resized_factors, resized_importance
 from mooring.state.selection import layer_of, moorable
 
 PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
@@ -27,6 +28,13 @@ PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
 
 RESERVED_SLOTS = {"anchor", "before", "buffer", "g", "probe", "theta", *PREVIOUS_SLOTS, *FACTOR_SLOTS}
 """Names that the tensors of an importance may not have."""
+
+APPEARED = "appeared after the last task was consolidated"
+REPLACED = "replaced a parameter of the same name after the last task was consolidated"
+RESHAPED = "changed its shape after the last task was consolidated"
+NOT_TRAINED = "did not train before the last task was consolidated"
+NOT_ESTIMATED = "did not train when importance was estimated"
+"""Why nothing holds a parameter whose state begins after a task was consolidated."""
 
 
 @dataclass
@@ -44,7 +52,9 @@ class ParameterState:
         count: the iterations of this task in which the parameter had a gradient.
         factors: the Kronecker factors of its curvature, where it has those instead of scores.
         runs: whether there is a leading run axis.
+        unheld_reason: why nothing holds the parameter, where that is known; read only while nothing does.
         staged: the anchor on the parameter's device, while an offloaded anchor is there.
+        shape: the shape of the parameter that the state was made for.
         compute_dtype: the dtype to compute in: the wider of the parameter's and the anchor's, at least float32.
     """
 
@@ -56,12 +66,14 @@ class ParameterState:
     count: int = 0
     factors: KroneckerFactors | None = None
     runs: bool = False
+    unheld_reason: str = ""
     staged: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Choose the dtype to compute in."""
         dtype = torch.promote_types(self.parameter.dtype, self.anchor.dtype)
         self.compute_dtype = torch.promote_types(dtype, torch.float32)
+        self.shape = self.parameter.shape
 
     @property
     def theta(self) -> Tensor:
@@ -104,6 +116,18 @@ class ParameterState:
             return torch.zeros_like(self.theta, dtype=self.compute_dtype)
         values = score.values() if isinstance(score, QuantizedImportance) else score
         return values.expand_as(self.anchor)  # after `select_runs` the parameter has its old runs until it is bound
+
+    def take_rows(self, old: "ParameterState") -> None:
+        """Take over the rows of a state whose parameter had another number of rows; further rows stay free."""
+        rows = len(self.anchor)
+        copy_rows(old.anchor, self.anchor)
+        self.count, self.unheld_reason = old.count, old.unheld_reason
+        if old.factors:
+            self.factors, self.importance_state = resized_factors(old.factors, rows), old.importance_state
+        for slot in () if old.factors else self.importance_state.keys() & old.importance_state.keys():
+            copy_rows(old.importance_state[slot], self.importance_state[slot])
+        if old.previous is not None:
+            self.previous = resized_importance(old.previous, old.anchor.shape, rows)
 
     def select_runs(self, rows: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
         """Keep the runs in these rows, in this order.
@@ -224,6 +248,8 @@ class MooringState:
         self.tasks = 0
         self.steps = 0
         self.not_estimated: set[str] = set()  # parameters that did not train when importance was estimated
+        self.consolidated: dict[str, bool] = {}  # the parameters at the last consolidation; whether each had a state
+        self.created = False  # whether a state was created or replaced since the flag was last cleared
         self.calibration: list[float] = []
         self.records: dict[Tensor, ParameterState] = {}
         self.names: dict[Tensor, str] = {}
@@ -234,12 +260,19 @@ class MooringState:
     def refresh(self) -> None:
         """Read the model's parameters again: some may have appeared or left."""
         self.names = moorable(self.model, self.exclude)
+        gone = {state.name: state for p, state in self.records.items() if p not in self.names}
         self.records = {p: state for p, state in self.records.items() if p in self.names}
         self._foreign = {p for p in self.optimizer_parameters() if p not in self.names}
         if self.importance.by_layer:
             layers = layers_with_factors(self.model, self.importance.largest)
             self._with_factors = {p for parameters in layers.values() for p in parameters.values()}
         self._all_names = moorable(self.model, ())
+        resized = [(state, p) for p, state in self.records.items() if state.shape != p.shape]
+        for p, name in self.names.items() if gone else ():
+            if name in gone and p not in self.records and keeps_rows(gone[name].parameter.detach(), p.detach()):
+                resized.append((gone[name], p))
+        for state, p in resized:
+            self._resize(state, p)
 
     def optimizer_parameters(self) -> list[Tensor]:
         """Return every parameter of the optimizer."""
@@ -261,17 +294,45 @@ class MooringState:
 
     def get_or_create(self, p: Tensor) -> ParameterState | None:
         """Return the state of a parameter, created if need be; None if the parameter is not to be moored."""
-        if (known := self.records.get(p)) is not None:
+        if (known := self.records.get(p)) is not None and known.shape == p.shape:
             return known
         if not self.is_moorable(p):
             return None
         if p.is_complex() or (p.grad is not None and p.grad.layout != torch.strided):
             kind = "is complex" if p.is_complex() else "has a sparse gradient"
             raise MooringError(f"{self.names[p]!r} {kind}, which cannot be moored: exclude it")
-        if self.names[p] in self.not_estimated:
-            self._warn_not_estimated()
-        self.records[p] = self.new_state(p, self.tasks)
+        known = self.records.get(p)  # the model may have been read again
+        if known is None:
+            self.records[p] = self.new_state(p, self.tasks)
+            self.records[p].unheld_reason = self.reason_of_new_state(self.names[p]) if self.tasks else ""
+            self.created = True
+        elif known.shape != p.shape:
+            self._resize(known, p)
         return self.records[p]
+
+    def _resize(self, old: ParameterState, p: Tensor) -> None:
+        """Move a state to a parameter with another number of rows, whose new rows are free; to any other, start anew.
+
+        `resize_token_embeddings` replaces either the module or the data of its parameter.
+        """
+        if sharded(p):
+            raise MooringError(f"{self.names[p]!r} changed its shape, which a sharded parameter cannot: attach anew")
+        new = self.new_state(p, self.tasks)
+        if len(old.shape) == p.ndim > 0 and old.shape[1:] == p.shape[1:]:
+            if new.factors and not old.factors:  # small enough for factors now, but the past has scores
+                new.factors, new.importance_state = None, self.start_importance(p, self.tasks)
+            new.take_rows(old)
+        elif self.tasks:
+            new.unheld_reason = RESHAPED
+        self.records[p], self.created = new, True
+
+    def reason_of_new_state(self, name: str) -> str:
+        """Return why nothing is known of the past of a parameter that has no state after a consolidation."""
+        if name in self.not_estimated:
+            return NOT_ESTIMATED
+        if name not in self.consolidated:
+            return APPEARED
+        return REPLACED if self.consolidated[name] else NOT_TRAINED
 
     def new_state(self, p: Tensor, task: int) -> ParameterState:
         """Return the state of a parameter that starts here: anchored where it is, free without a past."""
@@ -298,20 +359,11 @@ class MooringState:
         state = {slot: local_part(tensor, p) for slot, tensor in state.items()}
         return {**state, "current": self.memory.store_current(state["current"])}
 
-    def _warn_not_estimated(self) -> None:
-        """Warn once of the parameters that train now and did not when importance was estimated."""
-        late = [self.names[p] for p in self.trained() if self.names[p] in self.not_estimated]
-        self.not_estimated -= {*late}
-        warnings.warn(
-            f"{_first_and_count(late)} did not train when importance was estimated, so nothing protects what the "
-            "model knew there: unfreeze parameters and give them to the optimizer before the reference or data",
-            stacklevel=2,
-        )
-
     @property
     def idle(self) -> bool:
-        """Whether nothing happened since the last consolidation: no step and no estimate."""
-        return self.tasks > 0 and not self.steps and not any(state.count for state in self.records.values())
+        """Whether nothing happened since the last consolidation: no step and no estimate, where either is needed."""
+        needed = self.tasks > 0 or self.importance.merges
+        return needed and not self.steps and not any(state.count for state in self.records.values())
 
     def consolidate(self, scale: float = 1.0) -> None:
         """End a task, as `consolidate` says; without a step or estimate since the last one, only move the anchors."""
@@ -335,13 +387,28 @@ class MooringState:
         self.calibration += [1.0] * (self.tasks - len(self.calibration)) + [scale]
         self.tasks += 1
         self.steps = 0
+        self.remember_names()
+
+    def remember_names(self) -> None:
+        """Remember which parameters there are at the end of a task, and which of them have a state."""
+        recorded = {state.name for state in self.records.values()}
+        self.consolidated = {name: name in recorded for name in self.names.values()}
 
     def _move_idle_anchors(self) -> None:
         """anchor <- theta without counting a task; warn of parameters that moved without a step."""
+        self.refresh()
+        if not self.tasks:
+            warnings.warn(
+                "consolidate() saw no step of this optimizer, so nothing is protected and no task is counted: train "
+                "with optimizer.step() (with SAM, attach to its base_optimizer), call moor.rebind(optimizer) if "
+                "another optimizer trained, or give consolidate(data=...)",
+                UnheldWarning,
+                stacklevel=5,
+            )
         moved = [s.name for s in self.records.values() if bool((s.theta != s.device_anchor).any())]
         if moved:
             warnings.warn(
-                f"{_first_and_count(moved)} moved since the last task and this Mooring saw no step: nothing was "
+                f"{first_and_count(moved)} moved since the last task and this Mooring saw no step: nothing was "
                 "protected, and no task is counted. If the optimizer is a new one, call moor.rebind(optimizer)",
                 stacklevel=5,
             )
@@ -399,11 +466,11 @@ def describe(rule: object) -> str:
     return repr(rule) if repr(rule).startswith(f"{name}(") else name
 
 
-def _first_and_count(names: list[str]) -> str:
+def first_and_count(names: list[str]) -> str:
     """Return the first name and the number of the others.
 
     Example:
-        >>> _first_and_count(["0.weight", "0.bias", "2.weight"])
+        >>> first_and_count(["0.weight", "0.bias", "2.weight"])
         "'0.weight' and 2 others"
     """
     others = f" and {len(names) - 1} {'other' if len(names) == 2 else 'others'}" if names[1:] else ""

@@ -88,6 +88,30 @@ def moorable(model: nn.Module, exclude: tuple[str, ...]) -> dict[Tensor, str]:
     return {p: name for p, name in names.items() if p not in left_out}
 
 
+def tied_by_exclusion(model: nn.Module, exclude: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return (other name, excluded name) of each parameter that several modules share and that not all names exclude.
+
+    Example:
+        >>> model = nn.ModuleDict({"embed": nn.Embedding(3, 2), "head": nn.Linear(2, 3, bias=False)})
+        >>> model["head"].weight = model["embed"].weight
+        >>> tied_by_exclusion(model, ("head",)), tied_by_exclusion(model, ("head", "embed"))
+        ([('embed.weight', 'head.weight')], [])
+    """
+    named: dict[Tensor, dict[nn.Module, list[str]]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for key, p in module.named_parameters(recurse=False):
+            named.setdefault(p, {}).setdefault(module, []).append(clean_name(f"{path}.{key}".removeprefix(".")))
+    ties = []
+    for owners in named.values():
+        excluded = {
+            names[0]: any(_matches(name, pattern) for name in names for pattern in exclude) for names in owners.values()
+        }
+        if len({*excluded.values()}) == 2:
+            kept, left_out = (next(name for name, out in excluded.items() if out is wanted) for wanted in (False, True))
+            ties.append((kept, left_out))
+    return ties
+
+
 def norm_buffers(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return the running statistics of the normalization modules that belong to one optimizer, by name.
 

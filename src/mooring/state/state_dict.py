@@ -16,6 +16,7 @@ from mooring.errors import MooringError
 from mooring.importance import State
 from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.pulls import Pull
+from mooring.state.displacement import displaced
 from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState, ParameterState, describe
 from mooring.state.quantization import BLOCK_SLOTS, QuantizedImportance, block_size
@@ -28,9 +29,6 @@ REQUIRED_KEYS = ("importance", "options", "merge", "tasks", "steps", "moored", "
 """The keys that every header has."""
 
 HEADER = "mooring"
-
-MAX_ROUNDING = 0.01
-"""Weights further from their anchors than this part of the anchors' norm are other weights, not rounded ones."""
 
 
 def pack_state(states: Collection[ParameterState], buffers: Mapping[str, Tensor], header: dict[str, Any]) -> State:
@@ -196,12 +194,9 @@ def _warn_of_other_option(option: str, saved: str, given: str) -> None:
 
 def _warn_of_other_weights(records: dict[Tensor, ParameterState]) -> None:
     """Warn if a parameter is not at its anchor right after a task: it would be pulled to other weights."""
-    for state in records.values():
-        theta, anchor = state.theta.float(), state.device_anchor.float()
-        if not state.theta.is_meta and bool((theta - anchor).norm() > MAX_ROUNDING * anchor.norm()):
-            warnings.warn(
-                f"the model has other weights than those that the state was saved with ({state.name!r} differs): load "
-                "the model's weights first, or training pulls it towards the others",
-                stacklevel=5,
-            )
-            return
+    if names := displaced(records.values()):
+        warnings.warn(
+            f"the model has other weights than those that the state was saved with ({names[0]!r} differs): load "
+            "the model's weights first, or training pulls it towards the others",
+            stacklevel=5,
+        )

@@ -1,0 +1,107 @@
+"""Warns, once a task begins, of weights that were replaced and of parameters that train and that nothing holds."""
+
+import warnings
+from collections.abc import Collection, Iterable
+
+from torch import Tensor
+
+from mooring.diagnose.coverage import ELSEWHERE, REMEDIES, ParameterCoverage, describe_unheld, find_coverage
+from mooring.distributed.dtensor import local_tensor
+from mooring.errors import UnheldWarning
+from mooring.pulls import Pull
+from mooring.state.displacement import displaced
+from mooring.state.mooring_state import MooringState, ParameterState, first_and_count
+
+WITHIN_STEP = 8
+"""The frames between a warning and the line that calls `optimizer.step()`."""
+
+
+class CoverageWatch:
+    """The checks of one Mooring; each parameter is warned of once.
+
+    They need values of parameters at the first step of a task only, and when a parameter gets its state.
+
+    Args:
+        states: the states of the moored parameters.
+        pull: the pull.
+
+    Attributes:
+        pending: unheld parameters that had no gradient since they were found, and were not warned of.
+    """
+
+    def __init__(self, states: MooringState, pull: Pull) -> None:
+        self.states, self.pull = states, pull
+        self._moved_elsewhere: set[str] = set()
+        self._outside: dict[Tensor, int] = {}  # versions of parameters that the optimizer does not train
+        self.pending: dict[Tensor, ParameterCoverage] = {}
+        self._warned: set[str] = set()
+        self._checked_task = 0
+
+    def before_step(self, moving: Iterable[ParameterState], *, created: bool) -> None:
+        """Check the parameters that the optimizer is about to move; `created` says that some have a new state."""
+        states = self.states
+        if not states.steps:
+            self._outside = {p: _version(p) for p in self._trainable_outside()}
+            if states.tasks != self._checked_task:
+                self._checked_task = states.tasks
+                moving = list(moving)
+                self._warn_of_other_weights(moving)
+        if not states.tasks:
+            return
+        if not states.steps or created:
+            unheld = {entry.name: entry for entry in find_coverage(states, self.pull).unheld}
+            self.pending = {p: unheld[n] for p, n in states.names.items() if n in unheld and n not in self._warned}
+        if self.pending and any(state.parameter in self.pending for state in moving):
+            self._warn_of_unheld()
+
+    def moved_elsewhere(self) -> set[str]:
+        """Return the names of parameters that moved in a task although the optimizer does not train them."""
+        moved = (p for p, version in self._outside.items() if _version(p) != version)
+        self._moved_elsewhere |= {self.states.names[p] for p in moved if p in self.states.names}
+        return self._moved_elsewhere
+
+    def end_task(self, siblings: Collection[Tensor]) -> None:
+        """Warn of parameters that moved in this task by an optimizer without a Mooring."""
+        moored = {self.states.names[p] for p in siblings if p in self.states.names}
+        if names := sorted(self.moved_elsewhere() - moored - self._warned):
+            self._warned |= {*names}
+            warnings.warn(
+                f"{first_and_count(names)} {ELSEWHERE}, and nothing holds what the model knows there: "
+                f"{REMEDIES[ELSEWHERE]}; moor.coverage() lists what is held",
+                UnheldWarning,
+                stacklevel=4,
+            )
+        self.forget_versions()
+
+    def forget_versions(self) -> None:
+        """Forget where parameters that the optimizer does not train were; weights that are loaded do not count."""
+        self._outside = {}
+
+    def _trainable_outside(self) -> list[Tensor]:
+        own = {*self.states.optimizer_parameters()}
+        return [p for p in self.states.names if p.requires_grad and p not in own]
+
+    def _warn_of_other_weights(self, moving: Iterable[ParameterState]) -> None:
+        if names := displaced(state for state in moving if state.has_previous):
+            warnings.warn(
+                f"{first_and_count(names)} got other weights after the last task or reference, so training pulls them "
+                "back to the weights of then: load weights before attach(reference=...) or consolidate(); where the "
+                "new ones are right, call consolidate() again before training",
+                UnheldWarning,
+                stacklevel=WITHIN_STEP,
+            )
+
+    def _warn_of_unheld(self) -> None:
+        entries = list(self.pending.values())
+        self._warned |= {entry.name for entry in entries}
+        self.pending = {}
+        warnings.warn(
+            f"training moves parameters that nothing holds: {describe_unheld(entries)}; moor.coverage() lists them",
+            UnheldWarning,
+            stacklevel=WITHIN_STEP,
+        )
+
+
+def _version(p: Tensor) -> int:
+    """Return a number that grows when a tensor is written to."""
+    return 0 if p.is_inference() else local_tensor(p)._version
