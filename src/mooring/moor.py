@@ -146,8 +146,8 @@ class Mooring:
             raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
         carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         scale = carried if data is None else self._scale(data, loss, batches, progress)
-        self._step.end_task()
-        self._states.consolidate(scale)
+        self._step.invalidate()
+        self._states.consolidate(scale, self._step.end_task)
         self._step.anchor_buffers()
 
     @property
