@@ -84,7 +84,7 @@ def all_reduce_factors(
     ran = [(p, total) for p, total in zip(parameters, totals, strict=True) if total]
     contributions = [tensor for p, total in ran for tensor in _contribution(p, total, observed.get(p))]
     summed = _all_reduce_many(contributions, [None])
-    return {p: ObservedFactors(total, *(next(summed) for _ in range(4))) for p, total in ran}
+    return {p: ObservedFactors(n, next(summed), next(summed), next(summed), next(summed)) for p, n in ran}
 
 
 def _contribution(p: Tensor, total: int, observed: ObservedFactors | None) -> tuple[Tensor, ...]:

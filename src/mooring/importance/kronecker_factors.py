@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -149,13 +150,12 @@ def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[
         >>> [type(layer).__name__ for layer in layers_with_factors(model, largest=100)]
         ['Conv2d', 'Linear']
     """
-    modules = dict.fromkeys(model.modules())
     reasons = diagonal_reasons(model, largest)
-    layers = {}
-    for module in modules:
-        own = {name: module._parameters.get(name) for name in ("weight", "bias")} if _is_layer(module) else {}
-        if with_factors := {name: p for name, p in own.items() if p is not None and p not in reasons}:
-            layers[module] = with_factors
+    layers: dict[nn.Module, dict[str, Tensor]] = {}
+    for module in filter(_is_layer, model.modules()):
+        for name, p in module._parameters.items():
+            if p is not None and p not in reasons:
+                layers.setdefault(module, {})[name] = p
     return layers
 
 
@@ -191,17 +191,17 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _layer_reason(layer: nn.Module, largest: int) -> str:
     """Return why no parameter of a layer has factors; empty if they have."""
-    weight = layer._parameters.get("weight")
+    weight: Any = layer._parameters.get("weight")
     if weight is None:
         return "the weight of its layer is computed from other parameters"
     if is_lazy(weight):
         return LAZY
     if isinstance(layer, NonDynamicallyQuantizableLinear):  # the out_proj of nn.MultiheadAttention
         return "attention reads its weight without calling its layer"
-    if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or isinstance(layer.padding, str)):
-        return "grouped convolutions and padding by name have no Kronecker factors"
-    if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
-        return f"convolutions with {layer.padding_mode} padding have no Kronecker factors"
+    if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"):
+        return "convolutions in groups or with other padding than zeros have no Kronecker factors"
+    if isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
+        return f"convolutions with padding={layer.padding!r} have no Kronecker factors"
     outs, ins = weight.flatten(1).shape
     if max(ins, outs) > largest:
         return f"its layer has {ins} inputs and {outs} outputs, and more than {largest} have no Kronecker factors"

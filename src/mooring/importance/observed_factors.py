@@ -140,6 +140,6 @@ def is_explained(observed: ObservedFactors, gradient: Tensor, scale: Tensor) -> 
     """
     norm = observed.gradient.norm()
     along = (gradient * (observed.gradient / norm)).sum().nan_to_num(nan=0.0)
-    unexplained = gradient.square().sum() - along.square()
+    unexplained: Tensor = gradient.square().sum() - along.square()
     limit = (1 - MIN_EXPLAINED) * gradient.square().sum() + NOISE**2 * scale * observed.noise
     return ~(unexplained > limit)  # a gradient that is not a number is not for this check

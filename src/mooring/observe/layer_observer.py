@@ -150,9 +150,9 @@ def _accumulates(p: Tensor) -> bool:
     if not p.requires_grad:
         return False
     with torch.enable_grad():
-        node = p.expand_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        node: Any = p.expand_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
     try:
-        return bool(torch._C._will_engine_execute_node(node))  # type: ignore[attr-defined]
+        return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # torch.autograd.grad() returns its gradient instead
         return False
 
