@@ -155,6 +155,18 @@ def test_layer_added_after_attach_gets_factors():
     assert not any(module._forward_hooks for module in model.modules())
 
 
+def test_layer_added_before_rebind_has_factors_from_its_first_step():
+    torch.manual_seed(0)
+    model = small()
+    optimizer, moor = moored(model)
+    step(model, optimizer)
+    model.append(nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    moor.rebind(optimizer)
+    step(model, optimizer, 1)
+    assert {"3.weight", "3.bias"} <= with_factors(moor)
+
+
 def test_layer_replaced_by_another_with_the_same_weight_is_observed_again():
     torch.manual_seed(0)
     model = small()
@@ -285,6 +297,7 @@ def another_reference(model, optimizer):
     mooring.attach(model, other, importance=Kronecker(), reference=[batch(8)]).detach()
 
 
+@pytest.mark.parametrize("batch_size", [None, 8])
 @pytest.mark.parametrize(
     "disturb",
     [
@@ -299,12 +312,12 @@ def another_reference(model, optimizer):
         another_reference,
     ],
 )
-def test_passes_whose_gradient_no_step_uses_change_nothing(disturb):
+def test_passes_whose_gradient_no_step_uses_change_nothing(disturb, batch_size):
     results = []
     for disturbed in (False, True):
         torch.manual_seed(0)
         model = small()
-        optimizer, moor = moored(model, batch_size=8)
+        optimizer, moor = moored(model, batch_size=batch_size)
         for seed in range(3):
             if disturbed:
                 disturb(model, optimizer)

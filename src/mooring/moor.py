@@ -306,6 +306,8 @@ class Mooring:
             self.optimizer.register_step_pre_hook(self._step.before),
             self.optimizer.register_step_post_hook(self._step.after),
         ]
+        if self._step.layers:
+            self._step.layers.hook_layers()  # those that were added before `rebind`
 
     def _unhook(self) -> None:
         self._step.restore_gradients(finished=False)
