@@ -294,7 +294,7 @@ def gradient_by_hand(model, optimizer):
 
 def another_reference(model, optimizer):
     other = torch.optim.SGD(model.parameters(), lr=0.1)
-    mooring.attach(model, other, importance=Kronecker(), reference=[batch(8)]).detach()
+    mooring.attach(model, other, pull=mooring.Proximal(1.0), reference=[batch(8)]).detach()
 
 
 @pytest.mark.parametrize("batch_size", [None, 8])
