@@ -153,8 +153,8 @@ class Mooring:
         self._watch.end_task(parameters_of_siblings(self._step))
         carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         scale = carried if data is None else self._scale(data, loss, batches, progress)
-        self._step.end_task()
-        self._states.consolidate(scale)
+        self._step.invalidate()
+        self._states.consolidate(scale, self._step.end_task)
         if self.tasks:
             self._step.anchor_buffers()
 
@@ -341,6 +341,8 @@ class Mooring:
             self.optimizer.register_step_pre_hook(self._step.before),
             self.optimizer.register_step_post_hook(self._step.after),
         ]
+        if self._step.layers:
+            self._step.layers.hook_layers()  # those that were added before `rebind`
 
     def _unhook(self) -> None:
         ATTACHED.discard(self._step)
@@ -389,4 +391,4 @@ class Mooring:
 
 def _scores(state: ParameterState) -> Tensor:
     """Return the importance of each weight over past tasks."""
-    return state.full(state.previous) if state.factors is None else state.factors.diagonal().reshape(state.shape)
+    return state.full(state.previous) if state.factors is None else state.factors.past_diagonal(state.theta)

@@ -21,6 +21,8 @@ from mooring.distributed.collectives import world_size
 from mooring.distributed.dtensor import local_gradient, local_tensor
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import State
+from mooring.importance.observed_factors import ObservedFactors
+from mooring.observe.factor_accumulation import accumulate_factors
 from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
@@ -172,7 +174,7 @@ class TrainingStep:
         skipped = found_inf is not None and bool(found_inf)  # a fused kernel skips the step by itself
         scale = getattr(optimizer, "grad_scale", None)  # a fused kernel divides gradients by it
         steps = [] if skipped else self._collect_gradients(optimizer, scale)
-        factors = self.layers.collect() if self.layers else []
+        factors = self.layers.collect() if self.layers else {}
         if not steps:
             if self.outputs:
                 self.outputs.discard()
@@ -189,11 +191,20 @@ class TrainingStep:
             ]
             check_finite("importance gradient", probes)
         self._apply_penalty(steps, scale)
-        self.states.accumulate_factors(factors)
+        if self.layers:
+            self._accumulate_factors(self.layers, factors, steps)
         if self.importance.needs_step and self.accumulates:
             self._before = self._copy_parameters(steps)
         self._steps, self._observation = steps, observation
         self._versions = gradient_versions(self.states.optimizer_parameters())
+
+    def _accumulate_factors(
+        self, layers: LayerObserver, factors: dict[Tensor, ObservedFactors], steps: list[ParameterStep]
+    ) -> None:
+        """Add the Kronecker factors of an iteration in which layers are observed."""
+        if layers.due and accumulate_factors(self.states, factors, {step.state.parameter: step.g for step in steps}):
+            self.invalidate()
+        layers.hook_layers()
 
     def _collect_gradients(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[ParameterStep]:
         """Return the moored parameters that have a gradient, with the gradient of the task's loss."""
@@ -313,7 +324,7 @@ class TrainingStep:
         """Update the importance of each parameter, then pull it; parameters with factors have no scores."""
         if not (self.accumulates or pulls):
             return
-        steps = [step for step in self._steps if not step.state.factors]
+        steps = [step for step in self._steps if step.state.has_scores]
         reads_anchor = pulls or self.importance.needs_anchor
         for group in self._with_anchors(steps) if reads_anchor else [steps]:
             for step in self._run_fused(group, pulls):
@@ -403,7 +414,6 @@ class TrainingStep:
     @torch.no_grad()
     def end_task(self) -> None:
         """Apply a pull that acts once per task, to the parameters that had a gradient in it."""
-        self.invalidate()
         if not (self.states.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
             return
         scales = layer_scales(self.states.records.values(), self.importance)

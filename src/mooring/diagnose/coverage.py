@@ -46,7 +46,7 @@ class ParameterCoverage:
         size: the number of its weights.
         status: "held", "free by request", "cannot move" or "unheld".
         how: by what it is held, "scores" or "factors"; empty if it is not.
-        reason: why it is not held.
+        reason: why it is not held, or why it has scores although the importance is by layer.
         remedy: what to do if it should be.
     """
 
@@ -161,7 +161,7 @@ def find_coverage(
             entry = _with(entry, FREE, "is moored with a pull of strength 0", "give the pull a strength above 0")
         elif p in held:
             how = "factors" if states.records[p].factors else "scores"
-            entry = ParameterCoverage(name, p.numel(), HELD, how)
+            entry = ParameterCoverage(name, p.numel(), HELD, how, states.diagonal_reasons.get(p, ""))
         else:
             entry = _with(entry, UNHELD, _why_unheld(states, p))
         entries.append(entry)

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from mooring.distributed.dtensor import mesh_of, sharded
-from mooring.importance.kronecker_factors import LayerFactors
+from mooring.importance.observed_factors import ObservedFactors
 
 BUCKET_SIZE = 1 << 23
 """Numbers in one all-reduce."""
@@ -66,37 +66,39 @@ def all_reduce_observation(
 
 
 def all_reduce_factors(
-    layers: Sequence[nn.Module], observed: dict[nn.Module, tuple[int, LayerFactors]]
-) -> list[tuple[nn.Module, LayerFactors]]:
-    """Combine A, G and a bias's G of each rank's mean loss into those of the mean loss over all ranks.
+    parameters: Sequence[Tensor], observed: dict[Tensor, ObservedFactors]
+) -> dict[Tensor, ObservedFactors]:
+    """Combine the factors of each rank's mean loss into those of the mean loss over all ranks.
 
     The gradient is averaged over W ranks, so a layer's share of it is 1 / W of what this rank observed. With n of all
     samples on this rank: A <- sum over ranks of n / samples * A; G <- sum over ranks of samples / n * G / W^2.
 
     Args:
-        layers: all observed layers, in the same order on all ranks.
-        observed: samples and factors of the layers that ran on this rank.
+        parameters: all parameters with factors, in the same order on all ranks.
+        observed: the factors of those whose layers ran on this rank.
     """
-    if world_size() == 1:
-        return [(layer, factors) for layer, (_, factors) in observed.items()]
-    device = next(layers[0].parameters()).device
-    counts = torch.tensor([observed[layer][0] if layer in observed else 0 for layer in layers], device=device)
-    totals = _all_reduce(counts, [None]).tolist()
-    ran = [(layer, total) for layer, total in zip(layers, totals, strict=True) if total]
-    contributions = [factor for layer, total in ran for factor in _contribution(layer, total, observed.get(layer))]
+    if world_size() == 1 or not parameters:
+        return observed
+    samples = [observed[p].samples if p in observed else 0 for p in parameters]
+    totals = _all_reduce(torch.tensor(samples, device=parameters[0].device), [None]).tolist()
+    ran = [(p, total) for p, total in zip(parameters, totals, strict=True) if total]
+    contributions = [tensor for p, total in ran for tensor in _contribution(p, total, observed.get(p))]
     summed = _all_reduce_many(contributions, [None])
-    return [(layer, (next(summed), next(summed), next(summed))) for layer, _ in ran]
+    return {p: ObservedFactors(n, next(summed), next(summed), next(summed), next(summed)) for p, n in ran}
 
 
-def _contribution(layer: Any, total: int, observed: tuple[int, LayerFactors] | None) -> LayerFactors:
-    """Return this rank's term in the sum of a layer's factors; zeros if the layer did not run here."""
-    out, dtype = layer.weight.shape[0], torch.promote_types(layer.weight.dtype, torch.float32)
+def _contribution(p: Tensor, total: int, observed: ObservedFactors | None) -> tuple[Tensor, ...]:
+    """Return this rank's term in the sum of a parameter's factors; zeros if its layer did not run here."""
+    out, size, dtype = len(p), p.shape[1:].numel(), torch.promote_types(p.dtype, torch.float32)
     if observed is None:
-        a, g, sums = (layer.weight.new_zeros(n, n, dtype=dtype) for n in (layer.weight[0].numel(), out, out))
-        return a, g, sums
-    n, (a, g, sums) = observed
-    weight = total / n / world_size() ** 2
-    return a.to(dtype) * (n / total), g.to(dtype) * weight, sums.to(dtype) * weight
+        return tuple(p.new_zeros(shape, dtype=dtype) for shape in ((size, size), (out, out), (out,), ()))
+    share, ranks = observed.samples / total, world_size()
+    return (
+        observed.inputs.to(dtype) * share,
+        observed.outputs.to(dtype) / (share * ranks**2),
+        observed.gradient.to(dtype) / ranks,
+        observed.noise.to(dtype) / ranks**2,
+    )
 
 
 def _gradient_or_zero(p: Tensor, gradients: dict[Tensor, Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mooring.errors import MooringError
 from mooring.importance.definition import Importance, Iteration, State
 from mooring.importance.names import resolve
 
@@ -59,6 +60,10 @@ class Balanced(Importance):
 
     def __init__(self, importance: str | Importance) -> None:
         self.importance = resolve(importance)
+        if self.importance.by_layer:
+            raise MooringError(
+                f"Balanced rescales scores, and {self.importance.name}() keeps factors: balance EWC() or MAS() instead"
+            )
         self.seed = self.importance.seed
 
     def __repr__(self) -> str:

@@ -16,13 +16,14 @@ class Kronecker(Importance):
     A is the mean of a a' over a layer's inputs a, and G is the mean of b b' over the gradients b of its outputs, both
     over the iterations of a task. A weight displaced by d then costs tr(G d A d') / 2 nats, which includes the effect
     of weights that move together. The diagonal, which `EWC` keeps, misses that by orders of magnitude. Biases have
-    their own G. Parameters of other layers have the diagonal.
+    their own G. Parameters of other layers have the diagonal, and so has a layer whose weight is not a plain parameter,
+    is read without a call of the layer, or belongs to a module of another kind too.
 
     It costs two matrix products per layer in each `every`-th iteration, two more for each pull, one eigendecomposition
     of A and of G per consolidation, and 3 * (in^2 + out^2) numbers per layer; for a convolution in = channels * kernel.
 
-    The gradients b must be those of the loss itself. With float16 and a GradScaler they are scaled, and G would be too
-    large by the square of the scale; use bfloat16.
+    Only backward passes whose gradients a step uses count, in the scale in which the step uses them: unscaled with a
+    GradScaler, and clipped if they are clipped.
 
     Args:
         every: observe layers in each `every`-th iteration of a task.

@@ -1,17 +1,23 @@
 """The Kronecker factors of a layer's curvature: of one batch, over a task and over tasks, and their eigenbasis."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parameter import is_lazy
 
 LayerFactors = tuple[Tensor, Tensor, Tensor]
 """A, G and the G of the bias of one layer."""
 
 FACTOR_SLOTS = ("inputs", "outputs", "past_inputs", "past_outputs")
 """The names of the tensors of `KroneckerFactors`, in memory and in files."""
+
+LAZY = "its layer has no shape yet"
+"""Why the parameters of a lazy layer have no factors before its first call."""
 
 
 @dataclass
@@ -63,18 +69,29 @@ class KroneckerFactors:
         self.inputs.add_(1.0 if inputs is None else inputs)
         self.outputs.add_(outputs)
 
-    def consolidate(self, scale: float = 1.0) -> None:
-        """End a task: average its factors, with G times `scale`, into those of past tasks; all tasks count alike."""
+    def consolidated(self, scale: float = 1.0) -> "KroneckerFactors":
+        """Return the factors after the end of a task; these stay as they are, so that a failure changes nothing.
+
+        The factors of the task, with G times `scale`, are averaged into those of past tasks; all tasks count alike.
+        """
+        new = replace(self, count=0, basis=self.basis)
         if self.count:
-            self.tasks += 1
-            for mean, total, factor in (
-                (self.past_inputs, self.inputs, 1.0),
-                (self.past_outputs, self.outputs, scale),
-            ):
-                mean.lerp_(total * (factor / self.count), 1 / self.tasks)
-                total.zero_()
-            self.count = 0
-        self.update_eigenbasis()
+            new.tasks += 1
+            new.past_inputs = self.past_inputs.lerp(self.inputs / self.count, 1 / new.tasks)
+            new.past_outputs = self.past_outputs.lerp(self.outputs * (scale / self.count), 1 / new.tasks)
+            new.inputs, new.outputs = torch.zeros_like(self.inputs), torch.zeros_like(self.outputs)
+            if not bool((new.past_inputs.sum() + new.past_outputs.sum()).isfinite()):  # some solvers do not check
+                raise torch.linalg.LinAlgError("the factors are not finite")  # type: ignore[attr-defined]
+        new.update_eigenbasis()
+        return new
+
+    def diagonal(self, like: Tensor) -> Tensor:
+        """Return the diagonal of this task's mean curvature in the shape of the parameter `like`."""
+        return _diagonal(self.inputs, self.outputs, 1 / max(1, self.count) ** 2, like)
+
+    def past_diagonal(self, like: Tensor) -> Tensor:
+        """Return the diagonal of the curvature of past tasks in the shape of the parameter `like`."""
+        return _diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
 
     def update_eigenbasis(self) -> None:
         """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal."""
@@ -82,11 +99,6 @@ class KroneckerFactors:
             (a, inputs), (g, outputs) = eigenbasis(self.past_inputs), eigenbasis(self.past_outputs)
             curvature = self.tasks * g.clamp(min=0).unsqueeze(-1) * a.clamp(min=0).unsqueeze(-2)
             self.basis = inputs, outputs, curvature
-
-    def diagonal(self) -> Tensor:
-        """Return the curvature of each single weight over past tasks, tasks * diag(G) (x) diag(A), (out, in)."""
-        a, g = (matrix.diagonal(dim1=-2, dim2=-1) for matrix in (self.past_inputs, self.past_outputs))
-        return self.tasks * g.unsqueeze(-1) * a.unsqueeze(-2)
 
     def to_basis(self, d: Tensor) -> Tensor:
         """Return a displacement of the parameter in the eigenbasis, (out, in)."""
@@ -99,6 +111,11 @@ class KroneckerFactors:
         assert self.basis is not None
         inputs, outputs, _ = self.basis
         return (outputs @ d @ inputs.mT).reshape(like.shape)
+
+
+def _diagonal(inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
+    """Return the diagonal of scale * G (x) A in the shape of a parameter."""
+    return (scale * outputs.diagonal().unsqueeze(-1) * inputs.diagonal()).reshape(like.shape)
 
 
 def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +139,7 @@ def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[str, Tensor]]:
-    """Return the linear layers and plain two-dimensional convolutions of a model, with their parameters.
+    """Return the linear layers and plain two-dimensional convolutions of a model, with their weights and biases.
 
     Args:
         model: the model.
@@ -133,13 +150,88 @@ def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[
         >>> [type(layer).__name__ for layer in layers_with_factors(model, largest=100)]
         ['Conv2d', 'Linear']
     """
+    reasons = diagonal_reasons(model, largest)
     layers: dict[nn.Module, dict[str, Tensor]] = {}
-    for module in model.modules():
-        plain = isinstance(module, nn.Conv2d) and module.groups == 1 and not isinstance(module.padding, str)
-        supported = isinstance(module, nn.Linear) or (plain and module.padding_mode == "zeros")
-        if supported and max(module.weight.flatten(1).shape) <= largest:  # type: ignore[operator]
-            layers[module] = dict(module.named_parameters(recurse=False))
+    for module in filter(_is_layer, model.modules()):
+        for name, p in module._parameters.items():
+            if p is not None and p not in reasons:
+                layers.setdefault(module, {})[name] = p
     return layers
+
+
+def diagonal_reasons(model: nn.Module, largest: int) -> dict[Tensor, str]:
+    """Return why a parameter of a linear or convolutional layer has scores and no factors, where that is so.
+
+    The arguments are those of `layers_with_factors`.
+
+    Example:
+        >>> model = nn.Linear(4, 2)
+        >>> diagonal_reasons(model, largest=3)[model.weight]
+        'its layer has 4 inputs and 2 outputs, and more than 3 have no Kronecker factors'
+    """
+    reasons: dict[Tensor, str] = {}
+    for module in model.modules():
+        own = {name: p for name, p in module._parameters.items() if p is not None}
+        if not _is_layer(module):
+            reason = f"it belongs to a {type(module).__name__}, which has no Kronecker factors"
+            reasons |= dict.fromkeys(own.values(), reason)
+            continue
+        reason = _layer_reason(module, largest)
+        for name, p in own.items():
+            if name not in ("weight", "bias"):
+                reasons[p] = "only the weight and the bias of a layer have Kronecker factors"
+            elif reason:
+                reasons[p] = reason
+    return reasons
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | nn.Conv2d)
+
+
+def _layer_reason(layer: nn.Module, largest: int) -> str:
+    """Return why no parameter of a layer has factors; empty if they have."""
+    weight: Any = layer._parameters.get("weight")
+    if weight is None:
+        return "the weight of its layer is computed from other parameters"
+    if is_lazy(weight):
+        return LAZY
+    if isinstance(layer, NonDynamicallyQuantizableLinear):  # the out_proj of nn.MultiheadAttention
+        return "attention reads its weight without calling its layer"
+    if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"):
+        return "convolutions in groups or with other padding than zeros have no Kronecker factors"
+    if isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
+        return f"convolutions with padding={layer.padding!r} have no Kronecker factors"
+    outs, ins = weight.flatten(1).shape
+    if max(ins, outs) > largest:
+        return f"its layer has {ins} inputs and {outs} outputs, and more than {largest} have no Kronecker factors"
+    return ""
+
+
+def layer_rows(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return inputs and output gradients as (samples, places, features); with runs, behind a leading run axis.
+
+    The arguments are those of `batch_factors`.
+
+    Example:
+        >>> a, b = layer_rows(nn.Conv2d(3, 8, 2), torch.zeros(5, 3, 4, 4), torch.zeros(5, 8, 3, 3))
+        >>> tuple(a.shape), tuple(b.shape)
+        ((5, 9, 12), (5, 9, 8))
+    """
+    n, lead = len(a) // (runs or 1), () if runs is None else (runs,)
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    if isinstance(layer, nn.Conv2d):
+        window = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        a, b = unfold(a.to(dtype), *window).mT, b.flatten(2).mT  # type: ignore[arg-type]
+    a, b = (t.to(dtype).reshape(*lead, n, -1, t.shape[-1]) for t in (a, b))
+    return a, b
+
+
+def row_factors(a: Tensor, b: Tensor) -> LayerFactors:
+    """Compute A, G and the G of the bias from inputs and output gradients, both as `layer_rows` returns them."""
+    n, places, sums = a.shape[-3], a.shape[-2], b.sum(-2)
+    a_rows, b_rows = a.flatten(-3, -2), b.flatten(-3, -2)
+    return a_rows.mT @ a_rows / n, b_rows.mT @ b_rows * (n / places), sums.mT @ sums * n
 
 
 def batch_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) -> LayerFactors:
@@ -161,15 +253,7 @@ def batch_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = Non
         >>> [factor.tolist() for factor in batch_factors(nn.Linear(2, 1), a, b)]
         [[[1.0, 2.0], [2.0, 4.0]], [[9.0]], [[9.0]]]
     """
-    n, lead = len(a) // (runs or 1), () if runs is None else (runs,)
-    dtype = torch.promote_types(a.dtype, torch.float32)
-    if isinstance(layer, nn.Conv2d):
-        window = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        a, b = unfold(a.to(dtype), *window).mT, b.flatten(2).mT  # type: ignore[arg-type]
-    a, b = (t.to(dtype).reshape(*lead, n, -1, t.shape[-1]) for t in (a, b))
-    places, sums = a.shape[-2], b.sum(-2)
-    a_rows, b_rows = a.flatten(-3, -2), b.flatten(-3, -2)
-    return a_rows.mT @ a_rows / n, b_rows.mT @ b_rows * (n / places), sums.mT @ sums * n
+    return row_factors(*layer_rows(layer, a, b, runs))
 
 
 def combine_uses(factors: Sequence[LayerFactors]) -> LayerFactors:
@@ -182,22 +266,3 @@ def combine_uses(factors: Sequence[LayerFactors]) -> LayerFactors:
     """
     a, g, sums = (torch.stack(column).sum(0) for column in zip(*factors, strict=True))
     return a, g / len(factors), sums
-
-
-def combine_passes(factors: Sequence[LayerFactors], samples: Sequence[int]) -> LayerFactors:
-    """Combine the factors of the passes whose gradients one step accumulates, each a share of one mean loss.
-
-    Args:
-        factors: the factors of each pass, as `batch_factors` returns them.
-        samples: the number of samples in each pass.
-
-    Example:
-        >>> one = torch.ones(1, 1)
-        >>> [factor.item() for factor in combine_passes([(one, one, one), (one, one, one)], [2, 2])]
-        [1.0, 4.0, 4.0]
-    """
-    total = sum(samples)
-    pairs = list(zip(factors, samples, strict=True))
-    a = torch.stack([factor[0] * (n / total) for factor, n in pairs]).sum(0)
-    g, sums = (torch.stack([factor[k] * (total / n) for factor, n in pairs]).sum(0) for k in (1, 2))
-    return a, g, sums

@@ -1,26 +1,44 @@
 """Observes the inputs of layers and the gradients of their outputs, for the Kronecker factors of their curvature."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
-from mooring.importance import kronecker_factors
-from mooring.importance.kronecker_factors import LayerFactors
+from mooring.importance.observed_factors import ObservedFactors, observe
 from mooring.observe.output_observer import ForwardHook, OutputObserver
-from mooring.state.mooring_state import MooringState
+from mooring.state.mooring_state import MooringState, gradient_versions
+
+
+class LayerHook(ForwardHook):
+    """A forward hook that passes on keyword arguments too."""
+
+    @_disable_dynamo
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, returned: Any) -> None:  # type: ignore[override]
+        """Call the method if its observer still exists."""
+        if (method := self.method()) is not None:
+            method(module, (*args, *kwargs.values()), returned)
+
+    def __deepcopy__(self, memo: Any) -> "LayerHook":
+        return LayerHook()
+
+    def __reduce__(self) -> tuple[type["LayerHook"], tuple[()]]:
+        return LayerHook, ()
 
 
 class LayerObserver:
     """Forward hooks on layers that compute Kronecker factors in each backward pass.
 
+    A pass counts for a parameter if it accumulates a gradient in it, and until that gradient is cleared. Gradients with
+    respect to inputs, and passes whose gradients are thrown away, therefore change nothing. The factors of all calls of
+    a layer, and of all layers that share a parameter, are added as they come.
+
     Args:
-        layers: the layers to observe.
-        every: observe only each `every`-th iteration.
-        step: returns the number of iterations so far in this task.
+        states: says which layers to observe, in which iterations, and how many there were in this task.
         predictions: returns the number of predictions that this rank's mean loss averages over in this iteration;
             None if each sample is one prediction.
 
@@ -28,64 +46,115 @@ class LayerObserver:
         samples: the number of samples in the last observed iteration; set in a single process only.
     """
 
-    def __init__(
-        self,
-        layers: Iterable[nn.Module],
-        every: int,
-        step: Callable[[], int],
-        predictions: Callable[[], float] | None = None,
-    ) -> None:
-        self.every, self.step, self.predictions, self.paused = every, step, predictions, False
-        self.samples, self.layers = 0, list(layers)
-        self._passes: dict[nn.Module, dict[int, tuple[int, list[LayerFactors]]]] = {}
-        self._handles = [layer.register_forward_hook(ForwardHook(self.after_forward)) for layer in self.layers]
+    def __init__(self, states: MooringState, predictions: Callable[[], float] | None = None) -> None:
+        self.states, self.predictions, self.paused, self.samples = states, predictions, False, 0
+        if any(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False) for module in states.model.modules()):
+            raise MooringError(
+                f"{states.importance.name}() observes every layer, which torch.compile(fullgraph=True) does not allow: "
+                'compile without it, or use importance="ewc"'
+            )
+        self._passes: dict[Tensor, ObservedFactors] = {}
+        self._open: dict[int, dict[Tensor, ObservedFactors]] = {}
+        self._versions: dict[Tensor, list[int]] = {}
+        self._handles: dict[nn.Module, Any] = {}
+        self._layers: dict[nn.Module, dict[str, Tensor]] = {}
+        self.hook_layers()
+
+    @property
+    def due(self) -> bool:
+        """Whether this iteration is observed."""
+        return self.states.steps % self.states.importance.every == 0
+
+    def hook_layers(self) -> None:
+        """Observe the layers that the model has now."""
+        if self._layers is self.states.layers:
+            return
+        self._layers = self.states.layers
+        for layer in self._handles.keys() - self._layers.keys():
+            self._handles.pop(layer).remove()
+        for layer in self._layers.keys() - self._handles.keys():
+            hook = LayerHook(self.after_forward)
+            self._handles[layer] = layer.register_forward_hook(hook, with_kwargs=True)
 
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """Register a hook on the output that computes the factors when its gradient arrives."""
-        if self.paused or OutputObserver.probing or not torch.is_grad_enabled() or self.step() % self.every:
+        if self.paused or OutputObserver.probing or not torch.is_grad_enabled() or not self.due:
             return
-        if not args or not isinstance(returned, Tensor) or not returned.requires_grad:
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # torch.func has no backward pass
             return
-        a: Tensor = args[0].detach()
+        a = next((t for t in args if isinstance(t, Tensor)), None)
+        if a is None or not isinstance(returned, Tensor) or not returned.requires_grad:
+            return
+        a = a.detach()
 
         def on_gradient(b: Tensor) -> None:
-            if b.dtype == torch.float16:
-                raise MooringError(
-                    "Kronecker() does not support float16, whose gradients are scaled by an unknown factor: use "
-                    'bfloat16 or importance="ewc"'
-                )
-            if not OutputObserver.probing:
-                backward_pass = torch._C._current_graph_task_id()
-                _, uses = self._passes.setdefault(module, {}).setdefault(backward_pass, (len(a), []))
-                with torch.no_grad():
-                    uses.append(kronecker_factors.batch_factors(module, a, b))
+            own = {name: p for name, p in self._layers.get(module, {}).items() if _accumulates(p)}
+            if own and not OutputObserver.probing:
+                with torch.no_grad(), torch.autocast(b.device.type, enabled=False):
+                    observed = observe(module, a, b)
+                for name, p in own.items():
+                    self._add_use(p, observed[name])
 
         returned.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
-    def collect(self) -> list[tuple[nn.Module, LayerFactors]]:
+    def _add_use(self, p: Tensor, observed: ObservedFactors) -> None:
+        """Add a call of a layer to the running backward pass, and at its start drop passes that were thrown away."""
+        backward_pass = torch._C._current_graph_task_id()
+        if backward_pass not in self._open:
+            self._open[backward_pass] = {}
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_pass(backward_pass))
+        uses = self._open[backward_pass]
+        if p in uses:
+            uses[p].add_use(observed)
+            return
+        uses[p] = observed
+        untouched = self._versions.get(p) == gradient_versions([p])
+        if p in self._passes and (p.grad is None or not (untouched or bool(p.grad.any()))):
+            del self._passes[p]
+
+    def _end_pass(self, backward_pass: int) -> None:
+        """Add the factors of a backward pass to those since the last step."""
+        for p, observed in self._open.pop(backward_pass, {}).items():
+            observed.end_pass()
+            if p in self._passes:
+                self._passes[p].add_pass(observed)
+            else:
+                self._passes[p] = observed
+            self._versions[p] = gradient_versions([p])
+
+    def collect(self) -> dict[Tensor, ObservedFactors]:
         """Return the factors since the last step over all passes and ranks, and start a new iteration.
 
         A sample may hold several predictions, such as the positions of a sequence. The loss is then a mean over
         predictions, so the gradient of a single one is larger by their number per sample.
         """
-        observed, self._passes = self._passes, {}
-        if self.step() % self.every:
-            return []
-        factors = {}
-        for layer, passes in observed.items():
-            by_pass = [kronecker_factors.combine_uses(uses) for _, uses in passes.values()]
-            samples = [n for n, _ in passes.values()]
-            a, g, sums = kronecker_factors.combine_passes(by_pass, samples)
-            per_sample = (self.predictions() if self.predictions else 0) / sum(samples) or 1.0
-            factors[layer] = sum(samples), (a, g * per_sample, sums * per_sample)
-        if factors and world_size() == 1:
-            self.samples = min(samples for samples, _ in factors.values())
-        return all_reduce_factors(self.layers, factors)
+        observed, self._passes, self._open, self._versions = self._passes, {}, {}, {}
+        if not self.due:
+            return {}
+        for factors in observed.values():
+            per_sample = (self.predictions() if self.predictions else 0) / factors.samples or 1.0
+            factors.outputs = factors.outputs * per_sample
+        if observed and world_size() == 1:
+            self.samples = min(factors.samples for factors in observed.values())
+        parameters = dict.fromkeys(p for own in self._layers.values() for p in own.values())
+        return all_reduce_factors(list(parameters), observed)
 
     def remove(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
+
+
+def _accumulates(p: Tensor) -> bool:
+    """Return whether the running backward pass accumulates a gradient in a parameter."""
+    if not p.requires_grad:
+        return False
+    with torch.enable_grad():
+        node: Any = p.expand_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # torch.autograd.grad() returns its gradient instead
+        return False
 
 
 def make_observers(
@@ -104,5 +173,4 @@ def make_observers(
             return float(batch_size) / world_size()
         return output_observer.observation.samples if output_observer else 0
 
-    layers = kronecker_factors.layers_with_factors(states.model, importance.largest)
-    return output_observer, LayerObserver(layers, importance.every, lambda: states.steps, predictions)
+    return output_observer, LayerObserver(states, predictions)

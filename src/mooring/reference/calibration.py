@@ -169,7 +169,7 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
     for m in _trained(states):
         anchor = m.parameter.detach().to(m.compute_dtype, copy=True)
         own = dataclasses.replace(m, anchor=anchor, previous=None, factors=None)
-        if m.factors is None:
+        if m.factors is None or m.has_scores:
             own.previous = m.importance_state["current"].to(m.compute_dtype) * scales.get(layer_of(m.name), 1.0)
         elif m.factors.count:
             a, g = m.factors.inputs / m.factors.count, m.factors.outputs / m.factors.count

@@ -115,7 +115,8 @@ def estimate(
         raise MooringError("data has no batches: give batches that show what the model knows")
     if not estimated.records:
         raise MooringError(NO_DEPENDENCE)
-    scores = (m.factors.outputs if m.factors else m.importance_state["current"] for m in estimated.records.values())
+    records = estimated.records.values()
+    scores = (m.factors.outputs if m.factors and m.factors.count else m.importance_state["current"] for m in records)
     if not any(bool(score.any()) for score in scores):
         raise MooringError(f"every importance on data is 0, so nothing would be held: {LOSS_HINT}")
     _replace(states, estimated)
@@ -141,15 +142,19 @@ def _name_batch(number: int) -> Iterator[None]:
 def _replace(states: MooringState, estimated: MooringState) -> None:
     """Take over the estimate; a parameter that the loss does not depend on starts afresh."""
     for m in estimated.records.values():
-        if not m.factors:
+        if m.has_scores:
             m.importance_state["current"] = states.memory.store_current(m.importance_state["current"])
     for p, m in states.records.items():
         new = estimated.records.pop(p, None) or estimated.new_state(p, states.tasks)
+        for one, other in ((m, new), (new, m)):
+            if not other.factors:
+                states.to_scores(one)
         m.importance_state, m.count = new.importance_state, new.count
         if m.factors and new.factors:
             for name in ("inputs", "outputs", "count"):
                 setattr(m.factors, name, getattr(new.factors, name))
     states.records.update(estimated.records)
+    states.diagonal_reasons |= estimated.diagonal_reasons
 
 
 def _length(data: Any, batches: int | None) -> int | None:

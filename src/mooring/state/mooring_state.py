@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, sharded, to_dtensor
 from mooring.errors import MooringError, UnheldWarning
 from mooring.importance import Importance, State
-from mooring.importance.kronecker_factors import FACTOR_SLOTS, KroneckerFactors, LayerFactors, layers_with_factors
+from mooring.importance.kronecker_factors import (
+    FACTOR_SLOTS,
+    LAZY,
+    KroneckerFactors,
+    diagonal_reasons,
+    layers_with_factors,
+)
 from mooring.pulls.merges import Merge
 from mooring.pulls.pull import per_run
 from mooring.state.memory import Memory, compute_dtype_of
@@ -89,6 +95,13 @@ class ParameterState:
     def has_previous(self) -> bool:
         """Whether anything is known of past tasks."""
         return self.previous is not None if self.factors is None else self.factors.basis is not None
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether this task is known by scores: of a parameter with factors, while its layer was not observed."""
+        if self.factors is None:
+            return True
+        return not self.runs and "current" in self.importance_state and self.importance_state["current"].ndim > 0
 
     @property
     def size(self) -> int:
@@ -170,6 +183,7 @@ def consolidate(
     start: Callable[[ParameterState, int], State],
     tasks: int,
     scale: float = 1.0,
+    pull: Callable[[], None] = lambda: None,
 ) -> None:
     """End a task: previous <- merge(previous, scale * current); anchor <- theta; `current` starts anew.
 
@@ -181,17 +195,39 @@ def consolidate(
         start: returns the importance's tensors of a parameter at the start of a task, counted from 0.
         tasks: the number of tasks consolidated before this one.
         scale: the calibration factor of the task.
+        pull: applies a pull that acts once per task. Whatever can fail comes before it, so that an error changes
+            nothing.
     """
     scales = layer_scales(states, importance)
-    merged = [_merged_importance(state, importance, merge, memory, start, tasks, scales, scale) for state in states]
-    for state, previous in zip(states, merged, strict=True):
-        state.previous = previous
+    ended = [_ended_task(state, importance, merge, memory, start, tasks, scales, scale) for state in states]
+    pull()
+    for state, (previous, factors, importance_state) in zip(states, ended, strict=True):
+        state.previous, state.factors, state.importance_state = previous, factors, importance_state
         state.anchor.copy_(state.theta)
-        if state.factors:
-            state.factors.consolidate(scale)
-        else:
-            state.importance_state = start(state, tasks + 1) if memory.accumulates else {}
         state.count = 0
+
+
+def _ended_task(
+    state: ParameterState,
+    importance: Importance,
+    merge: Merge,
+    memory: Memory,
+    start: Callable[[ParameterState, int], State],
+    tasks: int,
+    scales: State,
+    scale: float,
+) -> tuple[Tensor | QuantizedImportance | None, KroneckerFactors | None, State]:
+    """Return a parameter's `previous`, factors and importance after a task, without changing its state."""
+    if state.factors and not (state.has_scores and state.count):
+        try:
+            return state.previous, state.factors.consolidated(scale), state.importance_state
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise MooringError(
+                f"the Kronecker factors of {state.name!r} have no eigenvectors, and nothing was changed: they may not "
+                "be finite; keep check_finite=True, and skip batches before their step"
+            ) from error
+    importance_state = start(state, tasks + 1) if memory.accumulates else {}
+    return _merged_importance(state, importance, merge, memory, start, tasks, scales, scale), None, importance_state
 
 
 def _merged_importance(
@@ -205,13 +241,15 @@ def _merged_importance(
     scale: float,
 ) -> Tensor | QuantizedImportance | None:
     """Return merge(previous, current); `previous` itself where the parameter had no gradient."""
-    if state.factors or (not state.count and importance.merges):
+    if not state.count and importance.merges:
         return state.previous
     current = (state.importance_state or start(state, tasks))["current"].to(state.compute_dtype)
     layer_scale = scales.get(layer_of(state.name))
     current = current * (scale if layer_scale is None else per_run(layer_scale * scale, current))
     if importance.merges:
         previous = state.previous.values() if isinstance(state.previous, QuantizedImportance) else state.previous
+        if state.factors and state.factors.tasks:
+            previous = state.factors.past_diagonal(state.theta)
         previous = torch.zeros_like(current) if previous is None else previous.to(state.compute_dtype)
         current = merge(previous, current)
     return memory.store_previous(current, state.theta)
@@ -254,7 +292,9 @@ class MooringState:
         self.records: dict[Tensor, ParameterState] = {}
         self.names: dict[Tensor, str] = {}
         self._foreign: set[Tensor] = set()
-        self._with_factors: set[Tensor] = set()
+        self.layers: dict[nn.Module, dict[str, Tensor]] = {}
+        self.diagonal_reasons: dict[Tensor, str] = {}
+        self.with_factors: set[Tensor] = set()
         self.refresh()
 
     def refresh(self) -> None:
@@ -264,8 +304,10 @@ class MooringState:
         self.records = {p: state for p, state in self.records.items() if p in self.names}
         self._foreign = {p for p in self.optimizer_parameters() if p not in self.names}
         if self.importance.by_layer:
-            layers = layers_with_factors(self.model, self.importance.largest)
-            self._with_factors = {p for parameters in layers.values() for p in parameters.values()}
+            self.layers = layers_with_factors(self.model, self.importance.largest)
+            self.with_factors = {p for parameters in self.layers.values() for p in parameters.values()}
+            observed = {p: reason for p, reason in self.diagonal_reasons.items() if p in self.with_factors}
+            self.diagonal_reasons = observed | diagonal_reasons(self.model, self.importance.largest)
         self._all_names = moorable(self.model, ())
         resized = [(state, p) for p, state in self.records.items() if state.shape != p.shape]
         for p, name in self.names.items() if gone else ():
@@ -301,6 +343,8 @@ class MooringState:
         if p.is_complex() or (p.grad is not None and p.grad.layout != torch.strided):
             kind = "is complex" if p.is_complex() else "has a sparse gradient"
             raise MooringError(f"{self.names[p]!r} {kind}, which cannot be moored: exclude it")
+        if self.diagonal_reasons.get(p) == LAZY:
+            self.refresh()  # it has its shape by now
         known = self.records.get(p)  # the model may have been read again
         if known is None:
             self.records[p] = self.new_state(p, self.tasks)
@@ -337,13 +381,29 @@ class MooringState:
     def new_state(self, p: Tensor, task: int) -> ParameterState:
         """Return the state of a parameter that starts here: anchored where it is, free without a past."""
         anchor = self.memory.new_anchor(local_tensor(p).detach())
-        if p in self._with_factors:
-            dtype = compute_dtype_of(p)
-            no_score = {"current": torch.zeros((), dtype=dtype, device=p.device)}
-            return ParameterState(self.names[p], p, anchor, no_score, factors=KroneckerFactors.zeros(p.detach(), dtype))
+        if p in self.with_factors:
+            factors = KroneckerFactors.zeros(p.detach(), compute_dtype_of(p))
+            return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=factors)
         return ParameterState(
             self.names[p], p, anchor, self.start_importance(p, task) if self.memory.accumulates else {}
         )
+
+    def no_scores(self, p: Tensor) -> State:
+        """Return the importance's tensors of a parameter that has factors instead."""
+        return {"current": torch.zeros((), dtype=compute_dtype_of(p), device=p.device)}
+
+    def to_scores(self, state: ParameterState) -> None:
+        """Replace the factors of a parameter by their diagonal."""
+        if (factors := state.factors) is None:
+            return
+        if not self.memory.accumulates:
+            state.importance_state = {}
+        elif not state.has_scores:
+            state.importance_state = self.start_importance(state.parameter, self.tasks)
+            state.importance_state["current"].copy_(factors.diagonal(state.theta))
+        if factors.tasks:
+            state.previous = self.memory.store_previous(factors.past_diagonal(state.theta), state.theta)
+        state.factors = None
 
     def start_importance(self, p: Tensor, task: int) -> State:
         """Return the importance's tensors at the start of a task; of a shard, its part of the whole parameter's."""
@@ -365,7 +425,7 @@ class MooringState:
         needed = self.tasks > 0 or self.importance.merges
         return needed and not self.steps and not any(state.count for state in self.records.values())
 
-    def consolidate(self, scale: float = 1.0) -> None:
+    def consolidate(self, scale: float = 1.0, pull: Callable[[], None] = lambda: None) -> None:
         """End a task, as `consolidate` says; without a step or estimate since the last one, only move the anchors."""
         self.offload.invalidate()
         if self.idle:
@@ -383,6 +443,7 @@ class MooringState:
             lambda state, task: self.start_importance(state.parameter, task),
             self.tasks,
             scale,
+            pull,
         )
         self.calibration += [1.0] * (self.tasks - len(self.calibration)) + [scale]
         self.tasks += 1
@@ -420,7 +481,7 @@ class MooringState:
         if self.memory.accumulates or not self.importance.merges:
             return
         for state in self.records.values():
-            kept = state.factors.count if state.factors else state.importance_state
+            kept = state.importance_state if state.factors is None or state.has_scores else state.factors.count
             if state.count and not kept:
                 raise MooringError(
                     'nothing is known of this task, because current="none" keeps nothing during training: give '
@@ -444,14 +505,6 @@ class MooringState:
             "factors": {s.name: [s.factors.count, s.factors.tasks] for s in self.records.values() if s.factors},
             **({} if self.memory.accumulates else {"accumulates": False}),
         }
-
-    def accumulate_factors(self, observed: Iterable[tuple[nn.Module, LayerFactors]]) -> None:
-        """Add the Kronecker factors of one iteration."""
-        for layer, (inputs, outputs, bias_outputs) in observed:
-            for name, p in layer.named_parameters(recurse=False):
-                if (state := self.records.get(p)) and state.factors:
-                    state.factors.accumulate(*((inputs, outputs) if name == "weight" else (None, bias_outputs)))
-                    state.factors.count += 1
 
 
 def describe(rule: object) -> str:

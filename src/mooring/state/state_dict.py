@@ -97,6 +97,13 @@ def read_state(
     for name, count in header["counts"].items():
         p = by_name[name]
         new = states.new_state(p, header["tasks"])
+        if name not in header["factors"]:
+            states.to_scores(new)
+        elif not new.factors:
+            new.factors = KroneckerFactors.zeros(p.detach(), compute_dtype_of(p))
+            new.importance_state = states.no_scores(p)
+        if new.factors and f"current.{name}" in flat and flat[f"current.{name}"].ndim:  # not observed so far
+            new.importance_state = states.start_importance(p, header["tasks"])
         if not memory.accumulates and not new.factors:
             started = states.start_importance(p, header["tasks"])
             if count and not header["steps"] and f"current.{name}" in flat:
@@ -106,6 +113,8 @@ def read_state(
         records[p] = _read_parameter(flat, new, count, memory, accumulated=accumulated)
         if factors := records[p].factors:
             factors.count, factors.tasks = header["factors"][name]
+            if p not in states.with_factors:
+                states.to_scores(records[p])
             factors.update_eigenbasis()
     _check_all_keys_are_used(flat, records.values(), unused_slots)
     if header["tasks"] and not header["steps"]:

@@ -82,7 +82,7 @@ def _causes(explanation: str) -> list[str]:
     Example:
         >>> _causes("explained by another backbone (+12.38 [+8.85, +15.90]) or momentum 0 (+11.63 [+9.21, +14.06])")
         ['explained by another backbone', 'explained by momentum 0']
-        >>> _causes("at the paper's setting by -4.50, not explained by any of 4 changes; momentum 0 (+1.2) comes closest")
+        >>> _causes("at the paper's setting by -4.5, not explained by any of 4 changes; momentum 0 (+1) comes closest")
         ['not explained by any change; momentum 0 comes closest']
         >>> _causes("explained by the setting: it agrees at the paper's setting")
         ["explained by the setting: it agrees at the paper's setting"]

@@ -1,0 +1,145 @@
+"""The factors of one parameter since the last step, and the part of the parameter's gradient that they account for."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from mooring.importance.kronecker_factors import layer_rows, row_factors
+
+DIRECTIONS = 8
+"""The number of directions of inputs along which gradients are compared, instead of as a whole."""
+
+MIN_EXPLAINED = 0.75
+"""The part of the square of a gradient that the observed calls of a layer must explain."""
+
+NOISE = 0.02
+"""The rounding error of a gradient in bfloat16, relative to the norm of its terms, with a margin."""
+
+RELIABLE = 0.01
+"""The least square of a gradient, relative to that of its terms, that a scale is read from."""
+
+UNSCALED = 0.02
+"""A ratio of squares closer to 1 is rounding, and no scale."""
+
+
+@dataclass
+class ObservedFactors:
+    """The factors of a weight or a bias in the backward passes since the last step.
+
+    Attributes:
+        samples: the number of samples.
+        inputs: A, (in, in); a bias has the one input 1.
+        outputs: G, (out, out).
+        gradient: the parameter's gradient along fixed directions of its inputs, as `along_directions` returns it.
+        noise: the square that the norm of `gradient` has if its terms have random signs.
+        uses: the number of calls, within one pass.
+    """
+
+    samples: int
+    inputs: Tensor
+    outputs: Tensor
+    gradient: Tensor
+    noise: Tensor
+    uses: int = 1
+
+    def add_use(self, other: "ObservedFactors") -> None:
+        """Add another call in the same pass; calls are places of the same samples."""
+        self.inputs = self.inputs + other.inputs
+        self.outputs = self.outputs + other.outputs
+        self.gradient = self.gradient + other.gradient
+        self.noise = self.noise + other.noise
+        self.uses += other.uses
+
+    def end_pass(self) -> None:
+        """Divide G by the number of calls, as `combine_uses` does."""
+        if self.uses > 1:
+            self.outputs, self.uses = self.outputs / self.uses, 1
+
+    def add_pass(self, other: "ObservedFactors") -> None:
+        """Add another pass whose gradient the same step accumulates, each a share of one mean loss.
+
+        Example:
+            >>> one = torch.ones(1, 1)
+            >>> passes = [ObservedFactors(2, one, one, one, one) for _ in range(2)]
+            >>> passes[0].add_pass(passes[1])
+            >>> passes[0].samples, passes[0].inputs.item(), passes[0].outputs.item()
+            (4, 1.0, 4.0)
+        """
+        total = self.samples + other.samples
+        self.inputs = self.inputs * (self.samples / total) + other.inputs * (other.samples / total)
+        self.outputs = self.outputs * (total / self.samples) + other.outputs * (total / other.samples)
+        self.gradient, self.noise = self.gradient + other.gradient, self.noise + other.noise
+        self.samples = total
+
+
+def observe(layer: nn.Module, a: Tensor, b: Tensor) -> dict[str, ObservedFactors]:
+    """Return the factors of the weight and of the bias from one batch; the arguments are those of `batch_factors`."""
+    if a.ndim == (1 if isinstance(layer, nn.Linear) else 3):
+        a, b = a.unsqueeze(0), b.unsqueeze(0)  # a sample without a batch
+    a, b = layer_rows(layer, a, b)
+    (n, places, size), one = a.shape, a.new_ones(1, 1)
+    inputs, outputs, sums = row_factors(a, b)
+    along = (a @ directions(size, a.dtype, a.device)).flatten(0, 1)
+    squares = outputs.diagonal().sum() * (places / n)  # the sum of b^2
+    noise = squares * along.square().sum() / len(along)
+    bias_noise = sums.diagonal().sum() / n
+    return {
+        "weight": ObservedFactors(n, inputs, outputs, b.flatten(0, 1).mT @ along, noise),
+        "bias": ObservedFactors(n, one, sums, b.sum((0, 1)), bias_noise),
+    }
+
+
+@cache
+def directions(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return fixed vectors without a pattern, (size, DIRECTIONS)."""
+    angles = torch.arange(size * DIRECTIONS, dtype=torch.float64) * 2.399963
+    return angles.cos().reshape(DIRECTIONS, size).mT.to(dtype=dtype, device=device)
+
+
+def along_directions(g: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the gradient of a weight along `directions`, (out, DIRECTIONS); that of a bias as it is."""
+    if g.ndim == 1:
+        return g.to(dtype)
+    return g.flatten(1).to(dtype) @ directions(g[0].numel(), dtype, g.device)
+
+
+def gradient_scales(observed: list[ObservedFactors], gradients: list[Tensor]) -> list[Tensor]:
+    """Return the square of the factor between each gradient that a step uses and that of the backward passes.
+
+    A GradScaler that unscales, and a gradient that is clipped, make it differ from 1. Where a gradient is too close to
+    0 for its own factor, that of all of them together is taken.
+
+    Args:
+        observed: the factors of parameters on one device.
+        gradients: their gradients, as `along_directions` returns them.
+
+    Example:
+        >>> one = torch.ones(2)
+        >>> passes = ObservedFactors(1, one, one, 4 * one, 32 * one[0])
+        >>> gradient_scales([passes], [one])
+        [tensor(0.0625)]
+    """
+    used = torch.stack(torch._foreach_norm(gradients)).square()
+    passed = torch.stack(torch._foreach_norm([o.gradient for o in observed])).square()
+    noise = torch.stack([o.noise for o in observed])
+    scale = torch.where(passed > RELIABLE * noise, used / passed, used.sum() / passed.sum())
+    return list(torch.where(((scale - 1).abs() < UNSCALED) | scale.isnan(), 1.0, scale).unbind())
+
+
+def is_explained(observed: ObservedFactors, gradient: Tensor, scale: Tensor) -> Tensor:
+    """Return whether the observed calls account for a gradient, up to rounding and the scale.
+
+    They do not if the weight is also read without a call of its layer, or if the layer changes it before its use.
+
+    Example:
+        >>> passes = ObservedFactors(1, *torch.ones(2, 1, 1), torch.tensor([1.0, 0.0]), torch.tensor(1.0))
+        >>> [bool(is_explained(passes, torch.tensor(g), torch.tensor(1.0))) for g in ([0.5, 0.0], [1.0, 1.0])]
+        [True, False]
+    """
+    norm = observed.gradient.norm()
+    along = (gradient * (observed.gradient / norm)).sum().nan_to_num(nan=0.0)
+    unexplained: Tensor = gradient.square().sum() - along.square()
+    limit = (1 - MIN_EXPLAINED) * gradient.square().sum() + NOISE**2 * scale * observed.noise
+    return ~(unexplained > limit)  # a gradient that is not a number is not for this check

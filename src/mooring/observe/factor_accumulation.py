@@ -1,0 +1,79 @@
+"""Adds the Kronecker factors of one iteration to the states; parameters without them fall back to scores."""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from mooring.importance.observed_factors import ObservedFactors, along_directions, gradient_scales, is_explained
+from mooring.state.mooring_state import MooringState, ParameterState
+
+NOT_OBSERVED = "no call of its layer was observed: call the layer itself, layer(x), and attach before torch.compile"
+NOT_EXPLAINED = "the calls of its layer do not account for its gradient: its weight is read or changed elsewhere"
+
+
+def accumulate_factors(
+    states: MooringState, observed: Mapping[Tensor, ObservedFactors], gradients: Mapping[Tensor, Tensor]
+) -> bool:
+    """Add the factors of one observed iteration, in the scale of the gradients that its step uses.
+
+    A parameter none of whose calls was observed in this task has scores until one is. A parameter whose gradient the
+    observed calls do not account for has scores from now on. That is checked in iterations 1, 2, 4, 8 and so on of a
+    task, since it waits for the device.
+
+    Args:
+        states: the states of the moored parameters.
+        observed: the factors of this iteration.
+        gradients: the gradients that the step uses, by parameter.
+
+    Returns:
+        Whether a parameter changed from factors to scores or back.
+    """
+    with_factors = [state for p in gradients if (state := states.records[p]).factors]
+    seen = [state for state in with_factors if state.parameter in observed]
+    changed = _fall_back(states, [s for s in with_factors if s.parameter not in observed])
+    for device in {state.parameter.device for state in seen}:
+        on_device = [state for state in seen if state.parameter.device == device]
+        changed |= _accumulate(states, on_device, observed, gradients)
+    return changed
+
+
+def _fall_back(states: MooringState, unseen: Collection[ParameterState]) -> bool:
+    """Start scores for parameters whose layers were not observed in this task; the model may have new layers."""
+    start = [state for state in unseen if state.factors and not (state.factors.count or state.has_scores)]
+    for state in start:
+        state.importance_state, state.count = states.start_importance(state.parameter, states.tasks), 0
+        states.diagonal_reasons[state.parameter] = NOT_OBSERVED
+    if start:
+        states.refresh()
+    return bool(start)
+
+
+def _accumulate(
+    states: MooringState,
+    seen: Collection[ParameterState],
+    observed: Mapping[Tensor, ObservedFactors],
+    gradients: Mapping[Tensor, Tensor],
+) -> bool:
+    passes = [observed[state.parameter] for state in seen]
+    with torch.autocast(passes[0].gradient.device.type, enabled=False):
+        along = [along_directions(gradients[s.parameter], o.gradient.dtype) for s, o in zip(seen, passes, strict=True)]
+        scales = gradient_scales(passes, along)
+    checks = []
+    changed = False
+    for state, own, gradient, scale in zip(seen, passes, along, scales, strict=True):
+        assert state.factors is not None
+        if state.has_scores:  # from iterations in which it was not observed
+            state.importance_state, changed = states.no_scores(state.parameter), True
+            states.diagonal_reasons.pop(state.parameter, None)
+        state.factors.accumulate(own.inputs, own.outputs * scale)
+        state.factors.count += 1
+        if state.factors.count & (state.factors.count - 1) == 0:
+            checks.append((state, is_explained(own, gradient, scale)))
+    explained = torch.stack([check for _, check in checks]).tolist() if checks else []
+    for (state, _), ok in zip(checks, explained, strict=True):
+        if not ok:
+            states.to_scores(state)
+            states.diagonal_reasons[state.parameter] = NOT_EXPLAINED
+            changed = True
+    return changed
