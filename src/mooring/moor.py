@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.backends.budget_terms import pull_energy
+from mooring.backends.eager import autocast_disabled
 from mooring.diagnose import stability
 from mooring.diagnose.diagnosis import Diagnosis, diagnose
 from mooring.diagnose.drift import parameter_drift
@@ -147,7 +148,8 @@ class Mooring:
         carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         scale = carried if data is None else self._scale(data, loss, batches, progress)
         self._step.end_task()
-        self._states.consolidate(scale)
+        with autocast_disabled():
+            self._states.consolidate(scale)
         self._step.anchor_buffers()
 
     @property
@@ -184,6 +186,7 @@ class Mooring:
         return {m.name: to_dtensor(score if by is None else score * by, m.parameter) for m, score, by in scores}
 
     @torch.no_grad()
+    @autocast_disabled()
     def pull_energy(self) -> float:
         """Return the sum of previous * d^2 / 2 over all moored parameters, for logging."""
         return pull_energy(self._states.records.values())
@@ -252,6 +255,7 @@ class Mooring:
         return pack_state(self._states.records.values(), self._step.buffer_anchors, header)
 
     @torch.no_grad()
+    @autocast_disabled()
     def load_state_dict(self, state: State) -> None:
         """Resume from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
         header, records, buffers = read_state(state, self._states, self.pull, self._step.buffers)

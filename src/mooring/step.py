@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from mooring.backends.budget_solver import BudgetSolver
-from mooring.backends.eager import gc_disabled, has_compiler, penalty_rule, pull_is_due, run_in_chunks, step_rule
+from mooring.backends.eager import (
+    autocast_disabled,
+    gc_disabled,
+    has_compiler,
+    penalty_rule,
+    pull_is_due,
+    run_in_chunks,
+    step_rule,
+)
 from mooring.backends.fused import FusedRule, KernelArgs
 from mooring.diagnose.finite import check_finite
 from mooring.distributed.collectives import world_size
@@ -162,6 +170,7 @@ class TrainingStep:
 
     @gc_disabled
     @torch.no_grad()
+    @autocast_disabled()
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Collect the task's gradients, check them, apply a penalty, and remember the parameters."""
         found_inf = getattr(optimizer, "found_inf", None)
@@ -274,6 +283,7 @@ class TrainingStep:
 
     @gc_disabled
     @torch.no_grad()
+    @autocast_disabled()
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
         """Run as the optimizer's post-hook: update the importance, then pull."""
         self._depth -= 1
@@ -392,6 +402,7 @@ class TrainingStep:
             self.budget.invalidate()
 
     @torch.no_grad()
+    @autocast_disabled()
     def end_task(self) -> None:
         """Apply a pull that acts once per task, to the parameters that had a gradient in it."""
         self.invalidate()

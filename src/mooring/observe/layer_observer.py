@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
 from mooring.importance import kronecker_factors
@@ -57,7 +58,7 @@ class LayerObserver:
             if not OutputObserver.probing:
                 backward_pass = torch._C._current_graph_task_id()
                 _, uses = self._passes.setdefault(module, {}).setdefault(backward_pass, (len(a), []))
-                with torch.no_grad():
+                with torch.no_grad(), autocast_disabled():
                     uses.append(kronecker_factors.batch_factors(module, a, b))
 
         returned.register_hook(on_gradient)  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_observation, rank
 from mooring.distributed.dtensor import gathered_parameters, local_tensor, sharded
 from mooring.errors import MooringError
@@ -199,6 +200,7 @@ class OutputObserver:
 
         torch.autograd.Variable._execution_engine.queue_callback(on_end)
 
+    @autocast_disabled()
     def _observe(self, outputs: Tensor) -> Observation:
         samples, parameters = count_samples(outputs), self.states.trained()
         if self.importance.watches == "samples" or not parameters:
