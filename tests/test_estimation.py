@@ -145,7 +145,7 @@ def test_reference_consolidate_and_estimate_agree_before_the_first_step():
         if how == "reference":
             moor = mooring.attach(model, optimizer, reference=batches())
         else:
-            moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
+            moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1), buffers="frozen")
             if how == "estimate":
                 moor.estimate(batches())
             moor.consolidate(data=batches())

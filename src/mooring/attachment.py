@@ -15,9 +15,8 @@ from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pu
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import check_estimable
 from mooring.state.memory import Memory
+from mooring.state.norm_statistics import BUFFERS, default_buffers
 from mooring.state.selection import Exclude, check_exclude
-
-BUFFERS = ("follow", "keep", "interpolate")
 
 DEFAULT_NATS = 0.1
 """Default budget with a reference: its loss may rise by a tenth of a nat."""
@@ -30,7 +29,7 @@ def attach(
     importance: str | Importance | None = None,
     pull: Pull | None = None,
     exclude: Exclude = (),
-    buffers: Literal["follow", "keep", "interpolate"] = "follow",
+    buffers: Literal["follow", "keep", "interpolate", "frozen"] | None = None,
     merge: str | merges.Merge | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
@@ -55,8 +54,10 @@ def attach(
         pull: `Interpolation()` by default, which has no strength to tune; with a reference `Budget(0.1)`, which leaves
             more room to learn and is calibrated on the reference; or `Penalty(...)`, `Proximal(...)`.
         exclude: parameters that stay free, such as heads: names, glob patterns or modules.
-        buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new
-            data, "keep" the old ones, or "interpolate" half-way in each iteration.
+        buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new data (the
+            default); "frozen" ones (the default with a reference) stay as they are, and layers normalise with them in
+            training mode too; "keep" restores them after each step, which was normalised with those of its batch;
+            "interpolate" brings them half-way back.
         merge: how the importance of a finished task is combined with that of the tasks before: "average" (the paper's,
             and the default), "sum" (the default with a `Budget`), "max", or a function.
         outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
@@ -114,7 +115,7 @@ def attach(
         option = getattr(pull, name, None)
         if isinstance(option, Tensor) and option.ndim:
             raise MooringError(f"{name}={option.tolist()} has a value per run, but a single model takes one number")
-    if buffers not in BUFFERS:
+    if buffers is not None and buffers not in BUFFERS:
         raise unknown("buffers", buffers, BUFFERS)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
@@ -143,12 +144,13 @@ def attach(
         importance=importance,
         pull=pull,
         exclude=excluded,
-        buffers=buffers,
+        buffers=buffers or default_buffers(reference=reference is not None),
         merge=merge,
         outputs=outputs,
         memory=memory,
         check_finite=check_finite,
     )
+    moor._step.norms.named = buffers is not None
     if reference is not None:
         try:
             moor.consolidate(data=reference, loss=loss, batches=batches, progress=progress)

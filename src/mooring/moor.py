@@ -1,7 +1,7 @@
 """Mooring: the object that `mooring.attach` returns. The training step itself is in `mooring.step`."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from mooring.reference.estimation import estimate
 from mooring.state.memory import Memory
 from mooring.state.mooring_state import MooringState, describe, layer_scales
 from mooring.state.selection import layer_of
-from mooring.state.state_dict import pack_state, read_state
+from mooring.state.state_dict import pack_state, read_header, read_state
 from mooring.step import TrainingStep
 
 
@@ -56,7 +56,7 @@ class Mooring:
         importance: Importance,
         pull: Pull,
         exclude: tuple[str, ...],
-        buffers: Literal["follow", "keep", "interpolate"],
+        buffers: str,
         merge: Merge,
         outputs: Callable[[Any], Tensor] | None,
         memory: Memory,
@@ -150,7 +150,7 @@ class Mooring:
         self._step.end_task()
         with autocast_disabled():
             self._states.consolidate(scale)
-        self._step.anchor_buffers()
+        self._step.norms.consolidate()
 
     @property
     def tasks(self) -> int:
@@ -248,23 +248,25 @@ class Mooring:
         `torch.save` and safetensors both take it. Save it beside the model's and the optimizer's own state.
         """
         self._refuse_interrupted()
-        header = {**self._states.header(), "pull": describe(self.pull), "buffers": self._step.buffers}
+        header = {**self._states.header(), "pull": describe(self.pull), "buffers": self._step.norms.mode}
         if self._step.budget:
             header["spending"] = self._step.budget.state()
             header["calibration"] = self.calibration
-        return pack_state(self._states.records.values(), self._step.buffer_anchors, header)
+        return pack_state(self._states.records.values(), self._step.norms.anchors, header)
 
     @torch.no_grad()
     @autocast_disabled()
     def load_state_dict(self, state: State) -> None:
         """Resume from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
-        header, records, buffers = read_state(state, self._states, self.pull, self._step.buffers)
+        norms = self._step.norms
+        mode = norms.mode if norms.named else str(read_header(state)["buffers"])
+        header, records, buffers = read_state(state, self._states, self.pull, mode)
         self._step.reset()
         self._step.invalidate()
         self._states.records = records
         self._states.tasks, self._states.steps = header["tasks"], header["steps"]
         self._states.calibration = header.get("calibration", [1.0] * header["tasks"])
-        self._step.buffer_anchors = buffers
+        norms.load(mode, buffers, self.tasks)
         if self._step.budget:
             self._step.budget.load_state(header.get("spending"))
 
@@ -284,6 +286,7 @@ class Mooring:
     def detach(self) -> None:
         """Remove every hook from the model and the optimizer; the state stays readable."""
         self._unhook()
+        self._step.norms.release()
         for observer in self._observers:
             observer.remove()
 
@@ -303,7 +306,8 @@ class Mooring:
 
     def __repr__(self) -> str:
         count = len(self._states.trained())
-        return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks})"
+        norms = f", frozen_norms={frozen}" if (frozen := self._step.norms.frozen) else ""
+        return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{norms})"
 
     def _hook(self) -> None:
         self._handles = [

@@ -7,7 +7,7 @@ that apply them to tensors are in `mooring.backends.eager`.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,8 @@ from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.pulls.pull import Number
 from mooring.state.mooring_state import MooringState, ParameterState, gradient_versions, layer_scales
-from mooring.state.selection import layer_of, norm_buffers
+from mooring.state.norm_statistics import NormStatistics
+from mooring.state.selection import layer_of
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class TrainingStep:
         pull: the pull.
         outputs: observes the model's outputs, if the importance needs them.
         layers: observes the model's layers, if the importance needs them.
-        buffers: what becomes of normalization statistics: "follow", "keep" or "interpolate".
+        buffers: what becomes of normalization statistics: a mode of `NormStatistics`.
         check: whether to stop at gradients that are not finite.
     """
 
@@ -95,7 +96,7 @@ class TrainingStep:
         pull: Pull,
         outputs: OutputObserver | None,
         layers: LayerObserver | None,
-        buffers: Literal["follow", "keep", "interpolate"],
+        buffers: str,
         check: bool,
     ) -> None:
         self.states = states
@@ -103,9 +104,8 @@ class TrainingStep:
         self.pull = pull
         self.outputs = outputs
         self.layers = layers
-        self.buffers = buffers
+        self.norms = NormStatistics(states.model, states.exclude, states.optimizer_parameters, buffers)
         self.check = check
-        self.buffer_anchors: State = {}
         self.accumulates = states.memory.accumulates
         self.offload = states.offload if states.memory.host else None
         self.budget = BudgetSolver(pull, states.offload) if isinstance(pull, Budget) else None
@@ -307,7 +307,8 @@ class TrainingStep:
         if due and self.budget:
             moved = [step.state.parameter for step in self._steps]
             self.budget.apply_pull(self.states.records.values(), moved, self.states.tasks)
-        self._pull_buffers()
+        if self.norms.anchors:
+            self.norms.pull()
         self.reset()
 
     def _update_importance_and_pull(self, *, pulls: bool) -> None:
@@ -421,24 +422,6 @@ class TrainingStep:
                 if scales:
                     numbers["layer_scale"] = scales[layer_of(state.name)]
                 run_in_chunks(rule, tensors, numbers, state.compute_dtype)
-
-    # Normalization statistics
-
-    def anchor_buffers(self) -> None:
-        """Remember the normalization statistics at the end of a task, unless they follow the data."""
-        if self.buffers != "follow":
-            self.buffer_anchors = {name: buffer.clone() for name, buffer in self._norm_buffers().items()}
-
-    def _norm_buffers(self) -> State:
-        return norm_buffers(self.states.model, self.states.exclude, self.states.optimizer_parameters())
-
-    def _pull_buffers(self) -> None:
-        """Restore the statistics, or bring them half-way back (R at equal importance)."""
-        if self.buffers == "follow" or not self.buffer_anchors:
-            return
-        for name, buffer in self._norm_buffers().items():
-            if name in self.buffer_anchors:
-                buffer.lerp_(self.buffer_anchors[name], 1.0 if self.buffers == "keep" else 0.5)
 
 
 def _current_values(name: str, steps: Sequence[ParameterStep]) -> Sequence[Tensor | Number]:
