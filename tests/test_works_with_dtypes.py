@@ -26,6 +26,7 @@ from by_hand import (
     two_tasks,
 )
 from mooring import Budget
+from mooring.errors import MooringError
 from mooring.importance import Importance, Kronecker
 
 
@@ -127,3 +128,41 @@ def test_whole_loop_within_autocast_equals_forward_passes_within_it(importance: 
         weights.append([*states(model), *(t.float() for name, t in moor.state_dict().items() if name != "mooring")])
     assert identical(*weights)
     assert 0.9e-3 < max(budgets) < 1e-3 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("pull", PULLS)
+def test_model_made_double_after_a_task_is_not_rounded(pull: str) -> None:
+    moor, hand = pair(pull=pull, model=network(torch.float32))
+    train(moor, make_batches(1, dtype=torch.float32))
+    train_by_hand(hand, make_batches(1, dtype=torch.float32))
+    moor.consolidate()
+    hand.consolidate()
+    for name, p in moor.model.double().named_parameters():
+        hand.model.get_parameter(name).data = p.detach().clone()
+        hand.model.get_parameter(name).grad = None
+        hand.previous[name], hand.anchor[name] = moor.previous[name].double(), moor.anchor[name].double()
+    for task in (2, 3):
+        train(moor, make_batches(task))
+        train_by_hand(hand, make_batches(task))
+        for ours, theirs in zip(moor.model.parameters(), hand.model.parameters(), strict=True):
+            close(ours, theirs, rtol=1e-6 if task == 2 else 1e-5)
+            assert not torch.equal(ours, ours.float().double())
+        moor.consolidate()
+        hand.consolidate()
+        for name, p in moor.model.named_parameters():
+            assert torch.equal(moor.anchor[name], p)
+
+
+def test_parameter_of_another_size_is_refused_before_the_step() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    moor.consolidate()
+    model.weight.data, model.bias.data = torch.zeros(5, 4), torch.zeros(5)
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(MooringError, match=r"'weight' has shape \(5, 4\) now, and \(3, 4\) when it was moored"):
+        optimizer.step()
+    assert not model.weight.any()

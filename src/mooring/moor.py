@@ -266,6 +266,7 @@ class Mooring:
         self._states.records = records
         self._states.tasks, self._states.steps = header["tasks"], header["steps"]
         self._states.calibration = header.get("calibration", [1.0] * header["tasks"])
+        self._states.not_estimated = {*header.get("not_estimated", ())}
         norms.load(mode, buffers, self.tasks)
         if self._step.budget:
             self._step.budget.load_state(header.get("spending"))

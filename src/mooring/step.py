@@ -5,8 +5,10 @@ updates the importance and applies the pull. The formulas are in `mooring.import
 that apply them to tensors are in `mooring.backends.eager`.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -31,7 +33,7 @@ from mooring.importance import State
 from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
-from mooring.pulls.pull import Number
+from mooring.pulls.pull import Number, learning_rate
 from mooring.state.mooring_state import MooringState, ParameterState, gradient_versions, layer_scales
 from mooring.state.norm_statistics import NormStatistics
 from mooring.state.selection import layer_of
@@ -108,6 +110,7 @@ class TrainingStep:
         self.check = check
         self.accumulates = states.memory.accumulates
         self.offload = states.offload if states.memory.host else None
+        self._rate_reader = type(pull).__name__ if getattr(pull, "reads_lr", False) else ""
         self.budget = BudgetSolver(pull, states.offload) if isinstance(pull, Budget) else None
         self.fused_step = FusedRule(lambda kind: self._step_rule(*kind))
         self.fused_penalty = FusedRule(lambda kind: penalty_rule(pull)) if isinstance(pull, GradientPull) else None
@@ -133,12 +136,15 @@ class TrainingStep:
         self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
         """Run as the optimizer's pre-hook. With a closure, the gradient exists only after the closure ran."""
+        observation = Observation()
         if self._depth and self._versions == gradient_versions(self.states.optimizer_parameters()):
-            self._depth += 1  # a step that calls its parent's step: torch runs the hooks for both
-            return None
+            if _calls_itself(optimizer, sys._getframe(1)):
+                self._depth += 1  # a step that calls its parent's step: torch runs the hooks for both
+                return None
+            observation = self._observation  # the step raised, and is taken again with the same gradients
         self.restore_gradients(finished=False)
         self.reset()
-        self._depth = 1
+        self._depth, self._observation = 1, observation
         if len(args) > 1 and args[1] is not None:
             return (args[0], self._single_use(optimizer, args[1]), *args[2:]), kwargs
         if kwargs.get("closure") is not None:
@@ -182,7 +188,9 @@ class TrainingStep:
             if self.outputs:
                 self.outputs.discard()
             return
-        observation = self.outputs.collect(self.layers.samples if self.layers else 0) if self.outputs else Observation()
+        observation = self._observation
+        if self.outputs and not observation.samples:
+            observation = self.outputs.collect(self.layers.samples if self.layers else 0)
         if self.check:
             probes = [
                 (s.state.name, t) for s in steps if (t := observation.gradients.get(s.state.parameter)) is not None
@@ -199,7 +207,7 @@ class TrainingStep:
         """Return the moored parameters that have a gradient, with the gradient of the task's loss."""
         steps = []
         for group in optimizer.param_groups:
-            lr = group.get("lr", 1.0)  # an optimizer without one moves by the gradient itself
+            lr = learning_rate(group, self._rate_reader)
             grad_scale: Number | None = -1.0 if group.get("maximize") else None
             if scale is not None:
                 grad_scale = scale if grad_scale is None else -scale
@@ -410,7 +418,8 @@ class TrainingStep:
         if not (self.states.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
             return
         scales = layer_scales(self.states.records.values(), self.importance)
-        rates = {p: group.get("lr", 1.0) for group in self.states.optimizer.param_groups for p in group["params"]}
+        groups = self.states.optimizer.param_groups
+        rates = {p: learning_rate(group, self._rate_reader) for group in groups for p in group["params"]}
         rule = self._step_rule(False, True)
         for indices in self.states.offload.groups(states := list(self.states.records.values())):
             for state in (states[index] for index in indices):
@@ -422,6 +431,16 @@ class TrainingStep:
                 if scales:
                     numbers["layer_scale"] = scales[layer_of(state.name)]
                 run_in_chunks(rule, tensors, numbers, state.compute_dtype)
+
+
+def _calls_itself(optimizer: torch.optim.Optimizer, hook_caller: FrameType) -> bool:
+    """Return whether a step of this optimizer is under way above the one whose hooks run now."""
+    frame = hook_caller.f_back
+    while frame is not None:
+        if frame.f_code is hook_caller.f_code and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _current_values(name: str, steps: Sequence[ParameterStep]) -> Sequence[Tensor | Number]:

@@ -5,7 +5,7 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class ParameterState:
         factors: the Kronecker factors of its curvature, where it has those instead of scores.
         runs: whether there is a leading run axis.
         staged: the anchor on the parameter's device, while an offloaded anchor is there.
+        dtype, shape: those of the parameter when the state was created.
         compute_dtype: the dtype to compute in: the wider of the parameter's and the anchor's, at least float32.
     """
 
@@ -60,6 +61,7 @@ class ParameterState:
 
     def __post_init__(self) -> None:
         """Choose the dtype to compute in."""
+        self.dtype, self.shape = self.parameter.dtype, self.parameter.shape
         dtype = torch.promote_types(self.parameter.dtype, self.anchor.dtype)
         self.compute_dtype = torch.promote_types(dtype, torch.float32)
 
@@ -262,7 +264,7 @@ class MooringState:
     def get_or_create(self, p: Tensor) -> ParameterState | None:
         """Return the state of a parameter, created if need be; None if the parameter is not to be moored."""
         if (known := self.records.get(p)) is not None:
-            return known
+            return known if p.dtype == known.dtype and p.shape == known.shape else self._changed(known)
         if not self.is_moorable(p):
             return None
         if p.is_complex() or (p.grad is not None and p.grad.layout != torch.strided):
@@ -271,6 +273,20 @@ class MooringState:
         if self.names[p] in self.not_estimated:
             self._warn_not_estimated()
         self.records[p] = self.new_state(p, self.tasks)
+        return self.records[p]
+
+    def _changed(self, state: ParameterState) -> ParameterState:
+        """Return the state of a parameter whose dtype has changed, with an anchor that is as exact; refuse others."""
+        p = state.parameter
+        if p.shape != state.shape:
+            raise MooringError(
+                f"{state.name!r} has shape {tuple(p.shape)} now, and {tuple(state.shape)} when it was moored; nothing "
+                "was changed: exclude it, or attach() again after changing its size"
+            )
+        exact = torch.promote_types(p.dtype, state.anchor.dtype)
+        anchor = state.anchor if self.memory.anchor else state.anchor.to(exact)
+        self.offload.invalidate()
+        self.records[p] = replace(state, anchor=anchor)
         return self.records[p]
 
     def new_state(self, p: Tensor, task: int) -> ParameterState:
@@ -349,7 +365,8 @@ class MooringState:
             state.anchor.copy_(state.theta)
 
     def _check_current_is_kept(self) -> None:
-        """Refuse to end a task of which nothing was kept."""
+        """Refuse to end a task of which nothing was kept, or whose scores a narrow dtype lost."""
+        self._check_narrow_scores()
         if self.memory.accumulates or not self.importance.merges:
             return
         for state in self.records.values():
@@ -359,6 +376,19 @@ class MooringState:
                     'nothing is known of this task, because current="none" keeps nothing during training: give '
                     "consolidate(data=...) some of its data, or attach without it"
                 )
+
+    def _check_narrow_scores(self) -> None:
+        """Refuse scores of this task that have overflowed, and those that are all 0, in a narrow dtype."""
+        dtype = self.memory.current
+        scored = [s for s in self.records.values() if s.count and s.importance_state and not s.factors]
+        if not scored or not isinstance(dtype, torch.dtype) or dtype.itemsize >= 4:
+            return
+        remedy = "attach with Memory(current=torch.bfloat16), or leave current out; or estimate(data) first"
+        for state in scored:
+            if not bool(state.importance_state["current"].isfinite().all()):
+                raise MooringError(f"the importance of {state.name!r} has overflowed {dtype}: {remedy}")
+        if not any(bool(state.importance_state["current"].any()) for state in scored):
+            raise MooringError(f"every importance is 0 in {dtype}, so nothing would be held: {remedy}")
 
     def on_other_device(self) -> bool:
         """Return whether the model moved to another device and what is kept did not."""
@@ -376,6 +406,7 @@ class MooringState:
             "moored": sorted(self.names.values()),
             "factors": {s.name: [s.factors.count, s.factors.tasks] for s in self.records.values() if s.factors},
             **({} if self.memory.accumulates else {"accumulates": False}),
+            **({"not_estimated": sorted(self.not_estimated)} if self.not_estimated else {}),
         }
 
     def accumulate_factors(self, observed: Iterable[tuple[nn.Module, LayerFactors]]) -> None:
