@@ -207,7 +207,8 @@ class TrainingStep:
         """Return the moored parameters that have a gradient, with the gradient of the task's loss."""
         steps = []
         for group in optimizer.param_groups:
-            lr = learning_rate(group, self._rate_reader)
+            lr = group.get("lr", 1.0)
+            lr = learning_rate(group, self._rate_reader) if lr is None else lr
             grad_scale: Number | None = -1.0 if group.get("maximize") else None
             if scale is not None:
                 grad_scale = scale if grad_scale is None else -scale

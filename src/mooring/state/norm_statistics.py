@@ -98,7 +98,7 @@ _holders: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary(
 
 def _freeze(module: nn.Module) -> None:
     if not _holders.get(module):
-        module.__class__ = frozen_class(type(module))
+        module.__class__ = frozen_class(type(module))  # type: ignore[arg-type]
     _holders[module] = _holders.get(module, 0) + 1
 
 
@@ -134,8 +134,8 @@ def frozen_class(base: type[nn.Module]) -> type[nn.Module]:
             self.training = training
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
-        _, _, *state = base.__reduce_ex__(self, protocol)
-        return (copyreg._reconstructor, (base, object, None), *state)  # type: ignore[attr-defined]
+        reduced: tuple[Any, ...] = base.__reduce_ex__(self, protocol)  # type: ignore[assignment]
+        return (copyreg._reconstructor, (base, object, None), *reduced[2:])  # type: ignore[attr-defined]
 
     namespace = {
         "__module__": base.__module__,

@@ -95,7 +95,7 @@ def norm_modules(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tens
     A module belongs to the optimizer of its first trainable parameter, or, if it has none, to the optimizer of the last
     trainable parameter before it. With several optimizers each statistic is therefore held once.
     """
-    own, modules = set(held), {}
+    own, modules = set(held), dict[str, nn.Module]()
     last = next((p for p in model.parameters() if p.requires_grad), None)
     for name, module in module_names(model).items():
         trainable = [p for p in module.parameters(recurse=False) if p.requires_grad]
