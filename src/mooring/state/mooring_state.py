@@ -5,7 +5,7 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class ParameterState:
         factors: the Kronecker factors of its curvature, where it has those instead of scores.
         runs: whether there is a leading run axis.
         staged: the anchor on the parameter's device, while an offloaded anchor is there.
-        dtype, shape: those of the parameter when the state was created.
+        dtype, shape: those of the parameter when the dtype to compute in was chosen.
         compute_dtype: the dtype to compute in: the wider of the parameter's and the anchor's, at least float32.
     """
 
@@ -60,6 +60,9 @@ class ParameterState:
     staged: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.choose_dtype()
+
+    def choose_dtype(self) -> None:
         """Choose the dtype to compute in."""
         self.dtype, self.shape = self.parameter.dtype, self.parameter.shape
         dtype = torch.promote_types(self.parameter.dtype, self.anchor.dtype)
@@ -276,18 +279,18 @@ class MooringState:
         return self.records[p]
 
     def _changed(self, state: ParameterState) -> ParameterState:
-        """Return the state of a parameter whose dtype has changed, with an anchor that is as exact; refuse others."""
+        """Give the state of a parameter whose dtype has changed an anchor that is as exact; refuse another size."""
         p = state.parameter
         if p.shape != state.shape:
             raise MooringError(
                 f"{state.name!r} has shape {tuple(p.shape)} now, and {tuple(state.shape)} when it was moored; nothing "
                 "was changed: exclude it, or attach() again after changing its size"
             )
-        exact = torch.promote_types(p.dtype, state.anchor.dtype)
-        anchor = state.anchor if self.memory.anchor else state.anchor.to(exact)
         self.offload.invalidate()
-        self.records[p] = replace(state, anchor=anchor)
-        return self.records[p]
+        if self.memory.anchor is None:
+            state.anchor = state.anchor.to(torch.promote_types(p.dtype, state.anchor.dtype))
+        state.choose_dtype()
+        return state
 
     def new_state(self, p: Tensor, task: int) -> ParameterState:
         """Return the state of a parameter that starts here: anchored where it is, free without a past."""
