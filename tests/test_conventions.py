@@ -12,6 +12,8 @@ from mooring import EWC, MAS, SI, Penalty
 from mooring.errors import MooringError
 from mooring.stability import CONVENTIONS, Convention, convert_strength
 
+pytestmark = pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")  # tests displace parameters by hand
+
 LR = 0.05
 STRENGTH = 7.0
 

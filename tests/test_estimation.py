@@ -145,7 +145,7 @@ def test_reference_consolidate_and_estimate_agree_before_the_first_step():
         if how == "reference":
             moor = mooring.attach(model, optimizer, reference=batches())
         else:
-            moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
+            moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1), buffers="frozen")
             if how == "estimate":
                 moor.estimate(batches())
             moor.consolidate(data=batches())
@@ -297,6 +297,43 @@ def test_outputs_without_classes_are_refused():
         moor.estimate([torch.randn(4, 3)])
     moor.estimate([torch.randn(4, 3)], loss=lambda model, x: model(x).sum())
     assert bool((moor.current["0.weight"] > 0).all())
+
+
+class Rebinding(nn.Module):
+    """A model whose forward pass binds buffers and counters anew, and renormalizes an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 3, max_norm=0.5), nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("unset", None)
+        self.calls, self.cached = 0, torch.zeros(2)
+
+    def forward(self, ids):
+        hidden = self.embedding(ids)
+        self.mean, self.unset = 0.9 * self.mean + 0.1 * hidden.detach().mean(0), hidden.detach().clone()
+        self.register_buffer("added", hidden.detach().clone())
+        self.calls, self.cached = self.calls + 1, self.cached.add_(1)
+        return self.head(hidden + self.mean)
+
+
+@pytest.mark.parametrize("options", [{}, {"pull": mooring.Budget(0.1)}], ids=["estimate", "calibrate"])
+def test_model_that_binds_buffers_anew_and_renormalizes_weights_is_unchanged(options):
+    torch.manual_seed(0)
+    model = Rebinding()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before, mean = deepcopy(model.state_dict()), model.mean
+    reference = [torch.arange(5), torch.arange(4)]
+    moor = mooring.attach(model, optimizer, **options)
+    moor.estimate(reference)
+    check_equal("anchors", moor.anchor, {name: before[name] for name in moor.anchor})
+    if options:
+        moor.consolidate(data=reference)
+    check_equal("state", model.state_dict(), before)
+    assert model.mean is mean
+    assert model.unset is None
+    assert model.calls == 0
+    assert not model.cached.any()
 
 
 def test_data_of_one_rank_is_refused(monkeypatch):

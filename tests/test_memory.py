@@ -315,3 +315,67 @@ def test_incompatible_options_are_refused_in_one_line(options, message):
 def test_unknown_memory_options_are_refused(options):
     with pytest.raises(MooringError, match="is not allowed"):
         Memory(**options)
+
+
+def scored(memory, importance, scale=1.0, **options):
+    """Train a step on a loss of some scale, so that the scores have the scale's square, or on outputs of that scale."""
+    moor = built(memory, importance, pull=Proximal(1.0), **options)
+    if isinstance(importance, MAS):
+        with torch.no_grad():
+            moor.model[4].weight.mul_(scale)
+    x, y = batch(1)
+    (nn.functional.cross_entropy(moor.model(x), y) * (1 if isinstance(importance, MAS) else scale)).backward()
+    moor.optimizer.step()
+    return moor
+
+
+@pytest.mark.parametrize(
+    ("memory", "importance", "scale", "reason"),
+    [
+        (Memory(current=torch.float16), EWC(), 1e-4, r"every importance is 0 in torch.float16.*current=torch.bfloat16"),
+        (
+            Memory(previous=torch.float16),
+            EWC(),
+            1e-4,
+            r"torch.float16 rounds 100 % .*Memory\(previous=torch.bfloat16\)",
+        ),
+        (Memory(current=torch.float16), MAS(), 1e4, r"has overflowed torch.float16.*current=torch.bfloat16"),
+        (Memory(previous=torch.float16), MAS(), 1e4, r"torch.float16 overflows .*Memory\(previous=torch.bfloat16\)"),
+    ],
+)
+def test_scores_that_a_narrow_dtype_loses_are_refused_and_nothing_changes(memory, importance, scale, reason):
+    moor = scored(memory, importance, scale)
+    before = everything(moor)
+    with pytest.raises(MooringError, match=reason) as error:
+        moor.consolidate()
+    assert "\n" not in str(error.value)
+    check_equal("unchanged", everything(moor), before)
+    bfloat16 = scored(Memory(current=HALF, previous=HALF), importance, scale)
+    bfloat16.consolidate()
+    assert all(bool(score.any()) and bool(score.isfinite().all()) for score in bfloat16.previous.values())
+
+
+def test_estimate_that_a_narrow_dtype_loses_is_refused():
+    def tiny(model, batch):
+        return 1e-4 * nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    moor = built(Memory(current=torch.float16))
+    with pytest.raises(MooringError, match=r"torch\.float16 rounds 100 %"):
+        moor.estimate([batch(1)], loss=tiny)
+    assert not any(bool(score.any()) for score in moor.current.values())
+
+
+@pytest.mark.parametrize(
+    "importance", [EWC(decay=0.999), MAS(decay=0.999), mooring.Balanced(EWC(decay=0.999))], ids=repr
+)
+def test_decay_that_a_narrow_dtype_rounds_away_is_refused(importance):
+    with pytest.raises(MooringError, match=r"decay=0\.999 adds 0\.001 of each score.*torch\.bfloat16 rounds away"):
+        built(Memory(current=HALF), importance)
+    built(Memory(current=HALF), RWalk(decay=0.999))  # its average is in full precision
+    built(Memory(previous=HALF), importance)
+
+
+@pytest.mark.parametrize("slot", ["anchor", "previous", "current"])
+def test_float8_memory_is_refused(slot):
+    with pytest.raises(MooringError, match=r"float8.* is not allowed: give a floating-point dtype of 16 bits or more"):
+        Memory(**{slot: torch.float8_e4m3fn})

@@ -133,6 +133,19 @@ def test_parameters_unfrozen_after_the_reference_warn_once():
     assert len(warned) == 1
 
 
+def test_parameters_unfrozen_after_a_resumed_reference_warn():
+    model = small()
+    model[0].requires_grad_(requires_grad=False)
+    state = mooring.attach(model, sgd(model), reference=[(torch.randn(8, 4), torch.randint(3, (8,)))]).state_dict()
+    optimizer = sgd(model)
+    importance = mooring.EWC(decay=None, per_sample=True)
+    resumed = mooring.attach(model, optimizer, importance=importance, pull=mooring.Budget(0.1))
+    resumed.load_state_dict(state)
+    model[0].requires_grad_(requires_grad=True)
+    with pytest.warns(UserWarning, match="'0.weight' and 1 other did not train when importance was estimated"):
+        train(model, optimizer)
+
+
 def test_head_added_after_the_reference_warns_that_it_is_free():
     model = small()
     optimizer = sgd(model)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import mooring
 from by_hand import (
@@ -24,6 +25,8 @@ from by_hand import (
     train_plain,
     two_tasks,
 )
+from mooring import Budget
+from mooring.importance import Importance, Kronecker
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
@@ -100,3 +103,52 @@ def test_narrow_state_dtype_does_not_round_the_parameters(pull: str, scaled: boo
     assert moor.previous["0.weight"][:, 1:].all()
     assert torch.equal(model[0].weight[:, 0], plain[0].weight[:, 0])
     assert not torch.equal(model[0].weight[:, 1:], plain[0].weight[:, 1:])  # while the others are held
+
+
+@pytest.mark.filterwarnings("ignore:the budget could not be calibrated")  # a loss in bfloat16 does not show 0.001 nats
+@pytest.mark.parametrize("importance", [None, Kronecker()], ids=["diagonal", "kronecker"])
+def test_whole_loop_within_autocast_equals_forward_passes_within_it(importance: Importance | None) -> None:
+    """The rules compute in float32, also in hooks that run within autocast."""
+    drawn = [(x, y.argmax(-1)) for x, y in make_batches(1, 8, torch.float32)]
+    weights, budgets = [], []
+    for whole in (True, False):
+        model = network(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            moor = mooring.attach(model, optimizer, importance=importance, pull=Budget(1e-3), reference=drawn[:4])
+        for x, y in drawn:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = cross_entropy(model(9 - x), y)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=whole):
+                loss.backward()
+                optimizer.step()
+                budgets.append(moor.pull_energy())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            moor.consolidate(data=drawn[4:])
+        weights.append([*states(model), *(t.float() for name, t in moor.state_dict().items() if name != "mooring")])
+    assert identical(*weights)
+    assert 0.9e-3 < max(budgets) < 1e-3 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("pull", PULLS)
+def test_model_made_double_after_a_task_is_not_rounded(pull: str) -> None:
+    moor, hand = pair(pull=pull, model=network(torch.float32))
+    train(moor, make_batches(1, dtype=torch.float32))
+    train_by_hand(hand, make_batches(1, dtype=torch.float32))
+    moor.consolidate()
+    hand.consolidate()
+    for name, p in moor.model.double().named_parameters():
+        hand.model.get_parameter(name).data = p.detach().clone()
+        hand.model.get_parameter(name).grad = None
+        hand.previous[name], hand.anchor[name] = moor.previous[name].double(), moor.anchor[name].double()
+    for task in (2, 3):
+        train(moor, make_batches(task))
+        train_by_hand(hand, make_batches(task))
+        for ours, theirs in zip(moor.model.parameters(), hand.model.parameters(), strict=True):
+            close(ours, theirs, rtol=1e-6 if task == 2 else 1e-5)
+            assert not torch.equal(ours, ours.float().double())
+        moor.consolidate()
+        hand.consolidate()
+        for name, p in moor.model.named_parameters():
+            assert torch.equal(moor.anchor[name], p)

@@ -22,12 +22,15 @@ from by_hand import (
     agree,
     check,
     close,
+    identical,
     make_batches,
     network,
     one_line,
     pair,
+    states,
     train,
     train_by_hand,
+    two_tasks,
 )
 from mooring import EWC, SI
 from mooring.errors import MooringError
@@ -284,3 +287,76 @@ def test_gradient_computed_after_a_failed_step_is_used(pull):
     for name, p in model.named_parameters():
         close(p.grad, expected[name])
     moor.state_dict()
+
+
+class FailsOnce(torch.optim.SGD):
+    """An optimizer whose second step raises, as one that runs out of memory does."""
+
+    calls = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.calls += 1
+        if self.calls in (2, 6):
+            raise RuntimeError("out of memory")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("pull", PULLS)
+@pytest.mark.parametrize("importance", ["ewc", "per sample", "mas", "si"])
+def test_step_that_raised_and_is_taken_again_counts_once(importance, pull):
+    def train_again(moor, batches):
+        for x, y in batches:
+            moor.optimizer.zero_grad()
+            mse_loss(moor.model(x), y).backward()
+            try:
+                moor.optimizer.step()
+            except RuntimeError:
+                moor.optimizer.step()
+
+    moor, hand = pair(importance=importance, pull=pull)
+    moor.rebind(FailsOnce(moor.model.parameters(), lr=0.1))
+    check(moor, hand, train_again)
+    assert moor.steps == 4
+    assert moor.optimizer.calls == 10
+
+
+class ChoosesItsRate(torch.optim.SGD):
+    """An optimizer whose learning rate is None, because it chooses its own, as Adafactor does."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        for group in self.param_groups:
+            group["lr"] = None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(0.1 * p.grad)
+
+
+def test_optimizer_without_a_known_learning_rate_works_with_pulls_that_do_not_read_it():
+    for pull in (
+        mooring.Interpolation(),
+        mooring.Interpolation(every="task"),
+        mooring.Penalty(2.0),
+        mooring.Budget(1e-3),
+    ):
+        model = network()
+        moor = mooring.attach(model, ChoosesItsRate(model.parameters()), pull=pull)
+        two_tasks(train, moor)
+        moor.consolidate()
+        assert moor.tasks == 2
+        with pytest.raises(MooringError, match=r"diagnose\(\) needs a learning rate"):
+            moor.diagnose(strength=1.0)
+
+
+@pytest.mark.parametrize("pull", [mooring.Proximal(3.0), mooring.Penalty(3.0, clamp=True)], ids=repr)
+def test_pull_that_needs_an_unknown_learning_rate_is_refused_before_the_step(pull):
+    model = network()
+    moor = mooring.attach(model, ChoosesItsRate(model.parameters()), pull=pull)
+    before = states(model)
+    with pytest.raises(MooringError, match="needs a learning rate, and the optimizer's is None"):
+        train(moor, make_batches(1))
+    assert identical(states(model), before)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 import mooring
 from by_hand import (
@@ -28,6 +28,7 @@ from by_hand import (
 )
 from mooring import EWC, MAS
 from mooring.errors import MooringError
+from mooring.importance import Importance, Kronecker
 
 
 @dataclasses.dataclass
@@ -285,3 +286,87 @@ def test_backward_pass_after_a_failed_one_is_counted():
     optimizer.zero_grad()
     mse_loss(model(x), y).backward()
     step_and_expect_one_batch(moor, x)
+
+
+def per_sample(model: nn.Module) -> mooring.Mooring:
+    return mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.0), importance=EWC(None, per_sample=True))
+
+
+def check_samples(moor: mooring.Mooring, loss: Tensor, samples: int) -> None:
+    """Check that a step on this mean loss sees so many samples."""
+    moor.optimizer.zero_grad()
+    loss.backward()
+    moor.optimizer.step()
+    assert moor.steps == 1
+    for name, p in moor.model.named_parameters():
+        assert p.grad.any()
+        close(moor.current[name], samples * p.grad.square())
+
+
+@pytest.mark.parametrize("ignored", [0, 70])
+def test_samples_of_dense_outputs_are_the_pixels_that_count(ignored: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(2, 3, 3, padding=1).double()
+    x, labels = torch.randn(4, 2, 6, 5, dtype=F64), torch.randint(3, (4, 6, 5))
+    labels.view(-1)[:ignored] = -100
+    check_samples(per_sample(model), cross_entropy(model(x), labels), 4 * 6 * 5 - ignored)
+
+
+def test_importance_does_not_change_with_padding() -> None:
+    torch.manual_seed(0)
+    ids, scores = torch.randint(7, (3, 4)), []
+    for length in (4, 16):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7)).double()
+        padded = torch.zeros(3, length, dtype=torch.long)
+        padded[:, :4] = ids
+        labels = torch.where(torch.arange(length) < 4, padded, -100)
+        moor = per_sample(model)
+        cross_entropy(model(padded).flatten(0, 1), labels.flatten()).backward()
+        moor.optimizer.step()
+        scores.append(moor.current)
+    for name, score in scores[0].items():
+        close(scores[1][name], score)
+
+
+class MaskedModel(nn.Sequential):
+    """A masked language model that computes its own loss, as those of transformers do."""
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Output:
+        logits = super().forward(ids)
+        return Output(cross_entropy(logits.flatten(0, 1), labels.flatten()), logits)
+
+
+@pytest.mark.parametrize("importance", [EWC(None, per_sample=True), Kronecker()], ids=repr)
+def test_samples_of_a_masked_language_model_are_the_masked_tokens(importance: Importance) -> None:
+    torch.manual_seed(0)
+    model = MaskedModel(nn.Embedding(7, 5), nn.Linear(5, 7)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    moor = mooring.attach(model, optimizer, importance=importance, pull=mooring.Budget(0.1))
+    labels = torch.full((3, 20), -100)
+    labels[:, :3] = 2
+    model(torch.randint(7, (3, 20)), labels).loss.backward()
+    optimizer.step()
+    close(moor.current["0.weight"], 9 * model[0].weight.grad.square())
+
+
+def test_all_outputs_count_where_a_zero_gradient_does_not_tell() -> None:
+    """A certain prediction of one class, and a loss of exactly 0, have no gradient but belong to the mean."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1).double()
+    x = torch.randn(8, 3, dtype=F64)
+    x[:5] = 99 * model.weight.detach().sign()
+    check_samples(per_sample(model), binary_cross_entropy_with_logits(model(x), torch.ones(8, 1, dtype=F64)), 8)
+    model = nn.Linear(3, 2).double()
+    moor = per_sample(model)
+    (0 * model(x)).sum().backward()
+    moor.optimizer.step()
+    assert moor.steps == 1
+
+
+def test_certain_predictions_of_several_classes_are_counted() -> None:
+    model = nn.Linear(2, 2, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[40.0, 0.0], [0.0, 40.0]]))
+    x = torch.eye(2, dtype=F64).repeat(4, 1)
+    check_samples(per_sample(model), cross_entropy(model(x), x.argmax(-1)), 8)

@@ -18,10 +18,14 @@ from by_hand import (
     make_batches,
     network,
     pair,
+    sgd,
     states,
     train,
     train_by_hand,
 )
+from mooring import Budget, Interpolation, Penalty, Proximal
+from mooring.importance import EWC, MAS, SI, Balanced, Kronecker, Random, RWalk, Uniform
+from mooring.pulls import Blend, Pull
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
@@ -153,3 +157,57 @@ def test_parameters_of_the_loss_are_not_moored() -> None:
             assert temperature.item() == expected
         moor.consolidate()
     assert sorted(moor.anchor) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+class Scaled(nn.Module):
+    """A network with a learned scale of its outputs, as CLIP's `logit_scale`; of no size it has no effect."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.network, self.scale = network(), nn.Parameter(torch.zeros(shape, dtype=F64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x) * (1 + self.scale.sum())
+
+
+EVERY_IMPORTANCE = [
+    *(EWC(), EWC(decay=None, per_sample=True), EWC(labels="sampled"), Balanced(EWC()), MAS(), SI(), SI(sign=0.5)),
+    *(RWalk(), Uniform(), Random(), Kronecker()),
+]
+EVERY_PULL = [
+    *(Interpolation(), Interpolation(every="task"), Penalty(2.0), Penalty(2.0, clamp=True), Proximal(3.0)),
+    *(Blend(0.3), Budget(1e-4), Budget(1e-4, per="layer")),
+]
+
+
+@pytest.mark.parametrize("pull", EVERY_PULL, ids=repr)
+def test_scalar_parameter_is_held_as_a_vector_of_one(pull: Pull) -> None:
+    for importance in EVERY_IMPORTANCE:
+        if importance.by_layer and not isinstance(pull, Budget):
+            continue
+        moors = []
+        for shape in ((), (1,), (0, 3)):
+            model = Scaled(*shape)
+            moor = mooring.attach(model, sgd(model), importance=importance, pull=pull)
+            for task in (1, 2):
+                train(moor, make_batches(task, 2))
+                assert moor.pull_energy() == 0 if task == 1 else moor.pull_energy() > 0
+                moor.consolidate()
+            moors.append(moor)
+        scalar, vector, empty = moors
+        for ours, theirs in zip(scalar.model.parameters(), vector.model.parameters(), strict=True):
+            assert torch.equal(ours.reshape(-1), theirs.reshape(-1))
+        assert torch.equal(scalar.previous["scale"].reshape(1), vector.previous["scale"])
+        assert all(moor.previous["scale"].shape == moor.model.scale.shape for moor in (scalar, empty))
+        assert scalar.model.scale.item() != 0
+
+
+def test_scalar_parameter_keeps_the_budget_of_a_reference() -> None:
+    model = Scaled()
+    reference = [(x, y.argmax(-1)) for x, y in make_batches(1)]
+    moor = mooring.attach(model, sgd(model), reference=reference)
+    train(moor, [(x, 9 * y) for x, y in make_batches(2, 8)])
+    moved = {name: p.detach() - moor.anchor[name] for name, p in model.named_parameters()}
+    energy = sum(float((moor.previous[name] * d**2).sum()) / 2 for name, d in moved.items())
+    assert 0.09 < energy <= 0.1
+    assert moved["scale"] != 0

@@ -17,9 +17,8 @@ from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import check_estimable
 from mooring.siblings import warn_of_other_budgets
 from mooring.state.memory import Memory
+from mooring.state.norm_statistics import BUFFERS, default_buffers
 from mooring.state.selection import Exclude, check_exclude, tied_by_exclusion
-
-BUFFERS = ("follow", "keep", "interpolate")
 
 DEFAULT_NATS = 0.1
 """Default budget with a reference: its loss may rise by a tenth of a nat."""
@@ -32,7 +31,7 @@ def attach(
     importance: str | Importance | None = None,
     pull: Pull | None = None,
     exclude: Exclude = (),
-    buffers: Literal["follow", "keep", "interpolate"] = "follow",
+    buffers: Literal["follow", "keep", "interpolate", "frozen"] | None = None,
     merge: str | merges.Merge | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
@@ -59,8 +58,10 @@ def attach(
         exclude: parameters that stay free, such as new heads: names, glob patterns or modules. A tied parameter, such
             as the embedding that is also a language model's head, is free if any of its names is excluded; a warning
             names it unless all of them are.
-        buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new
-            data, "keep" the old ones, or "interpolate" half-way in each iteration.
+        buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new data (the
+            default); "frozen" ones (the default with a reference) stay as they are, and layers normalise with them in
+            training mode too; "keep" restores them after each step, which was normalised with those of its batch;
+            "interpolate" brings them half-way back.
         merge: how the importance of a finished task is combined with that of the tasks before: "average" (the paper's,
             and the default), "sum" (the default with a `Budget`), "max", or a function.
         outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
@@ -118,7 +119,7 @@ def attach(
         option = getattr(pull, name, None)
         if isinstance(option, Tensor) and option.ndim:
             raise MooringError(f"{name}={option.tolist()} has a value per run, but a single model takes one number")
-    if buffers not in BUFFERS:
+    if buffers is not None and buffers not in BUFFERS:
         raise unknown("buffers", buffers, BUFFERS)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
@@ -148,12 +149,13 @@ def attach(
         importance=importance,
         pull=pull,
         exclude=excluded,
-        buffers=buffers,
+        buffers=buffers or default_buffers(reference=reference is not None),
         merge=merge,
         outputs=outputs,
         memory=memory,
         check_finite=check_finite,
     )
+    moor._step.norms.named = buffers is not None
     warn_of_other_budgets(moor._step)
     if reference is not None:
         try:

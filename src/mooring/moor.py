@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mooring.backends.budget_terms import pull_energy
+from mooring.backends.eager import autocast_disabled
 from mooring.diagnose import stability
 from mooring.diagnose.coverage import Coverage, find_coverage
 from mooring.diagnose.coverage_watch import CoverageWatch
@@ -28,7 +29,7 @@ from mooring.siblings import ATTACHED, parameters_of_siblings
 from mooring.state.memory import Memory
 from mooring.state.mooring_state import MooringState, ParameterState, describe, layer_scales
 from mooring.state.selection import layer_of
-from mooring.state.state_dict import pack_state, read_state
+from mooring.state.state_dict import pack_state, read_header, read_state
 from mooring.step import TrainingStep
 
 
@@ -59,7 +60,7 @@ class Mooring:
         importance: Importance,
         pull: Pull,
         exclude: tuple[str, ...],
-        buffers: Literal["follow", "keep", "interpolate"],
+        buffers: str,
         merge: Merge,
         outputs: Callable[[Any], Tensor] | None,
         memory: Memory,
@@ -154,9 +155,10 @@ class Mooring:
         carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         scale = carried if data is None else self._scale(data, loss, batches, progress)
         self._step.invalidate()
-        self._states.consolidate(scale, self._step.end_task)
+        with autocast_disabled():
+            self._states.consolidate(scale, self._step.end_task)
         if self.tasks:
-            self._step.anchor_buffers()
+            self._step.norms.consolidate()
 
     @property
     def tasks(self) -> int:
@@ -192,6 +194,7 @@ class Mooring:
         return {m.name: to_dtensor(score if by is None else score * by, m.parameter) for m, score, by in scores}
 
     @torch.no_grad()
+    @autocast_disabled()
     def pull_energy(self) -> float:
         """Return the sum of previous * d^2 / 2 over all moored parameters, for logging."""
         return pull_energy(self._states.records.values())
@@ -277,16 +280,19 @@ class Mooring:
         `torch.save` and safetensors both take it. Save it beside the model's and the optimizer's own state.
         """
         self._refuse_interrupted()
-        header = {**self._states.header(), "pull": describe(self.pull), "buffers": self._step.buffers}
+        header = {**self._states.header(), "pull": describe(self.pull), "buffers": self._step.norms.mode}
         if self._step.budget:
             header["spending"] = self._step.budget.state()
             header["calibration"] = self.calibration
-        return pack_state(self._states.records.values(), self._step.buffer_anchors, header)
+        return pack_state(self._states.records.values(), self._step.norms.anchors, header)
 
     @torch.no_grad()
+    @autocast_disabled()
     def load_state_dict(self, state: State) -> None:
         """Resume from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
-        header, records, buffers = read_state(state, self._states, self.pull, self._step.buffers)
+        norms = self._step.norms
+        mode = norms.mode if norms.named else str(read_header(state)["buffers"])
+        header, records, buffers = read_state(state, self._states, self.pull, mode)
         self._step.reset()
         self._step.invalidate()
         self._states.records = records
@@ -294,7 +300,8 @@ class Mooring:
         self._states.calibration = header.get("calibration", [1.0] * header["tasks"])
         self._states.remember_names()
         self._watch.forget_versions()
-        self._step.buffer_anchors = buffers
+        self._states.not_estimated = {*header.get("not_estimated", ())}
+        norms.load(mode, buffers, self.tasks)
         if self._step.budget:
             self._step.budget.load_state(header.get("spending"))
 
@@ -314,6 +321,7 @@ class Mooring:
     def detach(self) -> None:
         """Remove every hook from the model and the optimizer; the state stays readable."""
         self._unhook()
+        self._step.norms.release()
         for observer in self._observers:
             observer.remove()
 
@@ -333,7 +341,8 @@ class Mooring:
 
     def __repr__(self) -> str:
         count, note = len(self._states.trained()), "" if self.tasks else "; nothing held yet: first task"
-        return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{note})"
+        norms = f", frozen_norms={frozen}" if (frozen := self._step.norms.frozen) else ""
+        return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{norms}{note})"
 
     def _hook(self) -> None:
         ATTACHED.add(self._step)

@@ -5,15 +5,25 @@ updates the importance and applies the pull. The formulas are in `mooring.import
 that apply them to tensors are in `mooring.backends.eager`.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mooring.backends.budget_solver import BudgetSolver
-from mooring.backends.eager import gc_disabled, has_compiler, penalty_rule, pull_is_due, run_in_chunks, step_rule
+from mooring.backends.eager import (
+    autocast_disabled,
+    gc_disabled,
+    has_compiler,
+    penalty_rule,
+    pull_is_due,
+    run_in_chunks,
+    step_rule,
+)
 from mooring.backends.fused import FusedRule, KernelArgs
 from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.finite import check_finite
@@ -26,9 +36,10 @@ from mooring.observe.factor_accumulation import accumulate_factors
 from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
-from mooring.pulls.pull import Number
+from mooring.pulls.pull import Number, learning_rate
 from mooring.state.mooring_state import MooringState, ParameterState, gradient_versions, layer_scales
-from mooring.state.selection import layer_of, norm_buffers
+from mooring.state.norm_statistics import NormStatistics
+from mooring.state.selection import layer_of
 
 
 @dataclass(slots=True)
@@ -80,7 +91,7 @@ class TrainingStep:
         pull: the pull.
         outputs: observes the model's outputs, if the importance needs them.
         layers: observes the model's layers, if the importance needs them.
-        buffers: what becomes of normalization statistics: "follow", "keep" or "interpolate".
+        buffers: what becomes of normalization statistics: a mode of `NormStatistics`.
         check: whether to stop at gradients that are not finite.
         watch: warns of parameters that nothing holds; None for an estimate, which moves nothing.
     """
@@ -91,7 +102,7 @@ class TrainingStep:
         pull: Pull,
         outputs: OutputObserver | None,
         layers: LayerObserver | None,
-        buffers: Literal["follow", "keep", "interpolate"],
+        buffers: str,
         check: bool,
         watch: CoverageWatch | None = None,
     ) -> None:
@@ -101,11 +112,11 @@ class TrainingStep:
         self.pull = pull
         self.outputs = outputs
         self.layers = layers
-        self.buffers = buffers
+        self.norms = NormStatistics(states.model, states.exclude, states.optimizer_parameters, buffers)
         self.check = check
-        self.buffer_anchors: State = {}
         self.accumulates = states.memory.accumulates
         self.offload = states.offload if states.memory.host else None
+        self._rate_reader = type(pull).__name__ if getattr(pull, "reads_lr", False) else ""
         self.budget = BudgetSolver(pull, states.offload) if isinstance(pull, Budget) else None
         self.fused_step = FusedRule(lambda kind: self._step_rule(*kind))
         self.fused_penalty = FusedRule(lambda kind: penalty_rule(pull)) if isinstance(pull, GradientPull) else None
@@ -131,12 +142,15 @@ class TrainingStep:
         self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
         """Run as the optimizer's pre-hook. With a closure, the gradient exists only after the closure ran."""
+        observation = Observation()
         if self._depth and self._versions == gradient_versions(self.states.optimizer_parameters()):
-            self._depth += 1  # a step that calls its parent's step: torch runs the hooks for both
-            return None
+            if _calls_itself(optimizer, sys._getframe(1)):
+                self._depth += 1  # a step that calls its parent's step: torch runs the hooks for both
+                return None
+            observation = self._observation  # the step raised, and is taken again with the same gradients
         self.restore_gradients(finished=False)
         self.reset()
-        self._depth = 1
+        self._depth, self._observation = 1, observation
         if len(args) > 1 and args[1] is not None:
             return (args[0], self._single_use(optimizer, args[1]), *args[2:]), kwargs
         if kwargs.get("closure") is not None:
@@ -168,6 +182,7 @@ class TrainingStep:
 
     @gc_disabled
     @torch.no_grad()
+    @autocast_disabled()
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Collect the task's gradients, check them, apply a penalty, and remember the parameters."""
         found_inf = getattr(optimizer, "found_inf", None)
@@ -184,7 +199,9 @@ class TrainingStep:
             self.invalidate()  # a resized parameter has other tensors
         if self.watch and (created or not self.states.steps or self.watch.pending):
             self.watch.before_step((step.state for step in steps), created=created)
-        observation = self.outputs.collect(self.layers.samples if self.layers else 0) if self.outputs else Observation()
+        observation = self._observation
+        if self.outputs and not observation.samples:
+            observation = self.outputs.collect(self.layers.samples if self.layers else 0)
         if self.check:
             probes = [
                 (s.state.name, t) for s in steps if (t := observation.gradients.get(s.state.parameter)) is not None
@@ -210,7 +227,8 @@ class TrainingStep:
         """Return the moored parameters that have a gradient, with the gradient of the task's loss."""
         steps = []
         for group in optimizer.param_groups:
-            lr = group.get("lr", 1.0)  # an optimizer without one moves by the gradient itself
+            lr = group.get("lr", 1.0)
+            lr = learning_rate(group, self._rate_reader) if lr is None else lr
             grad_scale: Number | None = -1.0 if group.get("maximize") else None
             if scale is not None:
                 grad_scale = scale if grad_scale is None else -scale
@@ -294,6 +312,7 @@ class TrainingStep:
 
     @gc_disabled
     @torch.no_grad()
+    @autocast_disabled()
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
         """Run as the optimizer's post-hook: update the importance, then pull."""
         self._depth -= 1
@@ -317,7 +336,8 @@ class TrainingStep:
         if due and self.budget:
             moved = [step.state.parameter for step in self._steps]
             self.budget.apply_pull(self.states.records.values(), moved, self.states.tasks)
-        self._pull_buffers()
+        if self.norms.anchors:
+            self.norms.pull()
         self.reset()
 
     def _update_importance_and_pull(self, *, pulls: bool) -> None:
@@ -412,12 +432,14 @@ class TrainingStep:
             self.budget.invalidate()
 
     @torch.no_grad()
+    @autocast_disabled()
     def end_task(self) -> None:
         """Apply a pull that acts once per task, to the parameters that had a gradient in it."""
         if not (self.states.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
             return
         scales = layer_scales(self.states.records.values(), self.importance)
-        rates = {p: group.get("lr", 1.0) for group in self.states.optimizer.param_groups for p in group["params"]}
+        groups = self.states.optimizer.param_groups
+        rates = {p: learning_rate(group, self._rate_reader) for group in groups for p in group["params"]}
         rule = self._step_rule(False, True)
         for indices in self.states.offload.groups(states := list(self.states.records.values())):
             for state in (states[index] for index in indices):
@@ -430,23 +452,15 @@ class TrainingStep:
                     numbers["layer_scale"] = scales[layer_of(state.name)]
                 run_in_chunks(rule, tensors, numbers, state.compute_dtype)
 
-    # Normalization statistics
 
-    def anchor_buffers(self) -> None:
-        """Remember the normalization statistics at the end of a task, unless they follow the data."""
-        if self.buffers != "follow":
-            self.buffer_anchors = {name: buffer.clone() for name, buffer in self._norm_buffers().items()}
-
-    def _norm_buffers(self) -> State:
-        return norm_buffers(self.states.model, self.states.exclude, self.states.optimizer_parameters())
-
-    def _pull_buffers(self) -> None:
-        """Restore the statistics, or bring them half-way back (R at equal importance)."""
-        if self.buffers == "follow" or not self.buffer_anchors:
-            return
-        for name, buffer in self._norm_buffers().items():
-            if name in self.buffer_anchors:
-                buffer.lerp_(self.buffer_anchors[name], 1.0 if self.buffers == "keep" else 0.5)
+def _calls_itself(optimizer: torch.optim.Optimizer, hook_caller: FrameType) -> bool:
+    """Return whether a step of this optimizer is under way above the one whose hooks run now."""
+    frame = hook_caller.f_back
+    while frame is not None:
+        if frame.f_code is hook_caller.f_code and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _current_values(name: str, steps: Sequence[ParameterStep]) -> Sequence[Tensor | Number]:

@@ -17,6 +17,7 @@ The core's step, a fleet's step and the GPU kernels all use these rules: `apply_
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
@@ -35,6 +36,8 @@ Rule = Callable[[dict[str, Any]], None]
 CPU_CHUNK = 5 << 16
 DEVICE_CHUNK = 1 << 26
 """Elements in a chunk: intermediate results of a rule stay in the CPU's cache, and small on a device."""
+
+AUTOCAST_DEVICES = ("cuda", "cpu", "mps", "xpu")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -200,6 +203,25 @@ def has_compiler(device: torch.device) -> bool:
 @cache
 def _triton_is_installed() -> bool:
     return find_spec("triton") is not None
+
+
+@contextmanager
+def autocast_disabled() -> Iterator[None]:
+    """Return a context, or a decorator of a function, in which `torch.autocast` has no effect.
+
+    A training loop may call `optimizer.step()`, `backward()` or `consolidate()` within it. Forward passes belong there,
+    but the rules choose their own dtype.
+
+    Example:
+        >>> with torch.autocast("cpu"), autocast_disabled():
+        ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
+        torch.float32
+    """
+    with ExitStack() as stack:
+        for device in AUTOCAST_DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def gc_disabled(function: Callable[P, R]) -> Callable[P, R]:

@@ -12,7 +12,7 @@ from mooring.pulls import Pull
 from mooring.state.displacement import displaced
 from mooring.state.mooring_state import MooringState, ParameterState, first_and_count
 
-WITHIN_STEP = 8
+WITHIN_STEP = 9
 """The frames between a warning and the line that calls `optimizer.step()`."""
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mooring.diagnose.conventions import CONVENTIONS, Convention, convert_strength
 from mooring.distributed.dtensor import local_tensor
-from mooring.pulls.pull import Number, per_run
+from mooring.pulls.pull import Number, learning_rate, per_run
 
 __all__ = [
     "CONVENTIONS",
@@ -102,7 +102,7 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> dict[Tensor, Number]:
         0.1
     """
     return {
-        p: group.get("lr", 1.0) * _rescaling(group, optimizer.state.get(p, {}))
+        p: learning_rate(group, "diagnose()") * _rescaling(group, optimizer.state.get(p, {}))
         for group in optimizer.param_groups
         for p in group["params"]
     }

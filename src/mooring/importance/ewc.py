@@ -47,8 +47,10 @@ class EWC(Importance):
         labels: "observed" squares the batch-mean gradient that the optimizer gets. "sampled" draws labels from the
             model's prediction (softmax over the outputs' last dimension; each position of a sequence is a sample) and
             costs one extra backward pass.
-        per_sample: multiply observed squares by the batch size, so that the scale does not depend on it.
-            Sampled labels always have that scale.
+        per_sample: multiply observed squares by the number of samples, so that the scale does not depend on it. These
+            are the predictions that the mean loss is over: the samples of a batch, the tokens of sequences and the
+            pixels of dense outputs, (samples, classes, height, width), without those that have no gradient, such as
+            padding. Sampled labels always have that scale.
         batch_size: the number of samples per iteration, if the model's outputs do not show it.
         seed: the seed of the sampled labels.
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
 from mooring.importance.observed_factors import ObservedFactors, observe
@@ -90,7 +91,7 @@ class LayerObserver:
         def on_gradient(b: Tensor) -> None:
             own = {name: p for name, p in self._layers.get(module, {}).items() if _accumulates(p)}
             if own and not OutputObserver.probing:
-                with torch.no_grad(), torch.autocast(b.device.type, enabled=False):
+                with torch.no_grad(), autocast_disabled():
                     observed = observe(module, a, b)
                 for name, p in own.items():
                     self._add_use(p, observed[name])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_observation, rank
 from mooring.distributed.dtensor import gathered_parameters, local_tensor, sharded
 from mooring.errors import MooringError
@@ -22,10 +23,17 @@ _OUTPUTS_HINT = "pass outputs=, a function that takes what the model returns and
 
 @dataclasses.dataclass
 class Observation:
-    """The number of samples since the last step, and the probe's gradient by parameter."""
+    """The number of samples since the last step, and the probe's gradient by parameter.
+
+    Attributes:
+        samples: the number of predictions that the mean of the loss is over.
+        gradients: the probe's gradient by parameter.
+        counted: the number of predictions with a gradient, on the device, until `samples` takes it over.
+    """
 
     samples: int = 0
     gradients: dict[Tensor, Tensor] = dataclasses.field(default_factory=dict)
+    counted: Tensor | None = None
 
     def of(self, parameter: Tensor) -> Tensor | None:
         """Return the probe's gradient of a parameter; None if the outputs do not depend on it."""
@@ -33,7 +41,7 @@ class Observation:
 
     def add(self, other: "Observation") -> None:
         """Add another forward pass; both are sums over samples."""
-        self.samples += other.samples
+        self.samples += (0 if other.counted is None else int(other.counted)) or other.samples
         for parameter, gradient in other.gradients.items():
             total = self.gradients.get(parameter)  # not in place: autograd may return one tensor for two parameters
             self.gradients[parameter] = gradient if total is None else total + gradient
@@ -63,13 +71,45 @@ def find_outputs(returned: Any) -> Tensor:
 
 
 def count_samples(outputs: Tensor) -> int:
-    """Return the number of predictions in the outputs: B for (B, C), and B * T for sequences (B, T, C).
+    """Return the number of predictions in the outputs: one for each vector along the class dimension.
 
     Example:
-        >>> count_samples(torch.zeros(4, 10)), count_samples(torch.zeros(4, 7, 10))
-        (4, 28)
+        >>> [count_samples(torch.zeros(shape)) for shape in ((4, 10), (4, 7, 10), (4, 3, 8, 8))]
+        [4, 28, 256]
     """
-    return outputs.shape[0] * outputs.shape[1] if outputs.ndim == 3 else outputs.shape[0]
+    return outputs.select(class_dimension(outputs), 0).numel() if outputs.ndim > 1 else len(outputs)
+
+
+def class_dimension(outputs: Tensor) -> int:
+    """Return the dimension of classes: 1 for (B, C), 2 for sequences (B, T, C), and 1 for dense (B, C, height, width).
+
+    Example:
+        >>> [class_dimension(torch.zeros((2,) * ndim)) for ndim in (2, 3, 4, 5)]
+        [1, 2, 1, 1]
+    """
+    return 2 if outputs.ndim == 3 else 1
+
+
+def count_trained(gradient: Tensor) -> Tensor | None:
+    """Return the number of predictions that a loss counts, from its gradient with respect to the outputs.
+
+    A mean loss is over the predictions that count, and has no gradient at the others, such as padding with a label of
+    -100. With a single class the gradient of a certain prediction is 0 too, so None is returned. With several it is 0
+    only if all other classes have a probability of 0, below about e^-87 in float32 and bfloat16.
+
+    Args:
+        gradient: in the shape of the outputs.
+
+    Example:
+        >>> logits = torch.zeros(2, 3, 5, requires_grad=True)
+        >>> labels = torch.tensor([[1, 4, -100], [2, -100, -100]])
+        >>> nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+        >>> count_trained(logits.grad)
+        tensor(3)
+    """
+    if gradient.ndim < 2 or gradient.shape[class_dimension(gradient)] == 1:
+        return None
+    return gradient.any(class_dimension(gradient)).sum()
 
 
 class ForwardHook:
@@ -172,6 +212,12 @@ class OutputObserver:
                 self._await_backward()
                 self._arriving.append(pending)
 
+        def count(gradient: Tensor) -> None:
+            if pending and not OutputObserver.probing:
+                pending[0].counted = count_trained(gradient.detach())
+
+        if self.importance.watches == "samples":
+            outputs.register_hook(count)  # type: ignore[no-untyped-call]
         tensors = _differentiable_tensors(returned, set())
         for tensor in tensors:
             tensor.register_hook(on_gradient)  # type: ignore[no-untyped-call]
@@ -199,6 +245,7 @@ class OutputObserver:
 
         torch.autograd.Variable._execution_engine.queue_callback(on_end)
 
+    @autocast_disabled()
     def _observe(self, outputs: Tensor) -> Observation:
         samples, parameters = count_samples(outputs), self.states.trained()
         if self.importance.watches == "samples" or not parameters:

@@ -57,7 +57,8 @@ def spent_at(previous: Tensor, d: Tensor, mu: Number) -> Tensor:
         tensor([1.0000, 1.3333], dtype=torch.float64)
     """
     dim = 2 if isinstance(mu, Tensor) and mu.ndim == 1 else 1  # keep the run axis
-    return torch.stack(spent_each(previous, d, mu)).flatten(dim).sum(dim, dtype=torch.float64)
+    terms = torch.stack(spent_each(previous, d, mu)).unsqueeze(-1)  # a scalar parameter has no dimension to flatten
+    return terms.flatten(dim).sum(dim, dtype=torch.float64)
 
 
 def budget_spent(sums: Tensor | tuple[Tensor, Tensor], nats: Number, mu: Tensor) -> Tensor:

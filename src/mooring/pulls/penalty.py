@@ -56,6 +56,11 @@ class Penalty(GradientPull):
     def __post_init__(self) -> None:
         check_numbers("strength", self.strength, 0)
 
+    @property
+    def reads_lr(self) -> bool:
+        """True with a clamp."""
+        return self.clamp
+
     def force(self, previous: Tensor, d: Tensor, lr: Number) -> Tensor:
         """Return `penalty_force` at this strength."""
         return penalty_force(previous, d, self.strength, lr, self.clamp)

@@ -43,6 +43,7 @@ class Proximal(ParameterPull):
 
     strength: Number
     reads_current: ClassVar[bool] = False
+    reads_lr: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_numbers("strength", self.strength, 0)

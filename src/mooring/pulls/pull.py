@@ -2,7 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -70,6 +71,27 @@ class ParameterPull(ABC):
             current: the importance on the current task.
             lr: the parameter's learning rate; one number, or one per run.
         """
+
+
+def learning_rate(group: Mapping[str, Any], reader: str = "") -> Number:
+    """Return the learning rate of an optimizer's group; 1 if it has none, and so moves by the gradient itself.
+
+    Args:
+        group: the group. Its rate may be None, if the optimizer chooses it, as Adafactor does.
+        reader: the name of the rule that needs the rate; it is then refused if it is None.
+
+    Example:
+        >>> learning_rate({"lr": 0.1}), learning_rate({}), learning_rate({"lr": None})
+        (0.1, 1.0, 1.0)
+    """
+    if (lr := group.get("lr", 1.0)) is None:
+        if reader:
+            raise MooringError(
+                f"{reader} needs a learning rate, and the optimizer's is None; nothing was changed: give the optimizer "
+                "lr=, or use Interpolation() or Budget(...)"
+            )
+        return 1.0
+    return lr  # type: ignore[no-any-return]
 
 
 def per_run(value: Number, like: Tensor) -> Number:

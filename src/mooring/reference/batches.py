@@ -102,8 +102,9 @@ def device_of(model: nn.Module) -> torch.device:
 def default_loss(model: nn.Module, batch: Any, outputs: Outputs | None = None) -> Tensor:
     """Compute the default loss on a batch, which is moved to the model's device.
 
-    For (inputs, labels) it is the mean cross entropy of the outputs, for sequences over the positions too; a label of
-    -100 is ignored. A mapping is passed to the model as keyword arguments, and the model returns its `loss`, as models
+    For (inputs, labels) it is the mean cross entropy of the outputs, for sequences (samples, positions, classes) over
+    the positions too, and for dense outputs (samples, classes, height, width) over the pixels; a label of -100 is
+    ignored. A mapping is passed to the model as keyword arguments, and the model returns its `loss`, as models
     of transformers do.
 
     Args:
@@ -125,6 +126,8 @@ def default_loss(model: nn.Module, batch: Any, outputs: Outputs | None = None) -
     if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
         raise MooringError(f"a batch of type {type(batch).__name__} is not (inputs, labels): {LOSS_HINT}")
     logits = (outputs or find_outputs)(model(batch[0]))
+    if logits.ndim > 3:
+        return functional.cross_entropy(logits, batch[1])
     return functional.cross_entropy(logits.flatten(0, -2), batch[1].flatten())
 
 

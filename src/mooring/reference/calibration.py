@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import budget_term
+from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning
 from mooring.importance.kronecker_factors import KroneckerFactors
@@ -124,8 +125,11 @@ def calibration_factor(
 
         def rise(q: float) -> float:
             allowed = dataclasses.replace(budget, nats=q, growth=1.0)
-            total = math.fsum(_displaced_loss(held, probe, allowed, losses) for probe in probes)
-            return total / len(probes) - undisplaced
+            displaced = []
+            for probe in probes:
+                _displace(held, probe, allowed)
+                displaced.append(losses.mean())
+            return math.fsum(displaced) / len(probes) - undisplaced
 
         return solve_factor(rise, nats, show=show)
 
@@ -163,6 +167,7 @@ def _trained(states: MooringState) -> list[ParameterState]:
     return [m for m in states.records.values() if m.count and m.parameter.requires_grad]
 
 
+@autocast_disabled()
 def _states_of_this_task(states: MooringState) -> list[ParameterState]:
     """Return states anchored at the present parameters, with the importance of this task alone as the previous one."""
     held, scales = [], layer_scales(states.records.values(), states.importance)
@@ -198,8 +203,9 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 @torch.no_grad()
-def _displaced_loss(held: Sequence[ParameterState], probe: Sequence[Tensor], budget: Budget, losses: _Losses) -> float:
-    """Return the loss at a displacement that is pulled back or stretched until the budget is spent."""
+@autocast_disabled()
+def _displace(held: Sequence[ParameterState], probe: Sequence[Tensor], budget: Budget) -> None:
+    """Displace the parameters by a probe that is pulled back or stretched until the budget is spent."""
     for m, v in zip(held, probe, strict=True):
         m.parameter.copy_(m.anchor + v)
     spent = math.fsum(float(term.spent(0.0)[0]) for m in held if (term := budget_term(m)) is not None)
@@ -207,4 +213,3 @@ def _displaced_loss(held: Sequence[ParameterState], probe: Sequence[Tensor], bud
         for m, v in zip(held, probe, strict=True):
             m.parameter.copy_(m.anchor + v * math.sqrt(budget.nats / spent))
     BudgetSolver(budget, AnchorOffload(1)).apply_pull(held, {m.parameter for m in held}, 1)
-    return losses.mean()

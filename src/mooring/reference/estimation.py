@@ -153,6 +153,8 @@ def _replace(states: MooringState, estimated: MooringState) -> None:
         if m.factors and new.factors:
             for name in ("inputs", "outputs", "count"):
                 setattr(m.factors, name, getattr(new.factors, name))
+    for m in estimated.records.values():
+        m.anchor.copy_(m.theta)  # a forward pass may have written to the parameter, which was restored since
     states.records.update(estimated.records)
     states.diagonal_reasons |= estimated.diagonal_reasons
 

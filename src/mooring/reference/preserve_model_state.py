@@ -4,9 +4,10 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mooring.observe.output_observer import OutputObserver
 
@@ -27,8 +28,11 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
         >>> model.running_mean
         tensor([0., 0.])
     """
-    modes = [(module, module.training) for module in model.modules()]
-    kept = [(t, t.detach().clone()) for t in (*(model.parameters() if moves else ()), *model.buffers())]
+    bindings = [(module, _bindings(module), dict(module._buffers)) for module in model.modules()]
+    written = model.parameters() if moves else _renormalized(model)
+    attributes = [t for _, values, _ in bindings for t in values.values() if isinstance(t, Tensor)]
+    constants = [t for t in attributes if not t.requires_grad]  # others may belong to a graph under way
+    kept = [(t, t.detach().clone()) for t in {*written, *model.buffers(), *constants}]
     gradients = [] if moves else [(p, p.grad) for p in model.parameters()]
     devices = sorted({t.device.index for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"})
     random_state, probing = random.getstate(), OutputObserver.probing
@@ -46,10 +50,24 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
             random.setstate(random_state)
             if numpy:
                 numpy.random.set_state(numpy_state)
-            for module, training in modes:
-                module.training = training
+            for module, values, buffers in bindings:
+                module.__dict__.update(values)
+                module._buffers.clear()
+                module._buffers.update(buffers)
             for p, gradient in gradients:
                 p.grad = gradient
             with torch.no_grad():
                 for tensor, before in kept:
                     tensor.copy_(before)
+
+
+def _bindings(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that a forward pass may bind anew: its mode, counters, tensors."""
+    return {name: v for name, v in module.__dict__.items() if isinstance(v, bool | int | float | Tensor)}
+
+
+def _renormalized(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the parameters that a forward pass writes to: those of embeddings with a largest norm."""
+    for module in model.modules():
+        if getattr(module, "max_norm", None) is not None:
+            yield from module.parameters(recurse=False)

@@ -11,6 +11,9 @@ from mooring.importance import Importance
 from mooring.pulls import ParameterPull, Pull
 from mooring.state.quantization import QuantizedImportance, block_size
 
+MAX_LOST = 0.01
+"""The largest share of a parameter's importance that storage may round to 0."""
+
 StorageDtype = torch.dtype | None
 """A floating-point dtype; None is float32, or the parameter's own if wider."""
 
@@ -55,10 +58,12 @@ class Memory:
         forms = {"anchor": None, "previous": "8bit", "current": "none"}
         for name, form in forms.items():
             given = getattr(self, name)
-            floating = isinstance(given, torch.dtype) and given.is_floating_point
+            floating = isinstance(given, torch.dtype) and given.is_floating_point and given.itemsize > 1
             if not (given is None or floating or (form is not None and given == form)):
                 also = f', or "{form}"' if form else ""
-                raise MooringError(f"{name}={given!r} is not allowed: give a floating-point dtype{also}")
+                raise MooringError(
+                    f"{name}={given!r} is not allowed: give a floating-point dtype of 16 bits or more{also}"
+                )
         check_whole("staging", self.staging, 1)
 
     @property
@@ -87,6 +92,13 @@ class Memory:
                 f"{importance!r} is a mean over the task, to which {self.current} stops adding after some hundred "
                 "iterations: leave current out, or give the importance a decay"
             )
+        decay: float | None = getattr(getattr(importance, "importance", importance), "decay", None)
+        averaged = isinstance(self.current, torch.dtype) and not importance.needs_step
+        if averaged and decay is not None and 1 - decay < torch.finfo(self.current).eps:  # type: ignore[arg-type]
+            raise MooringError(
+                f"decay={decay} adds {1 - decay:.2g} of each score to the average, which {self.current} rounds away: "
+                "leave current out of Memory, or give a smaller decay"
+            )
         if self.previous == "8bit" and importance.by_layer:
             raise MooringError(f'{importance.name}() keeps factors and no scores: leave previous="8bit" out')
         if self.previous == "8bit" and importance.signed:
@@ -105,7 +117,7 @@ class Memory:
 
     def store_current(self, current: Tensor) -> Tensor:
         """Return the importance of a new task in the form it is kept in."""
-        return current.to(self.current) if isinstance(self.current, torch.dtype) else current
+        return narrowed(current, self.current, "current") if isinstance(self.current, torch.dtype) else current
 
     def store_previous(self, previous: Tensor, theta: Tensor) -> Tensor | QuantizedImportance:
         """Return the importance over past tasks in the form it is kept in; a single number stays one."""
@@ -116,7 +128,35 @@ class Memory:
                 if block is None
                 else QuantizedImportance.from_values(previous.to(compute_dtype_of(theta)), block)
             )
-        return previous.to(self.previous or compute_dtype_of(theta))
+        return narrowed(previous, self.previous or compute_dtype_of(theta), "previous")
+
+
+def narrowed(scores: Tensor, dtype: torch.dtype, slot: str) -> Tensor:
+    """Return scores in a dtype; refuse one that cannot hold them.
+
+    Args:
+        scores: an importance, finite in its own dtype.
+        dtype: the dtype to store it in.
+        slot: the option of `Memory` that chose the dtype.
+
+    Example:
+        >>> narrowed(torch.tensor([1e-12]), torch.float16, "previous")
+        Traceback (most recent call last):
+        ...
+        mooring.errors.MooringError: torch.float16 rounds 100 % of the importance of a parameter to 0: give ...
+    """
+    stored = scores.to(dtype)
+    if dtype.itemsize < scores.dtype.itemsize:
+        remedy = f"give Memory({slot}=torch.bfloat16), or leave {slot} out"
+        if not bool(stored.isfinite().all()):
+            raise MooringError(f"{dtype} overflows for the importance of a parameter: {remedy}")
+        total = float(scores.abs().sum(dtype=torch.float64))
+        lost = float(torch.where(stored == 0, scores, 0.0).abs().sum(dtype=torch.float64))
+        if lost > MAX_LOST * total:
+            raise MooringError(
+                f"{dtype} rounds {100 * lost / total:.0f} % of the importance of a parameter to 0: {remedy}"
+            )
+    return stored
 
 
 def compute_dtype_of(tensor: Tensor) -> torch.dtype:

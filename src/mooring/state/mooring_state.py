@@ -60,7 +60,7 @@ class ParameterState:
         runs: whether there is a leading run axis.
         unheld_reason: why nothing holds the parameter, where that is known; read only while nothing does.
         staged: the anchor on the parameter's device, while an offloaded anchor is there.
-        shape: the shape of the parameter that the state was made for.
+        dtype, shape: those of the parameter when the dtype to compute in was chosen.
         compute_dtype: the dtype to compute in: the wider of the parameter's and the anchor's, at least float32.
     """
 
@@ -76,10 +76,13 @@ class ParameterState:
     staged: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.choose_dtype()
+
+    def choose_dtype(self) -> None:
         """Choose the dtype to compute in."""
+        self.dtype, self.shape = self.parameter.dtype, self.parameter.shape
         dtype = torch.promote_types(self.parameter.dtype, self.anchor.dtype)
         self.compute_dtype = torch.promote_types(dtype, torch.float32)
-        self.shape = self.parameter.shape
 
     @property
     def theta(self) -> Tensor:
@@ -337,7 +340,7 @@ class MooringState:
     def get_or_create(self, p: Tensor) -> ParameterState | None:
         """Return the state of a parameter, created if need be; None if the parameter is not to be moored."""
         if (known := self.records.get(p)) is not None and known.shape == p.shape:
-            return known
+            return known if p.dtype == known.dtype else self._convert(known)
         if not self.is_moorable(p):
             return None
         if p.is_complex() or (p.grad is not None and p.grad.layout != torch.strided):
@@ -377,6 +380,15 @@ class MooringState:
         if name not in self.consolidated:
             return APPEARED
         return REPLACED if self.consolidated[name] else NOT_TRAINED
+
+    def _convert(self, state: ParameterState) -> ParameterState:
+        """Give the state of a parameter whose dtype has changed an anchor that is as exact."""
+        p = state.parameter
+        self.offload.invalidate()
+        if self.memory.anchor is None:
+            state.anchor = state.anchor.to(torch.promote_types(p.dtype, state.anchor.dtype))
+        state.choose_dtype()
+        return state
 
     def new_state(self, p: Tensor, task: int) -> ParameterState:
         """Return the state of a parameter that starts here: anchored where it is, free without a past."""
@@ -477,7 +489,8 @@ class MooringState:
             state.anchor.copy_(state.theta)
 
     def _check_current_is_kept(self) -> None:
-        """Refuse to end a task of which nothing was kept."""
+        """Refuse to end a task of which nothing was kept, or whose scores a narrow dtype lost."""
+        self._check_narrow_scores()
         if self.memory.accumulates or not self.importance.merges:
             return
         for state in self.records.values():
@@ -487,6 +500,19 @@ class MooringState:
                     'nothing is known of this task, because current="none" keeps nothing during training: give '
                     "consolidate(data=...) some of its data, or attach without it"
                 )
+
+    def _check_narrow_scores(self) -> None:
+        """Refuse scores of this task that have overflowed, and those that are all 0, in a narrow dtype."""
+        dtype = self.memory.current
+        scored = [s for s in self.records.values() if s.count and s.importance_state and not s.factors]
+        if not scored or not isinstance(dtype, torch.dtype) or dtype.itemsize >= 4:
+            return
+        remedy = "attach with Memory(current=torch.bfloat16), or leave current out; or estimate(data) first"
+        for state in scored:
+            if not bool(state.importance_state["current"].isfinite().all()):
+                raise MooringError(f"the importance of {state.name!r} has overflowed {dtype}: {remedy}")
+        if not any(bool(state.importance_state["current"].any()) for state in scored):
+            raise MooringError(f"every importance is 0 in {dtype}, so nothing would be held: {remedy}")
 
     def on_other_device(self) -> bool:
         """Return whether the model moved to another device and what is kept did not."""
@@ -504,6 +530,7 @@ class MooringState:
             "moored": sorted(self.names.values()),
             "factors": {s.name: [s.factors.count, s.factors.tasks] for s in self.records.values() if s.factors},
             **({} if self.memory.accumulates else {"accumulates": False}),
+            **({"not_estimated": sorted(self.not_estimated)} if self.not_estimated else {}),
         }
 
 

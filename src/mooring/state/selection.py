@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from mooring.distributed.dtensor import reshard
 from mooring.errors import MooringError
@@ -112,13 +113,13 @@ def tied_by_exclusion(model: nn.Module, exclude: tuple[str, ...]) -> list[tuple[
     return ties
 
 
-def norm_buffers(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the running statistics of the normalization modules that belong to one optimizer, by name.
+def norm_modules(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tensor]) -> dict[str, nn.Module]:
+    """Return the normalization modules with running statistics that belong to one optimizer, by name.
 
     A module belongs to the optimizer of its first trainable parameter, or, if it has none, to the optimizer of the last
     trainable parameter before it. With several optimizers each statistic is therefore held once.
     """
-    own, buffers = set(held), {}
+    own, modules = set(held), dict[str, nn.Module]()
     last = next((p for p in model.parameters() if p.requires_grad), None)
     for name, module in module_names(model).items():
         trainable = [p for p in module.parameters(recurse=False) if p.requires_grad]
@@ -127,10 +128,15 @@ def norm_buffers(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tens
             continue
         if any(_matches(name, pattern) or fnmatchcase(f"{name}.weight", pattern) for pattern in exclude):
             continue
-        for key in ("running_mean", "running_var"):
-            if isinstance(buffer := getattr(module, key, None), Tensor):
-                buffers[f"{name}.{key}"] = buffer
-    return buffers
+        if isinstance(module.running_mean, Tensor) and not is_lazy(module.running_mean):
+            modules[name] = module
+    return modules
+
+
+def norm_buffers(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the running statistics of `norm_modules`, by name."""
+    modules, buffers = norm_modules(model, exclude, held), ("running_mean", "running_var")
+    return {f"{name}.{key}": getattr(module, key) for name, module in modules.items() for key in buffers}
 
 
 def _matches(name: str, pattern: str) -> bool:
