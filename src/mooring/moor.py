@@ -1,7 +1,7 @@
 """Mooring: the object that `mooring.attach` returns. The training step itself is in `mooring.step`."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +12,20 @@ from mooring.diagnose.diagnosis import Diagnosis, diagnose
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
 from mooring.errors import MooringError
-from mooring.importance import Importance, State
-from mooring.observe.layer_observer import make_observers
+from mooring.importance import State
+from mooring.observe.layer_observer import LayerObserver, make_observers
+from mooring.observe.output_observer import OutputObserver
 from mooring.optimizers import check_optimizer, unwrap_optimizer
-from mooring.pulls import Budget, GradientPull, Pull
-from mooring.pulls.merges import Merge
+from mooring.pulls import Budget, GradientPull
 from mooring.pulls.pull import check_numbers
 from mooring.reference.batches import Data, Loss
 from mooring.reference.calibration import calibration_factor
 from mooring.reference.estimation import estimate
 from mooring.state.memory import Memory
-from mooring.state.mooring_state import MooringState, describe, layer_scales
+from mooring.state.mooring_state import MooringState, layer_scales
+from mooring.state.rules import Rules
 from mooring.state.selection import layer_of
-from mooring.state.state_dict import pack_state, read_state
+from mooring.state.state_dict import pack_state, read_header, read_state
 from mooring.step import TrainingStep
 
 
@@ -52,24 +53,17 @@ class Mooring:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        importance: Importance,
-        pull: Pull,
+        rules: Rules,
         exclude: tuple[str, ...],
-        buffers: Literal["follow", "keep", "interpolate"],
-        merge: Merge,
         outputs: Callable[[Any], Tensor] | None,
         memory: Memory,
         check_finite: bool,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.importance = importance
-        self.pull = pull
-        self._states = MooringState(model, optimizer, importance, merge, exclude, memory)
-        self._outputs = outputs
-        observers = make_observers(self._states, outputs) if memory.accumulates else (None, None)
-        self._observers = [observer for observer in observers if observer]
-        self._step = TrainingStep(self._states, pull, *observers, buffers, check_finite)
+        self._outputs, self._check_finite = outputs, check_finite
+        self._handles: list[Any] = []
+        self._adopt(rules, *self._create(rules, exclude, memory))
         self._hook()
 
     @torch.no_grad()
@@ -245,7 +239,7 @@ class Mooring:
         `torch.save` and safetensors both take it. Save it beside the model's and the optimizer's own state.
         """
         self._refuse_interrupted()
-        header = {**self._states.header(), "pull": describe(self.pull), "buffers": self._step.buffers}
+        header = {**self._states.header(), **self._rules.header()}
         if self._step.budget:
             header["spending"] = self._step.budget.state()
             header["calibration"] = self.calibration
@@ -253,8 +247,28 @@ class Mooring:
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        """Resume from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
-        header, records, buffers = read_state(state, self._states, self.pull, self._step.buffers)
+        """Resume from a saved state. A state that does not fit is refused, with the keys, and nothing changes.
+
+        The importance, pull, merge and buffers that `attach` was not given are those of the state. One that was given
+        and differs is warned of; another importance is refused.
+        """
+        rules = self._rules.continued(read_header(state))
+        rules.check(self._states.memory)
+        states, step, observers = self._states, self._step, self._observers
+        if rules is not self._rules:
+            states, step, observers = self._create(rules, states.exclude, states.memory)
+        try:
+            header, records, buffers = read_state(state, states)
+        except BaseException:
+            for observer in observers if observers is not self._observers else ():
+                observer.remove()
+            raise
+        if states is not self._states:
+            hooked = bool(self._handles)
+            self.detach()
+            self._adopt(rules, states, step, observers)
+            if hooked:
+                self._hook()
         self._step.reset()
         self._step.invalidate()
         self._states.records = records
@@ -301,6 +315,25 @@ class Mooring:
         count = len(self._states.trained())
         return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks})"
 
+    def _create(
+        self, rules: Rules, exclude: tuple[str, ...], memory: Memory
+    ) -> tuple[MooringState, TrainingStep, list[OutputObserver | LayerObserver]]:
+        """Return the table of states, the step and the observers for these rules."""
+        states = MooringState(self.model, self.optimizer, rules.importance, rules.merge, exclude, memory)
+        observers = make_observers(states, self._outputs) if memory.accumulates else (None, None)
+        step = TrainingStep(states, rules.pull, *observers, rules.buffers, self._check_finite)
+        return states, step, [observer for observer in observers if observer]
+
+    def _adopt(
+        self,
+        rules: Rules,
+        states: MooringState,
+        step: TrainingStep,
+        observers: list[OutputObserver | LayerObserver],
+    ) -> None:
+        self._rules, self._states, self._step, self._observers = rules, states, step, observers
+        self.importance, self.pull = rules.importance, rules.pull
+
     def _hook(self) -> None:
         self._handles = [
             self.optimizer.register_step_pre_hook(self._step.before),
@@ -311,6 +344,7 @@ class Mooring:
         self._step.restore_gradients(finished=False)
         for handle in self._handles:
             handle.remove()
+        self._handles = []
 
     def _estimate(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> list[Any]:
         self._refuse_interrupted()

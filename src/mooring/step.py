@@ -7,7 +7,7 @@ that apply them to tensors are in `mooring.backends.eager`.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class TrainingStep:
         pull: Pull,
         outputs: OutputObserver | None,
         layers: LayerObserver | None,
-        buffers: Literal["follow", "keep", "interpolate"],
+        buffers: str,
         check: bool,
     ) -> None:
         self.states = states

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mooring.attachment import attach
+from mooring.attachment import attach, create_mooring
 from mooring.errors import MooringError, unknown
 from mooring.importance import State
 from mooring.integrations.state_file import load, load_for, save
@@ -68,8 +68,11 @@ class DeferredAttach:
             self._state = before.state_dict()
             before.detach()
         has_state = resumes or self._state is not None
-        options = {k: v for k, v in self.options.items() if not (has_state and k in ("reference", "loss"))}
-        moor = attach(model, optimizer, **options)
+        if has_state:
+            unread = {k: v for k, v in self.options.items() if k not in ("batches", "progress")}
+            moor = create_mooring(model, optimizer, **unread)
+        else:
+            moor = attach(model, optimizer, **self.options)
         if self._state is not None:
             try:
                 moor.load_state_dict(self._state)
