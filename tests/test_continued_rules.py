@@ -103,7 +103,7 @@ def test_rule_that_cannot_be_created_from_its_name_must_be_named():
     *_, moor = trained(importance=Ones())
     model, optimizer, other = start()
     before = deepcopy(other.state_dict())
-    with pytest.raises(MooringError, match=r"made with importance=Ones, which Mooring cannot create .* attach importan"):
+    with pytest.raises(MooringError, match=r"made with importance=Ones, which Mooring cannot create .* attach import"):
         other.load_state_dict(moor.state_dict())
     torch.testing.assert_close(other.state_dict(), before, rtol=0, atol=0)
     other.detach()
@@ -118,7 +118,7 @@ def test_refused_state_leaves_the_rules_and_hooks_as_they_were():
     *_, moor = trained(reference=reference())
     model, optimizer, other = start()
     spoiled = {key: tensor for key, tensor in moor.state_dict().items() if key != "anchor.0.weight"}
-    with pytest.raises(MooringError, match="'anchor.0.weight' is missing"):
+    with pytest.raises(MooringError, match=r"'anchor\.0\.weight' is missing"):
         other.load_state_dict(spoiled)
     assert isinstance(other.pull, mooring.Interpolation)
     train(model, optimizer, 0, 2)
