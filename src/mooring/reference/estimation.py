@@ -14,7 +14,8 @@ from mooring.importance import Importance
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
-from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, add_sampled_labels, iter_batches, scalar_loss
+from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, iter_batches, scalar_loss
+from mooring.reference.labels import prepare_labels
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
 from mooring.state.mooring_state import MooringState
@@ -92,7 +93,7 @@ def estimate(
                 with torch.enable_grad():
                     with _name_batch(estimated.steps):
                         if loss is None:
-                            batch = add_sampled_labels(model, batch, estimated.steps, outputs)
+                            batch = prepare_labels(model, batch, estimated.steps, outputs)
                         value = scalar_loss(loss, model, batch, outputs)
                     if not math.isfinite(value.item()):
                         raise NonFiniteError(NOT_FINITE)
