@@ -15,6 +15,7 @@ from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditional
 
 from integrations.gpt import WORDS, arguments, gpt, text, train
 from mooring.integrations.transformers import MooringCallback
+from mooring.reference.labels import prepare_labels
 
 
 def sentences(count: int = 8) -> torch.Tensor:
@@ -40,6 +41,20 @@ def test_pairs_of_equal_ids_are_shifted_as_the_language_model_shifts_them():
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]).logits.flatten(0, 1), batch[1].flatten()),
     )
     assert not torch.equal(mapping["transformer.wpe.weight"], unshifted["transformer.wpe.weight"])
+
+
+@pytest.mark.parametrize("wrap", ["PEFT", "compile", "DataParallel"])
+def test_pairs_of_equal_ids_are_shifted_by_a_wrapped_language_model(wrap):
+    from peft import LoraConfig, get_peft_model
+
+    wraps = {
+        "PEFT": lambda model: get_peft_model(model, LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)),
+        "compile": lambda model: torch.compile(model, backend="eager"),
+        "DataParallel": nn.DataParallel,
+    }
+    ids = sentences(2)
+    batch = prepare_labels(wraps[wrap](gpt()), (ids, ids), seed=0)
+    assert batch == {"input_ids": ids, "labels": ids}
 
 
 def test_pairs_shifted_by_hand_are_not_shifted_again():
@@ -95,6 +110,11 @@ def test_padding_of_a_mapping_without_labels_gets_none():
     previous(model, [{"input_ids": ids, "attention_mask": mask}])
     assert seen[-1][:, :5].abs().sum() > 0
     assert seen[-1][:, 5:].abs().sum() == 0
+
+
+def test_mapping_with_an_argument_that_the_model_does_not_take_is_refused_in_one_line():
+    with pytest.raises(MooringError, match=r"batch 0 .* does not fit the model \(.*'tokens'\): give batches as in"):
+        previous(Bigrams(), [{"tokens": sentences()}])
 
 
 def test_rows_are_put_into_batches_by_the_trainers_collator(tmp_path):

@@ -129,7 +129,7 @@ def _name_batch(number: int) -> Iterator[None]:
     """Turn torch's errors about shapes and labels into one that names the batch."""
     try:
         yield
-    except (RuntimeError, IndexError, ValueError) as error:
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
         if isinstance(error, MooringError | torch.OutOfMemoryError):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

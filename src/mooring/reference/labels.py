@@ -15,9 +15,6 @@ from mooring.reference.batches import LOSS_HINT, Outputs, device_of, is_pair, is
 IGNORED_LABEL = -100
 """The label that a cross entropy leaves out."""
 
-WRAPPED = ("module", "_orig_mod", "base_model", "model")
-"""Where wrappers such as DDP, compiled models and adapters keep the model that they call."""
-
 
 def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None) -> Any:
     """Return a batch whose labels `default_loss` can take.
@@ -77,11 +74,11 @@ def argument_beside_labels(model: nn.Module) -> str | None:
     parameters = inspect.signature(model.forward).parameters
     if "labels" in parameters:
         return next(iter(parameters))
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        for name in WRAPPED:
-            if isinstance(inner := getattr(model, name, None), nn.Module):
-                return argument_beside_labels(inner)
-    return None
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None  # not a wrapper, which passes on whatever it gets
+    wrapped = (getattr(model, name, None) for name in ("module", "_orig_mod"))  # of DDP, and of compiled models
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else next(filter(None, wrapped), None)  # of PEFT
+    return argument_beside_labels(inner) if isinstance(inner, nn.Module) else None
 
 
 @torch.no_grad()
