@@ -77,8 +77,9 @@ class Mooring:
 
         Args:
             data: batches of what the model knows, or a function from the model to a batch, such as one that generates
-                sequences. A batch is (inputs, labels), or inputs alone, for which labels are drawn from the model's own
-                prediction, or a mapping for a model that returns its loss, or anything that `loss` takes.
+                sequences. A batch is (inputs, labels), or inputs alone, as a tensor or a mapping, for which labels are
+                drawn from the model's own prediction, or a mapping with labels for a model that returns its loss, or
+                anything that `loss` takes.
             loss: the mean loss of a model on a batch, loss(model, batch); by default the cross entropy.
             batches: the maximum number of batches, or of calls of a function; by default all batches.
             progress: whether to show a progress bar on stderr; by default on a terminal only.

@@ -77,7 +77,8 @@ def argument_beside_labels(model: nn.Module) -> str | None:
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None  # not a wrapper, which passes on whatever it gets
     wrapped = (getattr(model, name, None) for name in ("module", "_orig_mod"))  # of DDP, and of compiled models
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else next(filter(None, wrapped), None)  # of PEFT
+    base: Any = getattr(model, "get_base_model", None)  # of PEFT
+    inner = base() if callable(base) else next(filter(None, wrapped), None)
     return argument_beside_labels(inner) if isinstance(inner, nn.Module) else None
 
 
