@@ -12,7 +12,7 @@ from torch import nn
 import mooring
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Kronecker
-from mooring.reference.labels import add_sampled_labels
+from mooring.reference.reference_labels import add_sampled_labels
 from mooring.testing import check_equal
 from stateful_net import StatefulNet, model_unchanged
 

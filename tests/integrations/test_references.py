@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditional
 
 from integrations.gpt import WORDS, arguments, gpt, text, train
 from mooring.integrations.transformers import MooringCallback
-from mooring.reference.labels import prepare_labels
+from mooring.reference.reference_labels import prepare_labels
 
 
 def sentences(count: int = 8) -> torch.Tensor:

@@ -17,9 +17,9 @@ from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.pulls.budget import Budget
 from mooring.reference.batches import Data, Loss, Outputs, iter_batches, scalar_loss
 from mooring.reference.estimation import NO_DEPENDENCE, NOT_FINITE
-from mooring.reference.labels import prepare_labels
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
+from mooring.reference.reference_labels import prepare_labels
 from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of

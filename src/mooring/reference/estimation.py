@@ -15,9 +15,9 @@ from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
 from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, iter_batches, scalar_loss
-from mooring.reference.labels import prepare_labels
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
+from mooring.reference.reference_labels import prepare_labels
 from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
 

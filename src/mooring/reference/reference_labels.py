@@ -39,7 +39,7 @@ def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | N
     repeats = repeats_inputs(*batch)
     if not repeats and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return batch
-    if (name := argument_beside_labels(model)) is not None:
+    if (name := name_of_inputs(model)) is not None:
         return {name: batch[0], "labels": batch[1]}
     if repeats and seed == 0:
         warnings.warn(
@@ -64,11 +64,11 @@ def repeats_inputs(inputs: Tensor, labels: Tensor) -> bool:
     return bool(((labels == inputs) | (labels == IGNORED_LABEL)).all())
 
 
-def argument_beside_labels(model: nn.Module) -> str | None:
+def name_of_inputs(model: nn.Module) -> str | None:
     """Return the name of the first argument of a model that takes `labels` too; None if it takes no labels.
 
     Example:
-        >>> argument_beside_labels(nn.Linear(2, 3)) is None
+        >>> name_of_inputs(nn.Linear(2, 3)) is None
         True
     """
     parameters = inspect.signature(model.forward).parameters
@@ -79,7 +79,7 @@ def argument_beside_labels(model: nn.Module) -> str | None:
     wrapped = (getattr(model, name, None) for name in ("module", "_orig_mod"))  # of DDP, and of compiled models
     base: Any = getattr(model, "get_base_model", None)  # of PEFT
     inner = base() if callable(base) else next(filter(None, wrapped), None)
-    return argument_beside_labels(inner) if isinstance(inner, nn.Module) else None
+    return name_of_inputs(inner) if isinstance(inner, nn.Module) else None
 
 
 @torch.no_grad()
