@@ -10,6 +10,7 @@ from torch import nn
 import mooring
 from mooring.errors import MooringError
 from mooring.importance import Balanced, Importance, Kronecker
+from mooring.integrations.deferred_attach import DeferredAttach
 from mooring.state.memory import Memory
 
 
@@ -136,3 +137,12 @@ def test_loaded_rules_must_fit_the_options_that_were_named():
     *_, moor = trained(importance="ewc")
     with pytest.raises(MooringError, match="Interpolation"):
         start(pull=None, reference=reference(), memory=Memory(current="none"))[2].load_state_dict(moor.state_dict())
+
+
+@pytest.mark.parametrize("named", [{}, {"reference": True}, {"reference": True, "memory": Memory(current="none")}])
+def test_callback_with_a_state_continues_its_rules_without_reading_the_reference(named):
+    model, optimizer, moor = trained(reference=reference(), memory=named.get("memory"))
+    moor.detach()
+    unread = {"reference": iter(())} if "reference" in named else {}
+    other = DeferredAttach(moor.state_dict(), {**named, **unread}).attach(model, optimizer)
+    assert repr(other) == repr(moor)

@@ -74,7 +74,7 @@ def rows(task: int) -> list[dict[str, torch.Tensor]]:
 
 def old_text() -> list[dict[str, torch.Tensor]]:
     """Return batches of the text that the model is to keep."""
-    return [{"input_ids": batch, "labels": batch} for batch in ids(0, 16).split(4)]
+    return [{"input_ids": batch, "labels": batch} for batch in ids(0, 8).split(4)]
 
 
 def everything(model: nn.Module, *moors: mooring.Mooring) -> End:
