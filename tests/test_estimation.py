@@ -12,7 +12,7 @@ from torch import nn
 import mooring
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Kronecker
-from mooring.reference.batches import add_sampled_labels
+from mooring.reference.reference_labels import add_sampled_labels
 from mooring.testing import check_equal
 from stateful_net import StatefulNet, model_unchanged
 
@@ -134,7 +134,7 @@ def test_labels_are_sampled_per_position_and_other_batches_are_unchanged():
     assert y.shape == (3, 7)
     assert torch.equal(y, again)
     assert torch.equal(torch.get_rng_state(), state)
-    for batch in ((tokens, y), {"x": tokens}, "text"):
+    for batch in ((tokens, y), {"x": tokens, "labels": y}, "text"):
         assert add_sampled_labels(embedding, batch, seed=0) is batch
 
 
@@ -239,8 +239,8 @@ def test_mapping_is_passed_as_keyword_arguments_and_the_models_loss_is_used():
     first = moor.current["net.weight"].clone()
     moor.estimate([(x, y)])
     torch.testing.assert_close(first, moor.current["net.weight"])
-    with pytest.raises(MooringError, match="returned no loss for a batch of x"):
-        moor.estimate([{"x": x}])
+    with pytest.raises(MooringError, match="returned no loss for a batch of x, labels: give a loss"):
+        moor.estimate([{"x": x, "labels": None}])
 
 
 def test_progress_bar_is_shown_on_request_and_cleared(capsys):
@@ -267,6 +267,8 @@ def test_progress_bar_is_shown_on_request_and_cleared(capsys):
         ({"reference": "outputs"}, MooringError, "data of type str is not"),
         ({"reference": torch.zeros(3)}, MooringError, "data of type Tensor is not"),
         ({"reference": ["text"]}, MooringError, "a batch of type str is not"),
+        ({"reference": {"x": torch.zeros(2, 3)}}, MooringError, "data of type dict is not a collection of batches"),
+        ({"reference": [{"input_ids": [1, 2], "labels": [1, 2]}]}, MooringError, "rows with input_ids, labels, not"),
         ({"batches": 0}, MooringError, "batches=0 is not allowed"),
         ({"reference": lambda model: None, "batches": None}, MooringError, "give batches="),
         ({"loss": lambda model, batch: 1.0}, MooringError, "returned type float"),

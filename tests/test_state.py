@@ -185,7 +185,7 @@ def test_held_statistics_in_a_state_are_ignored_with_buffers_follow():
     follower, other, following = build("ewc", buffers="follow")
     follower.load_state_dict(model.state_dict())
     other.load_state_dict(optimizer.state_dict())
-    with pytest.warns(UserWarning, match="made with keep, this Mooring has follow"):
+    with pytest.warns(UserWarning, match="made with 'keep', this Mooring has 'follow'"):
         following.load_state_dict(moor.state_dict())
     anchor = follower[1].running_mean.clone()
     with torch.no_grad():

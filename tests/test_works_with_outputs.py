@@ -370,3 +370,53 @@ def test_certain_predictions_of_several_classes_are_counted() -> None:
         model.weight.copy_(torch.tensor([[40.0, 0.0], [0.0, 40.0]]))
     x = torch.eye(2, dtype=F64).repeat(4, 1)
     check_samples(per_sample(model), cross_entropy(model(x), x.argmax(-1)), 8)
+
+
+class TokenModel(nn.Module):
+    """A language model that returns its loss, with logits or, with a fused head, without."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head, self.fused = nn.Embedding(7, 4), nn.Linear(4, 7), fused
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.embedding(input_ids))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return {"loss": loss} if self.fused else {"loss": loss, "logits": logits}
+
+
+def test_samples_are_counted_without_logits():
+    scores = []
+    for fused in (False, True):
+        model = TokenModel(fused)
+        optimizer = sgd(model)
+        moor = mooring.attach(model, optimizer, importance=EWC(decay=None, per_sample=True))
+        ids = torch.arange(15).view(3, 5) % 7
+        model(input_ids=ids, labels=(ids + 1) % 7)["loss"].backward()
+        optimizer.step()
+        scores.append(moor.current)
+    torch.testing.assert_close(*scores, rtol=0, atol=0)
+
+
+def test_labels_that_the_loss_ignores_are_not_counted_without_logits():
+    scores = []
+    for padding in (0, 6):
+        model = TokenModel(fused=True)
+        optimizer = sgd(model)
+        moor = mooring.attach(model, optimizer, importance=EWC(decay=None, per_sample=True))
+        ids = torch.arange(15).view(3, 5) % 7
+        labels = nn.functional.pad((ids + 1) % 7, (0, padding), value=-100)
+        model(input_ids=nn.functional.pad(ids, (0, padding)), labels=labels)["loss"].backward()
+        optimizer.step()
+        scores.append(moor.current)
+    torch.testing.assert_close(*scores)
+
+
+def test_importance_that_reads_outputs_names_one_that_does_not_without_logits():
+    model = TokenModel(fused=True)
+    optimizer = sgd(model)  # keeps the Mooring alive
+    mooring.attach(model, optimizer, importance="mas")
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    with pytest.raises(MooringError, match=r"cannot find the outputs in the dict .* reads no outputs, such as EWC\(\)"):
+        model(input_ids=ids, labels=ids)

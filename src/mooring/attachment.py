@@ -8,20 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from mooring.distributed.dtensor import check_sharding
-from mooring.errors import MooringError, UnheldWarning, unknown
-from mooring.importance import EWC, Importance, resolve
+from mooring.errors import MooringError, UnheldWarning
+from mooring.importance import Importance
 from mooring.moor import Mooring
 from mooring.optimizers import check_optimizer, unwrap_optimizer
-from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull, merges
+from mooring.pulls import Pull, merges
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import check_estimable
 from mooring.siblings import warn_of_other_budgets
 from mooring.state.memory import Memory
-from mooring.state.norm_statistics import BUFFERS, default_buffers
+from mooring.state.rules import choose_rules
 from mooring.state.selection import Exclude, check_exclude, tied_by_exclusion
-
-DEFAULT_NATS = 0.1
-"""Default budget with a reference: its loss may rise by a tenth of a nat."""
 
 
 def attach(
@@ -46,6 +43,7 @@ def attach(
 
     From now on each `optimizer.step()` also updates the importance of each parameter on the current task. Once a task
     was consolidated, each step also pulls the parameters towards their anchors. The training loop does not change.
+    If a saved state is loaded afterwards, it decides the importance, pull, merge and buffers that are not named here.
 
     Args:
         model: the model to train.
@@ -101,26 +99,57 @@ def attach(
         >>> moor.tasks
         1
     """
+    moor = create_mooring(
+        model,
+        optimizer,
+        importance=importance,
+        pull=pull,
+        exclude=exclude,
+        buffers=buffers,
+        merge=merge,
+        outputs=outputs,
+        state_dtype=state_dtype,
+        memory=memory,
+        check_finite=check_finite,
+        reference=reference,
+        loss=loss,
+    )
+    if reference is not None:
+        try:
+            moor.consolidate(data=reference, loss=loss, batches=batches, progress=progress)
+        except BaseException:
+            moor.detach()
+            raise
+    return moor
+
+
+def create_mooring(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    importance: str | Importance | None = None,
+    pull: Pull | None = None,
+    exclude: Exclude = (),
+    buffers: Literal["follow", "keep", "interpolate", "frozen"] | None = None,
+    merge: str | merges.Merge | None = None,
+    outputs: Callable[[Any], Tensor] | None = None,
+    state_dtype: torch.dtype | None = None,
+    memory: Memory | None = None,
+    check_finite: bool = True,
+    reference: Data | None = None,
+    loss: Loss | None = None,
+) -> Mooring:
+    """Check the options of `attach` and return the Mooring, without reading the reference.
+
+    A callback that resumes calls this, because the state that it loads next stands for the reference.
+    """
     for value, expected in ((model, nn.Module), (optimizer, torch.optim.Optimizer)):
         if not isinstance(value, expected):
             raise MooringError(
                 f"attach takes a model, then its optimizer: expected {expected.__name__}, got {type(value).__name__}"
             )
     optimizer = unwrap_optimizer(optimizer)
-    if pull is None:
-        pull = Interpolation() if reference is None else Budget(DEFAULT_NATS)
-    is_budget = isinstance(pull, Budget)
-    if importance is None:
-        importance = EWC(decay=None, per_sample=True) if is_budget else EWC()
-    importance = resolve(importance)
-    if not isinstance(pull, GradientPull | ParameterPull | Budget):
-        raise MooringError(f"pull={pull!r} is not a pull: give an instance such as Interpolation() or Penalty(100.0)")
-    for name in ("strength", "nats"):
-        option = getattr(pull, name, None)
-        if isinstance(option, Tensor) and option.ndim:
-            raise MooringError(f"{name}={option.tolist()} has a value per run, but a single model takes one number")
-    if buffers is not None and buffers not in BUFFERS:
-        raise unknown("buffers", buffers, BUFFERS)
+    rules = choose_rules(importance, pull, merge, buffers, reference=reference is not None)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
     if state_dtype is not None and memory is not None:
@@ -128,41 +157,26 @@ def attach(
     if memory is not None and not isinstance(memory, Memory):
         raise MooringError(f"memory={memory!r} is not allowed: give mooring.Memory(...)")
     memory = memory or Memory(anchor=state_dtype, previous=state_dtype, current=state_dtype)
-    memory.check(importance, pull)
-    if importance.by_layer and (not is_budget or merge not in (None, "sum", merges.total)):
-        raise MooringError(
-            f"{importance.name}() works only with a budget and sums tasks: give pull=Budget(...) and no merge"
-        )
-    merge = merges.resolve(merge or ("sum" if is_budget else "average"))
+    rules.check(memory)
     excluded = check_exclude(model, exclude)
     _warn_of_ties(model, excluded)
     check_optimizer(model, optimizer, excluded)
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    check_sharding(model, importance, held, rows=memory.previous == "8bit")
+    check_sharding(model, rules.importance, held, rows=memory.previous == "8bit")
     if reference is not None:
-        check_estimable(importance)
+        check_estimable(rules.importance)
     elif loss is not None:
         raise MooringError("loss has no effect without a reference: give attach both or neither")
     moor = Mooring(
         model,
         optimizer,
-        importance=importance,
-        pull=pull,
+        rules=rules,
         exclude=excluded,
-        buffers=buffers or default_buffers(reference=reference is not None),
-        merge=merge,
         outputs=outputs,
         memory=memory,
         check_finite=check_finite,
     )
-    moor._step.norms.named = buffers is not None
     warn_of_other_budgets(moor._step)
-    if reference is not None:
-        try:
-            moor.consolidate(data=reference, loss=loss, batches=batches, progress=progress)
-        except BaseException:
-            moor.detach()
-            raise
     return moor
 
 
@@ -174,5 +188,5 @@ def _warn_of_ties(model: nn.Module, exclude: tuple[str, ...]) -> None:
             f"exclude frees {kept!r} too, because it is tied to {excluded!r}: to hold it leave {excluded!r} out of "
             f"exclude; to free it on purpose exclude {kept!r} as well",
             UnheldWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -16,18 +16,19 @@ from mooring.diagnose.diagnosis import Diagnosis, diagnose
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
 from mooring.errors import MooringError
-from mooring.importance import Importance, State
-from mooring.observe.layer_observer import make_observers
+from mooring.importance import State
+from mooring.observe.layer_observer import LayerObserver, make_observers
+from mooring.observe.output_observer import OutputObserver
 from mooring.optimizers import check_optimizer, unwrap_optimizer
-from mooring.pulls import Budget, GradientPull, Pull
-from mooring.pulls.merges import Merge
+from mooring.pulls import Budget, GradientPull
 from mooring.pulls.pull import check_numbers
 from mooring.reference.batches import Data, Loss
 from mooring.reference.calibration import calibration_factor
 from mooring.reference.estimation import estimate
 from mooring.siblings import ATTACHED, parameters_of_siblings
 from mooring.state.memory import Memory
-from mooring.state.mooring_state import MooringState, ParameterState, describe, layer_scales
+from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
+from mooring.state.rules import Rules
 from mooring.state.selection import layer_of
 from mooring.state.state_dict import pack_state, read_header, read_state
 from mooring.step import TrainingStep
@@ -57,25 +58,17 @@ class Mooring:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        importance: Importance,
-        pull: Pull,
+        rules: Rules,
         exclude: tuple[str, ...],
-        buffers: str,
-        merge: Merge,
         outputs: Callable[[Any], Tensor] | None,
         memory: Memory,
         check_finite: bool,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.importance = importance
-        self.pull = pull
-        self._states = MooringState(model, optimizer, importance, merge, exclude, memory)
-        self._outputs = outputs
-        observers = make_observers(self._states, outputs) if memory.accumulates else (None, None)
-        self._observers = [observer for observer in observers if observer]
-        self._watch = CoverageWatch(self._states, pull)
-        self._step = TrainingStep(self._states, pull, *observers, buffers, check_finite, self._watch)
+        self._outputs, self._check_finite = outputs, check_finite
+        self._handles: list[Any] = []
+        self._adopt(rules, *self._create(rules, exclude, memory))
         self._hook()
 
     @torch.no_grad()
@@ -89,8 +82,9 @@ class Mooring:
 
         Args:
             data: batches of what the model knows, or a function from the model to a batch, such as one that generates
-                sequences. A batch is (inputs, labels), or inputs alone, for which labels are drawn from the model's own
-                prediction, or a mapping for a model that returns its loss, or anything that `loss` takes.
+                sequences. A batch is (inputs, labels), or inputs alone, as a tensor or a mapping, for which labels are
+                drawn from the model's own prediction, or a mapping with labels for a model that returns its loss, or
+                anything that `loss` takes.
             loss: the mean loss of a model on a batch, loss(model, batch); by default the cross entropy.
             batches: the maximum number of batches, or of calls of a function; by default all batches.
             progress: whether to show a progress bar on stderr; by default on a terminal only.
@@ -280,7 +274,7 @@ class Mooring:
         `torch.save` and safetensors both take it. Save it beside the model's and the optimizer's own state.
         """
         self._refuse_interrupted()
-        header = {**self._states.header(), "pull": describe(self.pull), "buffers": self._step.norms.mode}
+        header = {**self._states.header(), **self._rules.header()}
         if self._step.budget:
             header["spending"] = self._step.budget.state()
             header["calibration"] = self.calibration
@@ -289,10 +283,28 @@ class Mooring:
     @torch.no_grad()
     @autocast_disabled()
     def load_state_dict(self, state: State) -> None:
-        """Resume from a saved state. A state that does not fit is refused, with the keys, and nothing changes."""
-        norms = self._step.norms
-        mode = norms.mode if norms.named else str(read_header(state)["buffers"])
-        header, records, buffers = read_state(state, self._states, self.pull, mode)
+        """Resume from a saved state. A state that does not fit is refused, with the keys, and nothing changes.
+
+        The importance, pull, merge and buffers that `attach` was not given are those of the state. One that was given
+        and differs is warned of; another importance is refused.
+        """
+        rules = self._rules.continued(read_header(state))
+        rules.check(self._states.memory)
+        states, step, observers = self._states, self._step, self._observers
+        if rules is not self._rules:
+            states, step, observers = self._create(rules, states.exclude, states.memory)
+        try:
+            header, records, buffers = read_state(state, states)
+        except BaseException:
+            for observer in observers if observers is not self._observers else ():
+                observer.remove()
+            raise
+        if states is not self._states:
+            hooked = bool(self._handles)
+            self.detach()
+            self._adopt(rules, states, step, observers)
+            if hooked:
+                self._hook()
         self._step.reset()
         self._step.invalidate()
         self._states.records = records
@@ -301,7 +313,7 @@ class Mooring:
         self._states.remember_names()
         self._watch.forget_versions()
         self._states.not_estimated = {*header.get("not_estimated", ())}
-        norms.load(mode, buffers, self.tasks)
+        self._step.norms.load(buffers, self.tasks)
         if self._step.budget:
             self._step.budget.load_state(header.get("spending"))
 
@@ -344,6 +356,28 @@ class Mooring:
         norms = f", frozen_norms={frozen}" if (frozen := self._step.norms.frozen) else ""
         return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{norms}{note})"
 
+    def _create(
+        self, rules: Rules, exclude: tuple[str, ...], memory: Memory
+    ) -> tuple[MooringState, TrainingStep, list[OutputObserver | LayerObserver]]:
+        """Return the table of states, the step and the observers for these rules."""
+        states = MooringState(self.model, self.optimizer, rules.importance, rules.merge, exclude, memory)
+        observers = make_observers(states, self._outputs) if memory.accumulates else (None, None)
+        watch = CoverageWatch(states, rules.pull)
+        step = TrainingStep(states, rules.pull, *observers, rules.buffers, self._check_finite, watch)
+        return states, step, [observer for observer in observers if observer]
+
+    def _adopt(
+        self,
+        rules: Rules,
+        states: MooringState,
+        step: TrainingStep,
+        observers: list[OutputObserver | LayerObserver],
+    ) -> None:
+        assert step.watch is not None
+        self._rules, self._states, self._step, self._observers = rules, states, step, observers
+        self._watch = step.watch
+        self.importance, self.pull = rules.importance, rules.pull
+
     def _hook(self) -> None:
         ATTACHED.add(self._step)
         self._handles = [
@@ -358,6 +392,7 @@ class Mooring:
         self._step.restore_gradients(finished=False)
         for handle in self._handles:
             handle.remove()
+        self._handles = []
 
     def _estimate(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> list[Any]:
         self._refuse_interrupted()

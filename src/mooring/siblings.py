@@ -36,5 +36,5 @@ def warn_of_other_budgets(step: TrainingStep) -> None:
             f"{len(others) + 1} Moorings of this model have a budget each, so together they may forget {total:g} nats: "
             "divide what may be forgotten between them, or detach() the one that is not used anymore",
             UnheldWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

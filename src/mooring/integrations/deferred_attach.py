@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mooring.attachment import attach
+from mooring.attachment import attach, create_mooring
 from mooring.distributed.collectives import rank
 from mooring.errors import MooringError, unknown
 from mooring.importance import State
@@ -24,7 +24,7 @@ class DeferredAttach:
     """The options of `mooring.attach`, kept until a library has created its model and optimizer.
 
     A library may create a new optimizer for each task, to which the Mooring is bound then. It may also create a new
-    model, which is moored with the state of the model before.
+    model with the weights of the model before, which is moored with that one's state.
 
     Args:
         state: the state that the first Mooring resumes from; None starts without one.
@@ -56,10 +56,16 @@ class DeferredAttach:
             )
         return self._moor
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, resumes: bool = False) -> Mooring:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, resumes: bool = False, reference: Any = None
+    ) -> Mooring:
         """Return the Mooring of this model and optimizer, with the state so far.
 
-        A reference is used only if there is no state; with resumes=True a state is loaded right after this call.
+        Args:
+            model: the model; a new one must have the weights of the model before, whose state it continues.
+            optimizer: its optimizer.
+            resumes: whether a state is loaded right after this call.
+            reference: the reference in batches, instead of that of the options. It is read only if there is no state.
         """
         before = self._moor
         if before is not None and before.model is model:
@@ -67,11 +73,16 @@ class DeferredAttach:
             self.move_to_model()
             return before
         if before is not None:
-            self._state = before.state_dict()
+            if not resumes:
+                _check_same_weights(before.model, model)
+                self._state = before.state_dict()
             before.detach()
         has_state = resumes or self._state is not None
-        options = {k: v for k, v in self.options.items() if not (has_state and k in ("reference", "loss"))}
-        moor = attach(model, optimizer, **options)
+        if has_state:
+            unread = {k: v for k, v in self.options.items() if k not in ("batches", "progress")}
+            moor = create_mooring(model, optimizer, **unread)
+        else:
+            moor = attach(model, optimizer, **self.options | ({} if reference is None else {"reference": reference}))
         if self._state is not None:
             try:
                 moor.load_state_dict(self._state)
@@ -123,3 +134,19 @@ class MooringOwner:
     def save(self, path: str | Path) -> Path:
         """Write the state to a file or folder, for `state=` in another process; a kill leaves the old file as it is."""
         return save(self.moor, path)
+
+
+@torch.no_grad()
+def _check_same_weights(before: nn.Module, model: nn.Module) -> None:
+    """Refuse a model with other weights than the one moored before, which would be pulled to that one's anchors."""
+    others = dict(before.named_parameters())
+    for name, p in model.named_parameters():
+        other = others.get(name)
+        if other is None or other.shape != p.shape or other.is_meta or p.is_meta:
+            continue  # `load_state_dict` names parameters that do not fit
+        narrow = min(p.dtype, other.dtype, key=lambda dtype: dtype.itemsize)  # it may have been saved rounded
+        if not torch.equal(p.cpu().to(narrow), other.cpu().to(narrow)):
+            raise MooringError(
+                f"this callback moors another model, whose weights are not this one's ({name!r} differs): create a "
+                "callback for each model, or load the first one's weights to continue its tasks"
+            )

@@ -1,6 +1,8 @@
 """A callback for `transformers.Trainer`, with its state in the Trainer's checkpoints."""
 
 import os
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError
 from mooring.integrations.deferred_attach import DeferredAttach, MooringOwner, SavedState
 from mooring.integrations.state_file import NAME
+from mooring.reference.batches import is_row
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -38,7 +41,8 @@ class MooringCallback(MooringOwner, TrainerCallback):
             a resumed `train()` replaces it.
         verbose: whether to print, when training begins, how many parameters are held, or that nothing is held yet, in a
             first task without a reference or state.
-        options: options of `mooring.attach`, such as `importance`, `pull` and `exclude`.
+        options: options of `mooring.attach`, such as `reference`, `importance`, `pull` and `exclude`. A reference may
+            also be a dataset in the form of the training data, which is put into batches by the Trainer's collator.
 
     Example:
         >>> import tempfile
@@ -82,7 +86,10 @@ class MooringCallback(MooringOwner, TrainerCallback):
             )
         assert model is not None
         assert optimizer is not None
-        self._deferred.attach(model, optimizer, resumes=bool(state.global_step))
+        reference = self._deferred.options.get("reference")
+        if is_dataset(reference):
+            reference = CollatedRows(reference, args.train_batch_size, given["train_dataloader"])
+        self._deferred.attach(model, optimizer, resumes=bool(state.global_step), reference=reference)
         self._training, self._staged = True, -1
         if state.global_step:
             folders = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
@@ -135,6 +142,45 @@ class MooringCallback(MooringOwner, TrainerCallback):
         if args.should_save and self._staged != state.global_step:
             self.save(_output(args) / STAGED)
             self._staged = state.global_step
+
+
+class CollatedRows:
+    """The rows of a dataset in batches, as the Trainer's collator makes them for training.
+
+    Args:
+        rows: a dataset, or a list of rows.
+        size: the number of rows in a batch.
+        loader: the Trainer's loader of training data, with the collator and the columns that it takes.
+    """
+
+    def __init__(self, rows: Any, size: int, loader: Any) -> None:
+        columns = getattr(loader.dataset, "column_names", None)  # without those that the model does not take
+        if columns and getattr(rows, "column_names", None):
+            if missing := [name for name in columns if name not in rows.column_names]:
+                raise MooringError(
+                    f"the reference has no column {missing[0]!r}: prepare it as the Trainer's data, which has "
+                    f"{', '.join(columns)}"
+                )
+            rows = rows.select_columns(columns)
+        self.rows, self.size, self.collate = rows, size, loader.collate_fn
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = iter(self.rows)
+        while batch := list(islice(rows, self.size)):
+            yield self.collate(batch)
+
+
+def is_dataset(reference: Any) -> bool:
+    """Return whether a reference has rows: a `datasets.Dataset`, or a list or torch dataset of rows.
+
+    Example:
+        >>> is_dataset([{"input_ids": [1, 2]}]), is_dataset([torch.zeros(4, 2)])
+        (True, False)
+    """
+    if type(reference).__module__.partition(".")[0] == "datasets":
+        return True
+    is_indexed = isinstance(reference, list | tuple | torch.utils.data.Dataset) and hasattr(reference, "__len__")
+    return is_indexed and len(reference) > 0 and is_row(reference[0])
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:

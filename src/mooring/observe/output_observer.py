@@ -112,20 +112,46 @@ def count_trained(gradient: Tensor) -> Tensor | None:
     return gradient.any(class_dimension(gradient)).sum()
 
 
+def count_labels(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Return the number of predictions of a forward pass that returned no outputs, from the model's arguments.
+
+    It is the number of `labels` but those of -100, which losses ignore. Without labels it is the number of token ids in
+    the first tensor of integers, else the length of the first tensor. Models with a fused language-model head, such as
+    those of TRL's trainers, compute the loss without logits.
+
+    Example:
+        >>> labels = torch.tensor([[-100, 1, 2], [3, 4, -100]])
+        >>> count_labels((), {"input_ids": torch.zeros(2, 3), "labels": labels}), count_labels((torch.zeros(5, 2),), {})
+        (4, 5)
+    """
+    if isinstance(labels := kwargs.get("labels"), Tensor):
+        return int((labels != -100).sum())
+    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.ndim]
+    ids = next((t for t in tensors if not t.is_floating_point()), None)
+    if ids is not None:
+        return ids.numel()
+    if not tensors:
+        raise MooringError(
+            "cannot count the samples of a model that returns no outputs and takes no tensor: give the importance "
+            "batch_size=, as in EWC(decay=None, per_sample=True, batch_size=8)"
+        )
+    return len(tensors[0])
+
+
 class ForwardHook:
-    """A forward hook with a weak reference to a method (module, args, returned) of its observer.
+    """A forward hook with a weak reference to a method of its observer, which takes what torch gives the hook.
 
     A copied or unpickled model has the hook without a method, so it is not observed.
     """
 
-    def __init__(self, method: Callable[[nn.Module, Any, Any], None] | None = None) -> None:
+    def __init__(self, method: Callable[..., None] | None = None) -> None:
         self.method: Callable[[], Any] = (lambda: None) if method is None else weakref.WeakMethod(method)
 
     @_disable_dynamo  # torch.compiler.disable, without importing the compiler now
-    def __call__(self, module: nn.Module, args: Any, returned: Any) -> None:
+    def __call__(self, *given: Any) -> None:
         """Call the method if its observer still exists."""
         if (method := self.method()) is not None:
-            method(module, args, returned)
+            method(*given)
 
     def __deepcopy__(self, memo: Any) -> "ForwardHook":
         return ForwardHook()
@@ -166,7 +192,7 @@ class OutputObserver:
         self._random: torch.Generator | None = None
         self._backward_pass = -1
         self.discard()
-        self._handle = model.register_forward_hook(ForwardHook(self.after_forward))
+        self._handle = model.register_forward_hook(ForwardHook(self.after_forward), with_kwargs=True)
         if importance.watches == "outputs":
             _allow_second_backward()
 
@@ -195,17 +221,18 @@ class OutputObserver:
         """Remove the hook."""
         self._handle.remove()
 
-    def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
+    def after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], returned: Any) -> None:
         """Observe the outputs, and count them once a backward pass goes through them to the parameters."""
         inside_torch_func = torch._C._functorch.peek_interpreter_stack() is not None
         if self.paused or OutputObserver.probing or not torch.is_grad_enabled() or inside_torch_func:
             return
-        outputs = self.find_outputs(returned)
-        if not isinstance(outputs, Tensor) or outputs.ndim == 0:
-            raise MooringError("outputs= must give a tensor whose first dimension is the samples")
-        if not outputs.requires_grad:
+        tensors = _differentiable_tensors(returned, set())
+        if (outputs := self._outputs_in(returned, countable=bool(tensors))) is None:
+            pending = [Observation(count_labels(args, kwargs))]
+        elif not outputs.requires_grad:
             return
-        pending = [self._observe(outputs)]
+        else:
+            pending = [self._observe(outputs)]
 
         def on_gradient(gradient: Tensor) -> None:
             if pending and not OutputObserver.probing:
@@ -216,13 +243,26 @@ class OutputObserver:
             if pending and not OutputObserver.probing:
                 pending[0].counted = count_trained(gradient.detach())
 
-        if self.importance.watches == "samples":
+        if outputs is not None and self.importance.watches == "samples":
             outputs.register_hook(count)  # type: ignore[no-untyped-call]
-        tensors = _differentiable_tensors(returned, set())
         for tensor in tensors:
             tensor.register_hook(on_gradient)  # type: ignore[no-untyped-call]
         if not tensors:  # the returned object hides its tensors, so no hook can wait for a gradient
             self.observation.add(pending.pop())
+
+    def _outputs_in(self, returned: Any, *, countable: bool) -> Tensor | None:
+        """Return the tensor of outputs; None if there is none, and countable samples are all that is needed."""
+        try:
+            outputs = self.find_outputs(returned)
+        except MooringError as error:
+            if self.find_outputs is not find_outputs:
+                raise
+            if self.importance.watches == "samples" and countable:
+                return None
+            raise MooringError(f"{error}; or use an importance that reads no outputs, such as EWC()") from None
+        if not isinstance(outputs, Tensor) or outputs.ndim == 0:
+            raise MooringError("outputs= must give a tensor whose first dimension is the samples")
+        return outputs
 
     def _await_backward(self) -> None:
         """Check at the end of the running backward pass whether it reached the parameters."""

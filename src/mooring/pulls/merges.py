@@ -43,6 +43,9 @@ def maximum(previous: Tensor, current: Tensor) -> Tensor:
 
 MERGES: dict[str, Merge] = {"average": average, "sum": total, "max": maximum}
 
+PUBLIC_NAMES = {rule.__name__: name for name, rule in MERGES.items()}
+"""The names that `resolve` takes, by the names of the functions, which older states contain."""
+
 
 def resolve(merge: str | Merge) -> Merge:
     """Return the merge of that name, or the function itself.
@@ -56,3 +59,14 @@ def resolve(merge: str | Merge) -> Merge:
     if not isinstance(merge, str) or merge not in MERGES:
         raise unknown("merge", merge, MERGES)
     return MERGES[merge]
+
+
+def name_of(merge: Merge) -> str:
+    """Return the name that `resolve` takes for a merge; of another function, its own name, or "" without one.
+
+    Example:
+        >>> name_of(total)
+        'sum'
+    """
+    name = getattr(merge, "__name__", "")
+    return PUBLIC_NAMES.get(name, name) if merge in MERGES.values() else name

@@ -17,10 +17,11 @@ from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning
 from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.pulls.budget import Budget
-from mooring.reference.batches import Data, Loss, Outputs, add_sampled_labels, iter_batches, scalar_loss
+from mooring.reference.batches import Data, Loss, Outputs, iter_batches, scalar_loss
 from mooring.reference.estimation import NO_DEPENDENCE, NOT_FINITE
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
+from mooring.reference.reference_labels import prepare_labels
 from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
@@ -112,7 +113,7 @@ def calibration_factor(
         if not read:
             raise MooringError("data has no batches: give some of the task's data, best held out")
         if loss is None:
-            read = [add_sampled_labels(states.model, batch, seed, outputs) for seed, batch in enumerate(read)]
+            read = [prepare_labels(states.model, batch, seed, outputs) for seed, batch in enumerate(read)]
         held = _states_of_this_task(states)
         if not held:
             raise MooringError("no step was taken since the last consolidation: calibrate at the end of a task")

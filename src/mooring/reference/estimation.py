@@ -14,9 +14,10 @@ from mooring.importance import Importance
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
-from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, add_sampled_labels, iter_batches, scalar_loss
+from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, iter_batches, scalar_loss
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.progress import progress
+from mooring.reference.reference_labels import prepare_labels
 from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
 
@@ -92,7 +93,7 @@ def estimate(
                 with torch.enable_grad():
                     with _name_batch(estimated.steps):
                         if loss is None:
-                            batch = add_sampled_labels(model, batch, estimated.steps, outputs)
+                            batch = prepare_labels(model, batch, estimated.steps, outputs)
                         value = scalar_loss(loss, model, batch, outputs)
                     if not math.isfinite(value.item()):
                         raise NonFiniteError(NOT_FINITE)
@@ -129,7 +130,7 @@ def _name_batch(number: int) -> Iterator[None]:
     """Turn torch's errors about shapes and labels into one that names the batch."""
     try:
         yield
-    except (RuntimeError, IndexError, ValueError) as error:
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
         if isinstance(error, MooringError | torch.OutOfMemoryError):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

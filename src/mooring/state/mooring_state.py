@@ -522,9 +522,6 @@ class MooringState:
     def header(self) -> dict[str, Any]:
         """Return what a saved state says of all parameters together, as plain values."""
         return {
-            "importance": self.importance.name,
-            "options": describe(self.importance),
-            "merge": getattr(self.merge, "__name__", ""),
             "tasks": self.tasks,
             "steps": self.steps,
             "moored": sorted(self.names.values()),

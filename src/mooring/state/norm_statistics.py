@@ -37,7 +37,6 @@ class NormStatistics:
             do not change them.
 
     Attributes:
-        named: whether the user named the mode; a saved state decides it otherwise.
         anchors: the statistics at the end of the last task, by name; only for "keep" and "interpolate".
     """
 
@@ -45,7 +44,6 @@ class NormStatistics:
         self, model: nn.Module, exclude: tuple[str, ...], held: Callable[[], Sequence[Tensor]], mode: str
     ) -> None:
         self.model, self.exclude, self.held, self.mode = model, exclude, held, mode
-        self.named = True
         self.anchors: State = {}
         self._frozen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._release = weakref.finalize(self, _thaw, self._frozen)
@@ -70,10 +68,9 @@ class NormStatistics:
                 _freeze(module)
                 self._frozen.add(module)
 
-    def load(self, mode: str, anchors: State, tasks: int) -> None:
-        """Continue in this mode from a saved state, after `tasks` tasks."""
+    def load(self, anchors: State, tasks: int) -> None:
+        """Continue from a saved state, after `tasks` tasks."""
         self.release()
-        self.mode = mode
         self.anchors = anchors if self.mode in ("keep", "interpolate") else {}
         if tasks and self.mode == "frozen":
             self.freeze()

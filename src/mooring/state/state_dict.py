@@ -15,10 +15,9 @@ from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError
 from mooring.importance import State
 from mooring.importance.kronecker_factors import KroneckerFactors
-from mooring.pulls import Pull
 from mooring.state.displacement import displaced
 from mooring.state.memory import Memory, compute_dtype_of
-from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState, ParameterState, describe
+from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState, ParameterState
 from mooring.state.quantization import BLOCK_SLOTS, QuantizedImportance, block_size
 from mooring.state.selection import norm_buffers
 
@@ -61,28 +60,14 @@ def read_header(flat: Mapping[str, Tensor]) -> dict[str, Any]:
     return dict(header)
 
 
-def read_state(
-    flat: State, states: MooringState, pull: Pull, buffers: str
-) -> tuple[dict[str, Any], dict[Tensor, ParameterState], State]:
+def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[Tensor, ParameterState], State]:
     """Read a state for a model: its header, the states of parameters, and the anchors of normalization statistics.
 
     Args:
         flat: the dictionary that `Mooring.state_dict` returned.
         states: the states of the model that continues from it; left as they are.
-        pull: the pull to continue with; one of another kind than the state was made with is warned of.
-        buffers: what becomes of normalization statistics; warned of likewise.
     """
     header = read_header(flat)
-    if header["importance"] != states.importance.name:
-        raise MooringError(
-            f"the state was made by importance {header['importance']}, this Mooring has {states.importance.name}"
-        )
-    if header["pull"].partition("(")[0] != describe(pull).partition("(")[0]:
-        _warn_of_other_option("pull", header["pull"], describe(pull))
-    options = {**states.header(), "buffers": buffers}
-    for key, option in (("options", "importance"), ("merge", "merge"), ("buffers", "buffers")):
-        if header[key] != options[key]:
-            _warn_of_other_option(option, header[key], options[key])
     states.refresh()
     by_name = {name: p for p, name in states.names.items()}
     saved = {*header["moored"], *header["counts"]}
@@ -190,15 +175,6 @@ def _check_all_keys_are_used(
     unknown = sorted(key for key in flat if key not in {HEADER, *known} and not key.startswith("buffer."))
     if unknown:
         raise MooringError(f"the state does not fit: nothing here takes {', '.join(map(repr, unknown))}")
-
-
-def _warn_of_other_option(option: str, saved: str, given: str) -> None:
-    if saved:  # a state that does not say is accepted
-        warnings.warn(
-            f"the state was made with {saved}, this Mooring has {given}: "
-            f"unless you mean to change that, give attach {option}={saved}",
-            stacklevel=5,
-        )
 
 
 def _warn_of_other_weights(records: dict[Tensor, ParameterState]) -> None:

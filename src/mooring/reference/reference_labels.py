@@ -1,0 +1,130 @@
+"""Labels of reference batches: drawn from the model's prediction if there are none, and shifted where a model does."""
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mooring.errors import MooringError
+from mooring.observe.output_observer import find_outputs
+from mooring.reference.batches import LOSS_HINT, Outputs, device_of, is_pair, is_row, returned_loss, to_device
+
+IGNORED_LABEL = -100
+"""The label that a cross entropy leaves out."""
+
+
+def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None) -> Any:
+    """Return a batch whose labels `default_loss` can take.
+
+    Inputs alone get labels, as `add_sampled_labels` says. A pair (ids, ids), whose labels repeat its inputs, is for
+    models that shift labels by one themselves, as language models of transformers do: it becomes a mapping, so that the
+    model computes its own loss. So does a pair for an encoder with a decoder. Every other batch is returned as it is.
+
+    Args:
+        model: the model.
+        batch: a batch of data.
+        seed: the number of the batch, and the seed of labels that are drawn.
+        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+    """
+    if is_row(batch):
+        raise MooringError(
+            f"the data or reference has rows with {', '.join(map(str, batch))}, not batches of tensors: give a "
+            "DataLoader(rows, batch_size=..., collate_fn=...) that makes batches as in training"
+        )
+    if not is_pair(batch) or isinstance(batch[0], Mapping):
+        return add_sampled_labels(model, batch, seed, outputs)
+    repeats = repeats_inputs(*batch)
+    if not repeats and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return batch
+    if (name := name_of_inputs(model)) is not None:
+        return {name: batch[0], "labels": batch[1]}
+    if repeats and seed == 0:
+        warnings.warn(
+            "the labels of the data or reference equal its inputs, which says nothing about a model that predicts the "
+            "next token: give (ids[:, :-1], ids[:, 1:]), or the loss(model, batch) of training",
+            stacklevel=1,
+        )
+    return batch
+
+
+def repeats_inputs(inputs: Tensor, labels: Tensor) -> bool:
+    """Return whether labels are the token ids of the inputs, apart from labels of -100.
+
+    Example:
+        >>> ids = torch.tensor([[3, 1, 2]])
+        >>> repeats_inputs(ids, torch.tensor([[-100, 1, 2]])), repeats_inputs(ids[:, :-1], ids[:, 1:])
+        (True, False)
+    """
+    if inputs.is_floating_point() or labels.is_floating_point() or labels.ndim < 2 or labels.shape != inputs.shape:
+        return False
+    labels = labels.to(inputs.device)
+    return bool(((labels == inputs) | (labels == IGNORED_LABEL)).all())
+
+
+def name_of_inputs(model: nn.Module) -> str | None:
+    """Return the name of the first argument of a model that takes `labels` too; None if it takes no labels.
+
+    Example:
+        >>> name_of_inputs(nn.Linear(2, 3)) is None
+        True
+    """
+    parameters = inspect.signature(model.forward).parameters
+    if "labels" in parameters:
+        return next(iter(parameters))
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None  # not a wrapper, which passes on whatever it gets
+    wrapped = (getattr(model, name, None) for name in ("module", "_orig_mod"))  # of DDP, and of compiled models
+    base: Any = getattr(model, "get_base_model", None)  # of PEFT
+    inner = base() if callable(base) else next(filter(None, wrapped), None)
+    return name_of_inputs(inner) if isinstance(inner, nn.Module) else None
+
+
+@torch.no_grad()
+def add_sampled_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None) -> Any:
+    """Add labels drawn from the model's prediction to a batch of inputs alone; return any other batch as it is.
+
+    A language model predicts the next token at each position, so at each one a next token is drawn. Padding, where
+    `attention_mask` is 0, gets the label -100.
+
+    In expectation the squared score of such labels is the Fisher information at the present parameters, and the rise
+    of their loss is the Kullback-Leibler divergence from the present model. So the model's predictions are kept,
+    whether they are right or wrong.
+
+    Args:
+        model: a model whose outputs are logits, (samples, classes) or (samples, positions, classes).
+        batch: a tensor of inputs, or a tuple or list of that tensor alone, as a `TensorDataset` of inputs gives it; or
+            a mapping without `labels`, for which the model returns no loss.
+        seed: the seed of the draw; the global random state is not used.
+        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+
+    Example:
+        >>> x, y = add_sampled_labels(nn.Identity(), torch.tensor([[0.0, 99.0], [99.0, 0.0]]), seed=0)
+        >>> y
+        tensor([1, 0])
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 1:
+        batch = batch[0]
+    if not isinstance(batch, Tensor | Mapping) or (isinstance(batch, Mapping) and "labels" in batch):
+        return batch
+    inputs = to_device(batch, device_of(model))
+    returned = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    if isinstance(inputs, Mapping) and returned_loss(returned) is not None:
+        return batch
+    logits = (outputs or find_outputs)(returned)
+    if logits.ndim not in (2, 3):
+        raise MooringError(
+            f"cannot draw labels from outputs of shape {tuple(logits.shape)}, which must be (samples, classes) or "
+            f"(samples, positions, classes): give batches as (inputs, labels), or {LOSS_HINT}"
+        )
+    if logits.shape[-1] == 1:
+        raise MooringError(f"cannot draw labels from a single output, which has no classes: {LOSS_HINT}")
+    probabilities = logits.flatten(0, -2).float().softmax(-1).nan_to_num(nan=1.0)
+    generator = torch.Generator(probabilities.device).manual_seed(seed)
+    labels = torch.multinomial(probabilities, 1, generator=generator).view(logits.shape[:-1])
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    if isinstance(mask, Tensor) and mask.shape == labels.shape:
+        labels = labels.masked_fill(mask == 0, IGNORED_LABEL)
+    return inputs, labels
