@@ -13,7 +13,7 @@ from mooring.importance import Balanced, Importance, Kronecker
 from mooring.integrations.deferred_attach import DeferredAttach
 from mooring.state.memory import Memory
 
-pytestmark = pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")  # a bias before batch norm has no effect
+pytestmark = pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")  # biases before batch norm
 
 
 def network() -> nn.Module:
