@@ -172,10 +172,17 @@ def test_verdict_counts_cells_within_bounds_within_chance_and_by_family(results)
         "**6 of 10 cells of the main table agree with the paper**: 6 within 1.0 points of accuracy or 0.3"
     )
     assert (
-        "explicit step 4 of 6, plain fine-tuning 1 of 2, replay 1 of 2; at the paper's own settings, 6 of 10"
+        "explicit step 4 of 6, plain fine-tuning 1 of 2, replay 1 of 2; at the settings of our own search, 6 of 10"
         in families
     )
     assert verdicts == "**Of 3 claims, 1 hold**, 1 do not hold, and 1 are not decided."
+
+
+def test_page_begins_with_the_table_at_the_papers_settings():
+    tables = [table(CIFAR, {"plain": -12.0}), table(CIFAR, {"plain": 0.2}, PAPER_SETTINGS)]
+    cells, families = verdict_sentences([TargetResult("table1", [], tables)])
+    assert cells.startswith("**2 of 2 cells")
+    assert families.endswith("at the settings of our own search, 1 of 2 in all.")
 
 
 def test_a_cell_with_one_seed_is_neither_equal_nor_different():
@@ -248,9 +255,9 @@ def test_parts_are_in_order_and_details_are_folded(folder):
         places = [text.index(part) for part in order]
         assert places == sorted(places)
         titles = re.findall(r"<summary>(.*?)</summary>", text)
-        assert [title.partition(":")[0] for title in titles[:2]] == ["reasons", "claims"]
-        assert len(titles) == 5
-        assert text.count("<details") == text.count("</details>") == 5
+        assert [title.partition(":")[0] for title in titles[:3]] == ["table1", "reasons", "claims"]
+        assert len(titles) == 6
+        assert text.count("<details") == text.count("</details>") == 6
 
 
 def test_compact_table_marks_cells_that_differ(folder):

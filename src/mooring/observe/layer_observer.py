@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_factors, world_size
@@ -13,22 +12,6 @@ from mooring.errors import MooringError
 from mooring.importance.observed_factors import ObservedFactors, observe
 from mooring.observe.output_observer import ForwardHook, OutputObserver
 from mooring.state.mooring_state import MooringState, gradient_versions
-
-
-class LayerHook(ForwardHook):
-    """A forward hook that passes on keyword arguments too."""
-
-    @_disable_dynamo
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, returned: Any) -> None:  # type: ignore[override]
-        """Call the method if its observer still exists."""
-        if (method := self.method()) is not None:
-            method(module, (*args, *kwargs.values()), returned)
-
-    def __deepcopy__(self, memo: Any) -> "LayerHook":
-        return LayerHook()
-
-    def __reduce__(self) -> tuple[type["LayerHook"], tuple[()]]:
-        return LayerHook, ()
 
 
 class LayerObserver:
@@ -74,16 +57,16 @@ class LayerObserver:
         for layer in self._handles.keys() - self._layers.keys():
             self._handles.pop(layer).remove()
         for layer in self._layers.keys() - self._handles.keys():
-            hook = LayerHook(self.after_forward)
+            hook = ForwardHook(self.after_forward)
             self._handles[layer] = layer.register_forward_hook(hook, with_kwargs=True)
 
-    def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
+    def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
         """Register a hook on the output that computes the factors when its gradient arrives."""
         if self.paused or OutputObserver.probing or not torch.is_grad_enabled() or not self.due:
             return
         if torch._C._functorch.peek_interpreter_stack() is not None:  # torch.func has no backward pass
             return
-        a = next((t for t in args if isinstance(t, Tensor)), None)
+        a = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
         if a is None or not isinstance(returned, Tensor) or not returned.requires_grad:
             return
         a = a.detach()

@@ -11,7 +11,7 @@ from mooring.lab.model.plurals import pluralize
 from mooring.paper.context.scale import EXPLICIT, REGULARIZERS, REPLAY
 from mooring.paper.context.target_result import CELL_METRICS, ResultTable
 from mooring.paper.page.compact_tables import condition_name, format_metric
-from mooring.paper.tables.accuracy_tables import OUR_SETTINGS
+from mooring.paper.tables.accuracy_tables import PAPER_SETTINGS
 from mooring.report.numbers import MISSING
 
 MAIN_ROWS = ("plain", *REGULARIZERS, *EXPLICIT, *REPLAY)
@@ -131,11 +131,10 @@ def _compare_rows(here: Findings, there: Findings) -> list[dict[str, str]]:
 
 
 def _main_numbers(findings: Findings) -> dict[str, dict[str, str | None]]:
-    """Return our means in the main table, at our settings, by column and method."""
+    """Return our means in the main table by column and method: at the paper's settings, which do not depend on ours."""
     columns: dict[str, dict[str, str | None]] = {}
-    for table in findings.get("table1", {}).get("tables", ()):
-        if not table["title"].endswith(OUR_SETTINGS):
-            continue
+    tables = findings.get("table1", {}).get("tables", ())
+    for table in [t for t in tables if t["title"].endswith(PAPER_SETTINGS)] or tables:
         for row, metric in product(table["rows"], CELL_METRICS):
             means = columns.setdefault(f"{condition_name(table['title'])}: {metric}", {})
             means[row["method"].split()[0]] = format_metric(row.get(metric), metric)

@@ -34,9 +34,9 @@ from mooring.paper.page.provenance import (
     protocol_lines,
     training_summary,
 )
-from mooring.paper.page.verdict import agreement, cells_at, verdict_sentences
+from mooring.paper.page.verdict import agreement, cells_at, main_settings, verdict_sentences
 from mooring.paper.published.numbering import ITEMS
-from mooring.paper.tables.accuracy_tables import OUR_SETTINGS
+from mooring.paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
 from mooring.paper.targets import TARGETS, lacks_data
 from mooring.report.numbers import MISSING
 
@@ -59,10 +59,14 @@ class OtherReproduction:
 
 MINIATURE_NOTE = "A miniature on the embedded digits: it shows that every target works, and nothing about the paper."
 LEGEND = (
-    "Ours / the paper's, in percent; each method at the setting of our search. **≠**: they differ by more than the "
-    f"bounds and by more than chance. {NOT_ALL_SEEDS}: not all seeds finished; {MISSING}: none did. Controls have no "
-    "second number: the paper does not report them."
+    "Ours / the paper's, in percent; each method at {settings}. **≠**: they differ by more than the bounds and by more "
+    f"than chance. {NOT_ALL_SEEDS}: not all seeds finished; {MISSING}: none did."
 )
+SETTINGS_IN_WORDS = {
+    PAPER_SETTINGS: "the paper's learning rate and strength",
+    OUR_SETTINGS: "the setting of our search",
+}
+NO_NUMBER_NOTE = "Controls have no second number: the paper does not report them."
 SETTINGS_LEGEND = "Learning rate and strength, ours / the paper's; = if both are equal, and one rate if only rates are."
 NO_DIFFERENCE = "No cell differs."
 
@@ -148,18 +152,29 @@ def _levels(here: Findings, backbones: ResultTable, other: OtherReproduction) ->
 
 
 def _main_table(result: TargetResult, results: Sequence[TargetResult]) -> list[Block]:
-    table = compact_table(result, "Table 1, ours and the paper's", OUR_SETTINGS)
+    settings = main_settings(result)
+    table = compact_table(result, "Table 1, ours and the paper's", settings)
     if table is None:
         return []
     blocks: list[Block] = [
         Heading("Table 1 beside the paper's"),
         TableBlock(table, stacked=True),
-        Paragraph(LEGEND, "hint"),
+        Paragraph(LEGEND.format(settings=SETTINGS_IN_WORDS[settings]), "hint"),
     ]
-    if cells_at(result, OUR_SETTINGS):
-        lines = difference_lines(result, OUR_SETTINGS, tested_reasons(results)) or [NO_DIFFERENCE]
+    if cells_at(result, settings):
+        lines = difference_lines(result, settings, tested_reasons(results)) or [NO_DIFFERENCE]
         blocks += [Heading("What differs, and why"), BulletList(lines)]
     return blocks
+
+
+def _table_at_our_settings(result: TargetResult, results: Sequence[TargetResult]) -> list[Block]:
+    """Return the main table at the settings of our search; nothing if the page begins with it."""
+    table = compact_table(result, "Table 1 at our settings", OUR_SETTINGS)
+    if table is None or main_settings(result) == OUR_SETTINGS:
+        return []
+    legend = f"{LEGEND.format(settings=SETTINGS_IN_WORDS[OUR_SETTINGS])} {NO_NUMBER_NOTE}"
+    lines = difference_lines(result, OUR_SETTINGS, tested_reasons(results)) or [NO_DIFFERENCE]
+    return [TableBlock(table, stacked=True), Paragraph(legend, "hint"), BulletList(lines)]
 
 
 def _details(
@@ -170,7 +185,8 @@ def _details(
         blocks: list[Block] = []
         match result.name:
             case "table1":
-                continue
+                if not (blocks := _table_at_our_settings(result, results)):
+                    continue
             case "grids":
                 table = settings_table(result)
                 compared: list[Block] = [Paragraph(SETTINGS_LEGEND, "hint"), TableBlock(table)] if table.rows else []
@@ -187,11 +203,13 @@ def _details(
                 covered = "claims" in by_name and result.name in TARGETS["claims"].needs
                 sentences = () if covered else _paragraphs(result.text)
                 blocks = [*sentences, *_without_repetition(figures[result.name])]
-        yield FoldedBlock(f"{result.name}: {TARGETS[result.name].summary}", blocks)
+        where = ", at the settings of our search" if result.name == "table1" else ""
+        yield FoldedBlock(f"{result.name}: {TARGETS[result.name].summary}{where}", blocks)
 
 
 def _second_table(result: TargetResult) -> list[Block]:
-    table, cells = compact_table(result, "The second network", OUR_SETTINGS), cells_at(result, OUR_SETTINGS)
+    settings = main_settings(result)
+    table, cells = compact_table(result, "The second network", settings), cells_at(result, settings)
     count = [Paragraph(f"{agreement(cells)} cells agree with the paper.")] if cells else []
     return [] if table is None else [*count, TableBlock(table, stacked=True)]
 

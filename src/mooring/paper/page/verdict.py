@@ -37,8 +37,16 @@ def cells_at(result: TargetResult, settings: str) -> list[PaperCell]:
     return [cell for table in result.tables if table.title.endswith(settings) for cell in table.cells]
 
 
+def main_settings(result: TargetResult) -> str:
+    """Return how the titles of the tables end that the page begins with: at the paper's settings, if it has numbers.
+
+    At the same settings, a difference is one of the runs and not of the search.
+    """
+    return PAPER_SETTINGS if cells_at(result, PAPER_SETTINGS) else OUR_SETTINGS
+
+
 def _cell_sentences(result: TargetResult) -> list[str]:
-    cells = cells_at(result, OUR_SETTINGS)
+    cells = cells_at(result, main_settings(result))
     if not cells:
         return ["The paper has no numbers for these data sets, so that no cell of the main table can be compared."]
     near = sum(cell.within_bounds for cell in cells)
@@ -53,14 +61,14 @@ def _cell_sentences(result: TargetResult) -> list[str]:
     return [
         f"**{agreement(cells)} cells of the main table agree with the paper**: {near} within {bounds}, "
         f"{sum(c.differs is False for c in cells) - near} more within chance (Welch's t-test at 95 %).{few}{none}",
-        f"Cells that agree, by family: {parts}; at the paper's own settings, "
-        f"{agreement(cells_at(result, PAPER_SETTINGS))} in all.",
+        f"Cells that agree, by family: {parts}; at the settings of our own search, "
+        f"{agreement(cells_at(result, OUR_SETTINGS))} in all.",
     ]
 
 
 def _unfinished_cells(result: TargetResult) -> int:
     """Return in how many cells the paper has a number and no run of ours finished."""
-    tables = [table for table in result.tables if table.title.endswith(OUR_SETTINGS)]
+    tables = [table for table in result.tables if table.title.endswith(main_settings(result))]
     return sum(
         row[metric] is None and row[f"paper's {metric}"] is not None
         for table in tables
