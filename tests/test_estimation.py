@@ -106,6 +106,7 @@ def test_estimate_equals_training_with_learning_rate_0(name):
             assert m.factors.count == n.factors.count == 5
 
 
+@pytest.mark.faults  # slow
 def test_inputs_without_labels_give_the_fisher_of_the_models_predictions():
     """The mean over many draws equals the sum over all labels weighted by their probability."""
     torch.manual_seed(0)
