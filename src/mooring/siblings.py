@@ -1,13 +1,12 @@
 """The Moorings of this process, so that one can ask which others train parameters of the same model."""
 
 import gc
-import warnings
 from collections.abc import Collection
 from weakref import WeakSet
 
 from torch import Tensor
 
-from mooring.errors import UnheldWarning
+from mooring.errors import UnheldWarning, warn
 from mooring.step import TrainingStep
 
 ATTACHED: WeakSet[TrainingStep] = WeakSet()
@@ -32,9 +31,8 @@ def warn_of_other_budgets(step: TrainingStep) -> None:
     gc.collect()  # an optimizer that nobody has anymore is no sibling
     if others := [other.budget.budget.nats for other in siblings(step) if other.budget]:
         total = float(step.budget.budget.nats) + sum(map(float, others))
-        warnings.warn(
+        warn(
             f"{len(others) + 1} Moorings of this model have a budget each, so together they may forget {total:g} nats: "
             "divide what may be forgotten between them, or detach() the one that is not used anymore",
             UnheldWarning,
-            stacklevel=4,
         )
