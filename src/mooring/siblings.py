@@ -7,6 +7,8 @@ from weakref import WeakSet
 from torch import Tensor
 
 from mooring.errors import UnheldWarning, warn
+from mooring.observe.layer_observer import LayerObserver
+from mooring.observe.output_observer import OutputObserver
 from mooring.step import TrainingStep
 
 ATTACHED: WeakSet[TrainingStep] = WeakSet()
@@ -22,6 +24,12 @@ def siblings(step: TrainingStep) -> list[TrainingStep]:
 def parameters_of_siblings(step: TrainingStep) -> Collection[Tensor]:
     """Return the parameters that other Moorings train."""
     return {p for other in siblings(step) for p in other.states.optimizer_parameters()}
+
+
+def observers_of_siblings(step: TrainingStep) -> list[OutputObserver | LayerObserver]:
+    """Return the observers of other Moorings, which see every pass of the model too."""
+    observers = [observer for other in siblings(step) for observer in (other.outputs, other.layers)]
+    return [observer for observer in observers if observer]
 
 
 def warn_of_other_budgets(step: TrainingStep) -> None:

@@ -62,7 +62,7 @@ def estimate(
 
     Args:
         states: the states whose `current` is replaced.
-        observers: the observers of training, which are paused.
+        observers: the observers of training, of this Mooring and of others, which are paused.
         data: batches, or a function from the model to a batch.
         loss: the mean loss on a batch; None is `default_loss`, with labels sampled from the model if there are none.
         batches: the largest number of batches to read; None reads all of an iterable.
