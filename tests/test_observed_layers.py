@@ -618,3 +618,15 @@ def test_lazy_layer_gets_factors_once_it_has_a_shape():
         step(model, optimizer, seed)
     assert {"0.weight", "0.bias"} <= with_factors(moor)
     nothing_moves(model, optimizer, moor, lambda seed: 10 * loss_of(model, seed))
+
+
+def test_batch_without_samples_is_not_observed():
+    torch.manual_seed(0)
+    model = small()
+    optimizer, moor = moored(model)
+    step(model, optimizer)
+    before = curvature(moor, "0.weight").clone()
+    optimizer.zero_grad()
+    model(torch.zeros(0, INPUTS)).sum().backward()
+    optimizer.step()
+    assert torch.equal(curvature(moor, "0.weight"), before)
