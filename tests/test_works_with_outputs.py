@@ -174,6 +174,23 @@ def test_step_without_a_forward_pass_of_the_model_is_refused(importance: str) ->
     assert moor.steps == 0
 
 
+def test_attaching_to_the_compiled_model_is_advised_where_its_outputs_are_not_seen() -> None:
+    model = nn.Linear(3, 2)
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled(torch.ones(4, 3)).sum().backward()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
+    compiled(torch.ones(4, 3)).sum().backward()
+    with pytest.raises(MooringError, match=r"of a compiled model attach the one that torch.compile returned") as error:
+        optimizer.step()
+    assert one_line(error)
+    moor.detach()
+    moor = mooring.attach(compiled, optimizer, pull=mooring.Budget(0.1))
+    compiled(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    assert moor.steps == 1
+
+
 def step_and_expect_one_batch(moor, x):
     """Take a step, and check that MAS is that of this batch alone."""
     expected = torch.autograd.grad(moor.model(x).square().sum(), list(moor.model.parameters()))

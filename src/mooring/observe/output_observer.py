@@ -209,7 +209,8 @@ class OutputObserver:
         if total.samples == 0:
             raise MooringError(
                 f"{self.importance.name} saw no outputs since the last step: call the model itself, model(x), "
-                "with gradients enabled before optimizer.step()"
+                "with gradients enabled before optimizer.step(), and of a compiled model attach the one that "
+                "torch.compile returned"
             )
         return total
 
