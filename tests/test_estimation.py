@@ -365,6 +365,14 @@ def test_model_that_keeps_hidden_states_is_unchanged():
     assert model.cache is cache == {}
 
 
+def test_reference_of_a_model_without_weights_is_refused_in_one_line():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(MooringError, match=r"'0.weight' is on the meta device and has no values: load .* first$"):
+        mooring.attach(model, optimizer, reference=[torch.randn(4, 3)])
+
+
 def test_data_of_one_rank_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
