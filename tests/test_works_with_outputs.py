@@ -329,6 +329,34 @@ def test_samples_of_dense_outputs_are_the_pixels_that_count(ignored: int) -> Non
     check_samples(per_sample(model), cross_entropy(model(x), labels), 4 * 6 * 5 - ignored)
 
 
+class Shaped(nn.Linear):
+    """A layer whose outputs (B, T, C) are brought into another shape."""
+
+    def __init__(self, shape: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(5, 3, dtype=F64)
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shape(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes"),
+    [
+        (lambda outputs: outputs, 2),
+        (lambda outputs: outputs.mT, 1),
+        (lambda outputs: outputs.unflatten(1, (4, 2)), 3),
+        (lambda outputs: outputs.mT.unflatten(2, (4, 2)), 1),
+    ],
+)
+def test_samples_are_the_positions_wherever_the_classes_are(shape: Callable[[Tensor], Tensor], classes: int) -> None:
+    torch.manual_seed(0)
+    model = Shaped(shape)
+    moor = per_sample(model)
+    outputs = model(torch.randn(2, 8, 5, dtype=F64)).movedim(classes, -1).reshape(-1, 3)
+    check_samples(moor, cross_entropy(outputs, torch.randint(3, (16,))), 16)
+
+
 def test_importance_does_not_change_with_padding() -> None:
     torch.manual_seed(0)
     ids, scores = torch.randint(7, (3, 4)), []
