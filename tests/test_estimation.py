@@ -339,6 +339,41 @@ def test_model_that_binds_buffers_anew_and_renormalizes_weights_is_unchanged(opt
     assert not model.cached.any()
 
 
+class Remembering(nn.Module):
+    """A model that keeps hidden states between its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+        self.hidden, self.states, self.history, self.cache = None, (), [], {}
+
+    def forward(self, x):
+        self.hidden = x.detach()
+        self.states = (self.hidden, *self.states)
+        self.history.append(x.detach())
+        self.cache[len(x)] = x.detach()
+        return self.head(x)
+
+
+def test_model_that_keeps_hidden_states_is_unchanged():
+    model = Remembering()
+    history, cache = model.history, model.cache
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mooring.attach(model, optimizer, reference=[torch.randn(4, 3) for _ in range(2)])
+    assert model.hidden is None
+    assert model.states == ()
+    assert model.history is history == []
+    assert model.cache is cache == {}
+
+
+def test_reference_of_a_model_without_weights_is_refused_in_one_line():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(MooringError, match=r"'0.weight' is on the meta device and has no values: load .* first$"):
+        mooring.attach(model, optimizer, reference=[torch.randn(4, 3)])
+
+
 def test_data_of_one_rank_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)

@@ -328,6 +328,24 @@ def test_passes_whose_gradient_no_step_uses_change_nothing(disturb, batch_size):
         assert all(map(torch.equal, factors, results[1][name])), name
 
 
+def test_reference_of_another_mooring_between_a_pass_and_its_step_changes_nothing():
+    results = []
+    for disturbed in (False, True):
+        torch.manual_seed(0)
+        model = small()
+        optimizer, moor = moored(model)
+        for seed in range(3):
+            optimizer.zero_grad()
+            loss_of(model, seed).backward()
+            if disturbed:
+                other = torch.optim.SGD(model.parameters(), lr=0.1)
+                reference = [batch(8, samples=20), batch(9, samples=20)]
+                mooring.attach(model, other, pull=mooring.Proximal(1.0), reference=reference).detach()
+            optimizer.step()
+        results.append({m.name: curvature(moor, m.name) for m in moor._states.records.values()})
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 def test_pass_before_the_loop_zeroes_in_place_is_not_counted():
     results = []
     for spike in (False, True):
@@ -600,3 +618,15 @@ def test_lazy_layer_gets_factors_once_it_has_a_shape():
         step(model, optimizer, seed)
     assert {"0.weight", "0.bias"} <= with_factors(moor)
     nothing_moves(model, optimizer, moor, lambda seed: 10 * loss_of(model, seed))
+
+
+def test_batch_without_samples_is_not_observed():
+    torch.manual_seed(0)
+    model = small()
+    optimizer, moor = moored(model)
+    step(model, optimizer)
+    before = curvature(moor, "0.weight").clone()
+    optimizer.zero_grad()
+    model(torch.zeros(0, INPUTS)).sum().backward()
+    optimizer.step()
+    assert torch.equal(curvature(moor, "0.weight"), before)

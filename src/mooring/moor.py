@@ -25,7 +25,7 @@ from mooring.pulls.pull import check_numbers
 from mooring.reference.batches import Data, Loss
 from mooring.reference.calibration import calibration_factor
 from mooring.reference.estimation import estimate
-from mooring.siblings import ATTACHED, parameters_of_siblings
+from mooring.siblings import ATTACHED, observers_of_siblings, parameters_of_siblings
 from mooring.state.memory import Memory
 from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
 from mooring.state.rules import Rules
@@ -397,7 +397,8 @@ class Mooring:
     def _estimate(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> list[Any]:
         self._refuse_interrupted()
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
-        first_batches = estimate(self._states, self._observers, data, **options)
+        observers = [*self._observers, *observers_of_siblings(self._step)]
+        first_batches = estimate(self._states, observers, data, **options)
         self._step.invalidate()
         return first_batches
 

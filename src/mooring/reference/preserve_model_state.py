@@ -11,6 +11,12 @@ from torch import Tensor, nn
 
 from mooring.observe.output_observer import OutputObserver
 
+OF_TORCH = nn.Module().__dict__.keys() - {"training"}
+"""The attributes of every module, such as its parameters and hooks."""
+
+REBOUND = (bool, int, float, Tensor, tuple, list, dict, type(None))
+"""The types of attributes that are bound as before."""
+
 
 @contextmanager
 def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
@@ -29,6 +35,7 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
         tensor([0., 0.])
     """
     bindings = [(module, _bindings(module), dict(module._buffers)) for module in model.modules()]
+    containers = [(c, c.copy()) for module in model.modules() for c in _containers(module)]
     written = model.parameters() if moves else _renormalized(model)
     attributes = [t for _, values, _ in bindings for t in values.values() if isinstance(t, Tensor)]
     constants = [t for t in attributes if not t.requires_grad]  # others may belong to a graph under way
@@ -54,6 +61,9 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
                 module.__dict__.update(values)
                 module._buffers.clear()
                 module._buffers.update(buffers)
+            for container, content in containers:
+                container.clear()
+                container.extend(content) if isinstance(container, list) else container.update(content)
             for p, gradient in gradients:
                 p.grad = gradient
             with torch.no_grad():
@@ -62,8 +72,15 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
 
 
 def _bindings(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that a forward pass may bind anew: its mode, counters, tensors."""
-    return {name: v for name, v in module.__dict__.items() if isinstance(v, bool | int | float | Tensor)}
+    """Return the attributes of a module that a forward pass may bind anew: its mode, counters, tensors, caches."""
+    return {name: v for name, v in module.__dict__.items() if name not in OF_TORCH and isinstance(v, REBOUND)}
+
+
+def _containers(module: nn.Module) -> Iterator[Any]:
+    """Yield the lists and dictionaries of a module that a forward pass may fill, such as hidden states and caches."""
+    for name, value in module.__dict__.items():
+        if name not in OF_TORCH and type(value) in (list, dict):
+            yield value
 
 
 def _renormalized(model: nn.Module) -> Iterator[Tensor]:

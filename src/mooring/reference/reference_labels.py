@@ -1,14 +1,13 @@
 """Labels of reference batches: drawn from the model's prediction if there are none, and shifted where a model does."""
 
 import inspect
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, warn
 from mooring.observe.output_observer import find_outputs
 from mooring.reference.batches import LOSS_HINT, Outputs, device_of, is_pair, is_row, returned_loss, to_device
 
@@ -42,10 +41,9 @@ def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | N
     if (name := name_of_inputs(model)) is not None:
         return {name: batch[0], "labels": batch[1]}
     if repeats and seed == 0:
-        warnings.warn(
+        warn(
             "the labels of the data or reference equal its inputs, which says nothing about a model that predicts the "
             "next token: give (ids[:, :-1], ids[:, 1:]), or the loss(model, batch) of training",
-            stacklevel=1,
         )
     return batch
 

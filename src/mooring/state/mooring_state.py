@@ -3,7 +3,6 @@
 `consolidate` is the last line of Algorithm 1. It and `layer_scales` serve one model and a fleet of runs alike.
 """
 
-import warnings
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, sharded, to_dtensor
-from mooring.errors import MooringError, UnheldWarning
+from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.importance import Importance, State
 from mooring.importance.kronecker_factors import (
     FACTOR_SLOTS,
@@ -471,19 +470,17 @@ class MooringState:
         """anchor <- theta without counting a task; warn of parameters that moved without a step."""
         self.refresh()
         if not self.tasks:
-            warnings.warn(
+            warn(
                 "consolidate() saw no step of this optimizer, so nothing is protected and no task is counted: train "
                 "with optimizer.step() (with SAM, attach to its base_optimizer), call moor.rebind(optimizer) if "
                 "another optimizer trained, or give consolidate(data=...)",
                 UnheldWarning,
-                stacklevel=5,
             )
         moved = [s.name for s in self.records.values() if bool((s.theta != s.device_anchor).any())]
         if moved:
-            warnings.warn(
+            warn(
                 f"{first_and_count(moved)} moved since the last task and this Mooring saw no step: nothing was "
                 "protected, and no task is counted. If the optimizer is a new one, call moor.rebind(optimizer)",
-                stacklevel=5,
             )
         for state in self.records.values():
             state.anchor.copy_(state.theta)
