@@ -1,0 +1,109 @@
+"""Tests that what Mooring promises holds for every model of the zoo, with every importance and pull that fits."""
+
+import random
+
+import numpy
+import pytest
+import torch
+
+from mooring import Budget, Interpolation, Penalty, Proximal
+from zoo.models import MODELS, ZooModel
+from zoo.moored_runs import IMPORTANCES, MooredRun, clean_name, flat, saved_energy
+
+FAST = ("gpt2", "clip", "resnet", "gan", "scalar parameter")
+"""The models of the required suite, with their first rule."""
+
+PULLS = {
+    "budget": Budget(1e-4),
+    "budget per layer": Budget(1e-4, per="layer"),
+    "interpolation": Interpolation(),
+    "penalty": Penalty(1.0),
+    "proximal": Proximal(1.0),
+    "budget of nothing": Budget(1e-30),
+    "proximal of 1e30": Proximal(1e30),
+}
+BUDGETS = [(importance, "budget") for importance in IMPORTANCES] + [("kronecker", "budget per layer")]
+OTHERS = [("mas", "interpolation"), ("si", "interpolation"), ("uniform", "penalty"), ("rwalk", "proximal")]
+ESTIMATED = [(importance, "budget") for importance in ("kronecker", "ewc", "mas", "uniform", "balanced")]
+HOLDING = [(importance, "budget of nothing") for importance, _ in ESTIMATED] + [("ewc", "proximal of 1e30")]
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the budget could not be calibrated",
+    "ignore:training moves parameters that nothing holds",
+    "ignore:The .grad attribute of a Tensor that is not a leaf",  # torch.compile, where a hook divides a graph
+)
+
+
+def cases(rules, models=MODELS):
+    """Parametrize over models and rules; all but a few are for the long half."""
+    chosen = [(zoo, rule, zoo.name in FAST and rule == rules[0]) for zoo in models for rule in rules]
+    return pytest.mark.parametrize(
+        ("zoo", "importance", "pull"),
+        [
+            pytest.param(zoo, *rule, id="-".join((zoo.name, *rule)), marks=() if fast else pytest.mark.faults)
+            for zoo, rule, fast in chosen
+        ],
+    )
+
+
+def new_run(zoo: ZooModel, **options) -> MooredRun:
+    pytest.importorskip(zoo.needs, reason=f"needs {zoo.needs}")
+    return MooredRun(zoo, **options)
+
+
+def rules(importance: str, pull: str) -> dict:
+    return {"importance": IMPORTANCES[importance], "pull": PULLS[pull]}
+
+
+def moved(run: MooredRun, before: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {name: float((p.detach() - before[name]).abs().max()) for name, p in run.named().items()}
+
+
+def set_trainable(parameters: list[torch.nn.Parameter], trainable: bool) -> None:
+    for p in parameters:
+        p.requires_grad_(trainable)
+
+
+def everything(run: MooredRun) -> dict[str, torch.Tensor]:
+    """Return parameters, buffers, gradients, modes and random states."""
+    modes = {f"mode.{name}": torch.tensor(module.training) for name, module in run.model.named_modules()}
+    gradients = {f"gradient.{name}": p.grad.clone() for name, p in run.named().items() if p.grad is not None}
+    values = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+    drawn = torch.tensor([hash(random.getstate()), hash(str(numpy.random.get_state()[1:]))])
+    return {**values, **gradients, **modes, "random": torch.get_rng_state(), "other random": drawn}
+
+
+@cases(ESTIMATED)
+def test_reference_leaves_everything_as_it_is_to_the_bit(zoo, importance, pull):
+    run = new_run(zoo)
+    run.train(0, 1)  # gradients, and statistics that are not those of a new model
+    next(run.model.modules()).train()
+    list(run.model.modules())[-1].eval()
+    before = everything(run)
+    run.attach(**rules(importance, pull), reference=zoo.batches(0, 2))
+    after = everything(run)
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert {"unheld"}.isdisjoint(run.statuses().values())
+
+
+@cases(HOLDING)
+def test_parameters_that_move_under_a_budget_of_nothing_are_those_that_coverage_names(zoo, importance, pull):
+    run = new_run(zoo, momentum=0.0)
+    late, excluded = [], []  # in each part, one parameter trains only later, and another is excluded
+    for module in run.modules:
+        names = [name for name, p in module.named_parameters() if p.requires_grad]
+        late += [module.get_parameter(names[0])] if names[2:] else []
+        excluded.append([clean_name(names[-1])] if names[2:] else [])
+    set_trainable(late, False)
+    run.attach(**rules(importance, pull), exclude=excluded)
+    run.train(0, 6)
+    run.consolidate()
+    set_trainable(late, True)
+    before = run.values()
+    run.train(1, 4)
+    statuses = run.statuses()
+    free = {name for name, status in statuses.items() if status in ("unheld", "free by request")}
+    assert len(free) == len(late) + sum(map(len, excluded))
+    assert "held" in statuses.values()
+    assert {name for name, distance in moved(run, before).items() if distance > 1e-9} == free
