@@ -26,7 +26,9 @@ class ZooModel:
         name: its name.
         make: returns the model, the same one at each call.
         batches: (task, count) -> batches; tasks differ in their labels.
+        predictions: the number of predictions of a batch that the loss of each part is a mean over.
         loss: the mean loss on a batch; None is the default one of a reference.
+        outputs: takes what the model returns and gives its outputs, for importances that read them.
         lr: a learning rate at which importances are not degenerate after a few steps.
         parts: the submodules with an optimizer each; by default the model itself.
         splits: whether the loss on a batch is the mean of those on its halves.
@@ -36,7 +38,9 @@ class ZooModel:
     name: str
     make: Callable[[], nn.Module]
     batches: Callable[[int, int], list[Batch]]
+    predictions: tuple[int, ...]
     loss: Loss | None = None
+    outputs: Callable[[Any], Tensor] | None = None
     lr: float = 0.1
     parts: tuple[str, ...] = ("",)
     splits: bool = True
@@ -97,7 +101,10 @@ def label_maps(task: int, count: int) -> list[Batch]:
 
 
 def captions(task: int, count: int) -> list[Batch]:
-    both = zip(images(task, count), token_ids(task, count), strict=True)
+    """Return images with text that ends with token 0, at which the text is read."""
+    ends = torch.arange(LENGTH) == LENGTH - 1
+    texts = [ids.clamp(min=1).masked_fill(ends, 0) for ids in token_ids(task, count)]
+    both = zip(images(task, count), texts, strict=True)
     return [{"pixel_values": x, "input_ids": ids, "return_loss": True} for (x, _), ids in both]
 
 
@@ -368,44 +375,40 @@ def seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return model
 
 
-def of_transformers(name: str, make: Callable[[], nn.Module], batches: Any, **options: Any) -> ZooModel:
-    return ZooModel(name, seeded(make), batches, needs="transformers", **options)
+def entry(name: str, make: Callable[[], nn.Module], batches: Any, *predictions: int, **options: Any) -> ZooModel:
+    return ZooModel(name, seeded(make), batches, predictions, **options)
 
 
-def of_torch(name: str, make: Callable[[], nn.Module], batches: Any, **options: Any) -> ZooModel:
-    return ZooModel(name, seeded(make), batches, **options)
-
-
-def of_peft(kind: str) -> ZooModel:
-    return ZooModel(kind, seeded(adapted(kind)), text, needs="peft")
-
-
+TRANSFORMERS, PEFT = {"needs": "transformers"}, {"needs": "peft"}
+TOKENS, SHIFTED = ROWS * LENGTH, ROWS * (LENGTH - 1)
 MODELS: Sequence[ZooModel] = (
-    of_transformers("gpt2", gpt2, text),
-    of_transformers("llama", llama, text),
-    of_transformers("bert", bert, masked_text),
-    of_transformers("t5", t5, translations),
-    of_transformers("clip", clip, captions, splits=False),
-    of_transformers("vit", vit, named_images),
-    of_transformers("whisper", whisper, recordings),
-    of_peft("lora"),
-    of_peft("dora"),
-    of_peft("ia3"),
-    of_peft("prompt tuning"),
-    of_torch("transformer", Translator, next_tokens),
-    of_torch("transformer encoder", Encoder, next_tokens),
-    of_torch("gradient checkpointing", lambda: Encoder(checkpointing=True), next_tokens),
-    of_torch("lstm", lambda: Recurrent(nn.LSTM), next_tokens),
-    of_torch("gru", lambda: Recurrent(nn.GRU), next_tokens),
-    of_torch("resnet", resnet, images, splits=False),
-    of_torch("convnext", convnext, images),
-    of_torch("efficientnet", efficientnet, images, splits=False),
-    of_torch("segmentation", segmentation, label_maps, splits=False),
-    of_torch("gan", Gan, vectors, loss=gan_loss, parts=("generator", "discriminator")),
-    of_torch("shared weights", shared, vectors),
-    of_torch("weight norm", lambda: mlp(wrap=parametrizations.weight_norm), vectors),
-    of_torch("spectral norm", lambda: mlp(wrap=parametrizations.spectral_norm), vectors, splits=False),
-    of_torch("scalar parameter", Tempered, vectors),
-    of_torch("compiled mlp", compiled(mlp), vectors),
-    of_torch("compiled encoder", compiled(Encoder), next_tokens),
+    entry("gpt2", gpt2, text, SHIFTED, **TRANSFORMERS),
+    entry("llama", llama, text, SHIFTED, **TRANSFORMERS),
+    entry("bert", bert, masked_text, 2 * ROWS, **TRANSFORMERS),
+    entry("t5", t5, translations, TOKENS, **TRANSFORMERS),
+    entry(
+        "clip", clip, captions, ROWS, **TRANSFORMERS, outputs=lambda returned: returned.logits_per_image, splits=False
+    ),
+    entry("vit", vit, named_images, ROWS, **TRANSFORMERS),
+    entry("whisper", whisper, recordings, TOKENS, **TRANSFORMERS),
+    entry("lora", adapted("lora"), text, SHIFTED, **PEFT),
+    entry("dora", adapted("dora"), text, SHIFTED, **PEFT),
+    entry("ia3", adapted("ia3"), text, SHIFTED, **PEFT),
+    entry("prompt tuning", adapted("prompt tuning"), text, TOKENS, **PEFT),  # the prompt predicts the first token
+    entry("transformer", Translator, next_tokens, SHIFTED),
+    entry("transformer encoder", Encoder, next_tokens, SHIFTED),
+    entry("gradient checkpointing", lambda: Encoder(checkpointing=True), next_tokens, SHIFTED),
+    entry("lstm", lambda: Recurrent(nn.LSTM), next_tokens, SHIFTED),
+    entry("gru", lambda: Recurrent(nn.GRU), next_tokens, SHIFTED),
+    entry("resnet", resnet, images, ROWS),
+    entry("convnext", convnext, images, ROWS),
+    entry("efficientnet", efficientnet, images, ROWS),
+    entry("segmentation", segmentation, label_maps, ROWS * SIZE**2),
+    entry("gan", Gan, vectors, 2 * ROWS, 4 * ROWS, loss=gan_loss, parts=("generator", "discriminator")),
+    entry("shared weights", shared, vectors, 2 * ROWS),
+    entry("weight norm", lambda: mlp(wrap=parametrizations.weight_norm), vectors, 2 * ROWS),
+    entry("spectral norm", lambda: mlp(wrap=parametrizations.spectral_norm), vectors, 2 * ROWS, splits=False),
+    entry("scalar parameter", Tempered, vectors, 2 * ROWS),
+    entry("compiled mlp", compiled(mlp), vectors, 2 * ROWS),
+    entry("compiled encoder", compiled(Encoder), next_tokens, SHIFTED),
 )

@@ -42,9 +42,16 @@ class MooredRun:
         self.moors: list[mooring.Mooring] = []
 
     def attach(self, *, exclude: Sequence[Sequence[str]] | None = None, **options: Any) -> "MooredRun":
-        """Attach a Mooring to each part; `exclude` has the excluded names of each."""
+        """Attach a Mooring to each part.
+
+        Args:
+            exclude: the excluded names of each part.
+            options: those of `mooring.attach`, with an importance.
+        """
         if "reference" in options:
             options["loss"] = self.zoo.loss
+        if getattr(options["importance"], "watches", "") == "outputs":
+            options["outputs"] = self.zoo.outputs
         excluded = exclude or [()] * len(self.modules)
         for module, optimizer, names in zip(self.modules, self.optimizers, excluded, strict=True):
             self.moors.append(mooring.attach(module, optimizer, exclude=names, **options))

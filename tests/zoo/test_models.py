@@ -107,3 +107,73 @@ def test_parameters_that_move_under_a_budget_of_nothing_are_those_that_coverage_
     assert len(free) == len(late) + sum(map(len, excluded))
     assert "held" in statuses.values()
     assert {name for name, distance in moved(run, before).items() if distance > 1e-9} == free
+
+
+@cases([("ewc", "budget")])
+def test_samples_are_the_predictions_that_the_loss_averages_over(zoo, importance, pull):
+    run = new_run(zoo).attach(**rules(importance, pull))
+    run.train(0, 1)
+    for moor, module, predictions in zip(run.moors, run.modules, zoo.predictions, strict=True):
+        squares = sum(p.grad.square().sum() for p in module.parameters() if p.grad is not None)
+        assert float(sum(score.sum() for score in moor.current.values())) == pytest.approx(predictions * float(squares))
+
+
+@cases(BUDGETS)
+def test_energy_recomputed_from_the_saved_state_is_within_the_budget(zoo, importance, pull):
+    run = new_run(zoo).attach(**rules(importance, pull))
+    for task in (0, 1):
+        run.train(task, 6)
+        run.consolidate()
+    run.train(2, 4)
+    for moor in run.moors:
+        budget = moor.pull.allowed(2)
+        assert saved_energy(moor) <= budget
+        assert saved_energy(moor) >= 0.9 * budget  # it was spent, so the pull acted
+
+
+@cases(BUDGETS + OTHERS)
+def test_run_resumed_in_the_middle_of_a_task_equals_the_uninterrupted_one(zoo, importance, pull):
+    run = new_run(zoo).attach(**rules(importance, pull))
+    run.train(0, 4)
+    run.consolidate()
+    run.train(1, 2)
+    saved = run.checkpoint()
+    resumed = new_run(zoo).attach(**rules(importance, pull))
+    resumed.load(saved)
+    for each in (run, resumed):
+        each.train(1, 2, start=2)
+        each.consolidate()
+        each.train(2, 1)
+    whole, other = flat(run.checkpoint()), flat(resumed.checkpoint())
+    assert whole.keys() == other.keys()
+    assert [name for name in whole if not torch.equal(whole[name], other[name])] == []
+
+
+@cases(BUDGETS + OTHERS, [zoo for zoo in MODELS if zoo.splits])
+def test_accumulated_gradients_equal_those_of_one_batch(zoo, importance, pull):
+    runs = [new_run(zoo).attach(**rules(importance, pull), buffers="frozen") for _ in range(2)]
+    for run, pieces in zip(runs, (1, 2), strict=True):
+        run.train(0, 4)
+        run.consolidate()  # batch norm does not depend on the batch from here on
+        run.train(1, 3, pieces=pieces)
+    whole, accumulated = (flat(run.checkpoint()) for run in runs)
+    for name in whole:
+        if name.endswith(".mooring"):
+            continue
+        torch.testing.assert_close(accumulated[name], whole[name], rtol=1e-4, atol=1e-7, msg=name)
+
+
+@cases(BUDGETS + OTHERS)
+def test_autocast_steps_stay_near_plain_ones_and_within_the_budget(zoo, importance, pull):
+    runs = [new_run(zoo, dtype=torch.float32).attach(**rules(importance, pull)) for _ in range(2)]
+    for run, autocast in zip(runs, (False, True), strict=True):
+        run.train(0, 4, autocast=autocast)
+        run.consolidate()
+        run.train(1, 4, autocast=autocast)
+    start = MooredRun(zoo, dtype=torch.float32).values()
+    plain, cast = (run.values() for run in runs)
+    apart = sum(float((cast[name] - plain[name]).square().sum()) for name in start) ** 0.5
+    distance = sum(float((plain[name] - start[name]).square().sum()) for name in start) ** 0.5
+    assert apart <= 0.05 * distance, apart / distance
+    for moor in runs[1].moors if "budget" in pull else ():
+        assert saved_energy(moor) <= 1.001 * moor.pull.allowed(1)  # float32 rounds each weight after the pull
