@@ -122,7 +122,7 @@ def vectors(task: int, count: int) -> list[Batch]:
 
 # Models of transformers
 
-TEXT = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+TEXT = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 BLOCKS = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 2 * WIDTH}
 SPREAD = {"initializer_range": 0.3}
 """Larger weights than usual: with those, attention hardly depends on queries and keys, whose importance is then 0."""
