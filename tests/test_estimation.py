@@ -374,6 +374,19 @@ def test_reference_of_a_model_without_weights_is_refused_in_one_line():
         mooring.attach(model, optimizer, reference=[torch.randn(4, 3)])
 
 
+def test_gradients_of_a_network_outside_the_model_are_unchanged():
+    generator, discriminator = nn.Linear(3, 4), nn.Linear(4, 2)
+    discriminator(torch.ones(1, 4)).sum().backward()
+    before = [p.grad.clone() for p in discriminator.parameters()]
+
+    def loss(model, noise):
+        return nn.functional.cross_entropy(discriminator(model(noise)), noise.argmax(1) % 2)
+
+    optimizer = torch.optim.SGD(generator.parameters(), lr=0.1)
+    mooring.attach(generator, optimizer, reference=[torch.randn(8, 3)], loss=loss)
+    assert all(torch.equal(p.grad, g) for p, g in zip(discriminator.parameters(), before, strict=True))
+
+
 def test_data_of_one_rank_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)

@@ -138,10 +138,11 @@ def count_trained(gradient: Tensor, dimension: int) -> Tensor | None:
     return gradient.any(dimension).sum()
 
 
-def count_labels(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Return the number of predictions of a forward pass that returned no outputs, from the model's arguments.
+def count_labels(args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any = None) -> int:
+    """Return the number of predictions of a forward pass that returned no `logits`, from the model's arguments.
 
-    It is the number of `labels` but those of -100, which losses ignore. Without labels it is the number of token ids in
+    It is the number of `labels` but those of -100, which losses ignore. Without labels it is that of logits of another
+    name, such as CLIP's `logits_per_image` or the `start_logits` of questions; without those the number of token ids in
     the first tensor of integers, else the length of the first tensor. Models with a fused language-model head, such as
     those of TRL's trainers, compute the loss without logits.
 
@@ -149,10 +150,15 @@ def count_labels(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         >>> labels = torch.tensor([[-100, 1, 2], [3, 4, -100]])
         >>> count_labels((), {"input_ids": torch.zeros(2, 3), "labels": labels}), count_labels((torch.zeros(5, 2),), {})
         (4, 5)
+        >>> count_labels((), {"input_ids": labels}, {"logits_per_image": torch.zeros(2, 2)})
+        2
     """
     if isinstance(labels := kwargs.get("labels"), Tensor):
         return int((labels != -100).sum())
-    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.ndim]
+    named = returned if isinstance(returned, Mapping) else getattr(returned, "__dict__", {})
+    if (logits := next((t for key, t in named.items() if "logits" in str(key) and _has_rows(t)), None)) is not None:
+        return count_samples(logits)
+    tensors = [t for t in (*args, *kwargs.values()) if _has_rows(t)]
     ids = next((t for t in tensors if not t.is_floating_point()), None)
     if ids is not None:
         return ids.numel()
@@ -162,6 +168,10 @@ def count_labels(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
             "batch_size=, as in EWC(decay=None, per_sample=True, batch_size=8)"
         )
     return len(tensors[0])
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
 class ForwardHook:
@@ -256,7 +266,7 @@ class OutputObserver:
             return
         tensors = _differentiable_tensors(returned, set())
         if (outputs := self._outputs_in(returned, countable=bool(tensors))) is None:
-            pending = [Observation(count_labels(args, kwargs))]
+            pending = [Observation(count_labels(args, kwargs, returned))]
         elif not outputs.requires_grad:
             return
         else:

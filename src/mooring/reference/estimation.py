@@ -15,7 +15,7 @@ from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
 from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, iter_batches, scalar_loss
-from mooring.reference.preserve_model_state import preserve_model_state
+from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.progress import progress
 from mooring.reference.reference_labels import prepare_labels
 from mooring.state.mooring_state import MooringState
@@ -101,7 +101,8 @@ def estimate(
                         raise NonFiniteError(NOT_FINITE)
                     if not value.requires_grad:
                         raise MooringError(NO_DEPENDENCE)
-                    value.backward()  # type: ignore[no-untyped-call]
+                    with preserve_other_gradients(value, model):
+                        value.backward()  # type: ignore[no-untyped-call]
                 step.before(optimizer, (optimizer,), {})
                 step.after(optimizer, (optimizer,), {})
                 for p in model.parameters():

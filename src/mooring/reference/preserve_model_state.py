@@ -1,4 +1,4 @@
-"""A context that restores a model: parameters, buffers, gradients, modes and random states."""
+"""Contexts that restore a model (parameters, buffers, gradients, modes, random states) and gradients outside it."""
 
 import random
 import sys
@@ -69,6 +69,43 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
             with torch.no_grad():
                 for tensor, before in kept:
                     tensor.copy_(before)
+
+
+@contextmanager
+def preserve_other_gradients(loss: Tensor, model: nn.Module) -> Iterator[None]:
+    """Restore the gradients of what a loss depends on outside the model, such as a GAN's discriminator.
+
+    Example:
+        >>> model, other = nn.Linear(2, 2), nn.Linear(2, 1)
+        >>> loss = other(model(torch.ones(1, 2))).sum()
+        >>> with preserve_other_gradients(loss, model):
+        ...     loss.backward()
+        >>> model.weight.grad is None, other.weight.grad is None
+        (False, True)
+    """
+    own = {*model.parameters()}
+    gradients = [(leaf, leaf.grad) for leaf in _leaves(loss) if leaf not in own]
+    for leaf, _ in gradients:
+        leaf.grad = None
+    try:
+        yield
+    finally:
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
+
+
+def _leaves(loss: Tensor) -> set[Tensor]:
+    """Return the tensors in which a backward pass accumulates gradients."""
+    found, visited, pending = set[Tensor](), set[Any](), [loss.grad_fn]
+    while pending:
+        node: Any = pending.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if isinstance(leaf := getattr(node, "variable", None), Tensor) and leaf.is_leaf:
+            found.add(leaf)
+        pending += [parent for parent, _ in node.next_functions]
+    return found
 
 
 def _bindings(module: nn.Module) -> dict[str, Any]:
