@@ -96,16 +96,16 @@ def preserve_other_gradients(loss: Tensor, model: nn.Module) -> Iterator[None]:
 
 def _leaves(loss: Tensor) -> set[Tensor]:
     """Return the tensors in which a backward pass accumulates gradients."""
-    found, visited, pending = set[Tensor](), set[Any](), [loss.grad_fn]
+    leaves, visited, pending = set[Tensor](), set[Any](), [loss.grad_fn]
     while pending:
         node: Any = pending.pop()
         if node is None or node in visited:
             continue
         visited.add(node)
         if isinstance(leaf := getattr(node, "variable", None), Tensor) and leaf.is_leaf:
-            found.add(leaf)
+            leaves.add(leaf)
         pending += [parent for parent, _ in node.next_functions]
-    return found
+    return leaves
 
 
 def _bindings(module: nn.Module) -> dict[str, Any]:
