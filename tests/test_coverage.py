@@ -495,6 +495,19 @@ def test_resized_layer_keeps_its_kronecker_factors(grow, words):
     assert energies[6:] == pytest.approx([0.0] * (words - min(words, 6)), abs=1e-6)
 
 
+def test_drift_and_energy_are_known_right_after_an_embedding_is_resized():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer)
+    nn.functional.cross_entropy(model(torch.arange(5)), torch.arange(5)).backward()
+    optimizer.step()
+    moor.consolidate()
+    model[0].weight.data = torch.cat([model[0].weight.data, torch.ones(2, 4)])
+    assert moor.anchor["0.weight"].shape == (7, 4)
+    assert moor.drift() == {"0": 0.0, "1": 0.0}
+    assert moor.pull_energy() == 0
+
+
 def test_parameter_resized_in_the_middle_of_a_task_continues():
     model = Language()
     optimizer = sgd(model)

@@ -588,8 +588,13 @@ def test_balanced_factors_are_refused_in_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_model_compiled_as_one_graph_is_refused_in_one_line():
-    model = torch.compile(small(), backend="eager", fullgraph=True)
+@pytest.mark.parametrize("part", ["wrapper", "model", "layer"])
+def test_model_compiled_as_one_graph_is_refused_in_one_line(part):
+    model = small()
+    if part == "wrapper":
+        model = torch.compile(model, backend="eager", fullgraph=True)
+    else:
+        (model if part == "model" else model[0]).compile(backend="eager", fullgraph=True)
     with pytest.raises(MooringError, match="fullgraph=True") as error:
         moored(model)
     assert "\n" not in str(error.value)

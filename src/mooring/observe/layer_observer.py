@@ -1,5 +1,6 @@
 """Observes the inputs of layers and the gradients of their outputs, for the Kronecker factors of their curvature."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ class LayerObserver:
 
     def __init__(self, states: MooringState, predictions: Callable[[], float] | None = None) -> None:
         self.states, self.predictions, self.paused, self.samples = states, predictions, False, 0
-        if any(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False) for module in states.model.modules()):
+        if any(map(_is_compiled_whole, states.model.modules())):
             raise MooringError(
                 f"{states.importance.name}() observes every layer, which torch.compile(fullgraph=True) does not allow: "
                 'compile without it, or use importance="ewc"'
@@ -127,6 +128,14 @@ class LayerObserver:
         """Remove the hooks."""
         for handle in self._handles.values():
             handle.remove()
+
+
+def _is_compiled_whole(module: nn.Module) -> bool:
+    """Return whether a module is compiled with fullgraph=True, by `torch.compile` or by its own method `compile`."""
+    context = getattr(module, "dynamo_ctx", None)
+    if inspect.isfunction(call := getattr(module, "_compiled_call_impl", None)):
+        context = inspect.getclosurevars(call).nonlocals.get("self")  # torch keeps the options nowhere else
+    return bool(getattr(context, "fullgraph", False))
 
 
 def _accumulates(p: Tensor) -> bool:

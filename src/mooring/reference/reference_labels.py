@@ -33,6 +33,7 @@ def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | N
             f"the data or reference has rows with {', '.join(map(str, batch))}, not batches of tensors: give a "
             "DataLoader(rows, batch_size=..., collate_fn=...) that makes batches as in training"
         )
+    _warn_of_unmasked_text(model, batch, seed)
     if not is_pair(batch) or isinstance(batch[0], Mapping):
         return add_sampled_labels(model, batch, seed, outputs)
     repeats = repeats_inputs(*batch)
@@ -46,6 +47,19 @@ def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | N
             "next token: give (ids[:, :-1], ids[:, 1:]), or the loss(model, batch) of training",
         )
     return batch
+
+
+def _warn_of_unmasked_text(model: nn.Module, batch: Any, seed: int) -> None:
+    """Warn if a masked language model is to predict the very tokens that it is given."""
+    base: Any = getattr(model, "get_base_model", lambda: getattr(model, "_orig_mod", model))()
+    if seed or not type(base).__name__.endswith("ForMaskedLM"):
+        return
+    parts = (batch.get("input_ids"), batch.get("labels")) if isinstance(batch, Mapping) else batch
+    if is_pair(parts) and isinstance(parts[0], Tensor) and repeats_inputs(*parts):
+        warn(
+            "the labels of the data or reference equal its inputs, which a masked language model only has to copy: "
+            "mask tokens of the inputs, and give -100 as the label of the others, as in training"
+        )
 
 
 def repeats_inputs(inputs: Tensor, labels: Tensor) -> bool:

@@ -3,7 +3,9 @@
 `consolidate` is the last line of Algorithm 1. It and `layer_scales` serve one model and a fleet of runs alike.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -317,6 +319,25 @@ class MooringState:
                 resized.append((gone[name], p))
         for state, p in resized:
             self._resize(state, p)
+
+    def resized(self) -> Collection[ParameterState]:
+        """Return the states, after those of parameters that changed their shape were moved to the new one."""
+        if any(state.shape != p.shape for p, state in self.records.items()):
+            self.refresh()
+        return self.records.values()
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Restore what is known of this task if the body fails, such as an estimate whose calibration fails."""
+        kept = [(state, copy(state), copy(state.factors)) for state in self.records.values()]
+        records, reasons, not_estimated = dict(self.records), dict(self.diagonal_reasons), self.not_estimated
+        try:
+            yield
+        except BaseException:
+            for state, before, factors in kept:
+                state.__dict__.update(before.__dict__, factors=factors)
+            self.records, self.diagonal_reasons, self.not_estimated = records, reasons, not_estimated
+            raise
 
     def optimizer_parameters(self) -> list[Tensor]:
         """Return every parameter of the optimizer."""
