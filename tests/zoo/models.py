@@ -29,9 +29,9 @@ class ZooModel:
         predictions: the number of predictions of a batch that the loss of each part is a mean over.
         loss: the mean loss on a batch; None is the default one of a reference.
         outputs: takes what the model returns and gives its outputs, for importances that read them.
-        lr: a learning rate at which importances are not degenerate after a few steps.
         parts: the submodules with an optimizer each; by default the model itself.
         splits: whether the loss on a batch is the mean of those on its halves.
+        casts: whether it runs in bfloat16 on every CPU.
         needs: the library that it comes from.
     """
 
@@ -41,9 +41,9 @@ class ZooModel:
     predictions: tuple[int, ...]
     loss: Loss | None = None
     outputs: Callable[[Any], Tensor] | None = None
-    lr: float = 0.1
     parts: tuple[str, ...] = ("",)
     splits: bool = True
+    casts: bool = True
     needs: str = "torch"
 
 
@@ -161,9 +161,8 @@ def t5() -> nn.Module:
 def clip() -> nn.Module:
     from transformers import CLIPConfig, CLIPModel
 
-    size = {**BLOCKS, "initializer_factor": 3.0}
-    words = {**size, **TEXT, "max_position_embeddings": LENGTH}
-    pixels = {**size, "image_size": SIZE, "patch_size": 4}
+    words = {**BLOCKS, **TEXT, "max_position_embeddings": LENGTH}
+    pixels = {**BLOCKS, "image_size": SIZE, "patch_size": 4}
     return CLIPModel(CLIPConfig(text_config=words, vision_config=pixels, projection_dim=WIDTH))
 
 
@@ -180,8 +179,9 @@ def whisper() -> nn.Module:
     sides = {"layers": 2, "attention_heads": 2, "ffn_dim": 2 * WIDTH}
     size = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()}
     places = {"max_source_positions": LENGTH, "max_target_positions": LENGTH, "num_mel_bins": 4}
-    options = {"d_model": WIDTH, "decoder_start_token_id": 0, "dropout": 0.0, "init_std": 0.3}
-    return WhisperForConditionalGeneration(WhisperConfig(**size, **places, **TEXT, **options))
+    start = {"decoder_start_token_id": 0, "pad_token_id": 0}
+    options = {**TEXT, **start, "d_model": WIDTH, "dropout": 0.0, "init_std": 0.3}
+    return WhisperForConditionalGeneration(WhisperConfig(**size, **places, **options))
 
 
 def adapted(kind: str) -> Callable[[], nn.Module]:
@@ -398,8 +398,8 @@ MODELS: Sequence[ZooModel] = (
     entry("transformer", Translator, next_tokens, SHIFTED),
     entry("transformer encoder", Encoder, next_tokens, SHIFTED),
     entry("gradient checkpointing", lambda: Encoder(checkpointing=True), next_tokens, SHIFTED),
-    entry("lstm", lambda: Recurrent(nn.LSTM), next_tokens, SHIFTED),
-    entry("gru", lambda: Recurrent(nn.GRU), next_tokens, SHIFTED),
+    entry("lstm", lambda: Recurrent(nn.LSTM), next_tokens, SHIFTED, casts=False),
+    entry("gru", lambda: Recurrent(nn.GRU), next_tokens, SHIFTED, casts=False),
     entry("resnet", resnet, images, ROWS),
     entry("convnext", convnext, images, ROWS),
     entry("efficientnet", efficientnet, images, ROWS),

@@ -30,15 +30,16 @@ class MooredRun:
     Args:
         zoo: the model.
         dtype: the dtype of its parameters and of its batches.
-        momentum: that of the optimizers.
+        lr: the learning rate of the optimizers.
+        momentum: their momentum.
     """
 
-    def __init__(self, zoo: ZooModel, *, dtype: torch.dtype = FLOAT, momentum: float = 0.9) -> None:
+    def __init__(self, zoo: ZooModel, *, dtype: torch.dtype = FLOAT, lr: float = 0.1, momentum: float = 0.9) -> None:
         torch.compiler.reset()  # a graph that was compiled for another copy of the model does not see new hooks
         self.zoo, self.dtype, self.model = zoo, dtype, zoo.make().to(dtype)
         self.modules = [self.model.get_submodule(part) for part in zoo.parts]
         trained = [[p for p in module.parameters() if p.requires_grad] for module in self.modules]
-        self.optimizers = [torch.optim.SGD(parameters, lr=zoo.lr, momentum=momentum) for parameters in trained]
+        self.optimizers = [torch.optim.SGD(parameters, lr=lr, momentum=momentum) for parameters in trained]
         self.moors: list[mooring.Mooring] = []
 
     def attach(self, *, exclude: Sequence[Sequence[str]] | None = None, **options: Any) -> "MooredRun":
