@@ -1,6 +1,7 @@
 """Runs of the zoo's models under Moorings: trained in tasks, saved, resumed, and recomputed from what is saved."""
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ class MooredRun:
     """
 
     def __init__(self, zoo: ZooModel, *, dtype: torch.dtype = FLOAT, lr: float = 0.1, momentum: float = 0.9) -> None:
-        torch.compiler.reset()  # a graph that was compiled for another copy of the model does not see new hooks
+        if "torch._dynamo" in sys.modules:  # a graph that was compiled for another copy does not see new hooks
+            torch.compiler.reset()
         self.zoo, self.dtype, self.model = zoo, dtype, zoo.make().to(dtype)
         self.modules = [self.model.get_submodule(part) for part in zoo.parts]
         trained = [[p for p in module.parameters() if p.requires_grad] for module in self.modules]
