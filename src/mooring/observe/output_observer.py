@@ -5,7 +5,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -170,7 +170,7 @@ def count_labels(args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any
     return len(tensors[0])
 
 
-def _has_rows(value: Any) -> bool:
+def _has_rows(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.ndim > 0
 
 
