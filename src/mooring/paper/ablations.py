@@ -56,7 +56,7 @@ def run(context: PaperContext) -> TargetResult:
 
 def _base_specs(context: PaperContext, condition: Condition, method: str) -> list[RunSpec]:
     """Return the unchanged runs of a method, one for each seed: those of the main table at the paper's settings."""
-    setting = paper_setting(context.scale, condition, method, "explicit-ewc" if method == "plain" else method)
+    setting = paper_setting(context.scale, condition, method)
     return [context.spec(condition, method, seed, setting) for seed in range(context.scale.seeds)]
 
 
