@@ -293,7 +293,7 @@ def test_reason_names_what_explains_or_what_comes_closest():
     assert explain(effects([60.0, 60.3, 59.7, 60.1, 59.9])) == (
         "not explained by any of 1 change; momentum 0 (+2.00 [+1.91, +2.09], -2.50 left) comes closest"
     )
-    assert explain(effects(BEFORE)).endswith("none moves it significantly towards the paper's")
+    assert explain(effects(BEFORE)).endswith("none brings it significantly closer to the paper's")
 
 
 def test_significance_is_corrected_for_the_number_of_changes():
@@ -335,7 +335,9 @@ def test_effect_of_three_seeds_needs_a_larger_size_to_be_beyond_chance():
 
 def test_change_that_ends_farther_away_explains_nothing_even_if_its_variance_lets_it_agree():
     before, after = [61.2, 61.3, 61.1, 61.25, 61.15], [65.5, 62.4, 66.5, 62.0, 66.0]
-    effect = effects(after, before)[1]
+    tested = effects(after, before)
+    effect = tested[1]
+    assert closest_change(tested) is None
     assert effect.cell_after.probably_agrees
     assert effect.cell_after.difference > -effect.cell_before.difference
     assert effect.verdict == "overshoots"
@@ -371,7 +373,7 @@ def test_replay_summary_names_the_change_that_comes_closest():
 def test_replay_summary_says_if_nothing_helps():
     tested = replay_effects({"fresh heads": [60.0, 60.1, 59.9, 60.2, 59.8]})
     (line,) = replay_summary({(CONDITION, "er"): {"accuracy": tested}})
-    assert line.endswith("the paper's 68.8; no change has a significant effect towards it.")
+    assert line.endswith("the paper's 68.8; no change brings it significantly closer.")
 
 
 # Notes below the tables

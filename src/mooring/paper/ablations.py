@@ -160,7 +160,7 @@ def replay_summary(effects: Effects) -> list[str]:
         if not differs(tested):
             text.append(f"{start}; they agree without a change.")
         elif closest is None:
-            text.append(f"{start}; no change has a significant effect towards it.")
+            text.append(f"{start}; no change brings it significantly closer.")
         else:
             effect, after = closest
             left = f"{effect.change} comes closest, with {after.ours.mean:.2f} and {after.difference:+.2f} left"

@@ -114,12 +114,14 @@ def is_explained(effects: Sequence[Effect]) -> bool:
 def closest_change(effects: Sequence[Effect]) -> tuple[Effect, PaperCell] | None:
     """Return the significant change that leaves the smallest difference from the paper, with its cell; None if none.
 
-    Changes that move a cell away do not count.
+    Changes that leave a larger difference than there was do not count, in either direction.
     """
     towards = ("explains it", "may explain it", "moves towards", "overshoots", "finishes, and agrees", "finishes")
-    closer = [(effect, effect.cell_after) for effect in effects[1:] if effect.verdict in towards]
-    with_cells = [(effect, cell) for effect, cell in closer if cell is not None]
-    return min(with_cells, key=lambda pair: abs(pair[1].difference), default=None)
+    before = effects[0].cell_before
+    limit = math.inf if before is None else abs(before.difference)
+    moved = [(effect, effect.cell_after) for effect in effects[1:] if effect.verdict in towards]
+    closer = [(effect, cell) for effect, cell in moved if cell is not None and abs(cell.difference) < limit]
+    return min(closer, key=lambda pair: abs(pair[1].difference), default=None)
 
 
 def explain(effects: Sequence[Effect]) -> str:
@@ -136,7 +138,7 @@ def explain(effects: Sequence[Effect]) -> str:
         finishes = "and with none of the changes either"
         return f"{reason}, {finishes}" if closest is None else f"{reason}, but {_describe(closest[0])} does"
     if closest is None:
-        return f"{reason}, and none moves it significantly towards the paper's"
+        return f"{reason}, and none brings it significantly closer to the paper's"
     return f"{reason}; {_describe(closest[0])} comes closest"
 
 
