@@ -29,7 +29,7 @@ needs_gpu = pytest.mark.gpu
 
 def train(device, importance, pull, optimizer_class=torch.optim.SGD, **options):
     torch.manual_seed(0)
-    # No bias before the batch norm: its gradient is rounding, whose sign decides whether SI warns that nothing holds it.
+    # Without a bias before the batch norm: its gradient is rounding, whose sign decides whether SI warns of it.
     convolution = nn.Conv2d(1, 3, 3, bias=False)
     model = nn.Sequential(convolution, nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 4))
     model = model.to(device, torch.float64)
