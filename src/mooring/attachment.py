@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from mooring.adapters.product_factors import Product
 from mooring.distributed.dtensor import check_sharding
 from mooring.errors import MooringError, UnheldWarning
 from mooring.importance import Importance
@@ -30,6 +31,7 @@ def attach(
     exclude: Exclude = (),
     buffers: Literal["follow", "keep", "interpolate", "frozen"] | None = None,
     merge: str | merges.Merge | None = None,
+    adapters: Literal["product", "parameters"] | Product | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
     memory: Memory | None = None,
@@ -62,6 +64,9 @@ def attach(
             "interpolate" brings them half-way back.
         merge: how the importance of a finished task is combined with that of the tasks before: "average" (the paper's,
             and the default), "sum" (the default with a `Budget`), "max", or a function.
+        adapters: how low-rank adapters, such as LoRA layers, are held: through their "product", the change of the base
+            weights, by their own "parameters", or `mooring.adapters.Product(...)` with options. By default through
+            their product where importance and pull allow it: a `Budget` or `Proximal` with a curvature.
         outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
         state_dtype: one dtype for anchors and importances; a short form of `memory`.
         memory: dtype and device of anchors and importances, `mooring.Memory(...)`. By default anchors have their
@@ -107,6 +112,7 @@ def attach(
         exclude=exclude,
         buffers=buffers,
         merge=merge,
+        adapters=adapters,
         outputs=outputs,
         state_dtype=state_dtype,
         memory=memory,
@@ -132,6 +138,7 @@ def create_mooring(
     exclude: Exclude = (),
     buffers: Literal["follow", "keep", "interpolate", "frozen"] | None = None,
     merge: str | merges.Merge | None = None,
+    adapters: Literal["product", "parameters"] | Product | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
     memory: Memory | None = None,
@@ -149,7 +156,7 @@ def create_mooring(
                 f"attach takes a model, then its optimizer: expected {expected.__name__}, got {type(value).__name__}"
             )
     optimizer = unwrap_optimizer(optimizer)
-    rules = choose_rules(importance, pull, merge, buffers, reference=reference is not None)
+    rules = choose_rules(importance, pull, merge, buffers, adapters, reference=reference is not None)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
     if state_dtype is not None and memory is not None:

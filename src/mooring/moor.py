@@ -360,7 +360,7 @@ class Mooring:
         self, rules: Rules, exclude: tuple[str, ...], memory: Memory
     ) -> tuple[MooringState, TrainingStep, list[OutputObserver | LayerObserver]]:
         """Return the table of states, the step and the observers for these rules."""
-        states = MooringState(self.model, self.optimizer, rules.importance, rules.merge, exclude, memory)
+        states = MooringState(self.model, self.optimizer, rules.importance, rules.merge, exclude, memory, rules.product)
         observers = make_observers(states, self._outputs) if memory.accumulates else (None, None)
         watch = CoverageWatch(states, rules.pull)
         step = TrainingStep(states, rules.pull, *observers, rules.buffers, self._check_finite, watch)

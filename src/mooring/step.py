@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mooring.backends.budget_solver import BudgetSolver
+from mooring.backends.budget_terms import ProductTerm, budget_term
 from mooring.backends.eager import (
     autocast_disabled,
     gc_disabled,
@@ -333,6 +334,8 @@ class TrainingStep:
         self._update_importance_and_pull(pulls=pulls and not balanced)
         if pulls and balanced:  # a layer's scale depends on all its scores, so the pull comes after all updates
             self._pull_balanced()
+        if pulls and self.states.products:
+            self._pull_products()
         if due and self.budget:
             moved = [step.state.parameter for step in self._steps]
             self.budget.apply_pull(self.states.records.values(), moved, self.states.tasks)
@@ -364,6 +367,14 @@ class TrainingStep:
             for step in group:
                 numbers = {"lr": step.lr, "layer_scale": scales[layer_of(step.state.name)]}
                 run_in_chunks(rule, self._tensors(step, True), numbers, step.state.compute_dtype)
+
+    def _pull_products(self) -> None:
+        """Pull the low-rank products whose B had a gradient."""
+        pull = self.pull
+        assert isinstance(pull, ParameterPull)
+        for step in self._steps:
+            if step.state.factors and isinstance(term := budget_term(step.state), ProductTerm):
+                term.apply_rate(lambda curvature, lr=step.lr: pull.rate(curvature, curvature, lr))
 
     def _with_anchors(self, steps: list[ParameterStep]) -> Iterator[list[ParameterStep]]:
         """Yield the steps in groups whose anchors are on the device: all at once unless anchors are offloaded."""

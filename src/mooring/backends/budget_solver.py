@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.backends.budget_kernels import BudgetKernels
-from mooring.backends.budget_terms import DiagonalTerm, budget_term
+from mooring.backends.budget_terms import DiagonalTerm, budget_term, keep_residual
 from mooring.backends.eager import has_compiler
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
@@ -65,7 +65,8 @@ class BudgetSolver:
             # mu is where anchors are kept: waiting for an answer costs less than copying anchors once more
             mu = self._initial_mu(name, free[0].state.anchor.device)
             if fixed:
-                allowed = (allowed - self._spent(fixed, 0.0)[0]).clamp(min=0).to(mu.device)
+                allowed = (allowed - self._energy(fixed)).clamp(min=0).to(mu.device)
+            allowed = keep_residual(free, allowed)
             if (group_kernels := self._kernels(name, free)) is not None:
                 self._solve_in_kernels(name, group_kernels, allowed)
                 if not fixed:
@@ -102,6 +103,11 @@ class BudgetSolver:
             parameters.append(term.state.parameter)
         total = torch.stack(reduce_over_shards(spent, parameters)).sum(0)
         return total.to(mu.device) if isinstance(mu, Tensor) else total
+
+    def _energy(self, terms: Sequence[DiagonalTerm]) -> Tensor:
+        """Return what all terms spend without a pull."""
+        spent = [term.energy() for term in self._staged(terms)]
+        return torch.stack(reduce_over_shards(spent, [term.state.parameter for term in terms])).sum(0)
 
     def _kernels(self, name: str, terms: Sequence[DiagonalTerm]) -> BudgetKernels | None:
         """Return kernels for a group of terms if they can do them all; made once until `invalidate`."""

@@ -45,7 +45,7 @@ class ParameterCoverage:
         name: the parameter's name.
         size: the number of its weights.
         status: "held", "free by request", "cannot move" or "unheld".
-        how: by what it is held, "scores" or "factors"; empty if it is not.
+        how: by what it is held, "scores", "factors", or the "product" of a low-rank adapter; empty if it is not.
         reason: why it is not held, or why it has scores although the importance is by layer.
         remedy: what to do if it should be.
     """
@@ -160,8 +160,10 @@ def find_coverage(
         elif states.tasks and _is_zero(pull):
             entry = _with(entry, FREE, "is moored with a pull of strength 0", "give the pull a strength above 0")
         elif p in held:
-            how = "factors" if states.records[p].factors else "scores"
-            entry = ParameterCoverage(name, p.numel(), HELD, how, states.diagonal_reasons.get(p, ""))
+            own = states.records[p]
+            how = "product" if own.held_with else "factors" if own.factors else "scores"
+            reason = states.products.reasons.get(p, "" if own.held_with else states.diagonal_reasons.get(p, ""))
+            entry = ParameterCoverage(name, p.numel(), HELD, how, reason)
         else:
             entry = _with(entry, UNHELD, _why_unheld(states, p))
         entries.append(entry)
@@ -193,6 +195,9 @@ def _any_scores(states: Iterable[ParameterState]) -> list[bool]:
 
 
 def _scores(state: ParameterState) -> Tensor:
+    if state.is_product_input:
+        assert state.held_with is not None
+        return _scores(state.held_with)
     if state.factors:
         assert state.factors.basis is not None
         return state.factors.basis[2]

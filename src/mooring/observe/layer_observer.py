@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mooring.adapters.product_factors import factor_shapes, observe_products
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
@@ -75,11 +76,19 @@ class LayerObserver:
             own = {name: p for name, p in self._layers.get(module, {}).items() if _accumulates(p)}
             if own and not OutputObserver.probing:
                 with torch.no_grad(), autocast_disabled():
-                    observed = observe(module, a, b)
+                    observed = self._observe(module, own, a, b)
                 for name, p in own.items():
                     self._add_use(p, observed[name])
 
         returned.register_hook(on_gradient)  # type: ignore[no-untyped-call]
+
+    def _observe(self, module: nn.Module, own: dict[str, Tensor], a: Tensor, b: Tensor) -> dict[str, ObservedFactors]:
+        """Return the factors of the parameters of a layer that are named in `own`."""
+        products = {name: p for name, p in self.states.products.of_module(module).items() if name in own}
+        observed = {} if own.keys() <= products.keys() else observe(module, a, b)
+        if products:
+            observed |= observe_products(products, self.states.adapters.largest, a, b)
+        return observed
 
     def _add_use(self, p: Tensor, observed: ObservedFactors) -> None:
         """Add a call of a layer to the running backward pass, and at its start drop passes that were thrown away."""
@@ -121,7 +130,9 @@ class LayerObserver:
         if observed and world_size() == 1:
             self.samples = min(factors.samples for factors in observed.values())
         parameters = dict.fromkeys(p for own in self._layers.values() for p in own.values())
-        return all_reduce_factors(list(parameters), observed)
+        products, options = self.states.products.by_b, self.states.adapters
+        shapes = {b: factor_shapes(products[b], options.largest) for b in products} if products else {}
+        return all_reduce_factors(list(parameters), observed, shapes)
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -148,7 +159,7 @@ def make_observers(
     importance = states.importance
     watches = importance.watches != "nothing"
     output_observer = OutputObserver(states.model, importance, states, outputs) if watches else None
-    if not importance.by_layer:
+    if not importance.by_layer and not states.products:
         return output_observer, None
     batch_size = getattr(importance, "batch_size", None)
 

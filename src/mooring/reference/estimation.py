@@ -80,7 +80,7 @@ def estimate(
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
     kept: list[Any] = []
     memory = replace(states.memory, current=None)  # in full precision until the mean is complete
-    estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory)
+    estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
     estimated.tasks = states.tasks
     output_observer, layer_observer = make_observers(estimated, outputs)
     step = TrainingStep(estimated, Interpolation(), output_observer, layer_observer, "follow", True)

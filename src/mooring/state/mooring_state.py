@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mooring.adapters.product_factors import Product, ProductFactors
+from mooring.adapters.products import Products, by_parameters, find_products
 from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, sharded, to_dtensor
 from mooring.errors import MooringError, UnheldWarning
 from mooring.importance import Importance, State
@@ -27,7 +29,7 @@ from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.offload import AnchorOffload
 from mooring.state.quantization import QuantizedImportance
 from mooring.state.resizing import copy_rows, keeps_rows, resized_factors, resized_importance
-from mooring.state.selection import layer_of, moorable
+from mooring.state.selection import layer_of, module_names, moorable
 
 PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
 """The names under which the importance over past tasks is saved."""
@@ -58,6 +60,8 @@ class ParameterState:
         count: the iterations of this task in which the parameter had a gradient.
         factors: the Kronecker factors of its curvature, where it has those instead of scores.
         runs: whether there is a leading run axis.
+        held_with: the state of the other factor, where a low-rank product is held and not the parameter by itself; that
+            of B has the factors of both.
         unheld_reason: why nothing holds the parameter, where that is known; read only while nothing does.
         staged: the anchor on the parameter's device, while an offloaded anchor is there.
         dtype, shape: those of the parameter when the dtype to compute in was chosen.
@@ -73,6 +77,7 @@ class ParameterState:
     factors: KroneckerFactors | None = None
     runs: bool = False
     unheld_reason: str = ""
+    held_with: "ParameterState | None" = field(default=None, repr=False)
     staged: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,11 +102,21 @@ class ParameterState:
     @property
     def has_previous(self) -> bool:
         """Whether anything is known of past tasks."""
+        if self.is_product_input:
+            assert self.held_with is not None
+            return self.held_with.has_previous
         return self.previous is not None if self.factors is None else self.factors.basis is not None
+
+    @property
+    def is_product_input(self) -> bool:
+        """Whether this is the A of a product that is held; its B has the factors."""
+        return self.held_with is not None and self.factors is None
 
     @property
     def has_scores(self) -> bool:
         """Whether this task is known by scores: of a parameter with factors, while its layer was not observed."""
+        if self.is_product_input:
+            return False
         if self.factors is None:
             return True
         return not self.runs and "current" in self.importance_state and self.importance_state["current"].ndim > 0
@@ -221,6 +236,8 @@ def _ended_task(
     scale: float,
 ) -> tuple[Tensor | QuantizedImportance | None, KroneckerFactors | None, State]:
     """Return a parameter's `previous`, factors and importance after a task, without changing its state."""
+    if state.is_product_input:
+        return None, None, state.importance_state
     if state.factors and not (state.has_scores and state.count):
         try:
             return state.previous, state.factors.consolidated(scale), state.importance_state
@@ -268,6 +285,7 @@ class MooringState:
         merge: how a finished task joins the past.
         exclude: patterns of parameters that stay free, checked.
         memory: the form and place of what is kept.
+        adapters: how low-rank adapters are held through their product; otherwise, why by their own parameters.
     """
 
     def __init__(
@@ -278,6 +296,7 @@ class MooringState:
         merge: Merge,
         exclude: tuple[str, ...],
         memory: Memory,
+        adapters: Product | str = "",
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -285,6 +304,9 @@ class MooringState:
         self.merge = merge
         self.exclude = exclude
         self.memory = memory
+        self.adapters = adapters
+        self.products = Products()
+        self.merged_products: dict[str, ProductFactors] = {}  # of adapters that left the model, by layer
         self.offload = AnchorOffload(memory.staging)
         self.tasks = 0
         self.steps = 0
@@ -306,11 +328,20 @@ class MooringState:
         gone = {state.name: state for p, state in self.records.items() if p not in self.names}
         self.records = {p: state for p, state in self.records.items() if p in self.names}
         self._foreign = {p for p in self.optimizer_parameters() if p not in self.names}
+        self._find_products(gone.values())
         if self.importance.by_layer:
-            self.layers = layers_with_factors(self.model, self.importance.largest)
-            self.with_factors = {p for parameters in self.layers.values() for p in parameters.values()}
+            layers = layers_with_factors(self.model, self.importance.largest)
+            self.with_factors = {p for own in layers.values() for p in own.values() if p not in self.products}
+            plain = (
+                (layer, {name: p for name, p in own.items() if p in self.with_factors}) for layer, own in layers.items()
+            )
+            self.layers = {layer: own for layer, own in plain if own}
             observed = {p: reason for p, reason in self.diagonal_reasons.items() if p in self.with_factors}
             self.diagonal_reasons = observed | diagonal_reasons(self.model, self.importance.largest)
+        if isinstance(self.adapters, Product):
+            own_layers = self.layers if self.importance.by_layer else {}
+            added = {layer: own_layers.get(layer, {}) | products for layer, products in self.products.layers.items()}
+            self.layers = own_layers | added
         self._all_names = moorable(self.model, ())
         resized = [(state, p) for p, state in self.records.items() if state.shape != p.shape]
         for p, name in self.names.items() if gone else ():
@@ -318,6 +349,26 @@ class MooringState:
                 resized.append((gone[name], p))
         for state, p in resized:
             self._resize(state, p)
+
+    def _find_products(self, gone: Iterable[ParameterState]) -> None:
+        """Read the low-rank adapters that the model has now; remember the factors of those that left it."""
+        if isinstance(self.adapters, str):
+            if self.adapters:
+                self.products = by_parameters(find_products(module_names(self.model), self.names), self.adapters)
+            return
+        for state in gone:
+            if isinstance(state.factors, ProductFactors) and state.factors.tasks:
+                self.merged_products[state.factors.layer_name] = state.factors
+        self.products = find_products(module_names(self.model), self.names)
+        for b, low_rank in self.products.by_b.items():
+            if (state := self.records.get(b)) and isinstance(state.factors, ProductFactors):
+                state.factors.low_rank = low_rank  # its scale may have changed
+
+    def join_products(self, records: dict[Tensor, ParameterState]) -> None:
+        """Link the states of A and B of each product that is held."""
+        for a, b in self.products.by_a.items():
+            if a in records and b in records:
+                records[a].held_with, records[b].held_with = records[b], records[a]
 
     def optimizer_parameters(self) -> list[Tensor]:
         """Return every parameter of the optimizer."""
@@ -353,6 +404,12 @@ class MooringState:
             self.records[p] = self.new_state(p, self.tasks)
             self.records[p].unheld_reason = self.reason_of_new_state(self.names[p]) if self.tasks else ""
             self.created = True
+            if p in self.products:
+                for other in self.products.pair(p):
+                    if other not in self.records:
+                        self.records[other] = self.new_state(other, self.tasks)
+                        self.records[other].unheld_reason = self.records[p].unheld_reason
+                self.join_products(self.records)
         elif known.shape != p.shape:
             self._resize(known, p)
         return self.records[p]
@@ -365,13 +422,16 @@ class MooringState:
         if sharded(p):
             raise MooringError(f"{self.names[p]!r} changed its shape, which a sharded parameter cannot: attach anew")
         new = self.new_state(p, self.tasks)
-        if len(old.shape) == p.ndim > 0 and old.shape[1:] == p.shape[1:]:
+        if old.held_with or p in self.products:
+            pass  # another adapter of that name: its factors are those of its layer
+        elif len(old.shape) == p.ndim > 0 and old.shape[1:] == p.shape[1:]:
             if new.factors and not old.factors:  # small enough for factors now, but the past has scores
                 new.factors, new.importance_state = None, self.start_importance(p, self.tasks)
             new.take_rows(old)
         elif self.tasks:
             new.unheld_reason = RESHAPED
         self.records[p], self.created = new, True
+        self.join_products(self.records)
 
     def reason_of_new_state(self, name: str) -> str:
         """Return why nothing is known of the past of a parameter that has no state after a consolidation."""
@@ -393,6 +453,9 @@ class MooringState:
     def new_state(self, p: Tensor, task: int) -> ParameterState:
         """Return the state of a parameter that starts here: anchored where it is, free without a past."""
         anchor = self.memory.new_anchor(local_tensor(p).detach())
+        if p in self.products:
+            product = self.new_product(p) if p in self.products.by_b else None
+            return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=product)
         if p in self.with_factors:
             factors = KroneckerFactors.zeros(p.detach(), compute_dtype_of(p))
             return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=factors)
@@ -400,13 +463,24 @@ class MooringState:
             self.names[p], p, anchor, self.start_importance(p, task) if self.memory.accumulates else {}
         )
 
+    def new_product(self, b: Tensor) -> ProductFactors:
+        """Return the factors of a low-rank product, with what is known of past tasks of its layer."""
+        assert isinstance(self.adapters, Product)
+        name = self.products.layer_names[b]
+        factors = ProductFactors.create(self.products.by_b[b], name, self.adapters, compute_dtype_of(b))
+        others = [s.factors for s in self.records.values() if isinstance(s.factors, ProductFactors)]
+        known = [f for f in others if f.layer_name == name and f.tasks] or [self.merged_products.get(name)]
+        if known[0]:
+            factors.inherit(known[0])
+        return factors
+
     def no_scores(self, p: Tensor) -> State:
         """Return the importance's tensors of a parameter that has factors instead."""
         return {"current": torch.zeros((), dtype=compute_dtype_of(p), device=p.device)}
 
     def to_scores(self, state: ParameterState) -> None:
         """Replace the factors of a parameter by their diagonal."""
-        if (factors := state.factors) is None:
+        if (factors := state.factors) is None or state.held_with:
             return
         if not self.memory.accumulates:
             state.importance_state = {}

@@ -4,15 +4,16 @@ import ast
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from mooring import importance as importances
 from mooring import pulls
+from mooring.adapters.product_factors import Product
 from mooring.errors import MooringError, unknown
 from mooring.importance import EWC, Importance, resolve
-from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull, merges
+from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Proximal, Pull, merges
 from mooring.pulls.merges import Merge
 from mooring.state.memory import Memory
 from mooring.state.mooring_state import describe
@@ -32,6 +33,8 @@ class Rules:
         merge: how a finished task joins the tasks before.
         buffers: what becomes of normalization statistics.
         named: the options that the user named. A saved state decides the others.
+        adapters: how low-rank adapters are held: through their product, by their own parameters, or, with None, through
+            their product if the other rules allow it.
     """
 
     importance: Importance
@@ -39,10 +42,36 @@ class Rules:
     merge: Merge
     buffers: str
     named: frozenset[str] = frozenset()
+    adapters: Product | Literal["parameters"] | None = None
+
+    @property
+    def product(self) -> Product | str:
+        """How low-rank adapters are held through their product; otherwise, why by their own parameters."""
+        if self.adapters == "parameters":
+            return 'is held by its own value, as adapters="parameters" asks'
+        if self.product_refusal:
+            return f"is held by its own value and not through its product, because {self.product_refusal}"
+        return self.adapters or Product()
+
+    @property
+    def product_refusal(self) -> str:
+        """Why these rules cannot hold a product; empty if they can."""
+        curvature = self.importance.by_layer or (isinstance(self.importance, EWC) and self.importance.per_sample)
+        if not isinstance(self.pull, Budget | Proximal):
+            return f"{type(self.pull).__name__} does not act on a product: give pull=Budget(...) or Proximal(...)"
+        if not curvature:
+            return (
+                f"{self.importance.name} is no curvature of a product: give importance=EWC(decay=None, per_sample=True)"
+            )
+        if self.merge is not merges.total:
+            return 'the curvatures of tasks are summed over a product: give merge="sum"'
+        return ""
 
     def check(self, memory: Memory) -> None:
         """Refuse rules that do not fit each other or the memory."""
         memory.check(self.importance, self.pull)
+        if isinstance(self.adapters, Product) and self.product_refusal:
+            raise MooringError(f"adapters are not held through their product, because {self.product_refusal}")
         if self.importance.by_layer and not (isinstance(self.pull, Budget) and self.merge is merges.total):
             raise MooringError(
                 f"{self.importance.name}() works only with a budget and sums tasks: give pull=Budget(...) and no merge"
@@ -104,6 +133,7 @@ def choose_rules(
     pull: Pull | None = None,
     merge: str | Merge | None = None,
     buffers: str | None = None,
+    adapters: Product | str | None = None,
     *,
     reference: bool = False,
 ) -> Rules:
@@ -114,13 +144,14 @@ def choose_rules(
         pull: a pull.
         merge: a merge.
         buffers: what becomes of normalization statistics.
+        adapters: how low-rank adapters are held.
         reference: whether there is a reference, which makes a budget the default.
 
     Example:
         >>> choose_rules(reference=True).importance
         EWC(decay=None, labels='observed', per_sample=True, batch_size=None, seed=0)
     """
-    options = {"importance": importance, "pull": pull, "merge": merge, "buffers": buffers}
+    options = {"importance": importance, "pull": pull, "merge": merge, "buffers": buffers, "adapters": adapters}
     named = frozenset(name for name, value in options.items() if value is not None)
     if pull is None:
         pull = Budget(DEFAULT_NATS) if reference else Interpolation()
@@ -136,8 +167,11 @@ def choose_rules(
             raise MooringError(f"{name}={option.tolist()} has a value per run, but a single model takes one number")
     if buffers is not None and buffers not in BUFFERS:
         raise unknown("buffers", buffers, BUFFERS)
+    if not (adapters is None or isinstance(adapters, Product)) and adapters not in ("product", "parameters"):
+        raise unknown("adapters", adapters, ["product", "parameters"])
+    held = Product() if adapters == "product" else adapters
     merge = merges.resolve(merge or ("sum" if is_budget else "average"))
-    return Rules(importance, pull, merge, buffers or default_buffers(reference=reference), named)
+    return Rules(importance, pull, merge, buffers or default_buffers(reference=reference), named, held)
 
 
 def parse_rule(text: str) -> Any:

@@ -6,6 +6,7 @@ A state that does not fit the model or the options is refused before anything is
 import json
 import warnings
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
             new.importance_state = states.no_scores(p)
         if new.factors and f"current.{name}" in flat and flat[f"current.{name}"].ndim:  # not observed so far
             new.importance_state = states.start_importance(p, header["tasks"])
-        if not memory.accumulates and not new.factors:
+        if not memory.accumulates and not new.factors and p not in states.products:
             started = states.start_importance(p, header["tasks"])
             if count and not header["steps"] and f"current.{name}" in flat:
                 new.importance_state = started  # estimated, and not yet consolidated
@@ -98,9 +99,10 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
         records[p] = _read_parameter(flat, new, count, memory, accumulated=accumulated)
         if factors := records[p].factors:
             factors.count, factors.tasks = header["factors"][name]
-            if p not in states.with_factors:
+            if p not in states.with_factors and p not in states.products:
                 states.to_scores(records[p])
             factors.update_eigenbasis()
+    states.join_products(records)
     _check_all_keys_are_used(flat, records.values(), unused_slots)
     if header["tasks"] and not header["steps"]:
         _warn_of_other_weights(records)
@@ -136,8 +138,7 @@ def _read_parameter(
     anchor = slots.pop("anchor")
     factors = None
     if new.factors:
-        inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in new.factors.slots())
-        factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs)
+        factors = replace(new.factors, **{slot: slots.pop(slot) for slot in new.factors.slots()})
     return ParameterState(new.name, new.parameter, anchor, slots, _read_previous(flat, new, memory), count, factors)
 
 
