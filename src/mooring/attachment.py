@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.adapters.product_factors import Product
+from mooring.adapters.products import find_products
 from mooring.distributed.dtensor import check_sharding
 from mooring.errors import MooringError, UnheldWarning
 from mooring.importance import Importance
@@ -19,7 +20,7 @@ from mooring.reference.estimation import check_estimable
 from mooring.siblings import warn_of_other_budgets
 from mooring.state.memory import Memory
 from mooring.state.rules import choose_rules
-from mooring.state.selection import Exclude, check_exclude, tied_by_exclusion
+from mooring.state.selection import Exclude, check_exclude, module_names, tied_by_exclusion
 
 
 def attach(
@@ -54,7 +55,8 @@ def attach(
         importance: "ewc" (the default), "mas", "si", "rwalk", "uniform", "random", or an instance with options. With a
             `Budget` the default is the Fisher information, `EWC(decay=None, per_sample=True)`.
         pull: `Interpolation()` by default, which has no strength to tune; with a reference `Budget(0.1)`, which leaves
-            more room to learn and is calibrated on the reference; or `Penalty(...)`, `Proximal(...)`.
+            more room to learn and is calibrated on the reference, or `Budget(0.01)` if low-rank adapters train; or
+            `Penalty(...)`, `Proximal(...)`.
         exclude: parameters that stay free, such as new heads: names, glob patterns or modules. A tied parameter, such
             as the embedding that is also a language model's head, is free if any of its names is excluded; a warning
             names it unless all of them are.
@@ -156,7 +158,9 @@ def create_mooring(
                 f"attach takes a model, then its optimizer: expected {expected.__name__}, got {type(value).__name__}"
             )
     optimizer = unwrap_optimizer(optimizer)
-    rules = choose_rules(importance, pull, merge, buffers, adapters, reference=reference is not None)
+    adapted = any(b.requires_grad for b in find_products(module_names(model), {*model.parameters()}).by_b)
+    options = {"reference": reference is not None, "adapted": adapted}
+    rules = choose_rules(importance, pull, merge, buffers, adapters, **options)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
     if state_dtype is not None and memory is not None:

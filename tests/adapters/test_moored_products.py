@@ -47,7 +47,7 @@ def test_spent_energy_equals_the_dense_energy_of_the_products():
     factors = captured(model, data)
     for p in model.parameters():
         p.grad = None
-    _, moor = moored(model, data=data)
+    _, moor = moored(model, data=data, adapters=Product(damping=0.3))
     with torch.no_grad():
         for p in trainable(model):
             p.add_(0.1 * torch.randn_like(p))
@@ -55,6 +55,7 @@ def test_spent_energy_equals_the_dense_energy_of_the_products():
     expected = 0.0
     for layer, (inputs, outputs) in factors.items():
         d = layer.scale * layer.up.detach() @ layer.down.detach()
+        outputs = outputs + 0.3 * outputs.diagonal().mean() * torch.eye(len(outputs))
         expected += float(torch.trace(outputs @ d @ inputs @ d.T)) / 2 * scale
     assert moor.pull_energy() == pytest.approx(expected, rel=1e-10)
 
@@ -279,7 +280,51 @@ def test_state_resumes_bit_for_bit():
 def test_state_of_another_rank_is_refused():
     _, moor = moored(adapted_net(rank=2))
     state = moor.state_dict()
-    model = adapted_net(rank=3)
+    model = adapted_net(rank=2)
+    for layer in (model[0], model[2]):
+        layer.down, layer.up = nn.Parameter(layer.down[:1].detach()), nn.Parameter(layer.up[:, :1].detach())
     other = mooring.attach(model, torch.optim.Adam(trainable(model)))
     with pytest.raises(MooringError, match="shape"):
         other.load_state_dict(state)
+
+
+def test_state_of_another_base_is_refused():
+    _, moor = moored(adapted_net(seed=0))
+    model = adapted_net(seed=1)
+    other = mooring.attach(model, torch.optim.Adam(trainable(model)))
+    with pytest.raises(MooringError, match="another base"):
+        other.load_state_dict(moor.state_dict())
+
+
+def test_state_of_another_scale_is_refused():
+    _, moor = moored(adapted_net(seed=0))
+    model = adapted_net(seed=0)
+    model[0].scale = 1.0
+    other = mooring.attach(model, torch.optim.Adam(trainable(model)))
+    with pytest.raises(MooringError, match=r"scale 0\.5 and has 1"):
+        other.load_state_dict(moor.state_dict())
+
+
+def test_state_by_parameters_continues_by_parameters():
+    model = adapted_net()
+    _, moor = moored(model, adapters="parameters")
+    state = moor.state_dict()
+    moor.detach()
+    _, other = moored(adapted_net())
+    other.load_state_dict(state)
+    assert {entry.how for entry in other.coverage().held} == {"scores"}
+    _, named = moored(adapted_net(), adapters="product")
+    with pytest.raises(MooringError, match='give attach adapters="parameters"'):
+        named.load_state_dict(state)
+
+
+def test_default_budget_is_smaller_for_adapters():
+    assert moored(adapted_net())[1].pull == mooring.Budget(0.01)
+    assert moored(adapted_net(), adapters="parameters")[1].pull == mooring.Budget(0.1)
+
+
+def test_diagnosis_states_the_memory_of_the_factors():
+    _, moor = moored(adapted_net())
+    kept = [t.nbytes for key, t in moor.state_dict().items() if key.endswith("puts.0.up")]
+    assert sum(kept) == 2 * 4 * (4 * 4 + 6 * 6)
+    assert any("2 low-rank products" in note and "KiB" in note for note in moor.diagnose(1.0).notes)

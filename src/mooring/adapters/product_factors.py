@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mooring.adapters.low_rank import LowRank
 from mooring.adapters.product import ProductForm, apply_inputs, input_gram, product_form
-from mooring.errors import MooringError, check_whole
+from mooring.errors import MooringError, check_number, check_whole
 from mooring.importance.kronecker_factors import KroneckerFactors, eigenbasis, layer_rows
 from mooring.importance.observed_factors import ObservedFactors
 
@@ -19,17 +19,21 @@ class Product:
     Args:
         largest: the factor of a side with more inputs, or outputs, is its diagonal.
         dtype: the dtype in which the factors of past tasks are kept; float32 or wider by default.
+        damping: what is added to each eigenvalue of G, as a part of their mean. Outputs to which the loss is not
+            sensitive, as long as all other layers stay as they are, would otherwise be free, although these change too.
 
     Example:
         >>> Product(dtype=torch.bfloat16)
-        Product(largest=2048, dtype=torch.bfloat16)
+        Product(largest=2048, dtype=torch.bfloat16, damping=0.05)
     """
 
     largest: int = 2048
     dtype: torch.dtype | None = None
+    damping: float = 0.05
 
     def __post_init__(self) -> None:
         check_whole("largest", self.largest, 1)
+        check_number("damping", self.damping, 0)
         if self.dtype is not None and not (self.dtype.is_floating_point and self.dtype.itemsize > 1):
             raise MooringError(f"dtype={self.dtype} is not allowed: give a floating-point dtype of 16 bits or more")
 
@@ -56,10 +60,12 @@ class ProductFactors(KroneckerFactors):
     Attributes:
         low_rank: the product.
         layer_name: the name of the module that adds it; factors of past tasks belong to that.
+        damping: as in `Product`.
     """
 
     low_rank: LowRank | None = field(default=None, repr=False)
     layer_name: str = ""
+    damping: float = 0.0
     _anchor: tuple[int, int, bool] | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -68,7 +74,7 @@ class ProductFactors(KroneckerFactors):
         shapes, device = factor_shapes(low_rank, options.largest), low_rank.b.device
         current = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         previous = [torch.zeros(shape, dtype=options.dtype or dtype, device=device) for shape in shapes]
-        return cls(*current, *previous, low_rank=low_rank, layer_name=layer_name)
+        return cls(*current, *previous, low_rank=low_rank, layer_name=layer_name, damping=options.damping)
 
     def inherit(self, other: "ProductFactors") -> None:
         """Take over what is known of past tasks of the same layer; anything but the shapes of another is refused."""
@@ -101,13 +107,14 @@ class ProductFactors(KroneckerFactors):
         return new
 
     def update_eigenbasis(self) -> None:
-        """Compute the eigenvectors and eigenvalues of G over past tasks."""
+        """Compute the eigenvectors and the damped eigenvalues of G over past tasks."""
         if not self.tasks:
             return
         values, vectors = self.past_outputs.to(self.inputs), self.past_outputs.new_empty(0)
         if values.ndim == 2:
             values, vectors = eigenbasis(values)
-        curvature = self.tasks * values.clamp(min=0) * self.past_inputs.any()
+        values = values.clamp(min=0)
+        curvature = self.tasks * (values + self.damping * values.mean()) * self.past_inputs.any()
         self.basis = self.past_inputs, vectors.to(self.past_outputs), curvature
 
     def is_anchored(self, anchor: Tensor) -> bool:

@@ -1,14 +1,22 @@
 """All low-rank products of a model: those that are held as products, and why others are not."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
 from mooring.adapters.low_rank import LowRank, low_rank_of
 from mooring.adapters.peft import convolution_refusal, is_tuner, peft_low_rank
 from mooring.distributed.dtensor import sharded
+from mooring.errors import MooringError
+
+SAMPLES = 8
+"""Values of each tensor of a base layer by which it is recognised."""
+
+MAX_ROUNDING = 0.01
+"""The largest difference of such values, relative to the largest of them: bfloat16 rounds by 0.004."""
 
 SHARDED = "its factors are sharded over ranks, and only whole ones are held through their product"
 SHARED = "its factors belong to several products, so each is held by its own scores"
@@ -86,6 +94,58 @@ def by_parameters(products: Products, reason: str) -> Products:
     """Return no products, with the reason why those that a model has are held by their own parameters."""
     factors = (p for a, b in products.by_a.items() for p in (a, b))
     return Products(reasons=products.reasons | dict.fromkeys(factors, reason))
+
+
+def sample_layer(layer: nn.Module) -> list[float]:
+    """Return a few values of a base layer's parameters and buffers, by which another layer is recognised.
+
+    Example:
+        >>> import torch
+        >>> layer = nn.Linear(2, 2, bias=False)
+        >>> _ = nn.init.ones_(layer.weight)
+        >>> sample_layer(layer)
+        [1.0, 1.0, 1.0, 1.0]
+    """
+    tensors = [t.detach().reshape(-1) for t in (*layer.parameters(), *layer.buffers()) if t.numel() and not t.is_meta]
+    samples = [t[:: max(1, len(t) // SAMPLES)][:SAMPLES] for t in tensors if not sharded(t) and not t.is_complex()]
+    return [value for sample in samples for value in sample.double().cpu().tolist()]
+
+
+def same_samples(saved: Sequence[float], present: Sequence[float]) -> bool:
+    """Return whether two layers are the same up to the rounding of a narrower dtype; unknown ones are.
+
+    Example:
+        >>> same_samples([1.0, 2.0], [1.001, 2.0]), same_samples([1.0], [1.2])
+        (True, False)
+    """
+    if len(saved) != len(present):  # quantized or gathered otherwise
+        return True
+    size = max((abs(value) for value in saved), default=0.0)
+    return all(abs(one - other) <= MAX_ROUNDING * size for one, other in zip(saved, present, strict=True))
+
+
+def check_same_layers(saved: Mapping[str, Any], products: Products, names: Mapping[Tensor, str]) -> None:
+    """Refuse a state whose adapters had another scale or another base.
+
+    Args:
+        saved: what the state says of its products.
+        products: those of the model.
+        names: the names of its parameters.
+    """
+    for b, product in products.by_b.items():
+        name = names[b]
+        scale = saved["scales"].get(name, product.scale)
+        if abs(scale - product.scale) > MAX_ROUNDING * abs(scale):
+            raise MooringError(
+                f"the state belongs to another adapter: the product of {name!r} had the scale {scale:g} and has "
+                f"{product.scale:g}; build the adapter with the same alpha and rank"
+            )
+        samples = saved["layers"].get(name)
+        if samples is not None and product.is_active() and not same_samples(samples, sample_layer(product.layer)):
+            raise MooringError(
+                f"the state belongs to another base: the weights under {name!r} differ from those that it was "
+                "saved with; load the same base model, with the same adapters merged"
+            )
 
 
 def _refusal(product: LowRank, uses: Counter[Tensor], moorable: Collection[Tensor]) -> str:

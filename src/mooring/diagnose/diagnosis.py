@@ -1,18 +1,20 @@
 """A table of the stability of each layer under a penalty, with advice."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mooring.adapters.product_factors import ProductFactors
 from mooring.diagnose import stability
 from mooring.diagnose.coverage import Coverage
 from mooring.diagnose.stability import Verdicts
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.pulls.pull import Number
+from mooring.state.mooring_state import ParameterState
 from mooring.state.selection import layer_of
 
 MAX_CLAMPED_P = 1 + 1e-6
@@ -258,3 +260,16 @@ def _advice(diagnosis: Diagnosis, importance: str) -> list[str]:
     if safe == float("inf") and not total.negative:
         advice.append("no parameter has any importance, so nothing is held: was a task trained before consolidate()?")
     return advice
+
+
+def product_notes(states: Iterable[ParameterState]) -> list[str]:
+    """Return one line about the memory of low-rank products; none if there are none."""
+    sizes = {s.factors.layer_name: s.factors.nbytes for s in states if isinstance(s.factors, ProductFactors)}
+    if not sizes:
+        return []
+    layer = max(sizes, key=lambda name: sizes[name])
+    return [
+        f"{len(sizes)} low-rank products are held; the factors of their layers take {sum(sizes.values()) / 1024:,.0f} "
+        f"KiB, at most {sizes[layer] / 1024:,.0f} KiB for one ({layer!r}); adapters=Product(largest=, dtype=) and "
+        'Memory(current="none") need less'
+    ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.adapters.product_factors import Product, ProductFactors
-from mooring.adapters.products import Products, by_parameters, find_products
+from mooring.adapters.products import Products, by_parameters, find_products, sample_layer
 from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, sharded, to_dtensor
 from mooring.errors import MooringError, UnheldWarning
 from mooring.importance import Importance, State
@@ -370,6 +370,17 @@ class MooringState:
             if a in records and b in records:
                 records[a].held_with, records[b].held_with = records[b], records[a]
 
+    def _described_products(self) -> dict[str, Any]:
+        """Return what a saved state says of the low-rank products: their options, scales and base layers."""
+        assert isinstance(self.adapters, Product)
+        held = {self.names[b]: product for b, product in self.products.by_b.items() if b in self.records}
+        return {
+            "largest": self.adapters.largest,
+            "damping": self.adapters.damping,
+            "scales": {name: product.scale for name, product in held.items()},
+            "layers": {name: sample_layer(product.layer) for name, product in held.items() if product.is_active()},
+        }
+
     def optimizer_parameters(self) -> list[Tensor]:
         """Return every parameter of the optimizer."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -600,6 +611,7 @@ class MooringState:
             "steps": self.steps,
             "moored": sorted(self.names.values()),
             "factors": {s.name: [s.factors.count, s.factors.tasks] for s in self.records.values() if s.factors},
+            **({"adapters": self._described_products()} if self.products else {}),
             **({} if self.memory.accumulates else {"accumulates": False}),
             **({"not_estimated": sorted(self.not_estimated)} if self.not_estimated else {}),
         }

@@ -22,6 +22,9 @@ from mooring.state.norm_statistics import BUFFERS, default_buffers
 DEFAULT_NATS = 0.1
 """Default budget with a reference: its loss may rise by a tenth of a nat."""
 
+DEFAULT_PRODUCT_NATS = 0.01
+"""The same where low-rank adapters train; training turns them to where the estimate is too small by several times."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -127,6 +130,20 @@ class Rules:
         rules = replace(self, **options)
         return self if rules.header() == own else rules
 
+    def with_adapters(self, saved: Mapping[str, Any] | None) -> "Rules":
+        """Return the rules with adapters held as in a saved state, unless they were named; refuse what does not fit.
+
+        Args:
+            saved: what the header of the state says of low-rank products; None if it held none as such.
+        """
+        if "adapters" in self.named:
+            if (saved is None) == isinstance(self.product, Product):
+                form = "parameters" if saved is None else "product"
+                raise MooringError(f'the state holds adapters by their {form}: give attach adapters="{form}", or none')
+            return self
+        adapters = "parameters" if saved is None else Product(saved["largest"], damping=saved["damping"])
+        return self if self.adapters == adapters else replace(self, adapters=adapters)
+
 
 def choose_rules(
     importance: str | Importance | None = None,
@@ -136,6 +153,7 @@ def choose_rules(
     adapters: Product | str | None = None,
     *,
     reference: bool = False,
+    adapted: bool = False,
 ) -> Rules:
     """Return the rules that the options of `mooring.attach` stand for; None stands for the default.
 
@@ -146,6 +164,7 @@ def choose_rules(
         buffers: what becomes of normalization statistics.
         adapters: how low-rank adapters are held.
         reference: whether there is a reference, which makes a budget the default.
+        adapted: whether the model trains low-rank adapters, which makes that budget smaller.
 
     Example:
         >>> choose_rules(reference=True).importance
@@ -154,7 +173,8 @@ def choose_rules(
     options = {"importance": importance, "pull": pull, "merge": merge, "buffers": buffers, "adapters": adapters}
     named = frozenset(name for name, value in options.items() if value is not None)
     if pull is None:
-        pull = Budget(DEFAULT_NATS) if reference else Interpolation()
+        nats = DEFAULT_PRODUCT_NATS if adapted and adapters != "parameters" else DEFAULT_NATS
+        pull = Budget(nats) if reference else Interpolation()
     is_budget = isinstance(pull, Budget)
     if importance is None:
         importance = EWC(decay=None, per_sample=True) if is_budget else EWC()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.adapters.products import check_same_layers
 from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError
 from mooring.importance import State
@@ -78,6 +79,8 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
             f"the state does not fit: only in the state {sorted(only_state)}, only in the model "
             f"{sorted(only_model)}; build the model, its heads and exclude= as they were when it was saved"
         )
+    if "adapters" in header:
+        check_same_layers(header["adapters"], states.products, states.names)
     records: dict[Tensor, ParameterState] = {}
     memory, unused_slots = states.memory, set[str]()
     for name, count in header["counts"].items():
