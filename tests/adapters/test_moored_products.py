@@ -328,3 +328,32 @@ def test_diagnosis_states_the_memory_of_the_factors():
     kept = [t.nbytes for key, t in moor.state_dict().items() if key.endswith("puts.0.up")]
     assert sum(kept) == 2 * 4 * (4 * 4 + 6 * 6)
     assert any("2 low-rank products" in note and "KiB" in note for note in moor.diagnose(1.0).notes)
+
+
+def test_training_observes_each_eighth_iteration():
+    model = adapted_net()
+    optimizer, moor = moored(model)
+    seen = [batch for index, batch in enumerate(batches(20, seed=5)) if index % 8 == 0]
+    train(model, optimizer, batches(20, seed=5))
+    inputs = sum(x.T @ x / len(x) for x, _ in seen)
+    torch.testing.assert_close(moor.state_dict()["inputs.0.up"], inputs)
+
+
+def test_nothing_is_observed_in_training_if_nothing_is_kept_of_it():
+    model = adapted_net()
+    optimizer, moor = moored(model, memory=mooring.Memory(current="none"))
+    train(model, optimizer, batches(3, seed=5))
+    assert not moor.state_dict()["inputs.0.up"].any()
+    with pytest.raises(MooringError, match="nothing is known of this task"):
+        moor.consolidate()
+    moor.consolidate(data=batches(seed=5))
+    assert moor.tasks == 2
+
+
+def test_model_compiled_as_one_graph_is_held_by_parameters():
+    model = torch.compile(adapted_net(), fullgraph=True, backend="eager")
+    optimizer = torch.optim.Adam(trainable(model), lr=0.01)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.01))
+    train(model, optimizer, batches(2))
+    moor.consolidate()
+    assert all("fullgraph" in entry.reason for entry in moor.coverage().held)

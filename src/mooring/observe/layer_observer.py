@@ -12,7 +12,7 @@ from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
 from mooring.importance.observed_factors import ObservedFactors, observe
 from mooring.observe.output_observer import ForwardHook, OutputObserver
-from mooring.state.mooring_state import MooringState, gradient_versions
+from mooring.state.mooring_state import MooringState, gradient_versions, is_one_graph
 
 
 class LayerObserver:
@@ -33,7 +33,7 @@ class LayerObserver:
 
     def __init__(self, states: MooringState, predictions: Callable[[], float] | None = None) -> None:
         self.states, self.predictions, self.paused, self.samples = states, predictions, False, 0
-        if any(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False) for module in states.model.modules()):
+        if is_one_graph(states.model):
             raise MooringError(
                 f"{states.importance.name}() observes every layer, which torch.compile(fullgraph=True) does not allow: "
                 'compile without it, or use importance="ewc"'
@@ -48,7 +48,7 @@ class LayerObserver:
     @property
     def due(self) -> bool:
         """Whether this iteration is observed."""
-        return self.states.steps % self.states.importance.every == 0
+        return self.states.steps % self.states.observed_every == 0
 
     def hook_layers(self) -> None:
         """Observe the layers that the model has now."""

@@ -81,7 +81,7 @@ def estimate(
     kept: list[Any] = []
     memory = replace(states.memory, current=None)  # in full precision until the mean is complete
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
-    estimated.tasks = states.tasks
+    estimated.tasks, estimated.observed_every = states.tasks, 1
     output_observer, layer_observer = make_observers(estimated, outputs)
     step = TrainingStep(estimated, Interpolation(), output_observer, layer_observer, "follow", True)
     for observer in observers:

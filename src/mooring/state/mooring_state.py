@@ -44,6 +44,11 @@ NOT_TRAINED = "did not train before the last task was consolidated"
 NOT_ESTIMATED = "did not train when importance was estimated"
 """Why nothing holds a parameter whose state begins after a task was consolidated."""
 
+ONE_GRAPH = "is held by its own value, because torch.compile(fullgraph=True) does not allow to observe its layer"
+
+PRODUCT_EVERY = 8
+"""The layers of low-rank products are observed in each such iteration of training; in an estimate, in each."""
+
 
 @dataclass
 class ParameterState:
@@ -306,6 +311,7 @@ class MooringState:
         self.memory = memory
         self.adapters = adapters
         self.products = Products()
+        self.observed_every = importance.every if importance.by_layer else PRODUCT_EVERY
         self.merged_products: dict[str, ProductFactors] = {}  # of adapters that left the model, by layer
         self.offload = AnchorOffload(memory.staging)
         self.tasks = 0
@@ -352,9 +358,12 @@ class MooringState:
 
     def _find_products(self, gone: Iterable[ParameterState]) -> None:
         """Read the low-rank adapters that the model has now; remember the factors of those that left it."""
-        if isinstance(self.adapters, str):
-            if self.adapters:
-                self.products = by_parameters(find_products(module_names(self.model), self.names), self.adapters)
+        reason = self.adapters if isinstance(self.adapters, str) else ""
+        if not self.importance.by_layer and is_one_graph(self.model):
+            reason = ONE_GRAPH
+        if isinstance(self.adapters, str) or reason:
+            if reason:
+                self.products = by_parameters(find_products(module_names(self.model), self.names), reason)
             return
         for state in gone:
             if isinstance(state.factors, ProductFactors) and state.factors.tasks:
@@ -638,6 +647,11 @@ def first_and_count(names: list[str]) -> str:
     """
     others = f" and {len(names) - 1} {'other' if len(names) == 2 else 'others'}" if names[1:] else ""
     return f"{names[0]!r}{others}"
+
+
+def is_one_graph(model: nn.Module) -> bool:
+    """Return whether a model, or a part of it, was compiled as one graph, in which layers cannot be observed."""
+    return any(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False) for module in model.modules())
 
 
 def gradient_versions(parameters: list[Tensor]) -> list[int]:
