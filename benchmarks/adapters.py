@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any] | None] = {
     "Budget(0.1)": {"pull": Budget(0.1)},
     "Budget(0.003)": {"pull": Budget(0.003)},
     "Product(damping=0)": {"adapters": Product(damping=0.0)},
+    "Product(largest=64)": {"adapters": Product(largest=64)},
     "Product(largest=16)": {"adapters": Product(largest=16)},
     "Product(dtype=bfloat16)": {"adapters": Product(dtype=torch.bfloat16)},
 }

@@ -334,7 +334,7 @@ class TrainingStep:
         self._update_importance_and_pull(pulls=pulls and not balanced)
         if pulls and balanced:  # a layer's scale depends on all its scores, so the pull comes after all updates
             self._pull_balanced()
-        if pulls and self.states.products:
+        if pulls and self.states.products.by_b:
             self._pull_products()
         if due and self.budget:
             moved = [step.state.parameter for step in self._steps]
@@ -370,11 +370,10 @@ class TrainingStep:
 
     def _pull_products(self) -> None:
         """Pull the low-rank products whose B had a gradient."""
-        pull = self.pull
-        assert isinstance(pull, ParameterPull)
+        assert isinstance(self.pull, ParameterPull)
         for step in self._steps:
             if step.state.factors and isinstance(term := budget_term(step.state), ProductTerm):
-                term.apply_rate(lambda curvature, lr=step.lr: pull.rate(curvature, curvature, lr))
+                term.pull_back(self.pull, {"lr": step.lr})
 
     def _with_anchors(self, steps: list[ParameterStep]) -> Iterator[list[ParameterStep]]:
         """Yield the steps in groups whose anchors are on the device: all at once unless anchors are offloaded."""

@@ -138,6 +138,10 @@ def test_factors_can_be_kept_in_bfloat16():
     assert moor.state_dict()["past_inputs.0.up"].dtype == torch.bfloat16
     train(model, optimizer, batches(30, seed=5))
     assert 0.0095 <= moor.pull_energy() <= 0.0105
+    other = mooring.attach(model, torch.optim.Adam(trainable(model)))
+    other.load_state_dict(moor.state_dict())
+    assert other.state_dict()["past_inputs.0.up"].dtype == torch.bfloat16
+    assert other.pull_energy() == moor.pull_energy()
 
 
 def test_proximal_pulls_the_product():

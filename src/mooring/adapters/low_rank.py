@@ -95,10 +95,9 @@ def register_low_rank(cls: type[nn.Module], finder: LowRankFinder) -> None:
 
 def low_rank_of(module: nn.Module) -> list[LowRank]:
     """Return the products that a module names by its method, or by the function registered for its class."""
-    finder = next((_FINDERS[cls] for cls in type(module).__mro__ if cls in _FINDERS), None)
-    if finder is None and (method := getattr(type(module), METHOD, None)) is None:
-        return []
-    products = list(finder(module) if finder else method(module))
+    registered = (_FINDERS[cls] for cls in type(module).__mro__ if cls in _FINDERS)
+    finder: LowRankFinder | None = next(registered, getattr(type(module), METHOD, None))
+    products = list(finder(module)) if finder else []
     for product in products:
         if not isinstance(product, LowRank):
             raise MooringError(

@@ -147,7 +147,8 @@ def residual_at(grams: ProductGrams, start: Tensor, outputs: Tensor, t: float) -
     k = k @ rows
     remaining = moved - k * _inverse(values, start.dtype) @ k.mT
     weighted = (start * outputs.unsqueeze(-1)).mT @ start  # B0' G B0
-    return ((weighted.double() * remaining).sum() / 2).clamp(min=0)
+    energy: Tensor = (weighted.double() * remaining).sum() / 2
+    return energy.clamp(min=0)
 
 
 def form_energy(form: ProductForm) -> Tensor:

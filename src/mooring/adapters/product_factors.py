@@ -74,7 +74,9 @@ class ProductFactors(KroneckerFactors):
         shapes, device = factor_shapes(low_rank, options.largest), low_rank.b.device
         current = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         previous = [torch.zeros(shape, dtype=options.dtype or dtype, device=device) for shape in shapes]
-        return cls(*current, *previous, low_rank=low_rank, layer_name=layer_name, damping=options.damping)
+        factors = cls(current[0], current[1], previous[0], previous[1])
+        factors.low_rank, factors.layer_name, factors.damping = low_rank, layer_name, options.damping
+        return factors
 
     def inherit(self, other: "ProductFactors") -> None:
         """Take over what is known of past tasks of the same layer; anything but the shapes of another is refused."""

@@ -1,7 +1,7 @@
 """The terms of a budget: what each parameter spends at a multiplier mu, and its pull; of one model or of many runs."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from mooring.backends.eager import apply_pull, chunks, previous_importance, run_
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
 from mooring.pulls.budget import Budget, spent_at, spent_each
-from mooring.pulls.pull import Number
+from mooring.pulls.pull import Number, ParameterPull
 from mooring.state.mooring_state import ParameterState
 
 MAX_RESIDUAL = 0.5
@@ -97,9 +97,8 @@ class ProductTerm(DiagonalTerm):
 
     def _update(self) -> None:
         dtype = self.state.compute_dtype
-        self.anchors = None
-        if self.anchored:
-            self.anchors = tuple(s.device_anchor.flatten(1).to(dtype) for s in (self.other, self.state))
+        a, b = (state.device_anchor.flatten(1) for state in (self.other, self.state))
+        self.anchors = (a.to(dtype), b.to(dtype)) if self.anchored else None
         self.form = self.factors.form(self.a.to(dtype), self.b.to(dtype), self.anchors)
 
     def tensors(self) -> State:
@@ -116,11 +115,13 @@ class ProductTerm(DiagonalTerm):
 
     def apply_pull(self, budget: Budget, mu: Tensor) -> None:
         """Pull B to its minimum for the present A."""
-        self.apply_rate(lambda curvature: budget.rate(curvature, mu.to(curvature.dtype)))
+        self.pull_back(budget, {"mu": mu.to(self.form.d.dtype)})
 
-    def apply_rate(self, rate: Callable[[Tensor], Tensor]) -> None:
-        """Remove a part of the displacement of B, the function `rate` of its curvature."""
-        remove_displacement(self.b, self.form, rate(self.form.curvature) * self.form.d, self.factors.vectors)
+    def pull_back(self, pull: ParameterPull | Budget, numbers: Mapping[str, Number]) -> None:
+        """Pull the displacement to 0 in the eigenbases, and subtract from B what that removed."""
+        d, pulled = self.form.d, self.form.d.clone()
+        apply_pull(pull, {"theta": pulled, "anchor": d.new_zeros(()), "previous": self.form.curvature, **numbers})
+        remove_displacement(self.b, self.form, d - pulled, self.factors.vectors)
 
     def residuals(self) -> list[Tensor]:
         """Return the residual at each of `RETREATS` towards the anchor."""

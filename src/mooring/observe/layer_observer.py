@@ -87,7 +87,7 @@ class LayerObserver:
         products = {name: p for name, p in self.states.products.of_module(module).items() if name in own}
         observed = {} if own.keys() <= products.keys() else observe(module, a, b)
         if products:
-            observed |= observe_products(products, self.states.adapters.largest, a, b)
+            observed |= observe_products(products, self.states.largest_side, a, b)
         return observed
 
     def _add_use(self, p: Tensor, observed: ObservedFactors) -> None:
@@ -130,8 +130,8 @@ class LayerObserver:
         if observed and world_size() == 1:
             self.samples = min(factors.samples for factors in observed.values())
         parameters = dict.fromkeys(p for own in self._layers.values() for p in own.values())
-        products, options = self.states.products.by_b, self.states.adapters
-        shapes = {b: factor_shapes(products[b], options.largest) for b in products} if products else {}
+        products, largest = self.states.products.by_b, self.states.largest_side
+        shapes = {b: factor_shapes(product, largest) for b, product in products.items()}
         return all_reduce_factors(list(parameters), observed, shapes)
 
     def remove(self) -> None:

@@ -370,8 +370,9 @@ class MooringState:
                 self.merged_products[state.factors.layer_name] = state.factors
         self.products = find_products(module_names(self.model), self.names)
         for b, low_rank in self.products.by_b.items():
-            if (state := self.records.get(b)) and isinstance(state.factors, ProductFactors):
-                state.factors.low_rank = low_rank  # its scale may have changed
+            factors = self.records[b].factors if b in self.records else None
+            if isinstance(factors, ProductFactors):
+                factors.low_rank = low_rank  # its scale may have changed
 
     def join_products(self, records: dict[Tensor, ParameterState]) -> None:
         """Link the states of A and B of each product that is held."""
@@ -386,9 +387,15 @@ class MooringState:
         return {
             "largest": self.adapters.largest,
             "damping": self.adapters.damping,
+            "dtype": str(self.adapters.dtype or "").removeprefix("torch."),
             "scales": {name: product.scale for name, product in held.items()},
             "layers": {name: sample_layer(product.layer) for name, product in held.items() if product.is_active()},
         }
+
+    @property
+    def largest_side(self) -> int:
+        """The number of inputs, or outputs, from which on a low-rank product has a diagonal factor."""
+        return self.adapters.largest if isinstance(self.adapters, Product) else 0
 
     def optimizer_parameters(self) -> list[Tensor]:
         """Return every parameter of the optimizer."""
@@ -489,9 +496,9 @@ class MooringState:
         name = self.products.layer_names[b]
         factors = ProductFactors.create(self.products.by_b[b], name, self.adapters, compute_dtype_of(b))
         others = [s.factors for s in self.records.values() if isinstance(s.factors, ProductFactors)]
-        known = [f for f in others if f.layer_name == name and f.tasks] or [self.merged_products.get(name)]
-        if known[0]:
-            factors.inherit(known[0])
+        same_layer = (other for other in others if other.layer_name == name and other.tasks)
+        if known := next(same_layer, self.merged_products.get(name)):
+            factors.inherit(known)
         return factors
 
     def no_scores(self, p: Tensor) -> State:

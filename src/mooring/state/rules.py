@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from mooring import importance as importances
@@ -141,7 +142,10 @@ class Rules:
                 form = "parameters" if saved is None else "product"
                 raise MooringError(f'the state holds adapters by their {form}: give attach adapters="{form}", or none')
             return self
-        adapters = "parameters" if saved is None else Product(saved["largest"], damping=saved["damping"])
+        adapters: Product | Literal["parameters"] = "parameters"
+        if saved is not None:
+            dtype = getattr(torch, saved["dtype"]) if saved["dtype"] else None
+            adapters = Product(saved["largest"], dtype, saved["damping"])
         return self if self.adapters == adapters else replace(self, adapters=adapters)
 
 
@@ -150,7 +154,7 @@ def choose_rules(
     pull: Pull | None = None,
     merge: str | Merge | None = None,
     buffers: str | None = None,
-    adapters: Product | str | None = None,
+    adapters: Product | Literal["product", "parameters"] | None = None,
     *,
     reference: bool = False,
     adapted: bool = False,

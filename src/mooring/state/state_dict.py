@@ -141,7 +141,9 @@ def _read_parameter(
     anchor = slots.pop("anchor")
     factors = None
     if new.factors:
-        factors = replace(new.factors, **{slot: slots.pop(slot) for slot in new.factors.slots()})
+        factors = replace(new.factors)
+        for slot in new.factors.slots():
+            setattr(factors, slot, slots.pop(slot))
     return ParameterState(new.name, new.parameter, anchor, slots, _read_previous(flat, new, memory), count, factors)
 
 
