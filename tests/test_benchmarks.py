@@ -121,6 +121,7 @@ def test_scaling_starts_nothing_after_its_time_limit(bench):
     assert out.count("not started") == 2
 
 
+@pytest.mark.faults  # slow
 def test_paper_times_the_table_and_the_grid_search_twice(bench):
     few = ["--methods", "plain,ewc,er", "--seeds", 2, "--tasks", 3, "--search-tasks", 2, "--limit", 20]
     out, results = bench("paper", *SMALL, *few, "--lrs", "0.01,0.001", "--strengths", "1,10,100")
@@ -201,6 +202,7 @@ def test_smallest_memory_options_use_at_most_four_bytes_per_parameter(monkeypatc
     assert "full                         4.00     4.00    4.00 |  12.00  0.00" in capsys.readouterr().out
 
 
+@pytest.mark.faults  # slow
 def test_calibration_brings_the_forgetting_close_to_the_budget(tmp_path):
     kept, figure = tmp_path / "results.json", tmp_path / "figure"
     options = ["--stream", "digits", "--estimate", "Kronecker", "--nats", "0.03", "--seeds", "1"]
@@ -217,6 +219,7 @@ def test_calibration_brings_the_forgetting_close_to_the_budget(tmp_path):
     assert all(figure.with_suffix(f".{kind}").stat().st_size > 5000 for kind in ("svg", "png"))
 
 
+@pytest.mark.faults  # slow
 def test_saturated_prints_the_rows_of_its_page(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench = importlib.import_module("saturated")

@@ -255,3 +255,29 @@ def test_calibration_of_a_direction_that_nothing_holds_warns():
     with pytest.warns(UnheldWarning, match="could not be calibrated"):
         moor.consolidate(data=[1.0, -1.0], loss=lambda model, slope: 1e3 * loss(model, slope))
     assert moor.calibration == [1e6]
+
+
+@pytest.mark.parametrize("importance", [mooring.EWC(decay=None, per_sample=True), Kronecker()])
+@pytest.mark.parametrize("tasks", [0, 1])
+def test_calibration_that_fails_after_its_estimate_changes_nothing(importance, tasks):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance=importance, pull=mooring.Budget(0.1))
+    data = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(2)]
+    if tasks:
+        moor.consolidate(data=data)
+    before = {key: tensor.clone() for key, tensor in moor.state_dict().items()}
+    calls = []
+
+    def loss(model, batch):
+        calls.append(batch)
+        if len(calls) > 2:
+            raise RuntimeError("out of luck")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        moor.consolidate(data=data, loss=loss)
+    check_equal("state", moor.state_dict(), before)
+    moor.consolidate(data=data)
+    assert moor.tasks == tasks + 1

@@ -86,6 +86,18 @@ def test_nothing_is_held_in_a_first_task_and_no_warning_is_given():
     assert "nothing held" not in repr(moor)
 
 
+def test_lazy_layers_are_covered_before_and_after_they_have_a_shape():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer)
+    assert [entry.size for entry in moor.coverage().parameters] == [0] * 4
+    train(model, optimizer)
+    moor.consolidate()
+    assert moor.coverage().summary == "4 of 4 parameters held (67 of 67 weights)"
+
+
 def test_reference_holds_every_parameter_before_the_first_step():
     model = small()
     moor = mooring.attach(model, sgd(model), reference=KNOWN)
@@ -481,6 +493,19 @@ def test_resized_layer_keeps_its_kronecker_factors(grow, words):
             energies[-1] = moor.pull_energy() - energies[-1]
     assert all(energy > 1e-3 for energy in energies[:6])
     assert energies[6:] == pytest.approx([0.0] * (words - min(words, 6)), abs=1e-6)
+
+
+def test_drift_and_energy_are_known_right_after_an_embedding_is_resized():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer)
+    nn.functional.cross_entropy(model(torch.arange(5)), torch.arange(5)).backward()
+    optimizer.step()
+    moor.consolidate()
+    model[0].weight.data = torch.cat([model[0].weight.data, torch.ones(2, 4)])
+    assert moor.anchor["0.weight"].shape == (7, 4)
+    assert moor.drift() == {"0": 0.0, "1": 0.0}
+    assert moor.pull_energy() == 0
 
 
 def test_parameter_resized_in_the_middle_of_a_task_continues():

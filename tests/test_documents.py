@@ -161,6 +161,7 @@ def test_readme_contains_the_fine_tuning_example_and_its_output():
         assert [old, new] == pytest.approx([float(percent) for percent in shown.groups()], abs=5)  # rounding differs
 
 
+@pytest.mark.faults  # slow
 def test_language_model_example_runs_in_miniature(tmp_path):
     script, out = ROOT / "examples" / "finetune_language_model.py", tmp_path / "out.json"
     methods = ["plain", "L2-SP 1", "Kronecker 0.1, own text"]
@@ -176,6 +177,7 @@ def test_language_model_example_runs_in_miniature(tmp_path):
     assert again.splitlines()[-1][:58] == table.splitlines()[3][:58]
 
 
+@pytest.mark.faults  # slow
 def test_overhead_benchmark_prints_ratios():
     options = ["--model", "cnn6", "--importance", "uniform", "--pull", "proximal", "--turns", "2"]
     table = run(ROOT / "benchmarks" / "overhead.py", *options, "--no-memory")

@@ -106,6 +106,7 @@ def test_estimate_equals_training_with_learning_rate_0(name):
             assert m.factors.count == n.factors.count == 5
 
 
+@pytest.mark.faults  # slow
 def test_inputs_without_labels_give_the_fisher_of_the_models_predictions():
     """The mean over many draws equals the sum over all labels weighted by their probability."""
     torch.manual_seed(0)
@@ -336,6 +337,54 @@ def test_model_that_binds_buffers_anew_and_renormalizes_weights_is_unchanged(opt
     assert model.unset is None
     assert model.calls == 0
     assert not model.cached.any()
+
+
+class Remembering(nn.Module):
+    """A model that keeps hidden states between its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+        self.hidden, self.states, self.history, self.cache = None, (), [], {}
+
+    def forward(self, x):
+        self.hidden = x.detach()
+        self.states = (self.hidden, *self.states)
+        self.history.append(x.detach())
+        self.cache[len(x)] = x.detach()
+        return self.head(x)
+
+
+def test_model_that_keeps_hidden_states_is_unchanged():
+    model = Remembering()
+    history, cache = model.history, model.cache
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mooring.attach(model, optimizer, reference=[torch.randn(4, 3) for _ in range(2)])
+    assert model.hidden is None
+    assert model.states == ()
+    assert model.history is history == []
+    assert model.cache is cache == {}
+
+
+def test_reference_of_a_model_without_weights_is_refused_in_one_line():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(MooringError, match=r"'0.weight' is on the meta device and has no values: load .* first$"):
+        mooring.attach(model, optimizer, reference=[torch.randn(4, 3)])
+
+
+def test_gradients_of_a_network_outside_the_model_are_unchanged():
+    generator, discriminator = nn.Linear(3, 4), nn.Linear(4, 2)
+    discriminator(torch.ones(1, 4)).sum().backward()
+    before = [p.grad.clone() for p in discriminator.parameters()]
+
+    def loss(model, noise):
+        return nn.functional.cross_entropy(discriminator(model(noise)), noise.argmax(1) % 2)
+
+    optimizer = torch.optim.SGD(generator.parameters(), lr=0.1)
+    mooring.attach(generator, optimizer, reference=[torch.randn(8, 3)], loss=loss)
+    assert all(torch.equal(p.grad, g) for p, g in zip(discriminator.parameters(), before, strict=True))
 
 
 def test_data_of_one_rank_is_refused(monkeypatch):

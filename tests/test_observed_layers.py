@@ -236,7 +236,7 @@ def test_reference_estimates_scores_of_unobserved_layers():
     torch.manual_seed(0)
     model = Functional()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"importance": Kronecker(), "pull": mooring.Budget(1e-16)}
+    options = {"importance": Kronecker(), "pull": mooring.Budget(0.0)}
     moor = mooring.attach(model, optimizer, reference=[batch(seed) for seed in range(3)], **options)
     assert moor._states.diagonal_reasons[model.hidden.weight] == NOT_OBSERVED
     step(model, optimizer, 9)
@@ -326,6 +326,24 @@ def test_passes_whose_gradient_no_step_uses_change_nothing(disturb, batch_size):
         results.append({m.name: (m.factors.past_inputs, m.factors.past_outputs) for m in moor._states.records.values()})
     for name, factors in results[0].items():
         assert all(map(torch.equal, factors, results[1][name])), name
+
+
+def test_reference_of_another_mooring_between_a_pass_and_its_step_changes_nothing():
+    results = []
+    for disturbed in (False, True):
+        torch.manual_seed(0)
+        model = small()
+        optimizer, moor = moored(model)
+        for seed in range(3):
+            optimizer.zero_grad()
+            loss_of(model, seed).backward()
+            if disturbed:
+                other = torch.optim.SGD(model.parameters(), lr=0.1)
+                reference = [batch(8, samples=20), batch(9, samples=20)]
+                mooring.attach(model, other, pull=mooring.Proximal(1.0), reference=reference).detach()
+            optimizer.step()
+        results.append({m.name: curvature(moor, m.name) for m in moor._states.records.values()})
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def test_pass_before_the_loop_zeroes_in_place_is_not_counted():
@@ -570,8 +588,13 @@ def test_balanced_factors_are_refused_in_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_model_compiled_as_one_graph_is_refused_in_one_line():
-    model = torch.compile(small(), backend="eager", fullgraph=True)
+@pytest.mark.parametrize("part", ["wrapper", "model", "layer"])
+def test_model_compiled_as_one_graph_is_refused_in_one_line(part):
+    model = small()
+    if part == "wrapper":
+        model = torch.compile(model, backend="eager", fullgraph=True)
+    else:
+        (model if part == "model" else model[0]).compile(backend="eager", fullgraph=True)
     with pytest.raises(MooringError, match="fullgraph=True") as error:
         moored(model)
     assert "\n" not in str(error.value)
@@ -600,3 +623,15 @@ def test_lazy_layer_gets_factors_once_it_has_a_shape():
         step(model, optimizer, seed)
     assert {"0.weight", "0.bias"} <= with_factors(moor)
     nothing_moves(model, optimizer, moor, lambda seed: 10 * loss_of(model, seed))
+
+
+def test_batch_without_samples_is_not_observed():
+    torch.manual_seed(0)
+    model = small()
+    optimizer, moor = moored(model)
+    step(model, optimizer)
+    before = curvature(moor, "0.weight").clone()
+    optimizer.zero_grad()
+    model(torch.zeros(0, INPUTS)).sum().backward()
+    optimizer.step()
+    assert torch.equal(curvature(moor, "0.weight"), before)

@@ -199,3 +199,61 @@ def test_state_of_equal_or_rounded_weights_or_an_unfinished_task_does_not_warn()
         train(model, optimizer)
         other = small(seed=1)
         mooring.attach(other, sgd(other)).load_state_dict(moor.state_dict())
+
+
+# Where a warning points
+
+
+def calibrate_at_a_bound():
+    model = small()
+    options = {"reference": [torch.randn(8, 4)], "pull": mooring.Budget(9.0)}
+    mooring.attach(model, sgd(model), **options, loss=lambda model, x: model(x).sigmoid().mean())
+
+
+def load_a_state_of_other_weights():
+    *_, moor = once_moored()
+    fresh = small(seed=1)
+    mooring.attach(fresh, sgd(fresh)).load_state_dict(moor.state_dict())
+
+
+def load_a_state_of_other_options():
+    model, optimizer, moor = once_moored(merge="max")
+    moor.detach()
+    mooring.attach(model, optimizer, merge="average").load_state_dict(moor.state_dict())
+
+
+def give_labels_that_equal_inputs():
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4))
+    ids = torch.randint(4, (2, 5))
+    mooring.attach(model, sgd(model)).estimate([(ids, ids)], loss=None)
+
+
+def consolidate_without_a_step():
+    model = small()
+    mooring.attach(model, sgd(model)).consolidate()
+
+
+def train_other_weights():
+    model, optimizer, _ = once_moored()
+    model.load_state_dict(small(seed=1).state_dict())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        calibrate_at_a_bound,
+        load_a_state_of_other_weights,
+        load_a_state_of_other_options,
+        give_labels_that_equal_inputs,
+        consolidate_without_a_step,
+        train_other_weights,
+    ],
+)
+def test_warning_points_at_the_line_of_the_caller(cause):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cause()
+    assert caught
+    assert {warning.filename for warning in caught} == {__file__}

@@ -174,6 +174,23 @@ def test_step_without_a_forward_pass_of_the_model_is_refused(importance: str) ->
     assert moor.steps == 0
 
 
+def test_attaching_to_the_compiled_model_is_advised_where_its_outputs_are_not_seen() -> None:
+    model = nn.Linear(3, 2)
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled(torch.ones(4, 3)).sum().backward()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
+    compiled(torch.ones(4, 3)).sum().backward()
+    with pytest.raises(MooringError, match=r"of a compiled model attach the one that torch.compile returned") as error:
+        optimizer.step()
+    assert one_line(error)
+    moor.detach()
+    moor = mooring.attach(compiled, optimizer, pull=mooring.Budget(0.1))
+    compiled(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    assert moor.steps == 1
+
+
 def step_and_expect_one_batch(moor, x):
     """Take a step, and check that MAS is that of this batch alone."""
     expected = torch.autograd.grad(moor.model(x).square().sum(), list(moor.model.parameters()))
@@ -310,6 +327,34 @@ def test_samples_of_dense_outputs_are_the_pixels_that_count(ignored: int) -> Non
     x, labels = torch.randn(4, 2, 6, 5, dtype=F64), torch.randint(3, (4, 6, 5))
     labels.view(-1)[:ignored] = -100
     check_samples(per_sample(model), cross_entropy(model(x), labels), 4 * 6 * 5 - ignored)
+
+
+class Shaped(nn.Linear):
+    """A layer whose outputs (B, T, C) are brought into another shape."""
+
+    def __init__(self, shape: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(5, 3, dtype=F64)
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shape(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes"),
+    [
+        (lambda outputs: outputs, 2),
+        (lambda outputs: outputs.mT, 1),
+        (lambda outputs: outputs.unflatten(1, (4, 2)), 3),
+        (lambda outputs: outputs.mT.unflatten(2, (4, 2)), 1),
+    ],
+)
+def test_samples_are_the_positions_wherever_the_classes_are(shape: Callable[[Tensor], Tensor], classes: int) -> None:
+    torch.manual_seed(0)
+    model = Shaped(shape)
+    moor = per_sample(model)
+    outputs = model(torch.randn(2, 8, 5, dtype=F64)).movedim(classes, -1).reshape(-1, 3)
+    check_samples(moor, cross_entropy(outputs, torch.randint(3, (16,))), 16)
 
 
 def test_importance_does_not_change_with_padding() -> None:

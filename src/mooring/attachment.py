@@ -1,6 +1,5 @@
 """`mooring.attach`: checks its options and returns a Mooring."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from mooring.adapters.product_factors import Product
 from mooring.adapters.products import find_products
 from mooring.distributed.dtensor import check_sharding
-from mooring.errors import MooringError, UnheldWarning
+from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.importance import Importance
 from mooring.moor import Mooring
 from mooring.optimizers import check_optimizer, unwrap_optimizer
@@ -195,9 +194,8 @@ def _warn_of_ties(model: nn.Module, exclude: tuple[str, ...]) -> None:
     """Warn of parameters that are excluded by one name and known by another, such as a head tied to an embedding."""
     if ties := tied_by_exclusion(model, exclude):
         kept, excluded = ties[0]
-        warnings.warn(
+        warn(
             f"exclude frees {kept!r} too, because it is tied to {excluded!r}: to hold it leave {excluded!r} out of "
             f"exclude; to free it on purpose exclude {kept!r} as well",
             UnheldWarning,
-            stacklevel=4,
         )

@@ -2,7 +2,12 @@
 
 import difflib
 import math
+import sys
+import warnings
 from collections.abc import Iterable
+
+INTERNAL = "mooring", "torch", "contextlib"
+"""The packages that are passed over in search of the line that a warning is about."""
 
 
 class MooringError(ValueError):
@@ -18,6 +23,22 @@ class UnheldWarning(UserWarning):
 
     `warnings.simplefilter("ignore", mooring.errors.UnheldWarning)` silences it.
     """
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn of the nearest line that is neither Mooring's nor torch's, such as one that calls `optimizer.step()`.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn("the budget is large")
+        >>> print(caught[0].message)
+        the budget is large
+    """
+    frame, level = sys._getframe(), 1
+    while frame.f_globals.get("__name__", "").partition(".")[0] in INTERNAL and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> MooringError:

@@ -26,7 +26,7 @@ from mooring.pulls.pull import check_numbers
 from mooring.reference.batches import Data, Loss
 from mooring.reference.calibration import calibration_factor
 from mooring.reference.estimation import estimate
-from mooring.siblings import ATTACHED, parameters_of_siblings
+from mooring.siblings import ATTACHED, observers_of_siblings, parameters_of_siblings
 from mooring.state.memory import Memory
 from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
 from mooring.state.rules import Rules
@@ -148,10 +148,11 @@ class Mooring:
             raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
         self._watch.end_task(parameters_of_siblings(self._step))
         carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
-        scale = carried if data is None else self._scale(data, loss, batches, progress)
         self._step.invalidate()
-        with autocast_disabled():
-            self._states.consolidate(scale, self._step.end_task)
+        with self._states.restored_on_error():
+            scale = carried if data is None else self._scale(data, loss, batches, progress)
+            with autocast_disabled():
+                self._states.consolidate(scale, self._step.end_task)
         if self.tasks:
             self._step.norms.consolidate()
 
@@ -173,17 +174,17 @@ class Mooring:
     @property
     def anchor(self) -> State:
         """The anchor of each moored parameter that had a gradient or was consolidated, by name."""
-        return {m.name: to_dtensor(m.anchor, m.parameter) for m in self._states.records.values()}
+        return {m.name: to_dtensor(m.anchor, m.parameter) for m in self._states.resized()}
 
     @property
     def previous(self) -> State:
         """The importance over past tasks of each moored parameter, by name; 0 before the first consolidation."""
-        return {m.name: to_dtensor(m.full(m.previous), m.parameter) for m in self._states.records.values()}
+        return {m.name: to_dtensor(m.full(m.previous), m.parameter) for m in self._states.resized()}
 
     @property
     def current(self) -> State:
         """The importance on this task of each moored parameter, by name."""
-        records = self._states.records.values()
+        records = self._states.resized()
         scales = layer_scales(records, self.importance)
         scores = ((m, m.full(m.importance_state.get("current")), scales.get(layer_of(m.name))) for m in records)
         return {m.name: to_dtensor(score if by is None else score * by, m.parameter) for m, score, by in scores}
@@ -192,11 +193,11 @@ class Mooring:
     @autocast_disabled()
     def pull_energy(self) -> float:
         """Return the sum of previous * d^2 / 2 over all moored parameters, for logging."""
-        return pull_energy(self._states.records.values())
+        return pull_energy(self._states.resized())
 
     def drift(self) -> dict[str, float]:
         """Return how far each layer moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
-        return parameter_drift((m.name, m.parameter, m.device_anchor) for m in self._states.records.values())
+        return parameter_drift((m.name, m.parameter, m.device_anchor) for m in self._states.resized())
 
     def coverage(self) -> Coverage:
         """Return which parameters are held, which are free by request, and which nothing holds, why, and the remedy.
@@ -402,7 +403,8 @@ class Mooring:
     def _estimate(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> list[Any]:
         self._refuse_interrupted()
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
-        first_batches = estimate(self._states, self._observers, data, **options)
+        observers = [*self._observers, *observers_of_siblings(self._step)]
+        first_batches = estimate(self._states, observers, data, **options)
         self._step.invalidate()
         return first_batches
 

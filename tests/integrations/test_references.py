@@ -91,6 +91,19 @@ def test_pairs_of_equal_ids_warn_where_the_model_takes_no_labels():
         previous(Bigrams(), [ids])
 
 
+@pytest.mark.parametrize("form", ["pair", "mapping"])
+def test_text_without_masks_warns_where_the_model_predicts_masked_tokens(form):
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model, ids = BertForMaskedLM(BertConfig(**size, vocab_size=WORDS)), sentences()
+    with pytest.warns(UserWarning, match="a masked language model only has to copy: mask tokens"):
+        previous(model, [(ids, ids)] if form == "pair" else [{"input_ids": ids, "labels": ids}])
+    masked = ids.clone()
+    masked[:, 0] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        previous(model, [{"input_ids": masked, "labels": ids.where(masked != ids, -100)}])
+
+
 def test_mapping_without_labels_is_labelled_like_a_bare_tensor():
     ids = sentences()
     bare = previous(gpt(), [ids])

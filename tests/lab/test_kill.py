@@ -110,6 +110,7 @@ def often(every: float) -> int:
     return command(*ASKED)
 
 
+@pytest.mark.faults  # slow
 def test_killed_within_tasks_and_continued_from_there_gives_the_same_bit_for_bit(tmp_path, whole):
     from lab.test_kill import often as target
 
@@ -156,6 +157,7 @@ def killed_at(moment: int, *arguments: str) -> int:
     return command(*arguments)
 
 
+@pytest.mark.faults  # slow
 def test_killed_at_every_write_one_after_the_other_gives_the_same_bit_for_bit(tmp_path, whole):
     """Each process is killed one write later than the one before, from where that one left off."""
     from lab.test_kill import killed_at as target
@@ -247,6 +249,7 @@ def test_stop_signal_saves_reports_in_one_line_and_continues(tmp_path, whole, nu
     finished(tmp_path, whole)
 
 
+@pytest.mark.faults  # slow
 def test_command_in_an_interpreter_of_its_own_is_interrupted_and_continued(tmp_path, whole):
     arguments = [sys.executable, "-c", "from mooring.cli import main; import sys; sys.exit(main())", *ASKED]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -80,6 +80,7 @@ def check_finished(ended: Ended) -> str:
     return ended.err
 
 
+@pytest.mark.faults  # slow
 @needs_ray
 def test_results_equal_the_local_engines_exactly_and_come_in_fleets_by_shape(tmp_path, two, alone_here):
     err = check_finished(start(tmp_path, two).ended())
@@ -159,6 +160,7 @@ def test_missing_cluster_is_reported_in_one_line(tmp_path, more, line):
     assert ended.err.splitlines()[-1].startswith(line), ended.err
 
 
+@pytest.mark.faults  # slow
 @needs_ray
 def test_missing_gpu_is_reported_in_one_line(tmp_path, two):
     for device, line in (("cuda", "error: the Ray cluster has no GPU: "), ("cuda:1", "error: --engine ray chooses")):

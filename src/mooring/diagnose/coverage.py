@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.pulls import Pull
@@ -43,7 +44,7 @@ class ParameterCoverage:
 
     Attributes:
         name: the parameter's name.
-        size: the number of its weights.
+        size: the number of its weights; 0 for one of a lazy layer that was not called yet.
         status: "held", "free by request", "cannot move" or "unheld".
         how: by what it is held, "scores", "factors", or the "product" of a low-rank adapter; empty if it is not.
         reason: why it is not held, or why it has scores although the importance is by layer.
@@ -146,9 +147,10 @@ def find_coverage(
     held = {state.parameter for state, any_score in zip(known, _any_scores(known), strict=True) if any_score}
     in_optimizer, entries = {*states.optimizer_parameters()}, []
     for p, name in moorable(states.model, ()).items():
-        if not p.numel():
+        size = 0 if is_lazy(p) else p.numel()
+        if not size and not is_lazy(p):
             continue
-        entry = ParameterCoverage(name, p.numel(), UNHELD)
+        entry = ParameterCoverage(name, size, UNHELD)
         if p not in states.names:
             entry = _with(entry, FREE, "is excluded", "leave it out of exclude")
         elif p not in in_optimizer and name in elsewhere and p not in siblings:
@@ -163,7 +165,7 @@ def find_coverage(
             own = states.records[p]
             how = "product" if own.held_with else "factors" if own.factors else "scores"
             reason = states.products.reasons.get(p, "" if own.held_with else states.diagonal_reasons.get(p, ""))
-            entry = ParameterCoverage(name, p.numel(), HELD, how, reason)
+            entry = ParameterCoverage(name, size, HELD, how, reason)
         else:
             entry = _with(entry, UNHELD, _why_unheld(states, p))
         entries.append(entry)

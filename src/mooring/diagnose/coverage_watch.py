@@ -1,19 +1,15 @@
 """Warns, once a task begins, of weights that were replaced and of parameters that train and that nothing holds."""
 
-import warnings
 from collections.abc import Collection, Iterable
 
 from torch import Tensor
 
 from mooring.diagnose.coverage import ELSEWHERE, REMEDIES, ParameterCoverage, describe_unheld, find_coverage
 from mooring.distributed.dtensor import local_tensor
-from mooring.errors import UnheldWarning
+from mooring.errors import UnheldWarning, warn
 from mooring.pulls import Pull
 from mooring.state.displacement import displaced
 from mooring.state.mooring_state import MooringState, ParameterState, first_and_count
-
-WITHIN_STEP = 9
-"""The frames between a warning and the line that calls `optimizer.step()`."""
 
 
 class CoverageWatch:
@@ -65,11 +61,10 @@ class CoverageWatch:
         moored = {self.states.names[p] for p in siblings if p in self.states.names}
         if names := sorted(self.moved_elsewhere() - moored - self._warned):
             self._warned |= {*names}
-            warnings.warn(
+            warn(
                 f"{first_and_count(names)} {ELSEWHERE}, and nothing holds what the model knows there: "
                 f"{REMEDIES[ELSEWHERE]}; moor.coverage() lists what is held",
                 UnheldWarning,
-                stacklevel=4,
             )
         self.forget_versions()
 
@@ -83,22 +78,20 @@ class CoverageWatch:
 
     def _warn_of_other_weights(self, moving: Iterable[ParameterState]) -> None:
         if names := displaced(state for state in moving if state.has_previous):
-            warnings.warn(
+            warn(
                 f"{first_and_count(names)} got other weights after the last task or reference, so training pulls them "
                 "back to the weights of then: load weights before attach(reference=...) or consolidate(); where the "
                 "new ones are right, call consolidate() again before training",
                 UnheldWarning,
-                stacklevel=WITHIN_STEP,
             )
 
     def _warn_of_unheld(self) -> None:
         entries = list(self.pending.values())
         self._warned |= {entry.name for entry in entries}
         self.pending = {}
-        warnings.warn(
+        warn(
             f"training moves parameters that nothing holds: {describe_unheld(entries)}; moor.coverage() lists them",
             UnheldWarning,
-            stacklevel=WITHIN_STEP,
         )
 
 

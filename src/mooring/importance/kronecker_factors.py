@@ -97,8 +97,8 @@ class KroneckerFactors:
         """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal."""
         if self.tasks:
             (a, inputs), (g, outputs) = eigenbasis(self.past_inputs), eigenbasis(self.past_outputs)
-            curvature = self.tasks * g.clamp(min=0).unsqueeze(-1) * a.clamp(min=0).unsqueeze(-2)
-            self.basis = inputs, outputs, curvature
+            a, g = at_least_rounding(self.past_inputs, a, inputs), at_least_rounding(self.past_outputs, g, outputs)
+            self.basis = inputs, outputs, self.tasks * g.unsqueeze(-1) * a.unsqueeze(-2)
 
     def to_basis(self, d: Tensor) -> Tensor:
         """Return a displacement of the parameter in the eigenbasis, (out, in)."""
@@ -136,6 +136,28 @@ def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
         return values.to(matrix), vectors.to(matrix)
     values, vectors = torch.linalg.eigh(matrix.double().cpu())
     return values.to(matrix), vectors.to(matrix)
+
+
+def at_least_rounding(matrix: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+    """Return the eigenvalues of factors, at least as large as the rounding error of the largest one.
+
+    Below that error, about eps times the largest, an eigenvalue is noise of either sign. If it counted as 0, a sample
+    with a very large gradient would free its layer in all other directions. Where the diagonal is 0 the factor is known
+    to be 0, such as that of an input that never occurred, and stays so.
+
+    Args:
+        matrix: the factor, (n, n), behind any leading axes.
+        values: its eigenvalues, (n,).
+        vectors: its eigenvectors as columns, (n, n).
+
+    Example:
+        >>> matrix = torch.diag(torch.tensor([0.0, 1e9, 1.0]))
+        >>> at_least_rounding(matrix, *eigenbasis(matrix)).tolist()
+        [0.0, 119.20928955078125, 1000000000.0]
+    """
+    known = (matrix.diagonal(dim1=-2, dim2=-1) > 0).to(matrix).unsqueeze(-1)
+    error = torch.finfo(matrix.dtype).eps * values.amax(-1, keepdim=True)
+    return torch.maximum(values, (vectors.square() * known).sum(-2) * error).clamp(min=0)
 
 
 def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[str, Tensor]]:

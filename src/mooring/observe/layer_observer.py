@@ -68,7 +68,7 @@ class LayerObserver:
         if torch._C._functorch.peek_interpreter_stack() is not None:  # torch.func has no backward pass
             return
         a = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
-        if a is None or not isinstance(returned, Tensor) or not returned.requires_grad:
+        if a is None or not a.numel() or not isinstance(returned, Tensor) or not returned.requires_grad:
             return
         a = a.detach()
 

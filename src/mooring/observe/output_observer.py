@@ -5,7 +5,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from mooring.importance import Importance
 from mooring.state.mooring_state import MooringState, gradient_versions
 
 _OUTPUTS_HINT = "pass outputs=, a function that takes what the model returns and gives the tensor of its outputs"
+
+ZERO_SUM = 0.01
+"""A gradient whose sums along a dimension are smaller than this part of it adds up to 0 there, up to rounding."""
 
 
 @dataclasses.dataclass
@@ -90,7 +93,29 @@ def class_dimension(outputs: Tensor) -> int:
     return 2 if outputs.ndim == 3 else 1
 
 
-def count_trained(gradient: Tensor) -> Tensor | None:
+def class_dimension_of_gradient(gradient: Tensor) -> int:
+    """Return the dimension of classes, from the gradient of a loss with respect to the outputs.
+
+    The gradient of a cross entropy adds up to 0 along it. So outputs (B, C, T) and (B, height, width, C) differ from
+    what `class_dimension` says. It decides for every other loss.
+
+    Example:
+        >>> logits = torch.zeros(2, 5, 3, requires_grad=True)
+        >>> nn.functional.cross_entropy(logits, torch.tensor([[1, 4, 0], [2, 2, 3]])).backward()
+        >>> class_dimension_of_gradient(logits.grad), class_dimension(logits)
+        (1, 2)
+    """
+    usual, dtype = class_dimension(gradient), torch.promote_types(gradient.dtype, torch.float32)
+    if gradient.ndim < 3:
+        return usual
+    total = torch.linalg.vector_norm(gradient, 1, dtype=dtype)  # without a copy: there may be 100,000 classes
+    for dimension in dict.fromkeys((usual, 1, gradient.ndim - 1)):
+        if bool(gradient.sum(dimension, dtype=dtype).abs().sum() <= ZERO_SUM * total):
+            return dimension
+    return usual
+
+
+def count_trained(gradient: Tensor, dimension: int) -> Tensor | None:
     """Return the number of predictions that a loss counts, from its gradient with respect to the outputs.
 
     A mean loss is over the predictions that count, and has no gradient at the others, such as padding with a label of
@@ -99,23 +124,25 @@ def count_trained(gradient: Tensor) -> Tensor | None:
 
     Args:
         gradient: in the shape of the outputs.
+        dimension: the dimension of classes.
 
     Example:
         >>> logits = torch.zeros(2, 3, 5, requires_grad=True)
         >>> labels = torch.tensor([[1, 4, -100], [2, -100, -100]])
         >>> nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
-        >>> count_trained(logits.grad)
+        >>> count_trained(logits.grad, dimension=2)
         tensor(3)
     """
-    if gradient.ndim < 2 or gradient.shape[class_dimension(gradient)] == 1:
+    if gradient.ndim < 2 or gradient.shape[dimension] == 1:
         return None
-    return gradient.any(class_dimension(gradient)).sum()
+    return gradient.any(dimension).sum()
 
 
-def count_labels(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Return the number of predictions of a forward pass that returned no outputs, from the model's arguments.
+def count_labels(args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any = None) -> int:
+    """Return the number of predictions of a forward pass that returned no `logits`, from the model's arguments.
 
-    It is the number of `labels` but those of -100, which losses ignore. Without labels it is the number of token ids in
+    It is the number of `labels` but those of -100, which losses ignore. Without labels it is that of logits of another
+    name, such as CLIP's `logits_per_image` or the `start_logits` of questions; without those the number of token ids in
     the first tensor of integers, else the length of the first tensor. Models with a fused language-model head, such as
     those of TRL's trainers, compute the loss without logits.
 
@@ -123,10 +150,15 @@ def count_labels(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         >>> labels = torch.tensor([[-100, 1, 2], [3, 4, -100]])
         >>> count_labels((), {"input_ids": torch.zeros(2, 3), "labels": labels}), count_labels((torch.zeros(5, 2),), {})
         (4, 5)
+        >>> count_labels((), {"input_ids": labels}, {"logits_per_image": torch.zeros(2, 2)})
+        2
     """
     if isinstance(labels := kwargs.get("labels"), Tensor):
         return int((labels != -100).sum())
-    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.ndim]
+    named = returned if isinstance(returned, Mapping) else getattr(returned, "__dict__", {})
+    if (logits := next((t for key, t in named.items() if "logits" in str(key) and _has_rows(t)), None)) is not None:
+        return count_samples(logits)
+    tensors = [t for t in (*args, *kwargs.values()) if _has_rows(t)]
     ids = next((t for t in tensors if not t.is_floating_point()), None)
     if ids is not None:
         return ids.numel()
@@ -136,6 +168,10 @@ def count_labels(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
             "batch_size=, as in EWC(decay=None, per_sample=True, batch_size=8)"
         )
     return len(tensors[0])
+
+
+def _has_rows(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
 class ForwardHook:
@@ -191,6 +227,7 @@ class OutputObserver:
         self._versions: list[int] = []
         self._random: torch.Generator | None = None
         self._backward_pass = -1
+        self._class_dimensions: dict[int, int] = {}
         self.discard()
         self._handle = model.register_forward_hook(ForwardHook(self.after_forward), with_kwargs=True)
         if importance.watches == "outputs":
@@ -209,7 +246,8 @@ class OutputObserver:
         if total.samples == 0:
             raise MooringError(
                 f"{self.importance.name} saw no outputs since the last step: call the model itself, model(x), "
-                "with gradients enabled before optimizer.step()"
+                "with gradients enabled before optimizer.step(), and of a compiled model attach the one that "
+                "torch.compile returned"
             )
         return total
 
@@ -228,7 +266,7 @@ class OutputObserver:
             return
         tensors = _differentiable_tensors(returned, set())
         if (outputs := self._outputs_in(returned, countable=bool(tensors))) is None:
-            pending = [Observation(count_labels(args, kwargs))]
+            pending = [Observation(count_labels(args, kwargs, returned))]
         elif not outputs.requires_grad:
             return
         else:
@@ -241,7 +279,7 @@ class OutputObserver:
 
         def count(gradient: Tensor) -> None:
             if pending and not OutputObserver.probing:
-                pending[0].counted = count_trained(gradient.detach())
+                pending[0].counted = count_trained(gradient.detach(), self._class_dimension(gradient.detach()))
 
         if outputs is not None and self.importance.watches == "samples":
             outputs.register_hook(count)  # type: ignore[no-untyped-call]
@@ -249,6 +287,15 @@ class OutputObserver:
             tensor.register_hook(on_gradient)  # type: ignore[no-untyped-call]
         if not tensors:  # the returned object hides its tensors, so no hook can wait for a gradient
             self.observation.add(pending.pop())
+
+    def _class_dimension(self, gradient: Tensor) -> int:
+        """Return the dimension of classes, read from the first gradient of outputs with so many dimensions."""
+        known = self._class_dimensions.get(gradient.ndim)
+        if known is None:
+            known = class_dimension_of_gradient(gradient)
+            if bool(gradient.any()):
+                self._class_dimensions[gradient.ndim] = known
+        return known
 
     def _outputs_in(self, returned: Any, *, countable: bool) -> Tensor | None:
         """Return the tensor of outputs; None if there is none, and countable samples are all that is needed."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import budget_term
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import world_size
-from mooring.errors import MooringError, NonFiniteError, UnheldWarning
+from mooring.errors import MooringError, NonFiniteError, UnheldWarning, warn
 from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.pulls.budget import Budget
 from mooring.reference.batches import Data, Loss, Outputs, iter_batches, scalar_loss
@@ -64,12 +63,11 @@ def solve_factor(rise: Callable[[float], float], nats: float, *, show: bool | No
 
 
 def _warn_of_bound(finding: str) -> None:
-    warnings.warn(
+    warn(
         f"the budget could not be calibrated: the loss on the data {finding}, so it may not be kept: "
         "check that the data and the loss are those the model was trained with (labels of a language model are "
         "shifted), and moor.coverage()",
         UnheldWarning,
-        stacklevel=6,
     )
 
 

@@ -15,7 +15,7 @@ from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
 from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, iter_batches, scalar_loss
-from mooring.reference.preserve_model_state import preserve_model_state
+from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.progress import progress
 from mooring.reference.reference_labels import prepare_labels
 from mooring.state.mooring_state import MooringState
@@ -62,7 +62,7 @@ def estimate(
 
     Args:
         states: the states whose `current` is replaced.
-        observers: the observers of training, which are paused.
+        observers: the observers of training, of this Mooring and of others, which are paused.
         data: batches, or a function from the model to a batch.
         loss: the mean loss on a batch; None is `default_loss`, with labels sampled from the model if there are none.
         batches: the largest number of batches to read; None reads all of an iterable.
@@ -77,6 +77,8 @@ def estimate(
         raise MooringError(
             "estimate would use the data of one rank only: estimate in one process, and load its state_dict() in all"
         )
+    if meta := [states.names[p] for p in states.trained() if p.is_meta]:
+        raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
     kept: list[Any] = []
     memory = replace(states.memory, current=None)  # in full precision until the mean is complete
@@ -99,7 +101,8 @@ def estimate(
                         raise NonFiniteError(NOT_FINITE)
                     if not value.requires_grad:
                         raise MooringError(NO_DEPENDENCE)
-                    value.backward()  # type: ignore[no-untyped-call]
+                    with preserve_other_gradients(value, model):
+                        value.backward()  # type: ignore[no-untyped-call]
                 step.before(optimizer, (optimizer,), {})
                 step.after(optimizer, (optimizer,), {})
                 for p in model.parameters():

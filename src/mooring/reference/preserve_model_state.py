@@ -1,4 +1,4 @@
-"""A context that restores a model: parameters, buffers, gradients, modes and random states."""
+"""Contexts that restore a model (parameters, buffers, gradients, modes, random states) and gradients outside it."""
 
 import random
 import sys
@@ -10,6 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from mooring.observe.output_observer import OutputObserver
+
+OF_TORCH = nn.Module().__dict__.keys() - {"training"}
+"""The attributes of every module, such as its parameters and hooks."""
+
+REBOUND = (bool, int, float, Tensor, tuple, list, dict, type(None))
+"""The types of attributes that are bound as before."""
 
 
 @contextmanager
@@ -29,6 +35,7 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
         tensor([0., 0.])
     """
     bindings = [(module, _bindings(module), dict(module._buffers)) for module in model.modules()]
+    containers = [(c, c.copy()) for module in model.modules() for c in _containers(module)]
     written = model.parameters() if moves else _renormalized(model)
     attributes = [t for _, values, _ in bindings for t in values.values() if isinstance(t, Tensor)]
     constants = [t for t in attributes if not t.requires_grad]  # others may belong to a graph under way
@@ -54,6 +61,9 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
                 module.__dict__.update(values)
                 module._buffers.clear()
                 module._buffers.update(buffers)
+            for container, content in containers:
+                container.clear()
+                container.extend(content) if isinstance(container, list) else container.update(content)
             for p, gradient in gradients:
                 p.grad = gradient
             with torch.no_grad():
@@ -61,9 +71,53 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
                     tensor.copy_(before)
 
 
+@contextmanager
+def preserve_other_gradients(loss: Tensor, model: nn.Module) -> Iterator[None]:
+    """Restore the gradients of what a loss depends on outside the model, such as a GAN's discriminator.
+
+    Example:
+        >>> model, other = nn.Linear(2, 2), nn.Linear(2, 1)
+        >>> loss = other(model(torch.ones(1, 2))).sum()
+        >>> with preserve_other_gradients(loss, model):
+        ...     loss.backward()
+        >>> model.weight.grad is None, other.weight.grad is None
+        (False, True)
+    """
+    own = {*model.parameters()}
+    gradients = [(leaf, leaf.grad) for leaf in _leaves(loss) if leaf not in own]
+    for leaf, _ in gradients:
+        leaf.grad = None
+    try:
+        yield
+    finally:
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
+
+
+def _leaves(loss: Tensor) -> set[Tensor]:
+    """Return the tensors in which a backward pass accumulates gradients."""
+    leaves, visited, pending = set[Tensor](), set[Any](), [loss.grad_fn]
+    while pending:
+        node: Any = pending.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if isinstance(leaf := getattr(node, "variable", None), Tensor) and leaf.is_leaf:
+            leaves.add(leaf)
+        pending += [parent for parent, _ in node.next_functions]
+    return leaves
+
+
 def _bindings(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that a forward pass may bind anew: its mode, counters, tensors."""
-    return {name: v for name, v in module.__dict__.items() if isinstance(v, bool | int | float | Tensor)}
+    """Return the attributes of a module that a forward pass may bind anew: its mode, counters, tensors, caches."""
+    return {name: v for name, v in module.__dict__.items() if name not in OF_TORCH and isinstance(v, REBOUND)}
+
+
+def _containers(module: nn.Module) -> Iterator[Any]:
+    """Yield the lists and dictionaries of a module that a forward pass may fill, such as hidden states and caches."""
+    for name, value in module.__dict__.items():
+        if name not in OF_TORCH and type(value) in (list, dict):
+            yield value
 
 
 def _renormalized(model: nn.Module) -> Iterator[Tensor]:

@@ -1,14 +1,13 @@
 """Labels of reference batches: drawn from the model's prediction if there are none, and shifted where a model does."""
 
 import inspect
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, warn
 from mooring.observe.output_observer import find_outputs
 from mooring.reference.batches import LOSS_HINT, Outputs, device_of, is_pair, is_row, returned_loss, to_device
 
@@ -34,6 +33,7 @@ def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | N
             f"the data or reference has rows with {', '.join(map(str, batch))}, not batches of tensors: give a "
             "DataLoader(rows, batch_size=..., collate_fn=...) that makes batches as in training"
         )
+    _warn_of_unmasked_text(model, batch, seed)
     if not is_pair(batch) or isinstance(batch[0], Mapping):
         return add_sampled_labels(model, batch, seed, outputs)
     repeats = repeats_inputs(*batch)
@@ -42,12 +42,24 @@ def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | N
     if (name := name_of_inputs(model)) is not None:
         return {name: batch[0], "labels": batch[1]}
     if repeats and seed == 0:
-        warnings.warn(
+        warn(
             "the labels of the data or reference equal its inputs, which says nothing about a model that predicts the "
             "next token: give (ids[:, :-1], ids[:, 1:]), or the loss(model, batch) of training",
-            stacklevel=1,
         )
     return batch
+
+
+def _warn_of_unmasked_text(model: nn.Module, batch: Any, seed: int) -> None:
+    """Warn if a masked language model is to predict the very tokens that it is given."""
+    base: Any = getattr(model, "get_base_model", lambda: getattr(model, "_orig_mod", model))()
+    if seed or not type(base).__name__.endswith("ForMaskedLM"):
+        return
+    parts = (batch.get("input_ids"), batch.get("labels")) if isinstance(batch, Mapping) else batch
+    if is_pair(parts) and isinstance(parts[0], Tensor) and repeats_inputs(*parts):
+        warn(
+            "the labels of the data or reference equal its inputs, which a masked language model only has to copy: "
+            "mask tokens of the inputs, and give -100 as the label of the others, as in training"
+        )
 
 
 def repeats_inputs(inputs: Tensor, labels: Tensor) -> bool:

@@ -3,8 +3,10 @@
 `consolidate` is the last line of Algorithm 1. It and `layer_scales` serve one model and a fleet of runs alike.
 """
 
-import warnings
-from collections.abc import Callable, Collection, Iterable
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from mooring.adapters.product_factors import Product, ProductFactors
 from mooring.adapters.products import Products, by_parameters, find_products, sample_layer
 from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, sharded, to_dtensor
-from mooring.errors import MooringError, UnheldWarning
+from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.importance import Importance, State
 from mooring.importance.kronecker_factors import (
     FACTOR_SLOTS,
@@ -397,6 +399,25 @@ class MooringState:
         """The number of inputs, or outputs, from which on a low-rank product has a diagonal factor."""
         return self.adapters.largest if isinstance(self.adapters, Product) else 0
 
+    def resized(self) -> Collection[ParameterState]:
+        """Return the states, after those of parameters that changed their shape were moved to the new one."""
+        if any(state.shape != p.shape for p, state in self.records.items()):
+            self.refresh()
+        return self.records.values()
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Restore what is known of this task if the body fails, such as an estimate whose calibration fails."""
+        kept = [(state, copy(state), copy(state.factors)) for state in self.records.values()]
+        records, reasons, not_estimated = dict(self.records), dict(self.diagonal_reasons), self.not_estimated
+        try:
+            yield
+        except BaseException:
+            for state, before, factors in kept:
+                state.__dict__.update(before.__dict__, factors=factors)
+            self.records, self.diagonal_reasons, self.not_estimated = records, reasons, not_estimated
+            raise
+
     def optimizer_parameters(self) -> list[Tensor]:
         """Return every parameter of the optimizer."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -572,19 +593,17 @@ class MooringState:
         """anchor <- theta without counting a task; warn of parameters that moved without a step."""
         self.refresh()
         if not self.tasks:
-            warnings.warn(
+            warn(
                 "consolidate() saw no step of this optimizer, so nothing is protected and no task is counted: train "
                 "with optimizer.step() (with SAM, attach to its base_optimizer), call moor.rebind(optimizer) if "
                 "another optimizer trained, or give consolidate(data=...)",
                 UnheldWarning,
-                stacklevel=5,
             )
         moved = [s.name for s in self.records.values() if bool((s.theta != s.device_anchor).any())]
         if moved:
-            warnings.warn(
+            warn(
                 f"{first_and_count(moved)} moved since the last task and this Mooring saw no step: nothing was "
                 "protected, and no task is counted. If the optimizer is a new one, call moor.rebind(optimizer)",
-                stacklevel=5,
             )
         for state in self.records.values():
             state.anchor.copy_(state.theta)
@@ -658,7 +677,15 @@ def first_and_count(names: list[str]) -> str:
 
 def is_one_graph(model: nn.Module) -> bool:
     """Return whether a model, or a part of it, was compiled as one graph, in which layers cannot be observed."""
-    return any(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False) for module in model.modules())
+    return any(map(_is_compiled_whole, model.modules()))
+
+
+def _is_compiled_whole(module: nn.Module) -> bool:
+    """Return whether a module is compiled with fullgraph=True, by `torch.compile` or by its own method `compile`."""
+    context = getattr(module, "dynamo_ctx", None)
+    if inspect.isfunction(call := getattr(module, "_compiled_call_impl", None)):
+        context = inspect.getclosurevars(call).nonlocals.get("self")  # torch keeps the options nowhere else
+    return bool(getattr(context, "fullgraph", False))
 
 
 def gradient_versions(parameters: list[Tensor]) -> list[int]:

@@ -1,7 +1,6 @@
 """The rules of a Mooring (importance, pull, merge, buffers): their defaults, and what a saved state decides of them."""
 
 import ast
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from torch import Tensor
 from mooring import importance as importances
 from mooring import pulls
 from mooring.adapters.product_factors import Product
-from mooring.errors import MooringError, unknown
+from mooring.errors import MooringError, unknown, warn
 from mooring.importance import EWC, Importance, resolve
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Proximal, Pull, merges
 from mooring.pulls.merges import Merge
@@ -247,8 +246,7 @@ def _not_known(option: str, saved: str) -> MooringError:
 
 def _warn_of_other_option(option: str, saved: str, given: str) -> None:
     if saved:  # a state that does not say is accepted
-        warnings.warn(
+        warn(
             f"the state was made with {saved}, this Mooring has {given}: "
             f"unless you mean to change that, give attach {option}={saved}",
-            stacklevel=5,
         )

@@ -4,7 +4,6 @@ A state that does not fit the model or the options is refused before anything is
 """
 
 import json
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from mooring.adapters.products import check_same_layers
 from mooring.distributed.dtensor import local_part, to_dtensor
-from mooring.errors import MooringError
+from mooring.errors import MooringError, warn
 from mooring.importance import State
 from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.state.displacement import displaced
@@ -186,8 +185,7 @@ def _check_all_keys_are_used(
 def _warn_of_other_weights(records: dict[Tensor, ParameterState]) -> None:
     """Warn if a parameter is not at its anchor right after a task: it would be pulled to other weights."""
     if names := displaced(records.values()):
-        warnings.warn(
+        warn(
             f"the model has other weights than those that the state was saved with ({names[0]!r} differs): load "
             "the model's weights first, or training pulls it towards the others",
-            stacklevel=5,
         )
