@@ -73,7 +73,8 @@ class Training:
         self.shape = (2, 16) if given.tiny else BATCHES[name]
         self.vocabulary = 100 if given.tiny else 32000
         self.generator = torch.Generator(self.device).manual_seed(1)
-        self.moor, self.attach_seconds = None, 0.0
+        self.moor: mooring.Mooring | None = None
+        self.attach_seconds = 0.0
         if moored:
             self._attach(Product(dtype=given.factors))
 

@@ -30,7 +30,9 @@ SETTINGS: dict[str, dict[str, Any] | None] = {
     "Product(damping=0)": {"adapters": Product(damping=0.0)},
     "Product(largest=64)": {"adapters": Product(largest=64)},
     "Product(largest=16)": {"adapters": Product(largest=16)},
+    "Product(largest=8)": {"adapters": Product(largest=8)},
     "Product(dtype=bfloat16)": {"adapters": Product(dtype=torch.bfloat16)},
+    'Product(dtype="8bit")': {"adapters": Product(dtype="8bit")},
 }
 
 TRAINED = 1400

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mooring.backends.budget_solver import BudgetSolver
-from mooring.backends.budget_terms import ProductTerm, budget_term
 from mooring.backends.eager import (
     autocast_disabled,
     gc_disabled,
@@ -26,6 +25,7 @@ from mooring.backends.eager import (
     step_rule,
 )
 from mooring.backends.fused import FusedRule, KernelArgs
+from mooring.backends.product_terms import product_terms
 from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.finite import check_finite
 from mooring.distributed.collectives import world_size
@@ -372,7 +372,7 @@ class TrainingStep:
         """Pull the low-rank products whose B had a gradient."""
         assert isinstance(self.pull, ParameterPull)
         for step in self._steps:
-            if step.state.factors and isinstance(term := budget_term(step.state), ProductTerm):
+            for term in product_terms([step.state]):
                 term.pull_back(self.pull, {"lr": step.lr})
 
     def _with_anchors(self, steps: list[ParameterStep]) -> Iterator[list[ParameterStep]]:

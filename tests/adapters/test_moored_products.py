@@ -122,26 +122,62 @@ def test_products_that_turned_away_are_moved_back_until_the_budget_is_kept():
     assert 0 < moor.pull_energy() <= 0.05 * (1 + 1e-5)
 
 
-def test_wide_sides_have_diagonals():
+def test_wide_sides_have_blocks():
     model = adapted_net()
     _, moor = moored(model, adapters=Product(largest=4))
     shapes = {key: tuple(t.shape) for key, t in moor.state_dict().items() if key.startswith("past_")}
     assert shapes["past_inputs.0.up"] == (4, 4)
-    assert shapes["past_outputs.0.up"] == (6,)
-    assert shapes["past_inputs.2.up"] == (6,)
+    assert shapes["past_outputs.0.up"] == (2, 3, 3)
+    assert shapes["past_inputs.2.up"] == (2, 3, 3)
     assert shapes["past_outputs.2.up"] == (3, 3)
 
 
-def test_factors_can_be_kept_in_bfloat16():
+def test_blocks_are_parts_of_the_matrices_and_the_widest_sides_have_diagonals():
+    matrices = []
+    for largest in (100, 8, 1):
+        torch.manual_seed(0)
+        model = Adapted(nn.Linear(20, 9), 20, 9, 2)
+        _, moor = moored(model, data=batches(ins=20, classes=9), adapters=Product(largest=largest))
+        matrices.append(moor.state_dict()["past_inputs.up"])
+    assert [tuple(t.shape) for t in matrices] == [(20, 20), (3, 7, 7), (20,)]
+    torch.testing.assert_close(matrices[1][1], matrices[0][7:14, 7:14])
+    torch.testing.assert_close(matrices[1][2, :6, :6], matrices[0][14:, 14:])
+    assert not matrices[1][2, 6].any()
+    torch.testing.assert_close(matrices[2], matrices[0].diagonal())
+
+
+@pytest.mark.parametrize("largest", [2048, 4, 1])
+def test_budget_is_kept_with_wide_sides(largest):
     model = adapted_net()
-    optimizer, moor = moored(model, adapters=Product(dtype=torch.bfloat16), pull=mooring.Budget(0.01))
-    assert moor.state_dict()["past_inputs.0.up"].dtype == torch.bfloat16
+    optimizer, moor = moored(model, adapters=Product(largest=largest), pull=mooring.Budget(0.01))
+    train(model, optimizer, batches(30, seed=5))
+    assert 0.0098 <= moor.pull_energy() <= 0.01 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.bfloat16, torch.bfloat16), ("8bit", torch.int8)])
+def test_factors_can_be_kept_narrower(dtype, kept):
+    model = adapted_net()
+    optimizer, moor = moored(model, adapters=Product(dtype=dtype), pull=mooring.Budget(0.01))
+    assert moor.state_dict()["past_inputs.0.up"].dtype == kept
     train(model, optimizer, batches(30, seed=5))
     assert 0.0095 <= moor.pull_energy() <= 0.0105
     other = mooring.attach(model, torch.optim.Adam(trainable(model)))
     other.load_state_dict(moor.state_dict())
-    assert other.state_dict()["past_inputs.0.up"].dtype == torch.bfloat16
+    assert other.state_dict()["past_inputs.0.up"].dtype == kept
     assert other.pull_energy() == moor.pull_energy()
+
+
+def test_factors_in_eight_bits_are_close_to_those_in_full():
+    energies = []
+    for dtype in (None, "8bit"):
+        model = adapted_net(rank=3)
+        _, moor = moored(model, adapters=Product(dtype=dtype))
+        torch.manual_seed(3)
+        with torch.no_grad():
+            for p in trainable(model):
+                p.add_(0.1 * torch.randn_like(p))
+        energies.append(moor.pull_energy())
+    assert energies[1] == pytest.approx(energies[0], rel=0.02)
 
 
 def test_proximal_pulls_the_product():

@@ -1,15 +1,28 @@
 """The Kronecker factors of a base layer's curvature, kept for a low-rank product that is added to it."""
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mooring.adapters.low_rank import LowRank
-from mooring.adapters.product import ProductForm, apply_inputs, input_gram, product_form
+from mooring.adapters.product import input_gram
+from mooring.adapters.sides import (
+    from_codes,
+    rows_times,
+    second_moment,
+    side_diagonal,
+    side_eigenbasis,
+    side_shape,
+    to_codes,
+)
 from mooring.errors import MooringError, check_number, check_whole
-from mooring.importance.kronecker_factors import KroneckerFactors, eigenbasis, layer_rows
+from mooring.importance.kronecker_factors import FACTOR_SLOTS, KroneckerFactors, layer_rows
 from mooring.importance.observed_factors import ObservedFactors
+
+ROOT_SLOTS = ("past_inputs_roots", "past_outputs_roots")
+"""The names of what is kept beside factors in eight bits."""
 
 
 @dataclass(frozen=True)
@@ -17,8 +30,9 @@ class Product:
     """How low-rank adapters are held through their product, for `mooring.attach(adapters=...)`.
 
     Args:
-        largest: the factor of a side with more inputs, or outputs, is its diagonal.
-        dtype: the dtype in which the factors of past tasks are kept; float32 or wider by default.
+        largest: the most inputs, or outputs, of a layer whose factor is one matrix. That of a wider side consists of
+            blocks of at most that size; beyond eight blocks it is a diagonal.
+        dtype: the dtype in which the factors of past tasks are kept, float32 or wider by default; or "8bit".
         damping: what is added to each eigenvalue of G, as a part of their mean. Outputs to which the loss is not
             sensitive, as long as all other layers stay as they are, would otherwise be free, although these change too.
 
@@ -28,83 +42,115 @@ class Product:
     """
 
     largest: int = 2048
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | Literal["8bit"] | None = None
     damping: float = 0.05
 
     def __post_init__(self) -> None:
         check_whole("largest", self.largest, 1)
         check_number("damping", self.damping, 0)
-        if self.dtype is not None and not (self.dtype.is_floating_point and self.dtype.itemsize > 1):
-            raise MooringError(f"dtype={self.dtype} is not allowed: give a floating-point dtype of 16 bits or more")
+        floating = isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point and self.dtype.itemsize > 1
+        if not (self.dtype is None or self.dtype == "8bit" or floating):
+            raise MooringError(
+                f'dtype={self.dtype!r} is not allowed: give a floating-point dtype of 16 bits or more, or "8bit"'
+            )
 
 
 def factor_shapes(low_rank: LowRank, largest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of C and G: matrices up to a size, their diagonals beyond it; of token indices the diagonal.
+    """Return the shapes of C and G, as `side_shape` says; C of token indices is diagonal.
 
     Example:
         >>> factor_shapes(LowRank(torch.zeros(2, 9), torch.zeros(3, 2), 1.0, nn.Identity()), largest=8)
-        ((9,), (3, 3))
+        ((2, 5, 5), (3, 3))
     """
     ins, outs = low_rank.inputs, low_rank.outputs
-    diagonal = ins > largest or isinstance(low_rank.layer, nn.Embedding)
-    return (ins,) if diagonal else (ins, ins), (outs,) if outs > largest else (outs, outs)
+    tokens = isinstance(low_rank.layer, nn.Embedding)
+    return (ins,) if tokens else side_shape(ins, largest), side_shape(outs, largest)
 
 
 @dataclass
 class ProductFactors(KroneckerFactors):
-    """C and G of the layer that a low-rank product is added to; the state of B has them.
+    """C and G of the layer that a low-rank product is added to, in the forms of `sides`; the state of B has them.
 
-    Vectors instead of matrices are diagonals. `basis` contains C, the eigenvectors of G (empty if G is diagonal) and
-    the curvature of each, tasks times its eigenvalue.
+    `basis` contains C as it is stored, the eigenvectors of G (empty if G is diagonal) and the curvature of each, tasks
+    times its damped eigenvalue. The factors of this task take no memory before the first iteration that is observed.
 
     Attributes:
         low_rank: the product.
         layer_name: the name of the module that adds it; factors of past tasks belong to that.
-        damping: as in `Product`.
+        options: how the product is held.
+        past_inputs_roots, past_outputs_roots: beside factors in eight bits, the roots of their diagonals; else empty.
     """
 
     low_rank: LowRank | None = field(default=None, repr=False)
     layer_name: str = ""
-    damping: float = 0.0
+    options: Product = field(default_factory=Product)
+    past_inputs_roots: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+    past_outputs_roots: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
     _anchor: tuple[int, int, bool] | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def create(cls, low_rank: LowRank, layer_name: str, options: Product, dtype: torch.dtype) -> "ProductFactors":
-        """Return zero factors, those of past tasks in the dtype of the options."""
+        """Return factors of which nothing is known yet, in a dtype to compute in."""
         shapes, device = factor_shapes(low_rank, options.largest), low_rank.b.device
-        current = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
-        previous = [torch.zeros(shape, dtype=options.dtype or dtype, device=device) for shape in shapes]
-        factors = cls(current[0], current[1], previous[0], previous[1])
-        factors.low_rank, factors.layer_name, factors.damping = low_rank, layer_name, options.damping
+        inputs, outputs = (torch.zeros((), dtype=dtype, device=device).expand(shape) for shape in shapes)
+        factors = cls(inputs, outputs, inputs, outputs)
+        factors.low_rank, factors.layer_name, factors.options = low_rank, layer_name, options
+        factors.store(inputs.clone(), outputs.clone())
         return factors
+
+    def slots(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved, by name."""
+        return {name: t for name in (*FACTOR_SLOTS, *ROOT_SLOTS) if (t := getattr(self, name)).numel()}
+
+    def store(self, inputs: Tensor, outputs: Tensor) -> None:
+        """Keep factors of past tasks, as the options say."""
+        self.past_inputs, self.past_inputs_roots = self._stored(inputs)
+        self.past_outputs, self.past_outputs_roots = self._stored(outputs)
+
+    def _stored(self, factor: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = self.options.dtype
+        if dtype == "8bit":
+            return (factor, factor.new_empty(0)) if factor.ndim == 1 else to_codes(factor)
+        return (factor if dtype is None else factor.to(dtype)), factor.new_empty(0)
+
+    def past_factor(self, side: Literal["inputs", "outputs"]) -> Tensor:
+        """Return C or G of past tasks in the dtype to compute in."""
+        stored, roots = getattr(self, f"past_{side}"), getattr(self, f"past_{side}_roots")
+        return from_codes(stored, roots) if roots.numel() else stored.to(self.inputs.dtype)
 
     def inherit(self, other: "ProductFactors") -> None:
         """Take over what is known of past tasks of the same layer; anything but the shapes of another is refused."""
         if other.past_inputs.shape == self.past_inputs.shape and other.past_outputs.shape == self.past_outputs.shape:
-            self.past_inputs, self.past_outputs = other.past_inputs.clone(), other.past_outputs.clone()
+            self.store(other.past_factor("inputs").clone(), other.past_factor("outputs").clone())
             self.tasks = other.tasks
             self.update_eigenbasis()
 
+    def accumulate(self, inputs: Tensor | None, outputs: Tensor) -> None:
+        """Add the factors of one iteration; the caller increments `count`."""
+        assert inputs is not None
+        if not self.count:
+            self.inputs, self.outputs = inputs.to(self.inputs, copy=True), outputs.to(self.outputs, copy=True)
+        else:
+            super().accumulate(inputs, outputs)
+
     def consolidated(self, scale: float = 1.0) -> "ProductFactors":
         """Return the factors after the end of a task, as `KroneckerFactors.consolidated` does."""
-        dtype = self.past_inputs.dtype
-        if dtype == self.inputs.dtype:
-            new = super().consolidated(scale)
-            assert isinstance(new, ProductFactors)
-            return new
-        wide = replace(
-            self, past_inputs=self.past_inputs.to(self.inputs), past_outputs=self.past_outputs.to(self.inputs)
-        )
-        new = KroneckerFactors.consolidated(wide, scale)
-        assert isinstance(new, ProductFactors)
-        new.past_inputs, new.past_outputs = new.past_inputs.to(dtype), new.past_outputs.to(dtype)
-        new.update_eigenbasis()
+        new = replace(self, count=0, basis=self.basis)
+        if self.count:
+            new.tasks += 1
+            inputs = self.past_factor("inputs").lerp(self.inputs / self.count, 1 / new.tasks)
+            outputs = self.past_factor("outputs").lerp(self.outputs * (scale / self.count), 1 / new.tasks)
+            if not bool((inputs.sum() + outputs.sum()).isfinite()):  # some solvers do not check
+                raise torch.linalg.LinAlgError("the factors are not finite")  # type: ignore[attr-defined]
+            new.store(inputs, outputs)
+            new.inputs, new.outputs = (t.new_zeros(()).expand(t.shape) for t in (self.inputs, self.outputs))
+            new.update_eigenbasis()
         return new
 
     def of_this_task(self) -> "ProductFactors":
         """Return factors in which this task alone is the past."""
-        means = self.inputs / self.count, self.outputs / self.count
-        new = replace(self, past_inputs=means[0], past_outputs=means[1], tasks=1)
+        new = replace(self, tasks=1)
+        new.store(self.inputs / self.count, self.outputs / self.count)
         new.update_eigenbasis()
         return new
 
@@ -112,12 +158,12 @@ class ProductFactors(KroneckerFactors):
         """Compute the eigenvectors and the damped eigenvalues of G over past tasks."""
         if not self.tasks:
             return
-        values, vectors = self.past_outputs.to(self.inputs), self.past_outputs.new_empty(0)
-        if values.ndim == 2:
-            values, vectors = eigenbasis(values)
-        values = values.clamp(min=0)
-        curvature = self.tasks * (values + self.damping * values.mean()) * self.past_inputs.any()
-        self.basis = self.past_inputs, vectors.to(self.past_outputs), curvature
+        assert self.low_rank is not None
+        values, vectors = side_eigenbasis(self.past_factor("outputs"))
+        mean = values.sum() / max(1, self.low_rank.outputs)
+        curvature = self.tasks * (values + self.options.damping * mean) * self.past_inputs.any()
+        dtype = torch.bfloat16 if self.options.dtype == "8bit" else self.past_outputs.dtype
+        self.basis = self.past_inputs, vectors.to(dtype), curvature
 
     def is_anchored(self, anchor: Tensor) -> bool:
         """Return whether the anchor of B is not 0; the device is asked once for each anchor."""
@@ -126,18 +172,13 @@ class ProductFactors(KroneckerFactors):
             self._anchor = (*key, bool(anchor.any()))
         return self._anchor[2]
 
-    @property
-    def vectors(self) -> Tensor | None:
-        """The eigenvectors of G; None if G is diagonal."""
-        assert self.basis is not None
-        return self.basis[1].to(self.inputs) if self.basis[1].ndim == 2 else None
-
-    def form(self, a: Tensor, b: Tensor, anchors: tuple[Tensor, Tensor] | None) -> ProductForm:
-        """Return the energy of the product over past tasks as a quadratic form in B, by `product_form`."""
+    def outputs_in_basis(self) -> Tensor:
+        """Return the damped curvature of this task along the eigenvectors of G over past tasks."""
         assert self.basis is not None
         assert self.low_rank is not None
-        inputs = self.basis[0].to(self.inputs)
-        return product_form(a, b, anchors, self.low_rank.scale, inputs, self.basis[2], self.vectors)
+        outputs, vectors = self.outputs / max(1, self.count), self.basis[1].to(self.outputs)
+        values = outputs if outputs.ndim == 1 else (vectors * (outputs @ vectors)).sum(-2).flatten().clamp(min=0)
+        return values + self.options.damping * values.sum() / max(1, self.low_rank.outputs)
 
     def diagonal(self, like: Tensor) -> Tensor:
         """Return the curvature of each weight of B on this task, for the present A."""
@@ -145,28 +186,29 @@ class ProductFactors(KroneckerFactors):
 
     def past_diagonal(self, like: Tensor) -> Tensor:
         """Return the curvature of each weight of B over past tasks, for the present A."""
-        return self._b_diagonal(self.past_inputs.to(self.inputs), self.past_outputs.to(self.inputs), self.tasks, like)
+        return self._b_diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks, like)
 
     def past_diagonal_of_a(self, like: Tensor) -> Tensor:
         """Return the curvature of each weight of A over past tasks, for the present B; 0 while B is 0."""
         assert self.low_rank is not None
-        b, inputs = self.low_rank.b.detach().flatten(1).to(self.inputs), self.past_inputs.to(self.inputs)
-        rows = (apply_inputs(b.mT, self.past_outputs.to(self.inputs)) * b.mT).sum(1)
-        columns = inputs if inputs.ndim == 1 else inputs.diagonal()
+        b = self.low_rank.b.detach().flatten(1).to(self.inputs).mT
+        rows = (rows_times(b, self.past_factor("outputs"), b.shape[-1]) * b).sum(1)
+        columns = side_diagonal(self.past_factor("inputs"), self.low_rank.inputs)
         return (self.tasks * self.low_rank.scale**2 * rows.unsqueeze(-1) * columns).reshape(like.shape)
 
     def _b_diagonal(self, inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
         assert self.low_rank is not None
         a = self.low_rank.a.detach().flatten(1).to(inputs)
-        columns = input_gram(a, inputs, self.low_rank.scale).diagonal().to(inputs)
-        rows = outputs if outputs.ndim == 1 else outputs.diagonal()
+        columns = input_gram(a, rows_times(a, inputs, a.shape[-1]), self.low_rank.scale).diagonal().to(inputs)
+        rows = side_diagonal(outputs, self.low_rank.outputs)
         return (scale * rows.unsqueeze(-1) * columns).reshape(like.shape)
 
     @property
     def nbytes(self) -> int:
         """The memory of everything that is kept."""
         vectors = self.basis[1].nbytes if self.basis else 0
-        return sum(t.nbytes for t in self.slots().values()) + vectors
+        of_this_task = 0 if self.count else self.inputs.nbytes + self.outputs.nbytes
+        return sum(t.nbytes for t in self.slots().values()) + vectors - of_this_task
 
 
 def observe_products(products: dict[str, LowRank], largest: int, a: Tensor, b: Tensor) -> dict[str, ObservedFactors]:
@@ -183,6 +225,7 @@ def observe_products(products: dict[str, LowRank], largest: int, a: Tensor, b: T
         indices = isinstance(low_rank.layer, nn.Embedding)
         layer, dims = low_rank.layer, 3 if isinstance(low_rank.layer, nn.Conv2d) else 0 if indices else 1
         x, g = (a.unsqueeze(0), b.unsqueeze(0)) if a.ndim == dims else (a, b)
+        shapes = factor_shapes(low_rank, largest)
         if indices:
             g = g.to(torch.promote_types(g.dtype, torch.float32)).reshape(len(x), -1, g.shape[-1])
             projected = low_rank.a.detach().flatten(1).to(g).mT[x.reshape(-1)]
@@ -191,15 +234,10 @@ def observe_products(products: dict[str, LowRank], largest: int, a: Tensor, b: T
             x, g = layer_rows(layer, x, g)
             rows = x.flatten(0, 1)
             projected = rows @ low_rank.a.detach().flatten(1).to(x).mT
-            inputs = _second_moment(rows, factor_shapes(low_rank, largest)[0]) / len(x)
+            inputs = second_moment(rows, shapes[0]) / len(x)
         n, places, gradients = len(g), g.shape[1], g.flatten(0, 1)
-        outputs = _second_moment(gradients, factor_shapes(low_rank, largest)[1]) * (n / places)
+        outputs = second_moment(gradients, shapes[1]) * (n / places)
         noise = gradients.square().sum() * projected.square().sum() / len(projected)
         gradient = low_rank.scale * gradients.mT @ projected
         observed[name] = ObservedFactors(n, inputs, outputs, gradient, noise * low_rank.scale**2)
     return observed
-
-
-def _second_moment(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the sum of x x' over rows x, or its diagonal."""
-    return rows.mT @ rows if len(shape) == 2 else rows.square().sum(0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mooring.adapters.product_factors import ProductFactors
 from mooring.backends.budget_solver import BudgetSolver
-from mooring.backends.budget_terms import budget_term
+from mooring.backends.budget_terms import budget_terms
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning, warn
@@ -213,8 +213,8 @@ def _displace(held: Sequence[ParameterState], probe: Sequence[Tensor], budget: B
     """Displace the parameters by a probe that is pulled back or stretched until the budget is spent."""
     for m, v in zip(held, probe, strict=True):
         m.parameter.copy_(m.anchor + v)
-    spent = math.fsum(float(term.energy()) for m in held if (term := budget_term(m)) is not None)
+    spent = math.fsum(float(term.energy()) for term in budget_terms(held))
     if 0 < spent < budget.nats:
         for m, v in zip(held, probe, strict=True):
             m.parameter.copy_(m.anchor + v * math.sqrt(budget.nats / spent))
-    BudgetSolver(budget, AnchorOffload(1)).apply_pull(held, {m.parameter for m in held}, 1)
+    BudgetSolver(budget, AnchorOffload(1), reused=False).apply_pull(held, {m.parameter for m in held}, 1)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.adapters.product_factors import Product, ProductFactors
+from mooring.adapters.product_factors import ROOT_SLOTS, Product, ProductFactors
 from mooring.adapters.products import Products, by_parameters, find_products, sample_layer
 from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, sharded, to_dtensor
 from mooring.errors import MooringError, UnheldWarning, warn
@@ -36,7 +36,7 @@ from mooring.state.selection import layer_of, module_names, moorable
 PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
 """The names under which the importance over past tasks is saved."""
 
-RESERVED_SLOTS = {"anchor", "before", "buffer", "g", "probe", "theta", *PREVIOUS_SLOTS, *FACTOR_SLOTS}
+RESERVED_SLOTS = {"anchor", "before", "buffer", "g", "probe", "theta", *PREVIOUS_SLOTS, *FACTOR_SLOTS, *ROOT_SLOTS}
 """Names that the tensors of an importance may not have."""
 
 APPEARED = "appeared after the last task was consolidated"

@@ -143,7 +143,7 @@ class Rules:
             return self
         adapters: Product | Literal["parameters"] = "parameters"
         if saved is not None:
-            dtype = getattr(torch, saved["dtype"]) if saved["dtype"] else None
+            dtype = saved["dtype"] if saved["dtype"] == "8bit" else getattr(torch, saved["dtype"] or "", None)
             adapters = Product(saved["largest"], dtype, saved["damping"])
         return self if self.adapters == adapters else replace(self, adapters=adapters)
 
