@@ -5,12 +5,13 @@ import torch
 from torch import nn
 
 import mooring
-from adapters.low_rank_nets import batches, train, trainable
-from mooring.errors import UnheldWarning
+from adapters.low_rank_nets import QuantizedLinear, batches, train, trainable
+from mooring.errors import MooringError, UnheldWarning
 
 pytest.importorskip("peft", reason="needs peft")
 
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, OFTConfig, PromptTuningConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
 
 
 def linear_net(seed=0):
@@ -151,7 +152,96 @@ def test_ia3_says_what_its_scores_do_not_see():
     _, moor = moored(model)
     held = moor.coverage().held
     assert {entry.how for entry in held} == {"scores"}
-    assert all("parameters of a ia3 layer" in entry.reason for entry in held)
+    assert all("parameters of ia3 are held one by one" in entry.reason for entry in held)
+
+
+def test_oft_says_what_its_scores_do_not_see():
+    model = get_peft_model(linear_net(), OFTConfig(r=0, oft_block_size=2, target_modules=["0"]))
+    optimizer, moor = moored(model)
+    held = moor.coverage().held
+    assert {entry.how for entry in held} == {"scores"}
+    assert all("parameters of oft are held one by one" in entry.reason for entry in held)
+    train(model, optimizer, batches(5, seed=5))
+    assert moor.pull_energy() <= 0.01 * (1 + 1e-4)
+
+
+def test_prompt_tuning_says_what_its_scores_do_not_see():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11, "n_positions": 16}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    model = get_peft_model(
+        transformers.GPT2LMHeadModel(config), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    )
+    tokens = torch.randint(11, (4, 6))
+    optimizer = torch.optim.Adam(trainable(model))
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.01))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    moor.consolidate()
+    (held,) = moor.coverage().held
+    assert (held.how, held.reason.split(" are held")[0]) == ("scores", "virtual tokens")
+
+
+def test_lora_on_quantized_layers_of_their_own_class():
+    """PEFT's layers for bitsandbytes and others have `LoraLayer` and `nn.Module` as bases, and keep no weight."""
+
+    class QuantizedLora(nn.Module, LoraLayer):
+        def __init__(self, layer, adapter, config, **_):
+            super().__init__()
+            LoraLayer.__init__(self, layer)
+            self.in_features, self.out_features = 4, 6
+            self.update_layer(adapter, config.r, config.lora_alpha, config=config)
+            self._active_adapter = adapter
+
+        def forward(self, x):
+            a, b = self.lora_A["default"], self.lora_B["default"]
+            return self.base_layer(x) + self.scaling["default"] * b(a(x))
+
+    torch.manual_seed(0)
+    base = QuantizedLinear(4, 6)
+    base.infeatures, base.outfeatures = 4, 6  # as quantized layers of several packages have
+    layer = QuantizedLora(base, "default", LoraConfig(r=2, init_lora_weights=True))
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(6, 3).requires_grad_(False))
+    optimizer, moor = moored(model)
+    assert hows(moor) == {"product"}
+    train(model, optimizer, batches(40, seed=5))
+    assert 0.005 <= moor.pull_energy() <= 0.01 * (1 + 1e-4)
+
+
+def test_adapters_that_are_added_at_once_share_a_budget():
+    model = lora()
+    model.add_adapter("second", LoraConfig(r=3, target_modules=["0", "2"]))
+    model.base_model.set_adapter(["default", "second"])
+    optimizer, moor = moored(model)
+    train(model, optimizer, batches(40, seed=5))
+    held = {entry.name.split(".")[-2] for entry in moor.coverage().held}
+    assert held == {"default", "second"}
+    assert 0.009 <= moor.pull_energy() <= 0.01 * (1 + 1e-4)
+
+
+def test_switched_adapter_is_held_while_the_other_spends_nothing():
+    model = lora()
+    model.add_adapter("second", LoraConfig(r=3, target_modules=["0", "2"]))
+    for p in (p for name, p in model.named_parameters() if "lora" in name):
+        p.requires_grad_()
+    optimizer, moor = moored(model)
+    train(model, optimizer, batches(20, seed=5))
+    model.set_adapter("second")
+    assert moor.pull_energy() == 0
+    moor.rebind(torch.optim.Adam(trainable(model), lr=0.05))
+    with pytest.warns(UnheldWarning, match="second"):
+        train(model, moor._states.optimizer, batches(2, seed=5))
+    model.set_adapter("default")
+    assert moor.pull_energy() > 0
+
+
+def test_reference_with_every_adapter_switched_off_is_refused():
+    model = lora()
+    parameters = trainable(model)
+    model.disable_adapter_layers()
+    with pytest.raises(MooringError, match="every adapter is switched off"):
+        mooring.attach(model, torch.optim.Adam(parameters), reference=batches())
 
 
 def test_second_adapter_inherits_the_curvature_of_its_layers():

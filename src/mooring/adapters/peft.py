@@ -11,11 +11,20 @@ from mooring.adapters.low_rank import LowRank
 DORA = "the magnitudes of DoRA are held by their own scores, and its directions as if they were not normalised"
 SUMMARY = "are held one by one with a diagonal curvature, which does not see what they change together"
 
+PROMPTS = {"PromptEmbedding", "PromptEncoder", "PrefixEncoder"}
+"""PEFT's classes of virtual tokens, and the bases of others."""
+
 
 def is_tuner(module: nn.Module) -> bool:
     """Return whether a module is an adapter layer of PEFT; its package is not imported for that."""
     tuners = sys.modules.get("peft.tuners.tuners_utils")
     return tuners is not None and isinstance(module, tuners.BaseTunerLayer)
+
+
+def prompt_reasons(module: nn.Module) -> dict[Tensor, str]:
+    """Return what holds the virtual tokens of prompt tuning, prefix tuning and their kin; nothing for other modules."""
+    classes = {cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("peft.tuners.")}
+    return dict.fromkeys(module.parameters(), f"virtual tokens {SUMMARY}") if classes & PROMPTS else {}
 
 
 def peft_low_rank(module: Any) -> tuple[list[LowRank], dict[Tensor, str]]:
@@ -27,7 +36,7 @@ def peft_low_rank(module: Any) -> tuple[list[LowRank], dict[Tensor, str]]:
     """
     lora = sys.modules.get("peft.tuners.lora")
     if lora is None or not isinstance(module, lora.LoraLayer) or hasattr(module, "lora_E"):
-        return [], _reasons(module, f"parameters of a {_kind(module)} layer {SUMMARY}")
+        return [], _reasons(module, f"parameters of {_kind(module)} {SUMMARY}")
     if refusal := _refusal(module):
         return [], _reasons(module, refusal)
     products, reasons = [], dict[Tensor, str]()

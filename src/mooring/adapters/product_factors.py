@@ -221,23 +221,37 @@ def observe_products(products: dict[str, LowRank], largest: int, a: Tensor, b: T
         b: the gradient of the mean loss with respect to its output.
     """
     observed: dict[str, ObservedFactors] = {}
+    known: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # several products of a layer have the same factors
     for name, low_rank in products.items():
-        indices = isinstance(low_rank.layer, nn.Embedding)
-        layer, dims = low_rank.layer, 3 if isinstance(low_rank.layer, nn.Conv2d) else 0 if indices else 1
-        x, g = (a.unsqueeze(0), b.unsqueeze(0)) if a.ndim == dims else (a, b)
-        shapes = factor_shapes(low_rank, largest)
-        if indices:
-            g = g.to(torch.promote_types(g.dtype, torch.float32)).reshape(len(x), -1, g.shape[-1])
-            projected = low_rank.a.detach().flatten(1).to(g).mT[x.reshape(-1)]
-            inputs = torch.bincount(x.reshape(-1), minlength=low_rank.inputs).to(g) / len(x)
+        x, g = _rows(low_rank, a, b)
+        (n, places), gradients, shapes = g.shape[:2], g.flatten(0, 1), factor_shapes(low_rank, largest)
+        wide = torch.promote_types(g.dtype, torch.float32)
+        first = low_rank.a.detach().flatten(1).to(wide)
+        key = type(low_rank.layer), *shapes
+        if isinstance(low_rank.layer, nn.Embedding):
+            projected = first.mT[x.flatten()]
+            if key not in known:
+                inputs = torch.bincount(x.flatten(), minlength=low_rank.inputs).to(wide) / n
+                known[key] = inputs, second_moment(gradients, shapes[1]) * (n / places)
         else:
-            x, g = layer_rows(layer, x, g)
             rows = x.flatten(0, 1)
-            projected = rows @ low_rank.a.detach().flatten(1).to(x).mT
-            inputs = second_moment(rows, shapes[0]) / len(x)
-        n, places, gradients = len(g), g.shape[1], g.flatten(0, 1)
-        outputs = second_moment(gradients, shapes[1]) * (n / places)
+            projected = rows.to(wide) @ first.mT
+            if key not in known:
+                inputs = second_moment(rows, shapes[0]) / n
+                known[key] = inputs, second_moment(gradients, shapes[1]) * (n / places)
+        gradients = gradients.to(wide)
         noise = gradients.square().sum() * projected.square().sum() / len(projected)
         gradient = low_rank.scale * gradients.mT @ projected
-        observed[name] = ObservedFactors(n, inputs, outputs, gradient, noise * low_rank.scale**2)
+        observed[name] = ObservedFactors(n, *known[key], gradient, noise * low_rank.scale**2)
     return observed
+
+
+def _rows(low_rank: LowRank, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a layer's inputs, or indices, and the gradients of its outputs, as (samples, places, ...)."""
+    indices, convolution = (isinstance(low_rank.layer, kind) for kind in (nn.Embedding, nn.Conv2d))
+    if a.ndim == (3 if convolution else 0 if indices else 1):  # a sample without a batch
+        a, b = a.unsqueeze(0), b.unsqueeze(0)
+    if convolution:
+        return layer_rows(low_rank.layer, a, b)
+    x = a.reshape(len(a), -1) if indices else a.reshape(len(a), -1, a.shape[-1])
+    return x, b.reshape(len(a), -1, b.shape[-1])

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mooring.adapters.low_rank import LowRank, low_rank_of
-from mooring.adapters.peft import convolution_refusal, is_tuner, peft_low_rank
+from mooring.adapters.peft import convolution_refusal, is_tuner, peft_low_rank, prompt_reasons
 from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError
 
@@ -21,6 +21,7 @@ MAX_ROUNDING = 0.01
 SHARDED = "its factors are sharded over ranks, and only whole ones are held through their product"
 SHARED = "its factors belong to several products, so each is held by its own scores"
 EXCLUDED = "the other factor of its product is excluded, so it is held by its own scores"
+EMPTY = "is empty: its product has rank 0 and adds nothing"
 FROZEN = "only the first factor of its product trains, so it is held by its own scores"
 
 
@@ -53,6 +54,11 @@ class Products:
         b = self.by_a.get(p, p)
         return self.by_b[b].a, b
 
+    @property
+    def switched_off(self) -> bool:
+        """Whether there are products and none of them is added at present."""
+        return bool(self.by_b) and not any(product.is_active() for product in self.by_b.values())
+
     def of_module(self, module: nn.Module) -> dict[str, LowRank]:
         """Return the products that a module adds, by name."""
         return {name: self.by_b[b] for name, b in self.layers.get(module, {}).items()}
@@ -75,7 +81,12 @@ def find_products(names: dict[str, nn.Module], moorable: Collection[Tensor]) -> 
         if not own and is_tuner(module):
             own, reasons = peft_low_rank(module)
             result.reasons |= reasons
-        listed += [(name, module, product) for product in own if product.rank]
+        result.reasons |= prompt_reasons(module)
+        for product in own:
+            if product.rank:
+                listed.append((name, module, product))
+            else:
+                result.reasons |= dict.fromkeys((product.a, product.b), EMPTY)
     uses = Counter(p for _, _, product in listed for p in (product.a, product.b))
     for name, module, product in listed:
         if reason := _refusal(product, uses, moorable):

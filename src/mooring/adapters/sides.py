@@ -14,6 +14,9 @@ from mooring.importance.kronecker_factors import eigenbasis
 MAX_BLOCKS = 8
 """A side that would need more blocks has its diagonal only, such as the vocabulary of a language model."""
 
+_WIDENS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
+"""Whether torch multiplies matrices into a wider dtype."""
+
 MAX_CODE = 127
 """The code of a correlation of 1 in eight bits."""
 
@@ -36,15 +39,19 @@ def side_shape(size: int, largest: int) -> tuple[int, ...]:
 
 
 def second_moment(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the sum of x x' over rows x, (m, n), as a factor of a shape.
+    """Return the sum of x x' over rows x, (m, n), as a factor of a shape, in float32 or wider.
 
     Example:
         >>> second_moment(torch.ones(3, 4), (2, 2, 2)).tolist()
         [[[3.0, 3.0], [3.0, 3.0]], [[3.0, 3.0], [3.0, 3.0]]]
     """
+    wide = torch.promote_types(rows.dtype, torch.float32)
     if len(shape) == 1:
-        return rows.square().sum(0)
+        return rows.to(wide).square().sum(0)
     parts = _split(rows, shape[0], shape[1]) if len(shape) == 3 else rows
+    if rows.dtype != wide and rows.is_cuda and _WIDENS:  # products of narrow numbers, summed in float32
+        return (torch.bmm if parts.ndim == 3 else torch.mm)(parts.mT, parts, out_dtype=wide)
+    parts = parts.to(wide)
     return parts.mT @ parts
 
 

@@ -149,6 +149,8 @@ def find_coverage(
     for p, name in moorable(states.model, ()).items():
         size = 0 if is_lazy(p) else p.numel()
         if not size and not is_lazy(p):
+            if p in states.products.reasons:  # an adapter of rank 0
+                entries.append(ParameterCoverage(name, 0, FIXED, "", states.products.reasons[p]))
             continue
         entry = ParameterCoverage(name, size, UNHELD)
         if p not in states.names:

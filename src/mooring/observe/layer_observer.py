@@ -48,7 +48,7 @@ class LayerObserver:
     @property
     def due(self) -> bool:
         """Whether this iteration is observed."""
-        return self.states.steps % self.states.observed_every == 0
+        return self.states.observes
 
     def hook_layers(self) -> None:
         """Observe the layers that the model has now."""

@@ -48,8 +48,8 @@ NOT_ESTIMATED = "did not train when importance was estimated"
 
 ONE_GRAPH = "is held by its own value, because torch.compile(fullgraph=True) does not allow to observe its layer"
 
-PRODUCT_EVERY = 8
-"""The layers of low-rank products are observed in each such iteration of training; in an estimate, in each."""
+PRODUCT_EVERY = 64
+"""Training observes the layers of low-rank products in iterations 0, 1, 2, 4, 8 ... of a task and in each of these."""
 
 
 @dataclass
@@ -393,6 +393,13 @@ class MooringState:
             "scales": {name: product.scale for name, product in held.items()},
             "layers": {name: sample_layer(product.layer) for name, product in held.items() if product.is_active()},
         }
+
+    @property
+    def observes(self) -> bool:
+        """Whether layers are observed in this iteration; those of low-rank products also in the powers of 2."""
+        if self.steps % self.observed_every == 0:
+            return True
+        return not self.importance.by_layer and self.steps & (self.steps - 1) == 0
 
     @property
     def largest_side(self) -> int:

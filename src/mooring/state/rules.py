@@ -60,8 +60,11 @@ class Rules:
     def product_refusal(self) -> str:
         """Why these rules cannot hold a product; empty if they can."""
         curvature = self.importance.by_layer or (isinstance(self.importance, EWC) and self.importance.per_sample)
-        if not isinstance(self.pull, Budget | Proximal):
-            return f"{type(self.pull).__name__} does not act on a product: give pull=Budget(...) or Proximal(...)"
+        if not isinstance(self.pull, Budget | Proximal | Interpolation) or self.pull.every == "task":
+            return (
+                f"{describe(self.pull)} does not act on a product: give pull=Budget(...), Proximal(...) or "
+                "Interpolation()"
+            )
         if not curvature:
             return (
                 f"{self.importance.name} is no curvature of a product: give importance=EWC(decay=None, per_sample=True)"
