@@ -60,10 +60,12 @@ def form_of(a, b, anchors, inputs, outputs):
         return rows_times(rows, inputs, INS)
 
     if anchors is None:
-        form = product_form(input_gram(a, times_inputs(a), SCALE), to_basis(b), values)
+        eigen = torch.linalg.eigh(input_gram(a, times_inputs(a), SCALE))
+        form = product_form(eigen, to_basis(b), values)
     else:
         grams = product_grams(a, anchors[0], times_inputs, SCALE)
-        form = anchored_form(grams, to_basis(b - anchors[1]), to_basis(anchors[1]), values)
+        eigen = torch.linalg.eigh(grams.at(1.0)[0])
+        form = anchored_form(grams, eigen, to_basis(b - anchors[1]), to_basis(anchors[1]), values)
     return form, lambda removed: from_basis(removed @ form.rows.mT)
 
 
@@ -139,5 +141,6 @@ def test_retreat_stops_at_the_anchor_if_nothing_else_is_allowed():
 
 
 def test_rank_zero_spends_nothing():
-    form = product_form(torch.zeros(0, 0, dtype=torch.float64), torch.zeros(2, 0), torch.ones(2))
+    eigen = torch.linalg.eigh(torch.zeros(0, 0, dtype=torch.float64))
+    form = product_form(eigen, torch.zeros(2, 0), torch.ones(2))
     assert form_energy(form) == 0

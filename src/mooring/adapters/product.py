@@ -92,43 +92,50 @@ def product_grams(
     )
 
 
-def product_form(gram: Tensor, displaced: Tensor, outputs: Tensor) -> ProductForm:
+Eigen = tuple[Tensor, Tensor]
+"""The eigenvalues and eigenvectors of M."""
+
+
+def product_form(eigen: Eigen, displaced: Tensor, outputs: Tensor) -> ProductForm:
     """Return the energy of a product that was 0 at its anchor, as a quadratic form in B.
 
     Args:
-        gram: M, (rank, rank), float64.
+        eigen: of M, float64.
         displaced: B in the eigenbasis of G, (out, rank).
         outputs: the eigenvalues of G, at least 0, (out,).
 
     Example:
-        >>> form = product_form(torch.tensor([[2.0]]).double(), torch.tensor([[3.0]]), torch.ones(1))
-        >>> form_energy(form)  # |B A|^2 / 2 where A is (1, 1) and C, G and s are 1
+        >>> eigen = torch.linalg.eigh(torch.tensor([[2.0]]).double())
+        >>> form = product_form(eigen, torch.tensor([[3.0]]), torch.ones(1))
+        >>> form_energy(form)  # |B A|^2 / 2 where C, G and s are 1 and A is (1, 1)
         tensor(9., dtype=torch.float64)
     """
-    values, rows = torch.linalg.eigh(gram)
+    values, rows = eigen
     d = displaced @ rows.to(displaced)
-    residual = torch.zeros(gram.shape[:-2], dtype=torch.float64, device=gram.device)
+    residual = torch.zeros(values.shape[:-1], dtype=torch.float64, device=values.device)
     return ProductForm(d, _curvature(outputs, values), residual, rows.to(d))
 
 
-def anchored_form(grams: ProductGrams, displaced: Tensor, start: Tensor, outputs: Tensor) -> ProductForm:
+def anchored_form(grams: ProductGrams, eigen: Eigen, displaced: Tensor, start: Tensor, outputs: Tensor) -> ProductForm:
     """Return the energy of a product that was not 0 at its anchor, as a quadratic form in B.
 
     Args:
         grams: of A0 and A.
+        eigen: of `grams.at(1.0)[0]`, which is M.
         displaced: B - B0 in the eigenbasis of G, (out, rank).
         start: B0 there.
         outputs: the eigenvalues of G, at least 0, (out,).
     """
-    m, k, _ = grams.at(1.0)
-    values, rows = torch.linalg.eigh(m)
-    back = k @ rows * _inverse(values, displaced.dtype).unsqueeze(-2)
+    values, rows = eigen
+    back = grams.at(1.0)[1] @ rows * _inverse(values, displaced.dtype).unsqueeze(-2)
     d = displaced @ rows.to(displaced) + start @ back.to(displaced)
-    residual = residual_at(grams, start, outputs, 1.0)
+    residual = residual_at(grams, start, outputs, 1.0, eigen)
     return ProductForm(d, _curvature(outputs, values).to(d), residual, rows.to(d))
 
 
-def residual_at(grams: ProductGrams, start: Tensor, outputs: Tensor, t: Tensor | float) -> Tensor:
+def residual_at(
+    grams: ProductGrams, start: Tensor, outputs: Tensor, t: Tensor | float, eigen: Eigen | None = None
+) -> Tensor:
     """Return the energy at the best B where A = A0 + t * (A - A0), in float64.
 
     Args:
@@ -136,9 +143,10 @@ def residual_at(grams: ProductGrams, start: Tensor, outputs: Tensor, t: Tensor |
         start: B0 in the eigenbasis of G, (out, rank).
         outputs: the eigenvalues of G, (out,).
         t: from 0, at the anchor, where the residual is 0, to 1; or several, with two axes behind.
+        eigen: of M there, if that is known.
     """
     m, k, moved = grams.at(t)
-    values, rows = torch.linalg.eigh(m)
+    values, rows = eigen or torch.linalg.eigh(m)
     k = k @ rows
     remaining = moved - k * _inverse(values, start.dtype).unsqueeze(-2) @ k.mT
     weighted = (start * outputs.unsqueeze(-1)).mT @ start  # B0' G B0

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mooring.adapters.product import (
     RETREATS,
+    Eigen,
     ProductForm,
     ProductGrams,
     anchored_form,
@@ -121,14 +122,26 @@ class ProductStack:
         """Compute layer by layer, so that only the factors of one at a time are widened."""
         return torch.stack([compute(factors, own) for factors, own in zip(self.factors, tensors, strict=True)])
 
-    def form(self) -> ProductForm:
-        """Return the energy of the products for the present A and B, and keep its eigenvectors and residual."""
-        a, b = self._joined(self._firsts()), self._joined(self._seconds())
+    def gram(self) -> Tensor:
+        """Return M of each product for the present A, (layers, rank, rank); `form` continues from there."""
+        a = self._joined(self._firsts())
         if self.anchors is None:
-            form = product_form(input_gram(a, self.times_inputs(a), self.scale), self.to_basis(b), self.outputs)
+            return input_gram(a, self.times_inputs(a), self.scale)
+        self._grams = self.grams(a)
+        return self._grams.at(1.0)[0]
+
+    def form(self, eigen: Eigen) -> ProductForm:
+        """Return the energy of the products for the present A and B, and keep its eigenvectors and residual.
+
+        Args:
+            eigen: of what `gram` returned.
+        """
+        b = self._joined(self._seconds())
+        if self.anchors is None:
+            form = product_form(eigen, self.to_basis(b), self.outputs)
         else:
             displaced = self.to_basis(b - self.anchors[1])
-            form = anchored_form(self.grams(a), displaced, self.start, self.outputs)
+            form = anchored_form(self._grams, eigen, displaced, self.start, self.outputs)
         self.rows, self.residual = form.rows, form.residual
         return form
 

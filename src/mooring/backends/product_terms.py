@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mooring.adapters.product import retreat
+from mooring.adapters.product import Eigen, retreat
 from mooring.adapters.product_factors import ProductFactors
 from mooring.backends.eager import apply_pull
 from mooring.backends.product_stack import ProductStack, factors_of, stack_key
@@ -30,6 +30,25 @@ def is_active_product(state: ParameterState) -> bool:
         return False
     assert factors.low_rank is not None
     return factors.low_rank.is_active()
+
+
+def eigen_of(matrices: Sequence[Tensor]) -> list[Eigen]:
+    """Return the eigenvalues and eigenvectors of matrices, (..., rank, rank); one solution for all of one rank.
+
+    A GPU's solver makes the host wait.
+
+    Example:
+        >>> [values.tolist() for values, _ in eigen_of([torch.eye(2).unsqueeze(0), torch.ones(1, 1, 1)])]
+        [[[1.0, 1.0]], [[1.0]]]
+    """
+    results: dict[int, Eigen] = {}
+    for rank in {matrix.shape[-1] for matrix in matrices}:
+        chosen = [index for index, matrix in enumerate(matrices) if matrix.shape[-1] == rank]
+        values, vectors = torch.linalg.eigh(torch.cat([matrices[index] for index in chosen]))
+        sizes = [len(matrices[index]) for index in chosen]
+        pairs = zip(torch.split(values, sizes), torch.split(vectors, sizes), strict=True)
+        results |= zip(chosen, pairs, strict=True)
+    return [results[index] for index in range(len(matrices))]
 
 
 class ProductTerm:
@@ -83,8 +102,9 @@ class ProductTerm:
 
     def update(self) -> None:
         """Compute the displacements and curvatures for the present parameters."""
-        for stack, d, curvature in zip(self.stacks, *self._views[:2], strict=True):
-            form = stack.form()
+        eigen = eigen_of([stack.gram() for stack in self.stacks])
+        for stack, own, d, curvature in zip(self.stacks, eigen, *self._views[:2], strict=True):
+            form = stack.form(own)
             d.copy_(form.d)
             curvature.copy_(form.curvature)
 
