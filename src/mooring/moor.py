@@ -13,7 +13,7 @@ from mooring.backends.eager import autocast_disabled
 from mooring.diagnose import stability
 from mooring.diagnose.coverage import Coverage, find_coverage
 from mooring.diagnose.coverage_watch import CoverageWatch
-from mooring.diagnose.diagnosis import Diagnosis, diagnose, product_notes
+from mooring.diagnose.diagnosis import Diagnosis, diagnose, factor_bytes, product_notes
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
 from mooring.errors import MooringError
@@ -253,8 +253,9 @@ class Mooring:
             pull=type(self.pull).__name__,
             extrapolates=isinstance(self.pull, GradientPull),
         )
-        notes = (*diagnosis.notes, *product_notes(records.values()))
-        return replace(diagnosis, notes=notes, coverage=self.coverage())
+        sizes = factor_bytes(records.values())
+        notes = (*diagnosis.notes, *product_notes(sizes))
+        return replace(diagnosis, notes=notes, coverage=self.coverage(), factor_bytes=sizes)
 
     @torch.no_grad()
     def effective_learning_rate(self, i: int, strength: float | None = None) -> State:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,7 @@ class Diagnosis:
         notes: remarks on how to read the numbers.
         advice: what to do, the most urgent first.
         coverage: which parameters are held.
+        factor_bytes: the memory of the factors of each layer whose low-rank product is held, by name.
     """
 
     strength: float
@@ -82,6 +83,7 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     coverage: Coverage | None = None
+    factor_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def stable(self) -> bool:
@@ -262,14 +264,28 @@ def _advice(diagnosis: Diagnosis, importance: str) -> list[str]:
     return advice
 
 
-def product_notes(states: Iterable[ParameterState]) -> list[str]:
-    """Return one line about the memory of low-rank products; none if there are none."""
-    sizes = {s.factors.layer_name: s.factors.nbytes for s in states if isinstance(s.factors, ProductFactors)}
+def factor_bytes(states: Iterable[ParameterState]) -> dict[str, int]:
+    """Return the memory of the factors of each layer whose low-rank products are held."""
+    sizes: dict[str, int] = {}
+    for state in states:
+        if isinstance(state.factors, ProductFactors):
+            name = state.factors.layer_name
+            sizes[name] = sizes.get(name, 0) + state.factors.nbytes
+    return sizes
+
+
+def product_notes(sizes: Mapping[str, int]) -> list[str]:
+    """Return one line about the memory of low-rank products; none if there are none.
+
+    Example:
+        >>> product_notes({"0": 2048, "1": 1024})[0][:77]
+        "the factors of 2 layers with low-rank products take 3 KiB, those of '0' 2 KiB"
+    """
     if not sizes:
         return []
     layer = max(sizes, key=lambda name: sizes[name])
     return [
-        f"{len(sizes)} low-rank products are held; the factors of their layers take {sum(sizes.values()) / 1024:,.0f} "
-        f"KiB, at most {sizes[layer] / 1024:,.0f} KiB for one ({layer!r}); adapters=Product(largest=, dtype=) and "
-        'Memory(current="none") need less'
+        f"the factors of {len(sizes)} layers with low-rank products take {sum(sizes.values()) / 1024:,.0f} KiB, those "
+        f'of {layer!r} {sizes[layer] / 1024:,.0f} KiB; adapters=Product(largest=, dtype=) and Memory(current="none") '
+        "need less"
     ]
