@@ -388,13 +388,14 @@ def draw(results: dict[str, Any], file: Path) -> None:
         axes.axhline(results["before"]["kept"], color=RULE)
         for number, name in enumerate(names):
             colour, mark = LINES[number % len(LINES)], "osD^v"[number // len(LINES)]
+            label = f"{name}, in every step" if name in EVERY_STEP else name
             own = [point for point in results["points"] if point["method"] == name]
             centres = [(statistics.mean(p["learned"]), statistics.mean(p["kept"])) for p in own]
             spread = [
                 [statistics.stdev(p[key]) if len(p[key]) > 1 else 0.0 for p in own] for key in ("learned", "kept")
             ]
             style = {"color": colour, "marker": mark, "markersize": 4, "linestyle": "none", "elinewidth": 0.6}
-            axes.errorbar(*zip(*centres, strict=True), xerr=spread[0], yerr=spread[1], label=name, **style)
+            axes.errorbar(*zip(*centres, strict=True), xerr=spread[0], yerr=spread[1], label=label, **style)
             axes.plot(*zip(*frontier(centres), strict=True), color=colour, linewidth=2 if name == "Mooring" else 0.9)
         unit = "accuracy, %" if results["task"] == "digits" else "negative loss, nats per character"
         axes.set(xlabel=f"learned: {unit}", ylabel=f"kept: {unit}")
