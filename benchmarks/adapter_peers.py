@@ -205,14 +205,14 @@ Method = Callable[[Task, int, float], list[tuple[float, float]]]
 METHODS: dict[str, tuple[Method, list[float]]] = {
     "Mooring": (moored, [0.001, 0.003, 0.01, 0.03, 0.1, 0.3]),
     "smaller rank": (smaller_rank, [1, 2, 4, 8]),
-    "smaller learning rate": (smaller_rate, [0.01, 0.03, 0.1, 0.3]),
-    "KL on new inputs": (kl_new, [0.1, 0.3, 1, 3]),
+    "smaller learning rate": (smaller_rate, [0.03, 0.1, 0.15, 0.2, 0.3, 0.5]),
+    "KL on new inputs": (kl_new, [0.01, 0.03, 0.1, 0.3, 1]),
     "KL on the reference": (kl_reference, [0.1, 0.3, 1, 3, 10]),
     "replay of the reference": (replay, [0.1, 0.3, 1, 3]),
     "O-LoRA": (o_lora, [0.01, 0.1, 1, 10]),
-    "LoRA-Null": (lora_null, [0.1, 0.3, 1, 3]),
-    "CorDA (KPM)": (corda, [0.03, 0.1, 0.3, 1]),
-    "OSF": (osf, [0.25, 0.5, 0.75, 0.9]),
+    "LoRA-Null": (lora_null, [1, 3, 10, 30, 100]),
+    "CorDA (KPM)": (corda, [0.001, 0.003, 0.01, 0.03, 0.1, 1]),
+    "OSF": (osf, [0.25, 0.5, 0.6, 0.75, 0.9]),
 }
 """Each method, and the values of its dial."""
 
@@ -354,6 +354,28 @@ def _line(point: Point) -> str:
     )
 
 
+def table(results: dict[str, Any]) -> str:
+    """Return a table with the setting of each method that has the highest sum of what is kept and learned."""
+    best: dict[str, dict[str, Any]] = {}
+    for point in results["points"]:
+        known = best.get(point["method"])
+        if known is None or _total(point) > _total(known):
+            best[point["method"]] = point
+    rows = ["| | dial | kept | learned |", "| --- | --- | --- | --- |"]
+    digits = 1 if results["task"] == "digits" else 3
+    for point in sorted(best.values(), key=_total, reverse=True):
+        both = [point["kept"], point["learned"]]
+        cells = [f"{statistics.mean(v):.{digits}f}" for v in both]
+        if results["seeds"] > 1:
+            cells = [f"{c} ± {statistics.stdev(v):.{digits}f}" for c, v in zip(cells, both, strict=True)]
+        rows.append(f"| {point['method']} | {point['dial']} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _total(point: dict[str, Any]) -> float:
+    return statistics.mean(point["kept"]) + statistics.mean(point["learned"])
+
+
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the corners of the upper hull of (learned, kept), from the most kept to the most learned.
 
@@ -429,6 +451,7 @@ def main(arguments: list[str] | None = None) -> int:
         before, points = measure(tasks, given.methods, given.dials)
         rows = [vars(point) for point in points]
         results = {"task": given.task, "seeds": given.seeds, "before": before, "points": rows}
+    print(table(results))
     if given.json:
         given.json.write_text(json.dumps(results, indent=1) + "\n")
     if given.figure:
