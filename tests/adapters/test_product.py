@@ -14,6 +14,7 @@ from mooring.adapters.product import (
     retreat,
 )
 from mooring.adapters.sides import rows_times, side_eigenbasis
+from mooring.backends.eigen import eigen
 
 OUT, INS, RANK, SCALE = 5, 7, 3, 1.7
 
@@ -130,7 +131,7 @@ def test_residual_along_the_way_equals_that_of_the_interpolated_a():
     grams = product_grams(a, anchors[0], lambda rows: rows @ inputs, SCALE)
     for t in RETREATS:
         form, _ = form_of(anchors[0].lerp(a, t), b, anchors, inputs, outputs)
-        along = residual_at(grams, to_basis(anchors[1]), values, t)
+        along = residual_at(grams, to_basis(anchors[1]), values, t, torch.linalg.eigh(grams.at(t)[0]))
         torch.testing.assert_close(along, form.residual, rtol=1e-8, atol=1e-9)
 
 
@@ -144,3 +145,30 @@ def test_rank_zero_spends_nothing():
     eigen = torch.linalg.eigh(torch.zeros(0, 0, dtype=torch.float64))
     form = product_form(eigen, torch.zeros(2, 0), torch.ones(2))
     assert form_energy(form) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rank", [1, 2, 3, 7, 8, 16, 17, 32, 33])
+def test_eigenvectors_on_a_gpu_are_as_exact_as_on_a_cpu(rank):
+    rows = torch.randn(4, rank, 2 * rank, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    matrices = rows @ rows.mT
+    matrices[1], matrices[2] = 0, 1  # of rank 0 and 1
+    matrices[3] *= torch.logspace(-12, 0, rank, dtype=torch.float64).outer(torch.logspace(-12, 0, rank).double())
+    values, vectors = (t.cpu() for t in eigen(matrices.cuda()))
+    scale = matrices.abs().amax((1, 2), keepdim=True).clamp(min=1)
+    torch.testing.assert_close(vectors.mT @ vectors, torch.eye(rank).double().expand(4, -1, -1), rtol=0, atol=1e-13)
+    rebuilt = vectors @ torch.diag_embed(values) @ vectors.mT
+    torch.testing.assert_close(rebuilt / scale, matrices / scale, rtol=0, atol=1e-13)
+    expected = torch.linalg.eigvalsh(matrices) / scale[..., 0]
+    torch.testing.assert_close(values.sort(-1)[0] / scale[..., 0], expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.gpu
+def test_eigenvectors_on_a_gpu_make_nothing_wait():
+    matrices = torch.eye(8, dtype=torch.float64, device="cuda").expand(3, 8, 8).contiguous()
+    eigen(matrices)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        eigen(matrices)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -93,7 +93,7 @@ def product_grams(
 
 
 Eigen = tuple[Tensor, Tensor]
-"""The eigenvalues and eigenvectors of M."""
+"""The eigenvalues, in any order, and eigenvectors of M."""
 
 
 def product_form(eigen: Eigen, displaced: Tensor, outputs: Tensor) -> ProductForm:
@@ -133,9 +133,7 @@ def anchored_form(grams: ProductGrams, eigen: Eigen, displaced: Tensor, start: T
     return ProductForm(d, _curvature(outputs, values).to(d), residual, rows.to(d))
 
 
-def residual_at(
-    grams: ProductGrams, start: Tensor, outputs: Tensor, t: Tensor | float, eigen: Eigen | None = None
-) -> Tensor:
+def residual_at(grams: ProductGrams, start: Tensor, outputs: Tensor, t: Tensor | float, eigen: Eigen) -> Tensor:
     """Return the energy at the best B where A = A0 + t * (A - A0), in float64.
 
     Args:
@@ -143,10 +141,10 @@ def residual_at(
         start: B0 in the eigenbasis of G, (out, rank).
         outputs: the eigenvalues of G, (out,).
         t: from 0, at the anchor, where the residual is 0, to 1; or several, with two axes behind.
-        eigen: of M there, if that is known.
+        eigen: of M there.
     """
-    m, k, moved = grams.at(t)
-    values, rows = eigen or torch.linalg.eigh(m)
+    _, k, moved = grams.at(t)
+    values, rows = eigen
     k = k @ rows
     remaining = moved - k * _inverse(values, start.dtype).unsqueeze(-2) @ k.mT
     weighted = (start * outputs.unsqueeze(-1)).mT @ start  # B0' G B0

@@ -18,6 +18,7 @@ from mooring.adapters.product import (
 )
 from mooring.adapters.product_factors import ProductFactors
 from mooring.adapters.sides import rows_times
+from mooring.backends.eigen import eigen
 from mooring.state.mooring_state import ParameterState
 
 
@@ -130,18 +131,18 @@ class ProductStack:
         self._grams = self.grams(a)
         return self._grams.at(1.0)[0]
 
-    def form(self, eigen: Eigen) -> ProductForm:
+    def form(self, eigen_of_gram: Eigen) -> ProductForm:
         """Return the energy of the products for the present A and B, and keep its eigenvectors and residual.
 
         Args:
-            eigen: of what `gram` returned.
+            eigen_of_gram: of what `gram` returned.
         """
         b = self._joined(self._seconds())
         if self.anchors is None:
-            form = product_form(eigen, self.to_basis(b), self.outputs)
+            form = product_form(eigen_of_gram, self.to_basis(b), self.outputs)
         else:
             displaced = self.to_basis(b - self.anchors[1])
-            form = anchored_form(self._grams, eigen, displaced, self.start, self.outputs)
+            form = anchored_form(self._grams, eigen_of_gram, displaced, self.start, self.outputs)
         self.rows, self.residual = form.rows, form.residual
         return form
 
@@ -170,7 +171,7 @@ class ProductStack:
         """Return the residual of all products together at each of `RETREATS` towards the anchor."""
         fractions = torch.tensor(RETREATS, dtype=torch.float64, device=self.outputs.device).reshape(-1, 1, 1, 1)
         grams = self.grams(self._joined(self._firsts()))
-        return residual_at(grams, self.start, self.outputs, fractions).sum(-1)
+        return residual_at(grams, self.start, self.outputs, fractions, eigen(grams.at(fractions)[0])).sum(-1)
 
     def move_back(self, fraction: Tensor) -> None:
         """Move each A and B towards their anchors until a fraction of their displacement is left."""

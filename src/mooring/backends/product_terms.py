@@ -8,6 +8,7 @@ from torch import Tensor
 from mooring.adapters.product import Eigen, retreat
 from mooring.adapters.product_factors import ProductFactors
 from mooring.backends.eager import apply_pull
+from mooring.backends.eigen import eigen
 from mooring.backends.product_stack import ProductStack, factors_of, stack_key
 from mooring.importance import State
 from mooring.pulls.budget import Budget, spent_at
@@ -35,8 +36,6 @@ def is_active_product(state: ParameterState) -> bool:
 def eigen_of(matrices: Sequence[Tensor]) -> list[Eigen]:
     """Return the eigenvalues and eigenvectors of matrices, (..., rank, rank); one solution for all of one rank.
 
-    A GPU's solver makes the host wait.
-
     Example:
         >>> [values.tolist() for values, _ in eigen_of([torch.eye(2).unsqueeze(0), torch.ones(1, 1, 1)])]
         [[[1.0, 1.0]], [[1.0]]]
@@ -44,7 +43,7 @@ def eigen_of(matrices: Sequence[Tensor]) -> list[Eigen]:
     results: dict[int, Eigen] = {}
     for rank in {matrix.shape[-1] for matrix in matrices}:
         chosen = [index for index, matrix in enumerate(matrices) if matrix.shape[-1] == rank]
-        values, vectors = torch.linalg.eigh(torch.cat([matrices[index] for index in chosen]))
+        values, vectors = eigen(torch.cat([matrices[index] for index in chosen]))
         sizes = [len(matrices[index]) for index in chosen]
         pairs = zip(torch.split(values, sizes), torch.split(vectors, sizes), strict=True)
         results |= zip(chosen, pairs, strict=True)
