@@ -140,3 +140,62 @@ def test_garbage_collector_is_restored_after_accepted_and_refused_steps(before):
         assert gc.isenabled() is before
     finally:
         (gc.enable if usual else gc.disable)()
+
+
+def moored_on_a_gpu(check, pull):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    moor = mooring.attach(model, optimizer, pull=pull, check_finite=check)
+    x = torch.randn(5, 3, device="cuda")
+
+    def step(factor=1.0):
+        optimizer.zero_grad()
+        (model(x).square().mean() * factor).backward()
+        optimizer.step()
+
+    step()
+    moor.consolidate()
+    step()
+    return model, optimizer, moor, step
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("pull", [*PULLS, mooring.Budget(1e-6)], ids=lambda pull: type(pull).__name__)
+def test_on_a_gpu_a_bad_gradient_becomes_0_and_the_next_step_raises(pull, bad):
+    model, optimizer, moor, step = moored_on_a_gpu(True, pull)
+    step(bad)
+    with pytest.raises(NonFiniteError, match=r"gradient of '0\.weight', and of 3 more was not finite") as error:
+        step()
+    assert "\n" not in str(error.value)
+    for tensors in (model.state_dict(), moor.state_dict(), *optimizer.state_dict()["state"].values()):
+        assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
+    step()  # training continues
+    step(bad)
+    with pytest.raises(NonFiniteError):
+        moor.state_dict()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_on_a_gpu_wait_stops_before_the_step(bad):
+    model, optimizer, moor, step = moored_on_a_gpu("wait", mooring.Interpolation())
+    before = snapshot(model, optimizer, moor)
+    with pytest.raises(NonFiniteError, match="nothing was changed"):
+        step(bad)
+    torch.testing.assert_close(snapshot(model, optimizer, moor), before, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pull", [*PULLS, mooring.Budget(1e-6)], ids=lambda pull: type(pull).__name__)
+def test_on_a_gpu_a_step_makes_nothing_wait(pull):
+    *_, step = moored_on_a_gpu(True, pull)
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -35,7 +35,7 @@ def attach(
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
     memory: Memory | None = None,
-    check_finite: bool = True,
+    check_finite: bool | Literal["wait"] = True,
     reference: Data | None = None,
     loss: Loss | None = None,
     batches: int | None = 32,
@@ -72,8 +72,8 @@ def attach(
         state_dtype: one dtype for anchors and importances; a short form of `memory`.
         memory: dtype and device of anchors and importances, `mooring.Memory(...)`. By default anchors have their
             parameter's dtype, and importances have float32 or that dtype if it is wider.
-        check_finite: stop before a step whose gradient is not finite. This costs one reduction per step and, on a GPU,
-            one synchronisation.
+        check_finite: stop before a step whose gradient is not finite. On a GPU that step is taken with a gradient of 0
+            and the next one raises, so that the host need not wait; "wait" stops before it there, too.
         reference: data that shows what the model knows, to fine-tune it without forgetting that: batches of (inputs,
             labels) or of inputs alone, or a function from the model to a batch, such as sequences that it generates.
             The importance is estimated on it and the anchors are the present parameters, as
@@ -143,7 +143,7 @@ def create_mooring(
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
     memory: Memory | None = None,
-    check_finite: bool = True,
+    check_finite: bool | Literal["wait"] = True,
     reference: Data | None = None,
     loss: Loss | None = None,
 ) -> Mooring:

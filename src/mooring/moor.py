@@ -63,7 +63,7 @@ class Mooring:
         exclude: tuple[str, ...],
         outputs: Callable[[Any], Tensor] | None,
         memory: Memory,
-        check_finite: bool,
+        check_finite: bool | str,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -441,6 +441,7 @@ class Mooring:
     def _refuse_interrupted(self) -> None:
         if self._step.interrupted:
             raise MooringError("an optimizer step was interrupted half-way: take one whole step first")
+        self._step.report_bad_gradients()
 
 
 def _scores(state: ParameterState) -> Tensor:

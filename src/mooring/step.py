@@ -24,6 +24,7 @@ from mooring.backends.eager import (
     run_in_chunks,
     step_rule,
 )
+from mooring.backends.finite_guard import FiniteGuard
 from mooring.backends.fused import FusedRule, KernelArgs
 from mooring.backends.product_terms import product_terms
 from mooring.diagnose.coverage_watch import CoverageWatch
@@ -93,7 +94,7 @@ class TrainingStep:
         outputs: observes the model's outputs, if the importance needs them.
         layers: observes the model's layers, if the importance needs them.
         buffers: what becomes of normalization statistics: a mode of `NormStatistics`.
-        check: whether to stop at gradients that are not finite.
+        check: whether to stop at gradients that are not finite; on a GPU one step later, unless it is "wait".
         watch: warns of parameters that nothing holds; None for an estimate, which moves nothing.
     """
 
@@ -104,7 +105,7 @@ class TrainingStep:
         outputs: OutputObserver | None,
         layers: LayerObserver | None,
         buffers: str,
-        check: bool,
+        check: bool | str,
         watch: CoverageWatch | None = None,
     ) -> None:
         self.states = states
@@ -115,6 +116,7 @@ class TrainingStep:
         self.layers = layers
         self.norms = NormStatistics(states.model, states.exclude, states.optimizer_parameters, buffers)
         self.check = check
+        self.guard: FiniteGuard | None = None
         self.accumulates = states.memory.accumulates
         self.offload = states.offload if states.memory.host else None
         self._rate_reader = type(pull).__name__ if getattr(pull, "reads_lr", False) else ""
@@ -170,7 +172,8 @@ class TrainingStep:
             evaluated = True
             loss = closure()
             one_rank = world_size() == 1  # several ranks decide by the gradient they share, so that all stop or none
-            if self.check and one_rank and isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
+            waits = isinstance(loss, Tensor) and (self.check == "wait" or not has_compiler(loss.device))
+            if self.check and one_rank and waits and not bool(loss.isfinite().all()):
                 self._check_gradients()
                 value = loss.detach().mean().item()
                 raise NonFiniteError(
@@ -186,6 +189,7 @@ class TrainingStep:
     @autocast_disabled()
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Collect the task's gradients, check them, apply a penalty, and remember the parameters."""
+        self.report_bad_gradients()
         found_inf = getattr(optimizer, "found_inf", None)
         skipped = found_inf is not None and bool(found_inf)  # a fused kernel skips the step by itself
         scale = getattr(optimizer, "grad_scale", None)  # a fused kernel divides gradients by it
@@ -207,7 +211,7 @@ class TrainingStep:
             probes = [
                 (s.state.name, t) for s in steps if (t := observation.gradients.get(s.state.parameter)) is not None
             ]
-            check_finite("importance gradient", probes)
+            self._check_finite("importance gradient", probes)
         self._apply_penalty(steps, scale)
         if self.layers:
             self._accumulate_factors(self.layers, factors, steps)
@@ -248,13 +252,33 @@ class TrainingStep:
             return grad  # with a penalty the optimizer gets another tensor
         return grad.clone()
 
-    def _check_gradients(self, penalized: dict[Tensor, Tensor] | None = None) -> None:
+    def _check_gradients(
+        self, penalized: dict[Tensor, Tensor] | None = None, steps: Sequence[ParameterStep] = ()
+    ) -> None:
         """Raise if a gradient is not finite, moored or not; `penalized` has those with a penalty."""
         parameters = self.states.optimizer_parameters()
         gradients = {p: p.grad for p in parameters if p.grad is not None and p.grad.layout == torch.strided}
         gradients |= penalized or {}
         kind = "penalized gradient" if penalized else "gradient"
-        check_finite(kind, [(self.states.name(p), g) for p, g in gradients.items()])
+        self._check_finite(kind, [(self.states.name(p), g) for p, g in gradients.items()], [step.g for step in steps])
+
+    def _check_finite(self, what: str, named: list[tuple[str, Tensor]], others: Sequence[Tensor] = ()) -> None:
+        """Raise if a tensor is not finite; on a GPU it and `others` become 0 instead, and the next step raises.
+
+        That is too late for the inputs of a layer, of which the factors are a sum.
+        """
+        waits = self.check == "wait" or (self.layers is not None and self.layers.due)
+        on_gpu = bool(named) and has_compiler(named[0][1].device)
+        if waits or not on_gpu or not FiniteGuard.can_check([*(t for _, t in named), *others]):
+            check_finite(what, named)
+            return
+        self.guard = self.guard or FiniteGuard()
+        self.guard.check(what, named, others)
+
+    def report_bad_gradients(self) -> None:
+        """Raise if a gradient of a step that is over was not finite and was replaced by 0."""
+        if self.guard:
+            self.guard.report()
 
     def _apply_penalty(self, steps: list[ParameterStep], scale: Tensor | None) -> None:
         """g <- g + force, in a tensor of its own, so that the task's gradient can be restored after the step."""
@@ -265,7 +289,7 @@ class TrainingStep:
                 penalized |= self._penalize(self.pull, group)
         if self.check:
             try:
-                self._check_gradients(penalized)
+                self._check_gradients(penalized, steps)
             except NonFiniteError:
                 self._check_gradients()  # the task's own gradient may be the cause
                 raise
