@@ -205,7 +205,7 @@ class TrainingStep:
         if self.watch and (created or not self.states.steps or self.watch.pending):
             self.watch.before_step((step.state for step in steps), created=created)
         observation = self._observation
-        if self.outputs and not observation.samples:
+        if self.outputs and observation.is_empty and self.states.reads_outputs:
             observation = self.outputs.collect(self.layers.samples if self.layers else 0)
         if self.check:
             probes = [

@@ -7,6 +7,7 @@ from torch import nn
 import mooring
 from adapters.low_rank_nets import QuantizedLinear, batches, train, trainable
 from mooring.errors import MooringError, UnheldWarning
+from waiting import waiting_refused
 
 pytest.importorskip("peft", reason="needs peft")
 
@@ -306,3 +307,22 @@ def test_adapter_dropout_does_not_change_the_factors():
         _, moor = moored(lora(lora_dropout=dropout))
         states.append(moor.state_dict())
     assert all(torch.equal(t, states[1][key]) for key, t in states[0].items() if key.startswith("past_inputs"))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_step_makes_nothing_wait():
+    model = lora().cuda()
+    data = [(x.cuda(), y.cuda()) for x, y in batches()]
+    optimizer, moor = moored(model, data, pull=mooring.Budget(1e-6))
+
+    def step():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(data[0][0]), data[0][1]).backward()
+        optimizer.step()
+
+    for _ in range(5):  # layers are observed in steps 0, 1, 2, 4, 8 ...
+        step()
+    with waiting_refused():
+        step()
+        step()
+    assert moor.pull_energy() == pytest.approx(1e-6, rel=1e-2)

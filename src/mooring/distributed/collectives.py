@@ -58,8 +58,8 @@ def rank() -> int:
 
 
 def all_reduce_observation(
-    samples: int, gradients: dict[Tensor, Tensor], parameters: Sequence[Tensor]
-) -> tuple[int, dict[Tensor, Tensor]]:
+    samples: int | Tensor, gradients: dict[Tensor, Tensor], parameters: Sequence[Tensor]
+) -> tuple[int | Tensor, dict[Tensor, Tensor]]:
     """Sum samples and gradients over the ranks; of a sharded parameter's gradient, each rank gets its shard.
 
     Every rank must call this, even one without samples. A missing gradient counts as 0; if no rank has a gradient of
@@ -78,7 +78,7 @@ def all_reduce_observation(
     if world_size() == 1 and mesh is None:
         return samples, gradients
     groups = [None] if mesh is None else [mesh.get_group(dim) for dim in range(mesh.ndim)]
-    counts = [samples, *(int(p in gradients) for p in parameters)]
+    counts = [int(samples), *(int(p in gradients) for p in parameters)]
     device = parameters[0].device if parameters else None
     samples, *ranks_with_gradient = _all_reduce(torch.tensor(counts, device=device), groups).tolist()
     wanted = [p for p, ranks in zip(parameters, ranks_with_gradient, strict=True) if ranks]

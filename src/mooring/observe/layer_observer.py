@@ -166,6 +166,6 @@ def make_observers(
     def predictions() -> float:
         if batch_size:
             return float(batch_size) / world_size()
-        return output_observer.observation.samples if output_observer else 0
+        return float(output_observer.observation.samples) if output_observer else 0.0
 
     return output_observer, LayerObserver(states, predictions)

@@ -29,14 +29,20 @@ class Observation:
     """The number of samples since the last step, and the probe's gradient by parameter.
 
     Attributes:
-        samples: the number of predictions that the mean of the loss is over.
+        samples: the number of predictions that the mean of the loss is over; on a GPU, counted there, because the
+            host need not wait for it.
         gradients: the probe's gradient by parameter.
         counted: the number of predictions with a gradient, on the device, until `samples` takes it over.
     """
 
-    samples: int = 0
+    samples: int | Tensor = 0
     gradients: dict[Tensor, Tensor] = dataclasses.field(default_factory=dict)
     counted: Tensor | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return isinstance(self.samples, int) and self.samples == 0
 
     def of(self, parameter: Tensor) -> Tensor | None:
         """Return the probe's gradient of a parameter; None if the outputs do not depend on it."""
@@ -44,7 +50,11 @@ class Observation:
 
     def add(self, other: "Observation") -> None:
         """Add another forward pass; both are sums over samples."""
-        self.samples += (0 if other.counted is None else int(other.counted)) or other.samples
+        samples = other.samples
+        if other.counted is not None:
+            counted = torch.where(other.counted == 0, samples, other.counted)
+            samples = int(counted) if counted.device.type == "cpu" else counted
+        self.samples = self.samples + samples
         for parameter, gradient in other.gradients.items():
             total = self.gradients.get(parameter)  # not in place: autograd may return one tensor for two parameters
             self.gradients[parameter] = gradient if total is None else total + gradient
@@ -225,6 +235,7 @@ class OutputObserver:
         self.find_outputs = outputs or find_outputs
         self._arriving: list[list[Observation]] = []
         self._versions: list[int] = []
+        self._last_versions: list[int] = []
         self._random: torch.Generator | None = None
         self._backward_pass = -1
         self._class_dimensions: dict[int, int] = {}
@@ -241,9 +252,9 @@ class OutputObserver:
         wanted = self.states.trained() if self.importance.watches == "outputs" else []
         total = Observation(*all_reduce_observation(self.observation.samples, self.observation.gradients, wanted))
         self.discard()
-        if total.samples == 0 and instead and self.importance.watches == "samples":
+        if total.is_empty and instead and self.importance.watches == "samples":
             return Observation(instead)
-        if total.samples == 0:
+        if total.is_empty:
             raise MooringError(
                 f"{self.importance.name} saw no outputs since the last step: call the model itself, model(x), "
                 "with gradients enabled before optimizer.step(), and of a compiled model attach the one that "
@@ -262,7 +273,8 @@ class OutputObserver:
     def after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], returned: Any) -> None:
         """Observe the outputs, and count them once a backward pass goes through them to the parameters."""
         inside_torch_func = torch._C._functorch.peek_interpreter_stack() is not None
-        if self.paused or OutputObserver.probing or not torch.is_grad_enabled() or inside_torch_func:
+        paused = self.paused or OutputObserver.probing or not self.states.reads_outputs
+        if paused or not torch.is_grad_enabled() or inside_torch_func:
             return
         tensors = _differentiable_tensors(returned, set())
         if (outputs := self._outputs_in(returned, countable=bool(tensors))) is None:
@@ -317,7 +329,8 @@ class OutputObserver:
             return
         parameters = self.states.optimizer_parameters
         self._backward_pass, self._arriving, self._versions = current, [], gradient_versions(parameters())
-        cleared = self._had_gradient and not self._any_gradient()
+        changed = self._versions != self._last_versions  # only then ask whether all are 0, for which the host waits
+        cleared = self._had_gradient and changed and not self._any_gradient()
 
         def on_end() -> None:
             arriving, self._arriving = self._arriving, []
@@ -328,7 +341,7 @@ class OutputObserver:
             for pending in arriving:
                 if pending:
                     self.observation.add(pending.pop())
-            self._had_gradient = self._any_gradient()
+            self._had_gradient, self._last_versions = True, gradient_versions(parameters())
 
         torch.autograd.Variable._execution_engine.queue_callback(on_end)
 

@@ -402,6 +402,11 @@ class MooringState:
         return not self.importance.by_layer and self.steps & (self.steps - 1) == 0
 
     @property
+    def reads_outputs(self) -> bool:
+        """Whether this iteration changes an importance; low-rank products have no scores, and are observed rarely."""
+        return self.observes or not self.records or any(state.has_scores for state in self.records.values())
+
+    @property
     def largest_side(self) -> int:
         """The number of inputs, or outputs, from which on a low-rank product has a diagonal factor."""
         return self.adapters.largest if isinstance(self.adapters, Product) else 0

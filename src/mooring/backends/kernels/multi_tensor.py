@@ -99,20 +99,34 @@ class MultiTensorKernel:
         text = multi_tensor_source(rule, tensors, numbers, dtype, scalar)
         self.kernel = compile_kernel(text) if "tl.store" in text else None  # a rule may change nothing
 
-    def __call__(self, layout: Layout, numbers: Mapping[str, Sequence[float]], scalar: Tensor | None = None) -> None:
+    def __call__(
+        self, layout: Layout, numbers: Mapping[str, Sequence[float | Tensor]], scalar: Tensor | None = None
+    ) -> None:
         """Apply the rule to each parameter.
 
         Args:
             layout: the addresses of the tensors, with the names and in the order that the kernel was made with.
-            numbers: for each name, one number for each parameter.
+            numbers: for each name, one number for each parameter; the host waits for those on the device, unless it is
+                one for all.
             scalar: the shared tensor, if the rule has one.
         """
         if self.kernel is None:
             return
-        plain = array("d", [number for name in self.numbers for number in numbers[name]] or [0.0])
+        shared = {name: number for name in self.numbers if (number := _shared_on_gpu(numbers[name])) is not None}
+        rows = ([0.0] * len(numbers[name]) if name in shared else numbers[name] for name in self.numbers)
+        plain = array("d", [float(number) for row in rows for number in row] or [0.0])
         table, values = layout.device_table, _to_device(torch.frombuffer(plain, dtype=torch.float64), layout.device)
+        for name, number in shared.items():
+            values.view(len(self.numbers), -1)[self.numbers.index(name)] = number
         args = table, values, layout.blocks, table if scalar is None else scalar, len(layout.sizes)
         launch(self.kernel, (len(layout.blocks),), *args, **layout.options)
+
+
+def _shared_on_gpu(numbers: Sequence[float | Tensor]) -> Tensor | None:
+    """Return the number of all parameters if it is one tensor on a GPU, for which the host need not wait."""
+    first = numbers[0]
+    same = isinstance(first, Tensor) and first.device.type == "cuda" and all(number is first for number in numbers)
+    return first if same else None  # type: ignore[return-value]
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
