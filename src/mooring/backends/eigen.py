@@ -18,7 +18,7 @@ def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
         tensor([1., 1.], dtype=torch.float64)
     """
     if 0 < matrices.shape[-1] <= MAX_RANK and has_compiler(matrices.device):
-        from mooring.backends.kernels.eigen import small_eigen
+        from mooring.backends.kernels.jacobi import small_eigen
 
         values, vectors = small_eigen(matrices.flatten(0, -3))
         return values.reshape(matrices.shape[:-1]), vectors.reshape(matrices.shape)

@@ -13,7 +13,7 @@ from torch import Tensor
 from mooring.backends.kernels.launch import launch
 
 MAX_SWEEPS = 12
-"""More than a matrix of float64 needs; a program stops where nothing is left beside the diagonal."""
+"""More than a matrix of float64 needs; a program stops where nothing is left off the diagonal."""
 
 
 @triton.jit
@@ -25,12 +25,14 @@ def _rotate(m, v, step, N: tl.constexpr, R: tl.constexpr):
     partner = tl.where(column == N - 1, step, tl.where(column == step, N - 1, partner))
     partner = tl.where(column < N, partner, column)
     own = tl.sum(tl.where(i == j, m, 0.0), 0)
-    beside = tl.sum(tl.where((i == partner[None, :]) & (i != j), m, 0.0), 0)
+    off_diagonal = tl.sum(tl.where((i == partner[None, :]) & (i != j), m, 0.0), 0)
     lower, upper = tl.minimum(column, partner), tl.maximum(column, partner)
-    beside = tl.gather(beside, lower, 0)  # rounding may make m asymmetric, and both columns need the same rotation
-    ratio = (tl.gather(own, upper, 0) - tl.gather(own, lower, 0)) / tl.where(beside == 0, 1.0, 2 * beside)
+    off_diagonal = tl.gather(
+        off_diagonal, lower, 0
+    )  # rounding may make m asymmetric, and both columns need the same rotation
+    ratio = (tl.gather(own, upper, 0) - tl.gather(own, lower, 0)) / tl.where(off_diagonal == 0, 1.0, 2 * off_diagonal)
     tangent = tl.where(ratio < 0, -1.0, 1.0) / (tl.abs(ratio) + tl.sqrt(1 + ratio * ratio))
-    tangent = tl.where(beside == 0, 0.0, tl.where(column == lower, tangent, -tangent))
+    tangent = tl.where(off_diagonal == 0, 0.0, tl.where(column == lower, tangent, -tangent))
     cosine = 1 / tl.sqrt(1 + tangent * tangent)
     sine = tangent * cosine
     by_column = tl.broadcast_to(partner[None, :], (R, R))
@@ -51,11 +53,11 @@ def _jacobi(matrices, values, vectors, rank, N: tl.constexpr, R: tl.constexpr, S
     v = tl.where(i == j, 1.0, 0.0).to(tl.float64)
     total = tl.sum(tl.sum(m * m, 1), 0)
     sweep = 0
-    beside = tl.sum(tl.sum(tl.where(i == j, 0.0, m * m), 1), 0)
-    while (sweep < SWEEPS) & (beside > 1e-32 * total):
+    off_diagonal = tl.sum(tl.sum(tl.where(i == j, 0.0, m * m), 1), 0)
+    while (sweep < SWEEPS) & (off_diagonal > 1e-32 * total):
         for step in range(N - 1):
             m, v = _rotate(m, v, step, N, R)
-        beside = tl.sum(tl.sum(tl.where(i == j, 0.0, m * m), 1), 0)
+        off_diagonal = tl.sum(tl.sum(tl.where(i == j, 0.0, m * m), 1), 0)
         sweep += 1
     column = tl.arange(0, R)
     tl.store(values + program * rank + column, tl.sum(tl.where(i == j, m, 0.0), 0), mask=column < rank)
