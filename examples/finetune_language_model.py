@@ -45,6 +45,7 @@ SIZES = {
     "tiny": Size(2, 32, 2, 32, 8, 60, 3e-3, 20, 1e-3),
     "small": Size(3, 128, 4, 64, 16, 1500, 3e-3, 150, 1e-3),
     "large": Size(8, 512, 8, 256, 64, 900, 6e-4, 300, 3e-4),
+    "largest": Size(14, 864, 12, 256, 64, 900, 4e-4, 300, 2e-4),  # 125 M
 }
 
 FISHER = mooring.EWC(decay=None, per_sample=True)
