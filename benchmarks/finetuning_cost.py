@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from finetuning.models import NAMES, Workload, workload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mooring
 from mooring import Budget, Interpolation, Memory, Penalty
@@ -113,13 +114,37 @@ def peak(work: Callable[[], Any], device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device)
 
 
+class OperationCount(TorchDispatchMode):
+    """Counts the operations that reach a device, without views and checks of shapes; each is about one kernel."""
+
+    VIEWS = ("view", "reshape", "expand", "transpose", "permute", "slice", "select", "detach", "alias", "unsqueeze")
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func._schema.name.removeprefix("aten::").lstrip("_").startswith(self.VIEWS):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(work: Callable[[], Any]) -> int:
+    """Return the number of torch's operations in a call; generated kernels are not among them."""
+    with OperationCount() as counter:
+        work()
+    return counter.count
+
+
 def measure_plain(work: Workload, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     """Return the time of a plain step and the peak memory of plain training, with nothing else on the device."""
     trainer = Trainer(work, device)
     highest = peak(lambda: seconds(trainer.step, 3, device), device)
     times = [seconds(trainer.step, options.block, device) for _ in range(options.turns)]
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    return {"parameters": parameters, "plain_ms": 1e3 * statistics.median(times), "plain_peak": highest}
+    return {
+        "parameters": parameters,
+        "plain_ms": 1e3 * statistics.median(times),
+        "plain_peak": highest,
+        "plain_operations": operations(trainer.step),
+    }
 
 
 def measure_row(
@@ -153,6 +178,7 @@ def measure_row(
         "step_ratio": middle,
         "quartiles": [low, high],
         "step_ms": 1e3 * statistics.median(times),
+        "operations": operations(trainer.step) - plain["plain_operations"],
         "attach_seconds": attach_seconds,
         "attach_steps": 1e3 * attach_seconds / plain["plain_ms"],
         "attach_peak_ratio": attach_peak and attach_peak / plain["plain_peak"],
@@ -200,11 +226,12 @@ def line(row: dict[str, Any]) -> str:
     low, high = row["quartiles"]
     return (
         f"{row['row']:20}{row['step_ratio']:8.3f}{f'{low:.3f}-{high:.3f}':>14}{row['attach_steps']:14.1f}"
-        f"{''.join(peaks)}{row['state_bytes_per_parameter']:12.2f}{spent}"
+        f"{''.join(peaks)}{row['state_bytes_per_parameter']:12.2f}{spent}{row['operations']:12}"
     )
 
 
 HEADS = {"step": 8, "quartiles": 14, "attach steps": 14, "attach peak": 14, "step peak": 14, "bytes": 12, "spent": 8}
+HEADS |= {"operations": 12}
 HEAD = f"{'row':20}" + "".join(head.rjust(width) for head, width in HEADS.items())
 
 

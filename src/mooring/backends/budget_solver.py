@@ -9,6 +9,8 @@ from torch import Tensor
 from mooring.backends.budget_kernels import BudgetKernels
 from mooring.backends.budget_terms import DiagonalTerm, budget_term
 from mooring.backends.eager import has_compiler
+from mooring.backends.kronecker_batch import KroneckerBatch, is_batchable, kronecker_batches
+from mooring.backends.small_batch import SmallBatch, is_small, small_batches
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
 from mooring.pulls.budget import Budget, budget_solved
@@ -16,6 +18,8 @@ from mooring.pulls.pull import Number
 from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
+
+Term = DiagonalTerm | KroneckerBatch | SmallBatch
 
 
 class BudgetSolver:
@@ -32,7 +36,8 @@ class BudgetSolver:
     def __init__(self, budget: Budget, offload: AnchorOffload) -> None:
         self.budget, self.offload = budget, offload
         self.mu: State = {}
-        self.kernels: dict[str, tuple[list[ParameterState], BudgetKernels | None]] = {}
+        self.batches: dict[str, list[KroneckerBatch | SmallBatch]] = {}
+        self.kernels: dict[str, tuple[list[object], BudgetKernels | None]] = {}
         self.plan: tuple[Hashable, dict[str, BudgetKernels]] = None, {}
 
     @torch.no_grad()
@@ -49,16 +54,17 @@ class BudgetSolver:
             self.invalidate()
         if self.plan[0] == key:  # a model may have thousands of parameters
             for name, kernels in self.plan[1].items():
+                kernels.update_batches()
                 self._solve_in_kernels(name, kernels, self.budget.allowed(task, len(self.plan[1])))
             return
-        groups: dict[str, list[DiagonalTerm]] = {}
+        groups: dict[str, list[ParameterState]] = {}
         for state in states:
-            if (term := budget_term(state)) is not None:
-                groups.setdefault(layer_of(state.name) if self.budget.per == "layer" else "", []).append(term)
+            if state.has_previous:
+                groups.setdefault(layer_of(state.name) if self.budget.per == "layer" else "", []).append(state)
         moving, plan = set(moved), {}
-        for name, terms in groups.items():
-            free = [term for term in terms if term.state.parameter in moving]
-            fixed = [term for term in terms if term.state.parameter not in moving]
+        for name, members in groups.items():
+            free = self._terms(name, [state for state in members if state.parameter in moving])
+            fixed = [term for s in members if s.parameter not in moving and (term := budget_term(s)) is not None]
             if not free:
                 continue
             allowed: Number = self.budget.allowed(task, len(groups))
@@ -74,10 +80,26 @@ class BudgetSolver:
             mu = budget_solved(lambda mu, done, terms=free: self._spent(terms, mu), allowed, mu)  # type: ignore[misc]
             self.mu[name] = mu
             if mu.device.type != "cpu" or bool(mu):
-                for term in self._staged(free):
-                    term.apply_pull(self.budget, mu)
+                for free_term in self._staged(free):
+                    free_term.apply_pull(self.budget, mu)
         if groups and len(plan) == len(groups):
             self.plan = key, plan
+
+    def _terms(self, name: str, states: Sequence[ParameterState]) -> list[Term]:
+        """Return the terms of the parameters of a group; batches of parameters are kept from step to step."""
+        layers = [state for state in states if is_batchable(state)]
+        small = [state for state in states if is_small(state)]
+        batched = {id(state) for state in (*layers, *small)}
+        alone = [term for s in states if id(s) not in batched and (term := budget_term(s)) is not None]
+        batches = self.batches.get(name, [])
+        if {id(state) for batch in batches for state in batch.states} == batched and all(
+            batch.is_valid() for batch in batches
+        ):
+            for batch in batches:
+                batch.update()
+        else:
+            batches = self.batches[name] = [*kronecker_batches(layers), *small_batches(small)]
+        return [*alone, *batches]
 
     def _initial_mu(self, name: str, device: torch.device) -> Tensor:
         """Return the multiplier of the step before."""
@@ -89,12 +111,12 @@ class BudgetSolver:
         kernels.solve(nats.to(mu), mu)
         kernels.apply_pull(mu)
 
-    def _staged(self, terms: Sequence[DiagonalTerm]) -> Iterator[DiagonalTerm]:
+    def _staged(self, terms: Sequence[Term]) -> Iterator[Term]:
         """Yield the terms while their anchors are on the device."""
         for indices in self.offload.groups([term.state for term in terms]):
             yield from (terms[index] for index in indices)
 
-    def _spent(self, terms: Sequence[DiagonalTerm], mu: Number) -> Tensor:
+    def _spent(self, terms: Sequence[Term], mu: Number) -> Tensor:
         """Return what all terms spend at mu, on the device of mu."""
         spent, parameters = [], []
         for term in self._staged(terms):
@@ -103,20 +125,23 @@ class BudgetSolver:
         total = torch.stack(reduce_over_shards(spent, parameters)).sum(0)
         return total.to(mu.device) if isinstance(mu, Tensor) else total
 
-    def _kernels(self, name: str, terms: Sequence[DiagonalTerm]) -> BudgetKernels | None:
+    def _kernels(self, name: str, terms: Sequence[Term]) -> BudgetKernels | None:
         """Return kernels for a group of terms if they can do them all; made once until `invalidate`."""
         if not has_compiler(terms[0].state.parameter.device):
             return None
-        states = [term.state for term in terms]
+        fusable = [term for term in terms if not isinstance(term, SmallBatch)]
+        if len(fusable) < len(terms):
+            return None
+        owners: list[object] = [term if isinstance(term, KroneckerBatch) else term.state for term in fusable]
         known, kernels = self.kernels.get(name, ([], None))
-        if [id(state) for state in known] != [id(state) for state in states]:
-            kernels = BudgetKernels.create(states, self.budget)
-            self.kernels[name] = states, kernels
+        if list(map(id, known)) != list(map(id, owners)):
+            kernels = BudgetKernels.create(fusable, self.budget)
+            self.kernels[name] = owners, kernels
         return kernels
 
     def invalidate(self) -> None:
         """Discard kernels and plans: a tensor that is kept has another address now."""
-        self.kernels, self.plan = {}, (None, {})
+        self.batches, self.kernels, self.plan = {}, {}, (None, {})
 
     def state(self) -> dict[str, Any]:
         """Return what a saved state carries, as plain values."""

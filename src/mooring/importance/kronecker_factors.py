@@ -243,17 +243,39 @@ def layer_rows(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) 
     n, lead = len(a) // (runs or 1), () if runs is None else (runs,)
     dtype = torch.promote_types(a.dtype, torch.float32)
     if isinstance(layer, nn.Conv2d):
-        window = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        a, b = unfold(a.to(dtype), *window).mT, b.flatten(2).mT  # type: ignore[arg-type]
+        a, b = _patches(layer, a, dtype), b.permute(0, 2, 3, 1)
     a, b = (t.to(dtype).reshape(*lead, n, -1, t.shape[-1]) for t in (a, b))
     return a, b
 
 
+def _patches(layer: nn.Conv2d, a: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the inputs of each place of a convolution, (n, places, channels * kernel) or with places in rows.
+
+    The window of a 1 x 1 convolution is a pixel, which needs no copy of the image.
+    """
+    if layer.kernel_size == (1, 1) and layer.padding == (0, 0):
+        rows, columns = layer.stride
+        return a[:, :, ::rows, ::columns].permute(0, 2, 3, 1)
+    window: Any = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    return unfold(a.to(dtype), *window).mT
+
+
 def row_factors(a: Tensor, b: Tensor) -> LayerFactors:
     """Compute A, G and the G of the bias from inputs and output gradients, both as `layer_rows` returns them."""
-    n, places, sums = a.shape[-3], a.shape[-2], b.sum(-2)
+    return *weight_factors(a, b), bias_factor(b)
+
+
+def weight_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute A = sum(a a') / n and G = n / t * sum(b b') from the rows of n samples with t places each."""
+    n, places = a.shape[-3], a.shape[-2]
     a_rows, b_rows = a.flatten(-3, -2), b.flatten(-3, -2)
-    return a_rows.mT @ a_rows / n, b_rows.mT @ b_rows * (n / places), sums.mT @ sums * n
+    return a_rows.mT @ a_rows / n, b_rows.mT @ b_rows * (n / places)
+
+
+def bias_factor(b: Tensor) -> Tensor:
+    """Compute the G of the bias, n * sum(s s'), where s is the sum of b over the places of a sample."""
+    sums = b.sum(-2)
+    return sums.mT @ sums * b.shape[-3]
 
 
 def batch_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) -> LayerFactors:

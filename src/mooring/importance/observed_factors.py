@@ -1,12 +1,13 @@
 """The factors of one parameter since the last step, and the part of the parameter's gradient that they account for."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from mooring.importance.kronecker_factors import layer_rows, row_factors
+from mooring.importance.kronecker_factors import bias_factor, layer_rows, weight_factors
 
 DIRECTIONS = 8
 """The number of directions of inputs along which gradients are compared, instead of as a whole."""
@@ -74,21 +75,33 @@ class ObservedFactors:
         self.samples = total
 
 
-def observe(layer: nn.Module, a: Tensor, b: Tensor) -> dict[str, ObservedFactors]:
-    """Return the factors of the weight and of the bias from one batch; the arguments are those of `batch_factors`."""
+def observe(
+    layer: nn.Module, a: Tensor, b: Tensor, names: Collection[str] = ("weight", "bias")
+) -> dict[str, ObservedFactors]:
+    """Return the factors of the weight, of the bias or of both from one batch.
+
+    The arguments are those of `batch_factors`, and the names of the parameters.
+    """
     if a.ndim == (1 if isinstance(layer, nn.Linear) else 3):
         a, b = a.unsqueeze(0), b.unsqueeze(0)  # a sample without a batch
     a, b = layer_rows(layer, a, b)
-    (n, places, size), one = a.shape, a.new_ones(1, 1)
-    inputs, outputs, sums = row_factors(a, b)
+    observed: dict[str, ObservedFactors] = {}
+    if "weight" in names:
+        observed["weight"] = _observe_weight(a, b)
+    if "bias" in names:
+        sums = bias_factor(b)
+        noise = sums.diagonal().sum() / len(b)
+        observed["bias"] = ObservedFactors(len(b), a.new_ones(1, 1), sums, b.sum((0, 1)), noise)
+    return observed
+
+
+def _observe_weight(a: Tensor, b: Tensor) -> ObservedFactors:
+    n, places, size = a.shape
+    inputs, outputs = weight_factors(a, b)
     along = (a @ directions(size, a.dtype, a.device)).flatten(0, 1)
     squares = outputs.diagonal().sum() * (places / n)  # the sum of b^2
     noise = squares * along.square().sum() / len(along)
-    bias_noise = sums.diagonal().sum() / n
-    return {
-        "weight": ObservedFactors(n, inputs, outputs, b.flatten(0, 1).mT @ along, noise),
-        "bias": ObservedFactors(n, one, sums, b.sum((0, 1)), bias_noise),
-    }
+    return ObservedFactors(n, inputs, outputs, b.flatten(0, 1).mT @ along, noise)
 
 
 @cache

@@ -65,6 +65,8 @@ class LayerObserver:
         """Register a hook on the output that computes the factors when its gradient arrives."""
         if self.paused or OutputObserver.probing or not torch.is_grad_enabled() or not self.due:
             return
+        if not any(p.requires_grad for p in self._layers.get(module, {}).values()):  # frozen since it was hooked
+            return
         if torch._C._functorch.peek_interpreter_stack() is not None:  # torch.func has no backward pass
             return
         a = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
@@ -76,7 +78,7 @@ class LayerObserver:
             own = {name: p for name, p in self._layers.get(module, {}).items() if _accumulates(p)}
             if own and not OutputObserver.probing:
                 with torch.no_grad(), autocast_disabled():
-                    observed = observe(module, a, b)
+                    observed = observe(module, a, b, own)
                 for name, p in own.items():
                     self._add_use(p, observed[name])
 

@@ -308,7 +308,7 @@ class MooringState:
         self.records = {p: state for p, state in self.records.items() if p in self.names}
         self._foreign = {p for p in self.optimizer_parameters() if p not in self.names}
         if self.importance.by_layer:
-            self.layers = layers_with_factors(self.model, self.importance.largest)
+            self.layers = self._moored_layers()
             self.with_factors = {p for parameters in self.layers.values() for p in parameters.values()}
             observed = {p: reason for p, reason in self.diagonal_reasons.items() if p in self.with_factors}
             self.diagonal_reasons = observed | diagonal_reasons(self.model, self.importance.largest)
@@ -319,6 +319,12 @@ class MooringState:
                 resized.append((gone[name], p))
         for state, p in resized:
             self._resize(state, p)
+
+    def _moored_layers(self) -> dict[nn.Module, dict[str, Tensor]]:
+        """Return the layers with factors, with their parameters that are not excluded; nobody observes the others."""
+        layers = layers_with_factors(self.model, self.importance.largest)
+        moored = {layer: {n: p for n, p in own.items() if p in self.names} for layer, own in layers.items()}
+        return {layer: own for layer, own in moored.items() if own}
 
     def resized(self) -> Collection[ParameterState]:
         """Return the states, after those of parameters that changed their shape were moved to the new one."""
