@@ -85,6 +85,12 @@ class BudgetSolver:
         if groups and len(plan) == len(groups):
             self.plan = key, plan
 
+    @torch.no_grad()
+    def energy(self, states: Sequence[ParameterState]) -> float:
+        """Return what the parameters spend where they are: the sum of previous * d^2 / 2."""
+        terms = self._terms("", [state for state in states if state.has_previous])
+        return float(self._spent(terms, 0.0)[0]) if terms else 0.0
+
     def _terms(self, name: str, states: Sequence[ParameterState]) -> list[Term]:
         """Return the terms of the parameters of a group; batches of parameters are kept from step to step."""
         layers = [state for state in states if is_batchable(state)]

@@ -11,8 +11,8 @@ from mooring.backends.eager import Rule, chunks
 from mooring.importance import State
 from mooring.pulls.budget import Budget, spent_at
 from mooring.pulls.pull import Number
+from mooring.state import offload
 from mooring.state.mooring_state import ParameterState
-from mooring.state.offload import is_offloaded
 
 MAX_BATCH_SIZE = 1 << 26
 """Weights in one batched product; its intermediate results have this size."""
@@ -150,7 +150,7 @@ def removal_rule(budget: Budget) -> Rule:
 
 def is_batchable(state: ParameterState) -> bool:
     """Return whether a parameter can be in a batch: plain, with factors of past tasks and its anchor at hand."""
-    if state.factors is None or state.factors.basis is None or state.runs or is_offloaded(state):
+    if state.factors is None or state.factors.basis is None or state.runs or offload.is_offloaded(state):
         return False
     return type(state.parameter) in (nn.Parameter, Tensor) and state.factors.basis[2].dtype == state.compute_dtype
 

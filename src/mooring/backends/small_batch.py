@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from mooring.importance import State
 from mooring.pulls.budget import Budget, spent_at
 from mooring.pulls.pull import Number
+from mooring.state import offload
 from mooring.state.mooring_state import ParameterState
-from mooring.state.offload import is_offloaded
 
 MAX_SIZE = 1 << 14
 """Weights of a small parameter; larger ones take longer than their calls, and their importance is not copied."""
@@ -72,7 +72,7 @@ def is_small(state: ParameterState) -> bool:
     theta, previous = state.parameter, state.previous
     if state.runs or state.factors or theta.device.type != "cpu" or type(theta) not in (nn.Parameter, Tensor):
         return False
-    if not isinstance(previous, Tensor) or previous.shape != theta.shape or is_offloaded(state):
+    if not isinstance(previous, Tensor) or previous.shape != theta.shape or offload.is_offloaded(state):
         return False
     plain = theta.is_contiguous() and state.anchor.is_contiguous() and theta.dtype == state.anchor.dtype
     return plain and 0 < theta.numel() <= MAX_SIZE and theta.dtype == state.compute_dtype

@@ -32,6 +32,8 @@ class KroneckerFactors:
         tasks: the number of tasks in the means.
         basis: the eigenvectors of A and of G, and the curvature of each pair of them, (out, in); None before the first
             consolidation.
+        first_inputs: the eigenvalues and eigenvectors of the mean A of a first task, once they are asked for, and the
+            count of iterations that it is the mean of.
     """
 
     inputs: Tensor
@@ -41,6 +43,7 @@ class KroneckerFactors:
     count: int = 0
     tasks: int = 0
     basis: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
+    first_inputs: tuple[int, Tensor, Tensor] | None = field(default=None, repr=False)
 
     @classmethod
     def zeros(cls, parameter: Tensor, dtype: torch.dtype, *, runs: bool = False) -> "KroneckerFactors":
@@ -74,7 +77,8 @@ class KroneckerFactors:
 
         The factors of the task, with G times `scale`, are averaged into those of past tasks; all tasks count alike.
         """
-        new = replace(self, count=0, basis=self.basis)
+        new = replace(self, count=0, basis=self.basis, first_inputs=None)
+        known = self.first_inputs[1:] if self.first_inputs and self.first_inputs[0] == self.count else None
         if self.count:
             new.tasks += 1
             new.past_inputs = self.past_inputs.lerp(self.inputs / self.count, 1 / new.tasks)
@@ -82,8 +86,18 @@ class KroneckerFactors:
             new.inputs, new.outputs = torch.zeros_like(self.inputs), torch.zeros_like(self.outputs)
             if not bool((new.past_inputs.sum() + new.past_outputs.sum()).isfinite()):  # some solvers do not check
                 raise torch.linalg.LinAlgError("the factors are not finite")  # type: ignore[attr-defined]
-        new.update_eigenbasis()
+        new.update_eigenbasis(known)
         return new
+
+    def of_this_task(self) -> "KroneckerFactors":
+        """Return factors whose past is the mean of this task alone, with its eigenbasis."""
+        a, g = self.inputs / self.count, self.outputs / self.count
+        own = KroneckerFactors(self.inputs, self.outputs, a, g, tasks=1)
+        values, vectors = factor_eigenbasis(a)
+        own.update_eigenbasis((values, vectors))
+        if not self.tasks:  # the consolidation of a first task has the same A, and another scale of G
+            self.first_inputs = self.count, values, vectors
+        return own
 
     def diagonal(self, like: Tensor) -> Tensor:
         """Return the diagonal of this task's mean curvature in the shape of the parameter `like`."""
@@ -93,11 +107,15 @@ class KroneckerFactors:
         """Return the diagonal of the curvature of past tasks in the shape of the parameter `like`."""
         return _diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
 
-    def update_eigenbasis(self) -> None:
-        """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal."""
+    def update_eigenbasis(self, known: tuple[Tensor, Tensor] | None = None) -> None:
+        """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal.
+
+        Args:
+            known: the eigenvalues and eigenvectors of A, if they are known.
+        """
         if self.tasks:
-            (a, inputs), (g, outputs) = eigenbasis(self.past_inputs), eigenbasis(self.past_outputs)
-            a, g = at_least_rounding(self.past_inputs, a, inputs), at_least_rounding(self.past_outputs, g, outputs)
+            a, inputs = known or factor_eigenbasis(self.past_inputs)
+            g, outputs = factor_eigenbasis(self.past_outputs)
             self.basis = inputs, outputs, self.tasks * g.unsqueeze(-1) * a.unsqueeze(-2)
 
     def to_basis(self, d: Tensor) -> Tensor:
@@ -136,6 +154,12 @@ def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
         return values.to(matrix), vectors.to(matrix)
     values, vectors = torch.linalg.eigh(matrix.double().cpu())
     return values.to(matrix), vectors.to(matrix)
+
+
+def factor_eigenbasis(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues of a factor, at least as large as its rounding error, and its eigenvectors."""
+    values, vectors = eigenbasis(factor)
+    return at_least_rounding(factor, values, vectors), vectors
 
 
 def at_least_rounding(matrix: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
