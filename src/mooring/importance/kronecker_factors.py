@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -187,6 +188,8 @@ def at_least_rounding(matrix: Tensor, values: Tensor, vectors: Tensor) -> Tensor
 def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[str, Tensor]]:
     """Return the linear layers and plain two-dimensional convolutions of a model, with their weights and biases.
 
+    `Conv1D` of transformers is a linear layer.
+
     Args:
         model: the model.
         largest: the largest number of inputs, or outputs, of a layer with factors.
@@ -232,7 +235,16 @@ def diagonal_reasons(model: nn.Module, largest: int) -> dict[Tensor, str]:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | nn.Conv2d)
+    return isinstance(module, nn.Linear | nn.Conv2d) or is_transposed(module)
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is linear with a weight of shape (in, out), as `Conv1D` of transformers in GPT-2.
+
+    The first axis of such a weight has the factor A and the second one G, in the places of G and A.
+    """
+    kind = type(layer)
+    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
 
 
 def _layer_reason(layer: nn.Module, largest: int) -> str:
@@ -248,7 +260,7 @@ def _layer_reason(layer: nn.Module, largest: int) -> str:
         return "convolutions in groups or with other padding than zeros have no Kronecker factors"
     if isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
         return f"convolutions with padding={layer.padding!r} have no Kronecker factors"
-    outs, ins = weight.flatten(1).shape
+    outs, ins = weight.mT.shape if is_transposed(layer) else weight.flatten(1).shape
     if max(ins, outs) > largest:
         return f"its layer has {ins} inputs and {outs} outputs, and more than {largest} have no Kronecker factors"
     return ""
@@ -268,8 +280,30 @@ def layer_rows(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) 
     dtype = torch.promote_types(a.dtype, torch.float32)
     if isinstance(layer, nn.Conv2d):
         a, b = _patches(layer, a, dtype), b.permute(0, 2, 3, 1)
-    a, b = (t.to(dtype).reshape(*lead, n, -1, t.shape[-1]) for t in (a, b))
+    if runs is not None or not all(sums_in_float32(t) for t in (a, b)):
+        a, b = a.to(dtype), b.to(dtype)
+    a, b = (t.reshape(*lead, n, -1, t.shape[-1]) for t in (a, b))
     return a, b
+
+
+def sums_in_float32(t: Tensor) -> bool:
+    """Return whether products of a half-precision tensor can be summed in float32, without a copy in float32."""
+    return t.dtype in (torch.bfloat16, torch.float16) and t.device.type == "cuda" and has_wide_products()
+
+
+@cache
+def has_wide_products() -> bool:
+    """Return whether this torch has products of half-precision matrices with float32 results."""
+    return "out_dtype" in str(torch.ops.aten.mm.dtype._schema) if hasattr(torch.ops.aten.mm, "dtype") else False
+
+
+def float32_product(x: Tensor, y: Tensor) -> Tensor:
+    """Return x @ y in at least float32; of half-precision matrices, for which `sums_in_float32`, exactly so."""
+    if x.dtype != y.dtype:
+        y = y.to(x.dtype)
+    if x.dtype.itemsize > 2:
+        return x @ y
+    return torch.mm(x, y, out_dtype=torch.float32)
 
 
 def _patches(layer: nn.Conv2d, a: Tensor, dtype: torch.dtype) -> Tensor:
@@ -293,12 +327,12 @@ def weight_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Compute A = sum(a a') / n and G = n / t * sum(b b') from the rows of n samples with t places each."""
     n, places = a.shape[-3], a.shape[-2]
     a_rows, b_rows = a.flatten(-3, -2), b.flatten(-3, -2)
-    return a_rows.mT @ a_rows / n, b_rows.mT @ b_rows * (n / places)
+    return float32_product(a_rows.mT, a_rows) / n, float32_product(b_rows.mT, b_rows) * (n / places)
 
 
 def bias_factor(b: Tensor) -> Tensor:
     """Compute the G of the bias, n * sum(s s'), where s is the sum of b over the places of a sample."""
-    sums = b.sum(-2)
+    sums = b.sum(-2, dtype=torch.promote_types(b.dtype, torch.float32))
     return sums.mT @ sums * b.shape[-3]
 
 

@@ -7,7 +7,13 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from mooring.importance.kronecker_factors import bias_factor, layer_rows, weight_factors
+from mooring.importance.kronecker_factors import (
+    bias_factor,
+    float32_product,
+    is_transposed,
+    layer_rows,
+    weight_factors,
+)
 
 DIRECTIONS = 8
 """The number of directions of inputs along which gradients are compared, instead of as a whole."""
@@ -36,6 +42,7 @@ class ObservedFactors:
         gradient: the parameter's gradient along fixed directions of its inputs, as `along_directions` returns it.
         noise: the square that the norm of `gradient` has if its terms have random signs.
         uses: the number of calls, within one pass.
+        transposed: whether the parameter has the shape (in, out).
     """
 
     samples: int
@@ -44,6 +51,7 @@ class ObservedFactors:
     gradient: Tensor
     noise: Tensor
     uses: int = 1
+    transposed: bool = False
 
     def add_use(self, other: "ObservedFactors") -> None:
         """Add another call in the same pass; calls are places of the same samples."""
@@ -82,26 +90,28 @@ def observe(
 
     The arguments are those of `batch_factors`, and the names of the parameters.
     """
-    if a.ndim == (1 if isinstance(layer, nn.Linear) else 3):
+    if a.ndim == (3 if isinstance(layer, nn.Conv2d) else 1):
         a, b = a.unsqueeze(0), b.unsqueeze(0)  # a sample without a batch
     a, b = layer_rows(layer, a, b)
     observed: dict[str, ObservedFactors] = {}
     if "weight" in names:
         observed["weight"] = _observe_weight(a, b)
+        observed["weight"].transposed = is_transposed(layer)
     if "bias" in names:
         sums = bias_factor(b)
         noise = sums.diagonal().sum() / len(b)
-        observed["bias"] = ObservedFactors(len(b), a.new_ones(1, 1), sums, b.sum((0, 1)), noise)
+        total = b.sum((0, 1), dtype=sums.dtype)
+        observed["bias"] = ObservedFactors(len(b), sums.new_ones(1, 1), sums, total, noise)
     return observed
 
 
 def _observe_weight(a: Tensor, b: Tensor) -> ObservedFactors:
     n, places, size = a.shape
     inputs, outputs = weight_factors(a, b)
-    along = (a @ directions(size, a.dtype, a.device)).flatten(0, 1)
+    along = float32_product(a.flatten(0, 1), directions(size, a.dtype, a.device))
     squares = outputs.diagonal().sum() * (places / n)  # the sum of b^2
     noise = squares * along.square().sum() / len(along)
-    return ObservedFactors(n, inputs, outputs, b.flatten(0, 1).mT @ along, noise)
+    return ObservedFactors(n, inputs, outputs, float32_product(b.flatten(0, 1).mT, along), noise)
 
 
 @cache
@@ -111,10 +121,12 @@ def directions(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return angles.cos().reshape(DIRECTIONS, size).mT.to(dtype=dtype, device=device)
 
 
-def along_directions(g: Tensor, dtype: torch.dtype) -> Tensor:
+def along_directions(g: Tensor, dtype: torch.dtype, *, transposed: bool = False) -> Tensor:
     """Return the gradient of a weight along `directions`, (out, DIRECTIONS); that of a bias as it is."""
     if g.ndim == 1:
         return g.to(dtype)
+    if transposed:
+        g = g.mT
     return g.flatten(1).to(dtype) @ directions(g[0].numel(), dtype, g.device)
 
 

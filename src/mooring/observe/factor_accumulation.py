@@ -57,7 +57,10 @@ def _accumulate(
 ) -> bool:
     passes = [observed[state.parameter] for state in seen]
     with torch.autocast(passes[0].gradient.device.type, enabled=False):
-        along = [along_directions(gradients[s.parameter], o.gradient.dtype) for s, o in zip(seen, passes, strict=True)]
+        along = [
+            along_directions(gradients[s.parameter], o.gradient.dtype, transposed=o.transposed)
+            for s, o in zip(seen, passes, strict=True)
+        ]
         scales = gradient_scales(passes, along)
     checks = []
     changed = False
@@ -66,7 +69,8 @@ def _accumulate(
         if state.has_scores:  # from iterations in which it was not observed
             state.importance_state, changed = states.no_scores(state.parameter), True
             states.diagonal_reasons.pop(state.parameter, None)
-        state.factors.accumulate(own.inputs, own.outputs * scale)
+        inputs, outputs = own.inputs, own.outputs * scale
+        state.factors.accumulate(*((outputs, inputs) if own.transposed else (inputs, outputs)))
         state.factors.count += 1
         if state.factors.count & (state.factors.count - 1) == 0:
             checks.append((state, is_explained(own, gradient, scale)))

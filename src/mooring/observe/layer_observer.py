@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
+from mooring.importance.kronecker_factors import is_transposed
 from mooring.importance.observed_factors import ObservedFactors, observe
 from mooring.observe.output_observer import ForwardHook, OutputObserver
 from mooring.state.mooring_state import MooringState, gradient_versions
@@ -124,7 +125,8 @@ class LayerObserver:
         if observed and world_size() == 1:
             self.samples = min(factors.samples for factors in observed.values())
         parameters = dict.fromkeys(p for own in self._layers.values() for p in own.values())
-        return all_reduce_factors(list(parameters), observed)
+        transposed = {own["weight"] for layer, own in self._layers.items() if is_transposed(layer) and "weight" in own}
+        return all_reduce_factors(list(parameters), observed, transposed)
 
     def remove(self) -> None:
         """Remove the hooks."""
