@@ -34,13 +34,16 @@ ROWS: dict[str, dict[str, Any]] = {
     "diagonal": FISHER,
     "lean": {**FISHER, "memory": LEAN},
     "kronecker": {"importance": Kronecker(), "memory": Memory(current="none")},
+    "kronecker blocks": {"importance": Kronecker(blocks=512), "memory": Memory(current="none")},
     "kronecker observed": {"importance": Kronecker()},
+    "kronecker blocks every 4": {"importance": Kronecker(blocks=512), "memory": Memory(current="none"), "every": 4},
+    "explicit unchecked": {"importance": mooring.EWC(), "pull": Interpolation(), "check_finite": False},
     "explicit": {"importance": mooring.EWC(), "pull": Interpolation()},
     "penalty": {"importance": mooring.EWC(), "pull": Penalty(1e-4)},
 }
 """Options of `attach` by row; the pull is a budget unless it is named."""
 
-DEFAULT_ROWS = ("diagonal", "lean", "kronecker", "kronecker observed", "explicit")
+DEFAULT_ROWS = ("diagonal", "lean", "kronecker", "kronecker blocks", "kronecker observed", "explicit")
 SPENT_SHARE = 0.1
 """The budget of a timed step, as a part of what a step without a pull would spend."""
 
@@ -152,7 +155,8 @@ def measure_row(
 ) -> dict[str, Any]:
     """Return the costs of one row."""
     nats = torch.tensor(options.nats, dtype=torch.float64, device=device)
-    rules = {"pull": Budget(nats), **ROWS[name]}
+    rules = dict(ROWS[name])
+    rules.setdefault("pull", Budget(nats, every=rules.pop("every", 1)))
     trainer = Trainer(work, device)
     before = time.perf_counter()
     moors: list[mooring.Mooring] = []
@@ -218,21 +222,21 @@ def state_bytes(moor: "mooring.Mooring") -> int:
 def line(row: dict[str, Any]) -> str:
     """Return a row of the table."""
     if "refused" in row:
-        return f"{row['row']:20}{row['refused']}"
+        return f"{row['row']:26}{row['refused']}"
     peaks = [
         "-".rjust(14) if row[key] is None else f"{row[key]:14.2f}" for key in ("attach_peak_ratio", "moored_peak_ratio")
     ]
     spent = f"{min(row['spent_of_budget']):8.3f}" if row["spent_of_budget"] else "-".rjust(8)
     low, high = row["quartiles"]
     return (
-        f"{row['row']:20}{row['step_ratio']:8.3f}{f'{low:.3f}-{high:.3f}':>14}{row['attach_steps']:14.1f}"
+        f"{row['row']:26}{row['step_ratio']:8.3f}{f'{low:.3f}-{high:.3f}':>14}{row['attach_steps']:14.1f}"
         f"{''.join(peaks)}{row['state_bytes_per_parameter']:12.2f}{spent}{row['operations']:12}"
     )
 
 
 HEADS = {"step": 8, "quartiles": 14, "attach steps": 14, "attach peak": 14, "step peak": 14, "bytes": 12, "spent": 8}
 HEADS |= {"operations": 12}
-HEAD = f"{'row':20}" + "".join(head.rjust(width) for head, width in HEADS.items())
+HEAD = f"{'row':26}" + "".join(head.rjust(width) for head, width in HEADS.items())
 
 
 def run_model(name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:

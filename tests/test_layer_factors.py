@@ -86,3 +86,92 @@ def test_half_precision_rows_are_multiplied_as_they_are_and_summed_in_float32(mo
         torch.testing.assert_close(observed[name].inputs, expected[name].inputs)
         torch.testing.assert_close(observed[name].outputs, expected[name].outputs)
         torch.testing.assert_close(observed[name].gradient, expected[name].gradient, rtol=0.02, atol=0.02)
+
+
+def wide_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 8, 3), nn.Flatten(), nn.Linear(32, 12), nn.Tanh(), nn.Linear(12, 4)).to(F64)
+
+
+def images(count=3):
+    torch.manual_seed(1)
+    return [(torch.randn(8, 2, 4, 4, dtype=F64), torch.randint(4, (8,))) for _ in range(count)]
+
+
+def train(model, optimizer, data):
+    for x, y in data:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def diagonal_blocks(matrix, size):
+    mask = torch.block_diag(*(torch.ones(size, size, dtype=F64) for _ in range(len(matrix) // size)))
+    return matrix * mask
+
+
+def test_blocks_as_wide_as_the_layers_are_whole_factors():
+    results = []
+    for blocks in (None, 64):
+        model = wide_net()
+        optimizer, moor = moored(model, images(), blocks=blocks)
+        train(model, optimizer, images())
+        moor.consolidate()
+        train(model, optimizer, images())
+        results.append((moor.pull_energy(), moor.calibration[0], [p.detach().clone() for p in model.parameters()]))
+    assert results[0][:2] == pytest.approx(results[1][:2], rel=1e-9)
+    torch.testing.assert_close(results[0][2], results[1][2], rtol=1e-9, atol=1e-12)
+
+
+def test_energy_of_blocks_is_that_of_the_block_diagonal_parts_of_whole_factors():
+    energies, expected = {}, 0.0
+    for blocks in (None, 6):
+        model = wide_net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        moor = mooring.attach(
+            model, optimizer, importance=Kronecker(blocks=blocks), pull=mooring.Budget(1e9), check_finite=False
+        )
+        train(model, optimizer, images())
+        moor.consolidate()
+        torch.manual_seed(2)
+        for name, p in model.named_parameters():
+            d = torch.randn_like(p)
+            with torch.no_grad():
+                p.add_(d)
+            if blocks is None:
+                past = next(s for s in moor._states.records.values() if s.name == name).factors
+                flat = d.reshape(len(past.past_outputs), -1)
+                sizes = {18: 6, 8: 4, 32: 4, 12: 6, 4: 4, 1: 1}
+                a, g = (diagonal_blocks(m, sizes[len(m)]) for m in (past.past_inputs, past.past_outputs))
+                expected += float((g @ flat @ a * flat).sum()) / 2
+        energies[blocks] = moor.pull_energy()
+    assert energies[6] == pytest.approx(expected, rel=1e-9)
+    assert energies[6] != pytest.approx(energies[None], rel=1e-3)
+
+
+def test_blocks_keep_a_budget_and_resume():
+    model = wide_net()
+    optimizer, moor = moored(model, images(), blocks=6)
+    assert not moor._states.diagonal_reasons
+    train(model, optimizer, images())
+    assert moor.pull_energy() <= 1e-3
+    resumed = wide_net()
+    resumed.load_state_dict(model.state_dict())
+    resumed_optimizer = torch.optim.SGD(resumed.parameters(), lr=0.05)
+    again = mooring.attach(resumed, resumed_optimizer, importance=Kronecker(blocks=6), pull=mooring.Budget(1e-3))
+    again.load_state_dict(moor.state_dict())
+    for net, opt in ((model, optimizer), (resumed, resumed_optimizer)):
+        train(net, opt, images())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+
+
+def test_layer_that_does_not_divide_into_blocks_is_named():
+    model = nn.Linear(101, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance=Kronecker(blocks=50), pull=mooring.Budget(0.1))
+    assert "101 inputs or outputs" in moor._states.diagonal_reasons[model.weight]
+
+
+def test_blocks_must_be_a_whole_number():
+    with pytest.raises(mooring.errors.MooringError, match="blocks=0"):
+        Kronecker(blocks=0)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mooring.backends.eager import Rule, chunks
 from mooring.importance import State
+from mooring.importance.factor_blocks import rotate
 from mooring.pulls.budget import Budget, spent_at
 from mooring.pulls.pull import Number
 from mooring.state import offload
@@ -24,8 +25,8 @@ class _ShapeGroup:
 
     Attributes:
         states: their states.
-        inputs: the eigenvectors of A of each layer, (layers, in, in).
-        outputs: the eigenvectors of G, (layers, out, out).
+        inputs: the eigenvectors of A of each layer, (layers, in, in), or of its blocks, (layers, blocks, size, size).
+        outputs: the eigenvectors of G, likewise.
         d: the displacements in the eigenbases, (layers, out, in); a part of those of the whole batch.
         removed: what a pull removes of them, likewise.
     """
@@ -40,13 +41,20 @@ class _ShapeGroup:
     def update(self) -> None:
         """d <- U_G' (theta - anchor) U_A."""
         d = self._displacements().view(self.d.shape)
-        torch.bmm(torch.bmm(self.outputs.mT, d), self.inputs, out=self.d)
+        if self.inputs.ndim > 3:
+            self.d.copy_(rotate(self.outputs.mT, d, self.inputs))
+        else:
+            torch.bmm(torch.bmm(self.outputs.mT, d), self.inputs, out=self.d)
 
     @torch.no_grad()
     def subtract(self) -> None:
         """theta <- theta - U_G removed U_A'."""
         thetas = [state.theta for state in self.states]
-        removed = torch.bmm(torch.bmm(self.outputs, self.removed), self.inputs.mT).to(thetas[0].dtype)
+        if self.inputs.ndim > 3:
+            removed = rotate(self.outputs, self.removed, self.inputs.mT)
+        else:
+            removed = torch.bmm(torch.bmm(self.outputs, self.removed), self.inputs.mT)
+        removed = removed.to(thetas[0].dtype)
         torch._foreach_sub_(thetas, [part.view_as(t) for part, t in zip(removed.unbind(), thetas, strict=True)])
 
     def _displacements(self) -> Tensor:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mooring.distributed.dtensor import mesh_of, sharded
+from mooring.importance.kronecker_factors import factor_shape
 from mooring.importance.observed_factors import DIRECTIONS, ObservedFactors
 
 BUCKET_SIZE = 1 << 23
@@ -69,6 +70,7 @@ def all_reduce_factors(
     parameters: Sequence[Tensor],
     observed: dict[Tensor, ObservedFactors],
     transposed: Collection[Tensor] = (),
+    blocks: int | None = None,
 ) -> dict[Tensor, ObservedFactors]:
     """Combine the factors of each rank's mean loss into those of the mean loss over all ranks.
 
@@ -79,15 +81,16 @@ def all_reduce_factors(
         parameters: all parameters with factors, in the same order on all ranks.
         observed: the factors of those whose layers ran on this rank.
         transposed: the parameters of shape (in, out).
+        blocks: the largest size of a block, if factors are block-diagonal.
     """
     if world_size() == 1 or not parameters:
         return observed
     samples = [observed[p].samples if p in observed else 0 for p in parameters]
     totals = _all_reduce(torch.tensor(samples, device=parameters[0].device), [None]).tolist()
     ran = [(p, total) for p, total in zip(parameters, totals, strict=True) if total]
-    contributions = [
-        tensor for p, total in ran for tensor in _contribution(p.mT if p in transposed else p, total, observed.get(p))
-    ]
+    contributions: list[Tensor] = []
+    for p, total in ran:
+        contributions += _contribution(p.mT if p in transposed else p, total, observed.get(p), blocks)
     summed = _all_reduce_many(contributions, [None])
     return {
         p: ObservedFactors(n, next(summed), next(summed), next(summed), next(summed), transposed=p in transposed)
@@ -95,12 +98,13 @@ def all_reduce_factors(
     }
 
 
-def _contribution(p: Tensor, total: int, observed: ObservedFactors | None) -> tuple[Tensor, ...]:
+def _contribution(p: Tensor, total: int, observed: ObservedFactors | None, blocks: int | None) -> tuple[Tensor, ...]:
     """Return this rank's term in the sum of a parameter's factors; zeros if its layer did not run here."""
     out, size, dtype = len(p), p.shape[1:].numel(), torch.promote_types(p.dtype, torch.float32)
     if observed is None:
+        factors = factor_shape(size, blocks), factor_shape(out, blocks)
         along = (out,) if p.ndim == 1 else (out, DIRECTIONS)
-        return tuple(p.new_zeros(shape, dtype=dtype) for shape in ((size, size), (out, out), along, ()))
+        return tuple(p.new_zeros(shape, dtype=dtype) for shape in (*factors, along, ()))
     share, ranks = observed.samples / total, world_size()
     return (
         observed.inputs.to(dtype) * share,

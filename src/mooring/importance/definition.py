@@ -99,6 +99,9 @@ class Importance:
     largest: int = 4096
     """With `by_layer`: layers with more inputs or outputs have elementwise scores instead."""
 
+    blocks: int | None = None
+    """With `by_layer`: the largest size of a block, if factors are block-diagonal; None for whole factors."""
+
     seed: int = 0
     """The seed of the random numbers in `start` and `probe`."""
 

@@ -11,11 +11,16 @@ from torch.nn.functional import unfold
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import is_lazy
 
+from mooring.importance.factor_blocks import block_size, rotate, split_rows
+
 LayerFactors = tuple[Tensor, Tensor, Tensor]
 """A, G and the G of the bias of one layer."""
 
 FACTOR_SLOTS = ("inputs", "outputs", "past_inputs", "past_outputs")
 """The names of the tensors of `KroneckerFactors`, in memory and in files."""
+
+MIN_BLOCK_SHARE = 8
+"""Blocks may be smaller than asked for by this factor, where a size has no larger divisor."""
 
 LAZY = "its layer has no shape yet"
 """Why the parameters of a lazy layer have no factors before its first call."""
@@ -26,13 +31,15 @@ class KroneckerFactors:
     """The curvature of one parameter of a layer, G (x) A; every tensor may have a leading run axis.
 
     Attributes:
-        inputs: A summed over the iterations of this task, (in, in). A bias has one input, so (1, 1).
-        outputs: G summed over the iterations of this task, (out, out).
+        inputs: A summed over the iterations of this task, (in, in). A bias has one input, so (1, 1). With blocks, those
+            along its diagonal, (blocks, size, size).
+        outputs: G summed over the iterations of this task, (out, out) or its blocks.
         past_inputs, past_outputs: the mean over past tasks of each task's mean A and G.
         count: the number of iterations in the sums.
         tasks: the number of tasks in the means.
         basis: the eigenvectors of A and of G, and the curvature of each pair of them, (out, in); None before the first
             consolidation.
+        blocked: whether factors are block-diagonal.
         first_inputs: the eigenvalues and eigenvectors of the mean A of a first task, once they are asked for, and the
             count of iterations that it is the mean of.
     """
@@ -44,17 +51,27 @@ class KroneckerFactors:
     count: int = 0
     tasks: int = 0
     basis: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
+    blocked: bool = False
     first_inputs: tuple[int, Tensor, Tensor] | None = field(default=None, repr=False)
 
     @classmethod
-    def zeros(cls, parameter: Tensor, dtype: torch.dtype, *, runs: bool = False) -> "KroneckerFactors":
-        """Return zero factors of a weight (out, in, ...) or a bias (out,), with `runs` behind a leading run axis."""
+    def zeros(
+        cls, parameter: Tensor, dtype: torch.dtype, *, runs: bool = False, blocks: int | None = None
+    ) -> "KroneckerFactors":
+        """Return zero factors of a weight (out, in, ...) or a bias (out,).
+
+        Args:
+            parameter: the parameter, with `runs` behind a leading run axis.
+            dtype: the dtype of the factors.
+            runs: whether there is a run axis.
+            blocks: the largest size of a block, if factors are block-diagonal.
+        """
         lead, shape = (parameter.shape[:1], parameter.shape[1:]) if runs else ((), parameter.shape)
         inputs, outputs = (
-            torch.zeros(*lead, size, size, dtype=dtype, device=parameter.device)
+            torch.zeros(*lead, *factor_shape(size, blocks), dtype=dtype, device=parameter.device)
             for size in (shape[1:].numel(), shape[0])
         )
-        return cls(inputs, outputs, inputs.clone(), outputs.clone())
+        return cls(inputs, outputs, inputs.clone(), outputs.clone(), blocked=blocks is not None)
 
     def select_runs(self, rows: Tensor) -> None:
         """Keep the runs in these rows, in this order."""
@@ -93,7 +110,7 @@ class KroneckerFactors:
     def of_this_task(self) -> "KroneckerFactors":
         """Return factors whose past is the mean of this task alone, with its eigenbasis."""
         a, g = self.inputs / self.count, self.outputs / self.count
-        own = KroneckerFactors(self.inputs, self.outputs, a, g, tasks=1)
+        own = KroneckerFactors(self.inputs, self.outputs, a, g, tasks=1, blocked=self.blocked)
         values, vectors = factor_eigenbasis(a)
         own.update_eigenbasis((values, vectors))
         if not self.tasks:  # the consolidation of a first task has the same A, and another scale of G
@@ -117,24 +134,44 @@ class KroneckerFactors:
         if self.tasks:
             a, inputs = known or factor_eigenbasis(self.past_inputs)
             g, outputs = factor_eigenbasis(self.past_outputs)
+            if self.blocked:
+                a, g = a.flatten(), g.flatten()
             self.basis = inputs, outputs, self.tasks * g.unsqueeze(-1) * a.unsqueeze(-2)
 
     def to_basis(self, d: Tensor) -> Tensor:
         """Return a displacement of the parameter in the eigenbasis, (out, in)."""
         assert self.basis is not None
-        inputs, outputs, _ = self.basis
+        inputs, outputs, curvature = self.basis
+        if self.blocked:
+            return rotate(outputs.mT, d.reshape(curvature.shape).to(inputs), inputs)
         return outputs.mT @ d.reshape(*outputs.shape[:-1], -1).to(inputs) @ inputs
 
     def from_basis(self, d: Tensor, like: Tensor) -> Tensor:
         """Return a displacement in the eigenbasis in the shape of the parameter `like`."""
         assert self.basis is not None
         inputs, outputs, _ = self.basis
+        if self.blocked:
+            return rotate(outputs, d, inputs.mT).reshape(like.shape)
         return (outputs @ d @ inputs.mT).reshape(like.shape)
 
 
 def _diagonal(inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
     """Return the diagonal of scale * G (x) A in the shape of a parameter."""
-    return (scale * outputs.diagonal().unsqueeze(-1) * inputs.diagonal()).reshape(like.shape)
+    g, a = (factor.diagonal(dim1=-2, dim2=-1).flatten() for factor in (outputs, inputs))
+    return (scale * g.unsqueeze(-1) * a).reshape(like.shape)
+
+
+def factor_shape(size: int, blocks: int | None) -> tuple[int, ...]:
+    """Return the shape of a factor of this size: whole, or the blocks along its diagonal.
+
+    Example:
+        >>> factor_shape(6, None), factor_shape(6, 2)
+        ((6, 6), (3, 2, 2))
+    """
+    if blocks is None:
+        return size, size
+    width = block_size(size, blocks)
+    return size // width, width, width
 
 
 def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,21 +222,24 @@ def at_least_rounding(matrix: Tensor, values: Tensor, vectors: Tensor) -> Tensor
     return torch.maximum(values, (vectors.square() * known).sum(-2) * error).clamp(min=0)
 
 
-def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[str, Tensor]]:
+def layers_with_factors(
+    model: nn.Module, largest: int, blocks: int | None = None
+) -> dict[nn.Module, dict[str, Tensor]]:
     """Return the linear layers and plain two-dimensional convolutions of a model, with their weights and biases.
 
     `Conv1D` of transformers is a linear layer.
 
     Args:
         model: the model.
-        largest: the largest number of inputs, or outputs, of a layer with factors.
+        largest: the largest number of inputs, or outputs, of a layer with whole factors.
+        blocks: the largest size of a block, if factors are block-diagonal, for layers of any size.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
         >>> [type(layer).__name__ for layer in layers_with_factors(model, largest=100)]
         ['Conv2d', 'Linear']
     """
-    reasons = diagonal_reasons(model, largest)
+    reasons = diagonal_reasons(model, largest, blocks)
     layers: dict[nn.Module, dict[str, Tensor]] = {}
     for module in filter(_is_layer, model.modules()):
         for name, p in module._parameters.items():
@@ -208,7 +248,7 @@ def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[
     return layers
 
 
-def diagonal_reasons(model: nn.Module, largest: int) -> dict[Tensor, str]:
+def diagonal_reasons(model: nn.Module, largest: int, blocks: int | None = None) -> dict[Tensor, str]:
     """Return why a parameter of a linear or convolutional layer has scores and no factors, where that is so.
 
     The arguments are those of `layers_with_factors`.
@@ -225,7 +265,7 @@ def diagonal_reasons(model: nn.Module, largest: int) -> dict[Tensor, str]:
             reason = f"it belongs to a {type(module).__name__}, which has no Kronecker factors"
             reasons |= dict.fromkeys(own.values(), reason)
             continue
-        reason = _layer_reason(module, largest)
+        reason = _layer_reason(module, largest, blocks)
         for name, p in own.items():
             if name not in ("weight", "bias"):
                 reasons[p] = "only the weight and the bias of a layer have Kronecker factors"
@@ -247,7 +287,7 @@ def is_transposed(layer: nn.Module) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
 
 
-def _layer_reason(layer: nn.Module, largest: int) -> str:
+def _layer_reason(layer: nn.Module, largest: int, blocks: int | None) -> str:
     """Return why no parameter of a layer has factors; empty if they have."""
     weight: Any = layer._parameters.get("weight")
     if weight is None:
@@ -261,6 +301,11 @@ def _layer_reason(layer: nn.Module, largest: int) -> str:
     if isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
         return f"convolutions with padding={layer.padding!r} have no Kronecker factors"
     outs, ins = weight.mT.shape if is_transposed(layer) else weight.flatten(1).shape
+    if blocks is not None:
+        narrow = min((ins, outs), key=lambda size: block_size(size, blocks) / min(size, blocks))
+        if block_size(narrow, blocks) * MIN_BLOCK_SHARE < min(narrow, blocks):
+            return f"{narrow} inputs or outputs of its layer do not divide into equal blocks of about {blocks}"
+        return ""
     if max(ins, outs) > largest:
         return f"its layer has {ins} inputs and {outs} outputs, and more than {largest} have no Kronecker factors"
     return ""
@@ -303,7 +348,7 @@ def float32_product(x: Tensor, y: Tensor) -> Tensor:
         y = y.to(x.dtype)
     if x.dtype.itemsize > 2:
         return x @ y
-    return torch.mm(x, y, out_dtype=torch.float32)
+    return (torch.mm if x.ndim == 2 else torch.bmm)(x, y, out_dtype=torch.float32)
 
 
 def _patches(layer: nn.Conv2d, a: Tensor, dtype: torch.dtype) -> Tensor:
@@ -323,17 +368,30 @@ def row_factors(a: Tensor, b: Tensor) -> LayerFactors:
     return *weight_factors(a, b), bias_factor(b)
 
 
-def weight_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute A = sum(a a') / n and G = n / t * sum(b b') from the rows of n samples with t places each."""
+def weight_factors(a: Tensor, b: Tensor, blocks: int | None = None) -> tuple[Tensor, Tensor]:
+    """Compute A = sum(a a') / n and G = n / t * sum(b b') from the rows of n samples with t places each.
+
+    Args:
+        a: inputs, (..., n, t, in).
+        b: output gradients, (..., n, t, out).
+        blocks: the largest size of a block, if factors are block-diagonal.
+    """
     n, places = a.shape[-3], a.shape[-2]
     a_rows, b_rows = a.flatten(-3, -2), b.flatten(-3, -2)
-    return float32_product(a_rows.mT, a_rows) / n, float32_product(b_rows.mT, b_rows) * (n / places)
+    return squares(a_rows, blocks) / n, squares(b_rows, blocks) * (n / places)
 
 
-def bias_factor(b: Tensor) -> Tensor:
+def squares(rows: Tensor, blocks: int | None = None) -> Tensor:
+    """Return the sum of r r' over rows r, in at least float32; with blocks, those along its diagonal."""
+    if blocks is not None:
+        rows = split_rows(rows, block_size(rows.shape[-1], blocks))
+    return float32_product(rows.mT, rows)
+
+
+def bias_factor(b: Tensor, blocks: int | None = None) -> Tensor:
     """Compute the G of the bias, n * sum(s s'), where s is the sum of b over the places of a sample."""
     sums = b.sum(-2, dtype=torch.promote_types(b.dtype, torch.float32))
-    return sums.mT @ sums * b.shape[-3]
+    return squares(sums, blocks) * b.shape[-3]
 
 
 def batch_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) -> LayerFactors:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mooring.importance.kronecker_factors import (
     bias_factor,
+    factor_shape,
     float32_product,
     is_transposed,
     layer_rows,
@@ -84,32 +85,37 @@ class ObservedFactors:
 
 
 def observe(
-    layer: nn.Module, a: Tensor, b: Tensor, names: Collection[str] = ("weight", "bias")
+    layer: nn.Module,
+    a: Tensor,
+    b: Tensor,
+    names: Collection[str] = ("weight", "bias"),
+    blocks: int | None = None,
 ) -> dict[str, ObservedFactors]:
     """Return the factors of the weight, of the bias or of both from one batch.
 
-    The arguments are those of `batch_factors`, and the names of the parameters.
+    The arguments are those of `batch_factors`, the names of the parameters, and the largest size of a block, if factors
+    are block-diagonal.
     """
     if a.ndim == (3 if isinstance(layer, nn.Conv2d) else 1):
         a, b = a.unsqueeze(0), b.unsqueeze(0)  # a sample without a batch
     a, b = layer_rows(layer, a, b)
     observed: dict[str, ObservedFactors] = {}
     if "weight" in names:
-        observed["weight"] = _observe_weight(a, b)
+        observed["weight"] = _observe_weight(a, b, blocks)
         observed["weight"].transposed = is_transposed(layer)
     if "bias" in names:
-        sums = bias_factor(b)
-        noise = sums.diagonal().sum() / len(b)
-        total = b.sum((0, 1), dtype=sums.dtype)
-        observed["bias"] = ObservedFactors(len(b), sums.new_ones(1, 1), sums, total, noise)
+        sums = bias_factor(b, blocks)
+        noise = sums.diagonal(dim1=-2, dim2=-1).sum() / len(b)
+        total, one = b.sum((0, 1), dtype=sums.dtype), sums.new_ones(factor_shape(1, blocks))
+        observed["bias"] = ObservedFactors(len(b), one, sums, total, noise)
     return observed
 
 
-def _observe_weight(a: Tensor, b: Tensor) -> ObservedFactors:
+def _observe_weight(a: Tensor, b: Tensor, blocks: int | None) -> ObservedFactors:
     n, places, size = a.shape
-    inputs, outputs = weight_factors(a, b)
+    inputs, outputs = weight_factors(a, b, blocks)
     along = float32_product(a.flatten(0, 1), directions(size, a.dtype, a.device))
-    squares = outputs.diagonal().sum() * (places / n)  # the sum of b^2
+    squares = outputs.diagonal(dim1=-2, dim2=-1).sum() * (places / n)  # the sum of b^2
     noise = squares * along.square().sum() / len(along)
     return ObservedFactors(n, inputs, outputs, float32_product(b.flatten(0, 1).mT, along), noise)
 

@@ -79,7 +79,7 @@ class LayerObserver:
             own = {name: p for name, p in self._layers.get(module, {}).items() if _accumulates(p)}
             if own and not OutputObserver.probing:
                 with torch.no_grad(), autocast_disabled():
-                    observed = observe(module, a, b, own)
+                    observed = observe(module, a, b, own, self.states.importance.blocks)
                 for name, p in own.items():
                     self._add_use(p, observed[name])
 
@@ -126,7 +126,7 @@ class LayerObserver:
             self.samples = min(factors.samples for factors in observed.values())
         parameters = dict.fromkeys(p for own in self._layers.values() for p in own.values())
         transposed = {own["weight"] for layer, own in self._layers.items() if is_transposed(layer) and "weight" in own}
-        return all_reduce_factors(list(parameters), observed, transposed)
+        return all_reduce_factors(list(parameters), observed, transposed, self.states.importance.blocks)
 
     def remove(self) -> None:
         """Remove the hooks."""

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError
+from mooring.importance.factor_blocks import block_size
 from mooring.state.memory import compute_dtype_of
 from mooring.state.mooring_state import MooringState
 
@@ -28,7 +29,9 @@ def _bytes(states: MooringState, p: Tensor) -> int:
     if p in states.with_factors and not (known and known.factors is None):
         outs = len(p)
         ins = size // max(1, outs)
-        factors = 3 * (ins**2 + outs**2) + size  # this task, past tasks, and the eigenbasis with its curvature
+        blocks = states.importance.blocks
+        squares = ins * block_size(ins, blocks) + outs * block_size(outs, blocks)
+        factors = 3 * squares + size  # of this task, of past tasks, and the eigenbasis with its curvature
         return gradient + anchor + width * factors
     return gradient + anchor + width * size * (1 if known and known.previous is not None else 2)
 
@@ -47,7 +50,7 @@ def check_memory(states: MooringState) -> None:
         if (free := free_bytes(device)) is not None and needed > free:
             remedy = "exclude some parameters, or give memory=Memory(host=True)"
             if states.importance.by_layer:
-                remedy = f"give a smaller {states.importance.name}(largest=...), or exclude some parameters"
+                remedy = f"give {states.importance.name}(blocks=512), or exclude some parameters"
             raise MooringError(
                 f"the reference needs {needed / 1e9:.1f} GB on {device} besides activations, and {free / 1e9:.1f} GB "
                 f"are free: {remedy}"

@@ -311,7 +311,9 @@ class MooringState:
             self.layers = self._moored_layers()
             self.with_factors = {p for parameters in self.layers.values() for p in parameters.values()}
             observed = {p: reason for p, reason in self.diagonal_reasons.items() if p in self.with_factors}
-            self.diagonal_reasons = observed | diagonal_reasons(self.model, self.importance.largest)
+            self.diagonal_reasons = observed | diagonal_reasons(
+                self.model, self.importance.largest, self.importance.blocks
+            )
         self._all_names = moorable(self.model, ())
         resized = [(state, p) for p, state in self.records.items() if state.shape != p.shape]
         for p, name in self.names.items() if gone else ():
@@ -322,7 +324,7 @@ class MooringState:
 
     def _moored_layers(self) -> dict[nn.Module, dict[str, Tensor]]:
         """Return the layers with factors, with their parameters that are not excluded; nobody observes the others."""
-        layers = layers_with_factors(self.model, self.importance.largest)
+        layers = layers_with_factors(self.model, self.importance.largest, self.importance.blocks)
         moored = {layer: {n: p for n, p in own.items() if p in self.names} for layer, own in layers.items()}
         return {layer: own for layer, own in moored.items() if own}
 
@@ -390,6 +392,8 @@ class MooringState:
         """
         if sharded(p):
             raise MooringError(f"{self.names[p]!r} changed its shape, which a sharded parameter cannot: attach anew")
+        if old.factors and old.factors.blocked:  # its blocks have other sizes now
+            self.to_scores(old)
         new = self.new_state(p, self.tasks)
         if len(old.shape) == p.ndim > 0 and old.shape[1:] == p.shape[1:]:
             if new.factors and not old.factors:  # small enough for factors now, but the past has scores
@@ -420,11 +424,14 @@ class MooringState:
         """Return the state of a parameter that starts here: anchored where it is, free without a past."""
         anchor = self.memory.new_anchor(local_tensor(p).detach())
         if p in self.with_factors:
-            factors = KroneckerFactors.zeros(p.detach(), compute_dtype_of(p))
-            return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=factors)
+            return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=self.new_factors(p))
         return ParameterState(
             self.names[p], p, anchor, self.start_importance(p, task) if self.memory.accumulates else {}
         )
+
+    def new_factors(self, p: Tensor) -> KroneckerFactors:
+        """Return the factors of a parameter before anything is known of it."""
+        return KroneckerFactors.zeros(p.detach(), compute_dtype_of(p), blocks=self.importance.blocks)
 
     def no_scores(self, p: Tensor) -> State:
         """Return the importance's tensors of a parameter that has factors instead."""

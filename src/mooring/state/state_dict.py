@@ -84,7 +84,7 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
         if name not in header["factors"]:
             states.to_scores(new)
         elif not new.factors:
-            new.factors = KroneckerFactors.zeros(p.detach(), compute_dtype_of(p))
+            new.factors = states.new_factors(p)
             new.importance_state = states.no_scores(p)
         if new.factors and f"current.{name}" in flat and flat[f"current.{name}"].ndim:  # not observed so far
             new.importance_state = states.start_importance(p, header["tasks"])
@@ -136,7 +136,7 @@ def _read_parameter(
     factors = None
     if new.factors:
         inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in new.factors.slots())
-        factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs)
+        factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs, blocked=new.factors.blocked)
     return ParameterState(new.name, new.parameter, anchor, slots, _read_previous(flat, new, memory), count, factors)
 
 
