@@ -41,6 +41,9 @@ from mooring.state.mooring_state import MooringState, ParameterState, gradient_v
 from mooring.state.norm_statistics import NormStatistics
 from mooring.state.selection import layer_of
 
+SMALL_GRADIENT = 1 << 14
+"""Weights of a parameter whose penalized gradient is kept between steps."""
+
 
 @dataclass(slots=True)
 class ParameterStep:
@@ -120,6 +123,7 @@ class TrainingStep:
         self.budget = BudgetSolver(pull, states.offload) if isinstance(pull, Budget) else None
         self.fused_step = FusedRule(lambda kind: self._step_rule(*kind))
         self.fused_penalty = FusedRule(lambda kind: penalty_rule(pull)) if isinstance(pull, GradientPull) else None
+        self._small_gradients: dict[Tensor, Tensor] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -277,7 +281,7 @@ class TrainingStep:
 
     def _penalize(self, pull: GradientPull, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
         """Return the penalized gradient of each parameter."""
-        gradients = [torch.empty_like(step.state.parameter) for step in steps]
+        gradients = [self._penalized_gradient(step.state.parameter) for step in steps]
 
         def args(index: int) -> KernelArgs:
             step, state = steps[index], steps[index].state
@@ -297,6 +301,19 @@ class TrainingStep:
             arg = args(index)
             run_in_chunks(penalty_rule(pull), arg.tensors, arg.numbers, arg.dtype)
         return {step.state.parameter: gradient for step, gradient in zip(steps, gradients, strict=True)}
+
+    def _penalized_gradient(self, p: Tensor) -> Tensor:
+        """Return a tensor for the penalized gradient of a parameter; a small one is kept from step to step.
+
+        To allocate one takes as long as the whole step of a small parameter.
+        """
+        if p.numel() > SMALL_GRADIENT:
+            return torch.empty_like(p)
+        known = self._small_gradients.get(p)
+        fits = known is not None and (known.shape, known.dtype, known.device) == (p.shape, p.dtype, p.device)
+        if known is None or not fits or known is p.grad or known.stride() != p.stride():
+            known = self._small_gradients[p] = torch.empty_like(p)
+        return known
 
     def _copy_parameters(self, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
         """Return the parameters before the step, stored in the memory of `current`, which is computed anew after it."""
@@ -425,6 +442,7 @@ class TrainingStep:
     def invalidate(self) -> None:
         """Discard plans of kernels and copies of anchors: tensors that are kept have other addresses now."""
         self.fused_step.invalidate()
+        self._small_gradients = {}
         self.states.offload.invalidate()
         if self.fused_penalty:
             self.fused_penalty.invalidate()
