@@ -452,7 +452,10 @@ class TrainingStep:
     @torch.no_grad()
     @autocast_disabled()
     def end_task(self) -> None:
-        """Apply a pull that acts once per task, to the parameters that had a gradient in it."""
+        """Apply a pull that acts once per task, or a budget's that is not due, to parameters that had a gradient."""
+        if self.budget and self.states.tasks and self.states.steps % self.budget.budget.every:
+            moved = [p for p, state in self.states.records.items() if state.count and p.requires_grad]
+            self.budget.apply_pull(self.states.records.values(), moved, self.states.tasks)
         if not (self.states.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
             return
         scales = layer_scales(self.states.records.values(), self.importance)
