@@ -10,8 +10,9 @@ from torch import nn
 import mooring
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import budget_term, pull_energy
+from mooring.backends.eager import removal_rule
 from mooring.backends.kernels.codegen import trace_rule
-from mooring.backends.kronecker_batch import KroneckerBatch, removal_rule
+from mooring.backends.kronecker_batch import KroneckerBatch
 from mooring.importance import Kronecker
 from mooring.pulls.budget import budget_solved
 from mooring.state.memory import Memory

@@ -37,7 +37,8 @@ def test_resumed_run_that_names_only_its_reference_equals_the_uninterrupted_one(
     whole = run(tmp_path, reference, False)
     resumed = run(tmp_path, reference, True)
     assert header(resumed) == header(whole)
-    assert header(whole)["pull"].startswith("Budget(nats=0.1," if reference else "Interpolation(")
+    nats = 0.01 if "LoRA" in stack else 0.1
+    assert header(whole)["pull"].startswith(f"Budget(nats={nats}," if reference else "Interpolation(")
     assert header(whole)["tasks"] == 2
     assert resumed.keys() == whole.keys()
     assert [key for key in whole if not torch.equal(whole[key], resumed[key])] == []

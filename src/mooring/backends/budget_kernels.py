@@ -1,21 +1,22 @@
-"""The terms of a budget in generated kernels: sums over all parameters, the solver, and the pull."""
+"""The terms of a budget in generated kernels: sums over all parameters and products, the solver, and the pull."""
 
 from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from mooring.backends.batch_term import BatchTerm
 from mooring.backends.budget_terms import DiagonalTerm, pull_rule, spent_rule
+from mooring.backends.eager import removal_rule
 from mooring.backends.fused import is_fusable, kernel_key
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel
 from mooring.backends.kernels.reduce import ReduceKernel, SolverStepKernel
-from mooring.backends.kronecker_batch import KroneckerBatch, removal_rule
 from mooring.importance import State
 from mooring.pulls.budget import MAX_NEWTON_STEPS, Budget, budget_step
 from mooring.state.offload import is_offloaded
 
 SUMS = ["spent", "slope"]
-Term = DiagonalTerm | KroneckerBatch
+Term = DiagonalTerm | BatchTerm
 
 
 class _TermGroup:
@@ -23,7 +24,7 @@ class _TermGroup:
 
     def __init__(self, terms: Sequence[Term], budget: Budget) -> None:
         self.terms = list(terms)
-        self.batches = [term for term in terms if isinstance(term, KroneckerBatch)]
+        self.batches = [term for term in terms if isinstance(term, BatchTerm)]
         tensors, dtype = _tensors(terms[0]), terms[0].state.compute_dtype
         self.layout = Layout([_tensors(term) for term in terms])
         self.reduce = ReduceKernel(spent_rule, tensors, SUMS, "mu", dtype)
@@ -31,7 +32,7 @@ class _TermGroup:
         self.pull = MultiTensorKernel(rule, tensors, [], dtype, scalar="mu")
 
     def parameters(self) -> list[Tensor]:
-        return [term.d if isinstance(term, KroneckerBatch) else term.state.parameter for term in self.terms]
+        return [term.d if isinstance(term, BatchTerm) else term.state.parameter for term in self.terms]
 
 
 class BudgetKernels:
@@ -55,7 +56,7 @@ class BudgetKernels:
         """Return kernels for these terms; None if they are on several devices or cannot be addressed."""
         groups: dict[Hashable, list[Term]] = {}
         for term in terms:
-            batch = isinstance(term, KroneckerBatch)
+            batch = isinstance(term, BatchTerm)
             if not batch and (is_offloaded(term.state) or term.state.factors):
                 return None
             if not is_fusable(_tensors(term)):
@@ -69,7 +70,7 @@ class BudgetKernels:
         return valid and all(group.layout.matches("theta", group.parameters()) for group in self.groups)
 
     def update_batches(self) -> None:
-        """Read the parameters with Kronecker factors."""
+        """Read the parameters of batches."""
         for group in self.groups:
             for batch in group.batches:
                 batch.update()
@@ -101,6 +102,6 @@ class BudgetKernels:
 
 def _tensors(term: Term) -> State:
     """Return what the kernels read; the parameter itself, which is not fusable where it is a DTensor."""
-    if isinstance(term, KroneckerBatch):
+    if isinstance(term, BatchTerm):
         return term.tensors()
     return {**term.state.pull_tensors(), "theta": term.state.parameter}

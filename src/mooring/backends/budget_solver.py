@@ -1,15 +1,18 @@
 """Keeps a budget over a whole model: solves for one multiplier of all parameters, or one per layer, and pulls."""
 
+import math
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mooring.backends.batch_term import BatchTerm
 from mooring.backends.budget_kernels import BudgetKernels
-from mooring.backends.budget_terms import DiagonalTerm, budget_term
+from mooring.backends.budget_terms import Term, budget_term, budget_terms
 from mooring.backends.eager import has_compiler
-from mooring.backends.kronecker_batch import KroneckerBatch, is_batchable, kronecker_batches
+from mooring.backends.kronecker_batch import is_batchable, kronecker_batches
+from mooring.backends.product_terms import ProductTerm, is_active_product, product_terms
 from mooring.backends.small_batch import SmallBatch, is_small, small_batches
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
@@ -18,8 +21,6 @@ from mooring.pulls.pull import Number
 from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
-
-Term = DiagonalTerm | KroneckerBatch | SmallBatch
 
 
 class BudgetSolver:
@@ -36,7 +37,7 @@ class BudgetSolver:
     def __init__(self, budget: Budget, offload: AnchorOffload) -> None:
         self.budget, self.offload = budget, offload
         self.mu: State = {}
-        self.batches: dict[str, list[KroneckerBatch | SmallBatch]] = {}
+        self.batches: dict[str, list[BatchTerm | SmallBatch]] = {}
         self.kernels: dict[str, tuple[list[object], BudgetKernels | None]] = {}
         self.plan: tuple[Hashable, dict[str, BudgetKernels]] = None, {}
 
@@ -57,24 +58,23 @@ class BudgetSolver:
                 kernels.update_batches()
                 self._solve_in_kernels(name, kernels, self.budget.allowed(task, len(self.plan[1])))
             return
-        groups: dict[str, list[ParameterState]] = {}
-        for state in states:
-            if state.has_previous:
-                groups.setdefault(layer_of(state.name) if self.budget.per == "layer" else "", []).append(state)
-        moving, plan = set(moved), {}
+        groups, moving, plan = self._groups(states), set(moved), {}
         for name, members in groups.items():
             free = self._terms(name, [state for state in members if state.parameter in moving])
-            fixed = [term for s in members if s.parameter not in moving and (term := budget_term(s)) is not None]
+            fixed = budget_terms([state for state in members if state.parameter not in moving])
             if not free:
                 continue
             allowed: Number = self.budget.allowed(task, len(groups))
             # mu is where anchors are kept: waiting for an answer costs less than copying anchors once more
             mu = self._initial_mu(name, free[0].state.anchor.device)
             if fixed:
-                allowed = (allowed - self._spent(fixed, 0.0)[0]).clamp(min=0).to(mu.device)
+                allowed = (allowed - self._energy(fixed)).clamp(min=0).to(mu.device)
+            products = [term for term in free if isinstance(term, ProductTerm)]
+            for product in products:
+                allowed = product.keep_residual(allowed)
             if (group_kernels := self._kernels(name, free)) is not None:
                 self._solve_in_kernels(name, group_kernels, allowed)
-                if not fixed:
+                if not fixed and not products:
                     plan[name] = group_kernels
                 continue
             mu = budget_solved(lambda mu, done, terms=free: self._spent(terms, mu), allowed, mu)  # type: ignore[misc]
@@ -86,16 +86,25 @@ class BudgetSolver:
             self.plan = key, plan
 
     @torch.no_grad()
-    def energy(self, states: Sequence[ParameterState]) -> float:
+    def energy(self, states: Collection[ParameterState]) -> float:
         """Return what the parameters spend where they are: the sum of previous * d^2 / 2."""
-        terms = self._terms("", [state for state in states if state.has_previous])
-        return float(self._spent(terms, 0.0)[0]) if terms else 0.0
+        energies = [self._energy(self._terms(name, members)) for name, members in self._groups(states).items()]
+        return math.fsum(map(float, energies))
+
+    def _groups(self, states: Collection[ParameterState]) -> dict[str, list[ParameterState]]:
+        """Return the states that a budget is spent on, by the group that shares a multiplier; B stands for A too."""
+        groups: dict[str, list[ParameterState]] = {}
+        for state in states:
+            if state.has_previous and not state.is_product_input:
+                groups.setdefault(layer_of(state.name) if self.budget.per == "layer" else "", []).append(state)
+        return groups
 
     def _terms(self, name: str, states: Sequence[ParameterState]) -> list[Term]:
         """Return the terms of the parameters of a group; batches of parameters are kept from step to step."""
         layers = [state for state in states if is_batchable(state)]
         small = [state for state in states if is_small(state)]
-        batched = {id(state) for state in (*layers, *small)}
+        products = [state for state in states if is_active_product(state)]
+        batched = {id(state) for state in (*layers, *small, *products)}
         alone = [term for s in states if id(s) not in batched and (term := budget_term(s)) is not None]
         batches = self.batches.get(name, [])
         if {id(state) for batch in batches for state in batch.states} == batched and all(
@@ -104,7 +113,8 @@ class BudgetSolver:
             for batch in batches:
                 batch.update()
         else:
-            batches = self.batches[name] = [*kronecker_batches(layers), *small_batches(small)]
+            batches = [*kronecker_batches(layers), *small_batches(small), *product_terms(products, together=True)]
+            self.batches[name] = batches
         return [*alone, *batches]
 
     def _initial_mu(self, name: str, device: torch.device) -> Tensor:
@@ -131,6 +141,14 @@ class BudgetSolver:
         total = torch.stack(reduce_over_shards(spent, parameters)).sum(0)
         return total.to(mu.device) if isinstance(mu, Tensor) else total
 
+    def _energy(self, terms: Sequence[Term]) -> Tensor:
+        """Return what all terms spend without a pull."""
+        spent, parameters = [], []
+        for term in self._staged(terms):
+            spent.append(term.energy())
+            parameters.append(term.state.parameter)
+        return torch.stack(reduce_over_shards(spent, parameters)).sum(0)
+
     def _kernels(self, name: str, terms: Sequence[Term]) -> BudgetKernels | None:
         """Return kernels for a group of terms if they can do them all; made once until `invalidate`."""
         if not has_compiler(terms[0].state.parameter.device):
@@ -138,7 +156,7 @@ class BudgetSolver:
         fusable = [term for term in terms if not isinstance(term, SmallBatch)]
         if len(fusable) < len(terms):
             return None
-        owners: list[object] = [term if isinstance(term, KroneckerBatch) else term.state for term in fusable]
+        owners: list[object] = [term if isinstance(term, BatchTerm) else term.state for term in fusable]
         known, kernels = self.kernels.get(name, ([], None))
         if list(map(id, known)) != list(map(id, owners)):
             kernels = BudgetKernels.create(fusable, self.budget)

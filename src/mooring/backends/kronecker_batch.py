@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mooring.backends.eager import Rule, chunks
-from mooring.importance import State
+from mooring.adapters.product_factors import ProductFactors
+from mooring.backends.batch_term import BatchTerm
 from mooring.importance.factor_blocks import rotate
-from mooring.pulls.budget import Budget, spent_at
-from mooring.pulls.pull import Number
 from mooring.state import offload
 from mooring.state.mooring_state import ParameterState
 
@@ -66,7 +63,7 @@ class _ShapeGroup:
         return torch.stack(thetas).to(self.d.dtype).sub_(torch.stack(anchors))
 
 
-class KroneckerBatch:
+class KroneckerBatch(BatchTerm):
     """Parameters with Kronecker factors, as one term of a budget.
 
     In their eigenbases all curvatures are diagonal, so the displacements and the curvatures of all layers lie one after
@@ -74,21 +71,11 @@ class KroneckerBatch:
 
     Args:
         states: states that `is_batchable`, on one device and of one dtype.
-
-    Attributes:
-        d: the displacements in the eigenbases, (weights,).
-        curvature: the curvature along each of them, (weights,).
-        removed: what the pull removes of each, (weights,).
     """
 
     def __init__(self, states: Sequence[ParameterState]) -> None:
-        self.states, self.state = list(states), states[0]
+        super().__init__(states, sum(state.parameter.numel() for state in states))
         self._factors = [state.factors for state in states]
-        size = sum(state.parameter.numel() for state in states)
-        basis = _basis(states[0])[0]
-        self.d, self.removed = (torch.zeros(size, dtype=basis.dtype, device=basis.device) for _ in range(2))
-        self.curvature = torch.empty_like(self.d)
-        self.zero = self.d.new_zeros(())
         self.groups: list[_ShapeGroup] = []
         begin = 0
         for members in _equal_shapes(states):
@@ -119,46 +106,17 @@ class KroneckerBatch:
         for group in self.groups:
             group.update()
 
-    def tensors(self) -> State:
-        """Return what `spent_rule` and `removal_rule` read and write, with the displacement as theta."""
-        return {"theta": self.d, "anchor": self.zero, "previous": self.curvature, "removed": self.removed}
-
-    def spent(self, mu: Number) -> Tensor:
-        """Return `spent_at` of all parameters, (2,)."""
-        parts = chunks({"theta": self.d, "previous": self.curvature})
-        return torch.stack([spent_at(part["previous"], part["theta"], mu) for part in parts]).sum(0)
-
-    def apply_pull(self, budget: Budget, mu: Tensor) -> None:
-        """theta <- anchor + d / (1 + mu * F), in the eigenbases."""
-        self.begin_pull()
-        rule, mu = removal_rule(budget), mu.to(self.d.dtype)
-        for part in chunks(self.tensors()):
-            rule({**part, "mu": mu})
-        self.finish_pull()
-
-    def begin_pull(self) -> None:
-        """Remove nothing so far."""
-        self.removed.zero_()
-
     def finish_pull(self) -> None:
         """Subtract from the parameters what the pull removes."""
         for group in self.groups:
             group.subtract()
 
 
-def removal_rule(budget: Budget) -> Rule:
-    """Return the rule of the displacement that a budget's pull removes at mu: removed <- d * mu * F / (1 + mu * F)."""
-
-    def rule(tensors: dict[str, Any]) -> None:
-        d = tensors["theta"] - tensors["anchor"]
-        tensors["removed"].copy_(d * budget.rate(tensors["previous"], tensors["mu"]))
-
-    return rule
-
-
 def is_batchable(state: ParameterState) -> bool:
     """Return whether a parameter can be in a batch: plain, with factors of past tasks and its anchor at hand."""
-    if state.factors is None or state.factors.basis is None or state.runs or offload.is_offloaded(state):
+    if state.factors is None or isinstance(state.factors, ProductFactors) or state.factors.basis is None:
+        return False
+    if state.runs or offload.is_offloaded(state):
         return False
     return type(state.parameter) in (nn.Parameter, Tensor) and state.factors.basis[2].dtype == state.compute_dtype
 

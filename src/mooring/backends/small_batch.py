@@ -54,6 +54,10 @@ class SmallBatch:
         """Return `spent_at` of all parameters, (2,)."""
         return spent_at(self.previous, self.d, mu)
 
+    def energy(self) -> Tensor:
+        """Return what the parameters spend without a pull."""
+        return self.spent(0.0)[0]
+
     def apply_pull(self, budget: Budget, mu: Tensor) -> None:
         """theta <- theta + rate * (anchor - theta), as `mooring.backends.eager.apply_pull` does."""
         thetas = [state.theta for state in self.states]

@@ -1,6 +1,6 @@
 """Collectives over ranks that each see a part of the batch: samples, gradients and Kronecker factors."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,8 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mooring.distributed.dtensor import mesh_of, sharded
-from mooring.importance.kronecker_factors import factor_shape
-from mooring.importance.observed_factors import DIRECTIONS, ObservedFactors
+from mooring.importance.observed_factors import FactorShapes, ObservedFactors
 
 BUCKET_SIZE = 1 << 23
 """Numbers in one all-reduce."""
@@ -69,8 +68,8 @@ def all_reduce_observation(
 def all_reduce_factors(
     parameters: Sequence[Tensor],
     observed: dict[Tensor, ObservedFactors],
+    shapes: Mapping[Tensor, FactorShapes],
     transposed: Collection[Tensor] = (),
-    blocks: int | None = None,
 ) -> dict[Tensor, ObservedFactors]:
     """Combine the factors of each rank's mean loss into those of the mean loss over all ranks.
 
@@ -80,17 +79,15 @@ def all_reduce_factors(
     Args:
         parameters: all parameters with factors, in the same order on all ranks.
         observed: the factors of those whose layers ran on this rank.
+        shapes: the shapes of A, of G and of the gradient that is compared with the step's, for each of them.
         transposed: the parameters of shape (in, out).
-        blocks: the largest size of a block, if factors are block-diagonal.
     """
     if world_size() == 1 or not parameters:
         return observed
     samples = [observed[p].samples if p in observed else 0 for p in parameters]
     totals = _all_reduce(torch.tensor(samples, device=parameters[0].device), [None]).tolist()
     ran = [(p, total) for p, total in zip(parameters, totals, strict=True) if total]
-    contributions: list[Tensor] = []
-    for p, total in ran:
-        contributions += _contribution(p.mT if p in transposed else p, total, observed.get(p), blocks)
+    contributions = [tensor for p, total in ran for tensor in _contribution(p, total, observed.get(p), shapes[p])]
     summed = _all_reduce_many(contributions, [None])
     return {
         p: ObservedFactors(n, next(summed), next(summed), next(summed), next(summed), transposed=p in transposed)
@@ -98,13 +95,11 @@ def all_reduce_factors(
     }
 
 
-def _contribution(p: Tensor, total: int, observed: ObservedFactors | None, blocks: int | None) -> tuple[Tensor, ...]:
+def _contribution(p: Tensor, total: int, observed: ObservedFactors | None, shapes: FactorShapes) -> tuple[Tensor, ...]:
     """Return this rank's term in the sum of a parameter's factors; zeros if its layer did not run here."""
-    out, size, dtype = len(p), p.shape[1:].numel(), torch.promote_types(p.dtype, torch.float32)
+    dtype = torch.promote_types(p.dtype, torch.float32)
     if observed is None:
-        factors = factor_shape(size, blocks), factor_shape(out, blocks)
-        along = (out,) if p.ndim == 1 else (out, DIRECTIONS)
-        return tuple(p.new_zeros(shape, dtype=dtype) for shape in (*factors, along, ()))
+        return tuple(p.new_zeros(shape, dtype=dtype) for shape in (*shapes, ()))
     share, ranks = observed.samples / total, world_size()
     return (
         observed.inputs.to(dtype) * share,

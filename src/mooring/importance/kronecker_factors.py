@@ -104,7 +104,8 @@ class KroneckerFactors:
             new.inputs, new.outputs = torch.zeros_like(self.inputs), torch.zeros_like(self.outputs)
             if not bool((new.past_inputs.sum() + new.past_outputs.sum()).isfinite()):  # some solvers do not check
                 raise torch.linalg.LinAlgError("the factors are not finite")  # type: ignore[attr-defined]
-        new.update_eigenbasis(known)
+        if new.tasks:
+            new._set_basis(known or factor_eigenbasis(new.past_inputs))
         return new
 
     def of_this_task(self) -> "KroneckerFactors":
@@ -112,7 +113,7 @@ class KroneckerFactors:
         a, g = self.inputs / self.count, self.outputs / self.count
         own = KroneckerFactors(self.inputs, self.outputs, a, g, tasks=1, blocked=self.blocked)
         values, vectors = factor_eigenbasis(a)
-        own.update_eigenbasis((values, vectors))
+        own._set_basis((values, vectors))
         if not self.tasks:  # the consolidation of a first task has the same A, and another scale of G
             self.first_inputs = self.count, values, vectors
         return own
@@ -125,18 +126,17 @@ class KroneckerFactors:
         """Return the diagonal of the curvature of past tasks in the shape of the parameter `like`."""
         return _diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
 
-    def update_eigenbasis(self, known: tuple[Tensor, Tensor] | None = None) -> None:
-        """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal.
-
-        Args:
-            known: the eigenvalues and eigenvectors of A, if they are known.
-        """
+    def update_eigenbasis(self) -> None:
+        """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal."""
         if self.tasks:
-            a, inputs = known or factor_eigenbasis(self.past_inputs)
-            g, outputs = factor_eigenbasis(self.past_outputs)
-            if self.blocked:
-                a, g = a.flatten(), g.flatten()
-            self.basis = inputs, outputs, self.tasks * g.unsqueeze(-1) * a.unsqueeze(-2)
+            self._set_basis(factor_eigenbasis(self.past_inputs))
+
+    def _set_basis(self, inputs_basis: tuple[Tensor, Tensor]) -> None:
+        """Compute the basis from the eigenvalues and eigenvectors of A."""
+        (a, inputs), (g, outputs) = inputs_basis, factor_eigenbasis(self.past_outputs)
+        if self.blocked:
+            a, g = a.flatten(), g.flatten()
+        self.basis = inputs, outputs, self.tasks * g.unsqueeze(-1) * a.unsqueeze(-2)
 
     def to_basis(self, d: Tensor) -> Tensor:
         """Return a displacement of the parameter in the eigenbasis, (out, in)."""

@@ -32,6 +32,10 @@ UNSCALED = 0.02
 """A ratio of squares closer to 1 is rounding, and no scale."""
 
 
+FactorShapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The shapes of `inputs`, `outputs` and `gradient` of `ObservedFactors`."""
+
+
 @dataclass
 class ObservedFactors:
     """The factors of a weight or a bias in the backward passes since the last step.
@@ -118,6 +122,20 @@ def _observe_weight(a: Tensor, b: Tensor, blocks: int | None) -> ObservedFactors
     squares = outputs.diagonal(dim1=-2, dim2=-1).sum() * (places / n)  # the sum of b^2
     noise = squares * along.square().sum() / len(along)
     return ObservedFactors(n, inputs, outputs, float32_product(b.flatten(0, 1).mT, along), noise)
+
+
+def observed_shapes(parameter: Tensor, blocks: int | None, *, transposed: bool = False) -> FactorShapes:
+    """Return the shapes of what `observe` returns for a weight or a bias.
+
+    Example:
+        >>> observed_shapes(torch.zeros(3, 2), None), observed_shapes(torch.zeros(3), None)
+        (((2, 2), (3, 3), (3, 8)), ((1, 1), (3, 3), (3,)))
+    """
+    if transposed:
+        parameter = parameter.mT
+    out, size = len(parameter), parameter.shape[1:].numel()
+    along = (out,) if parameter.ndim == 1 else (out, DIRECTIONS)
+    return factor_shape(size, blocks), factor_shape(out, blocks), along
 
 
 @cache

@@ -1,19 +1,19 @@
 """Observes the inputs of layers and the gradients of their outputs, for the Kronecker factors of their curvature."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mooring.adapters.product_factors import factor_shapes, observe_products
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
 from mooring.importance.kronecker_factors import is_transposed
-from mooring.importance.observed_factors import ObservedFactors, observe
+from mooring.importance.observed_factors import FactorShapes, ObservedFactors, observe, observed_shapes
 from mooring.observe.output_observer import ForwardHook, OutputObserver
-from mooring.state.mooring_state import MooringState, gradient_versions
+from mooring.state.mooring_state import MooringState, gradient_versions, is_one_graph
 
 
 class LayerObserver:
@@ -34,7 +34,7 @@ class LayerObserver:
 
     def __init__(self, states: MooringState, predictions: Callable[[], float] | None = None) -> None:
         self.states, self.predictions, self.paused, self.samples = states, predictions, False, 0
-        if any(map(_is_compiled_whole, states.model.modules())):
+        if is_one_graph(states.model):
             raise MooringError(
                 f"{states.importance.name}() observes every layer, which torch.compile(fullgraph=True) does not allow: "
                 'compile without it, or use importance="ewc"'
@@ -49,7 +49,7 @@ class LayerObserver:
     @property
     def due(self) -> bool:
         """Whether this iteration is observed."""
-        return self.states.steps % self.states.importance.every == 0
+        return self.states.observes
 
     def hook_layers(self) -> None:
         """Observe the layers that the model has now."""
@@ -79,11 +79,20 @@ class LayerObserver:
             own = {name: p for name, p in self._layers.get(module, {}).items() if _accumulates(p)}
             if own and not OutputObserver.probing:
                 with torch.no_grad(), autocast_disabled():
-                    observed = observe(module, a, b, own, self.states.importance.blocks)
+                    observed = self._observe(module, own, a, b)
                 for name, p in own.items():
                     self._add_use(p, observed[name])
 
         returned.register_hook(on_gradient)  # type: ignore[no-untyped-call]
+
+    def _observe(self, module: nn.Module, own: dict[str, Tensor], a: Tensor, b: Tensor) -> dict[str, ObservedFactors]:
+        """Return the factors of the parameters of a layer that are named in `own`."""
+        products = {name: p for name, p in self.states.products.of_module(module).items() if name in own}
+        names = own.keys() - products.keys()
+        observed = observe(module, a, b, names, self.states.importance.blocks) if names else {}
+        if products:
+            observed |= observe_products(products, self.states.largest_side, a, b)
+        return observed
 
     def _add_use(self, p: Tensor, observed: ObservedFactors) -> None:
         """Add a call of a layer to the running backward pass, and at its start drop passes that were thrown away."""
@@ -126,20 +135,19 @@ class LayerObserver:
             self.samples = min(factors.samples for factors in observed.values())
         parameters = dict.fromkeys(p for own in self._layers.values() for p in own.values())
         transposed = {own["weight"] for layer, own in self._layers.items() if is_transposed(layer) and "weight" in own}
-        return all_reduce_factors(list(parameters), observed, transposed, self.states.importance.blocks)
+        shapes = {p: self._shapes(p, transposed=p in transposed) for p in parameters} if world_size() > 1 else {}
+        return all_reduce_factors(list(parameters), observed, shapes, transposed)
+
+    def _shapes(self, p: Tensor, *, transposed: bool) -> FactorShapes:
+        """Return the shapes of what is observed for a parameter; of a B, those of its product and of itself."""
+        if product := self.states.products.by_b.get(p):
+            return *factor_shapes(product, self.states.largest_side), tuple(p.flatten(1).shape)
+        return observed_shapes(p, self.states.importance.blocks, transposed=transposed)
 
     def remove(self) -> None:
         """Remove the hooks."""
         for handle in self._handles.values():
             handle.remove()
-
-
-def _is_compiled_whole(module: nn.Module) -> bool:
-    """Return whether a module is compiled with fullgraph=True, by `torch.compile` or by its own method `compile`."""
-    context = getattr(module, "dynamo_ctx", None)
-    if inspect.isfunction(call := getattr(module, "_compiled_call_impl", None)):
-        context = inspect.getclosurevars(call).nonlocals.get("self")  # torch keeps the options nowhere else
-    return bool(getattr(context, "fullgraph", False))
 
 
 def _accumulates(p: Tensor) -> bool:
@@ -161,7 +169,7 @@ def make_observers(
     importance = states.importance
     watches = importance.watches != "nothing"
     output_observer = OutputObserver(states.model, importance, states, outputs) if watches else None
-    if not importance.by_layer:
+    if not importance.by_layer and not states.products:
         return output_observer, None
     batch_size = getattr(importance, "batch_size", None)
 

@@ -318,13 +318,16 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
     held, scales = [], layer_scales(states.records.values(), states.importance)
     for m in _trained(states):
         own = dataclasses.replace(m, anchor=_present_values(m), previous=None, factors=None)
-        if m.factors is None or m.has_scores:
+        if m.is_product_input:
+            pass  # its B has the factors of both
+        elif m.factors is None or m.has_scores:
             own.previous = m.importance_state["current"].to(m.compute_dtype)
             if (scale := scales.get(layer_of(m.name))) is not None:
                 own.previous = own.previous * scale
-        elif m.factors.count:
-            own.factors = m.factors.of_this_task()
+        else:
+            own.factors = m.factors.of_this_task() if m.factors.count else dataclasses.replace(m.factors, basis=None)
         held.append(own)
+    states.join_products({own.parameter: own for own in held})
     return held
 
 

@@ -27,6 +27,10 @@ CALIBRATION_BATCHES = 8
 
 NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
 NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
+SWITCHED_OFF = "every adapter is switched off or merged, so nothing can be estimated: switch one on first"
+NOTHING_TRAINS = (
+    "the parameters that the optimizer trains are empty, so nothing would be held: give adapters a rank above 0"
+)
 
 
 def check_estimable(importance: Importance) -> None:
@@ -84,8 +88,8 @@ def estimate(
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
     kept: list[Any] = []
     memory = replace(states.memory, current=None)  # in full precision until the mean is complete
-    estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory)
-    estimated.tasks = states.tasks
+    estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
+    estimated.tasks, estimated.observed_every = states.tasks, 1
     output_observer, layer_observer = make_observers(estimated, outputs)
     step = TrainingStep(estimated, Interpolation(), output_observer, layer_observer, "follow", True)
     for observer in observers:
@@ -103,7 +107,7 @@ def estimate(
                     if not math.isfinite(value.item()):
                         raise NonFiniteError(NOT_FINITE)
                     if not value.requires_grad:
-                        raise MooringError(NO_DEPENDENCE)
+                        raise MooringError(SWITCHED_OFF if estimated.products.switched_off else NO_DEPENDENCE)
                     with preserve_other_gradients(value, model):
                         value.backward()  # type: ignore[no-untyped-call]
                 step.before(optimizer, (optimizer,), {})
@@ -120,8 +124,8 @@ def estimate(
                 temporary.remove()
     if not kept:
         raise MooringError("data has no batches: give batches that show what the model knows")
-    if not estimated.records:
-        raise MooringError(NO_DEPENDENCE)
+    if not any(p.numel() for p in estimated.records):
+        raise MooringError(NOTHING_TRAINS if estimated.records else NO_DEPENDENCE)
     records = estimated.records.values()
     scores = (m.factors.outputs if m.factors and m.factors.count else m.importance_state["current"] for m in records)
     if not any(bool(score.any()) for score in scores):

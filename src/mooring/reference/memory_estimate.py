@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from mooring.adapters.product_factors import Product, factor_shapes
 from mooring.errors import MooringError
 from mooring.importance.factor_blocks import block_size
 from mooring.state.memory import compute_dtype_of
@@ -26,6 +27,8 @@ def _bytes(states: MooringState, p: Tensor) -> int:
     gradient = 0 if p.grad is not None else size * p.itemsize
     known = states.records.get(p)
     anchor = 0 if states.memory.host or known else size * (states.memory.anchor or p.dtype).itemsize
+    if p in states.products:
+        return gradient + anchor + _product_bytes(states, p, width)
     if p in states.with_factors and not (known and known.factors is None):
         outs = len(p)
         ins = size // max(1, outs)
@@ -34,6 +37,17 @@ def _bytes(states: MooringState, p: Tensor) -> int:
         factors = 3 * squares + size  # of this task, of past tasks, and the eigenbasis with its curvature
         return gradient + anchor + width * factors
     return gradient + anchor + width * size * (1 if known and known.previous is not None else 2)
+
+
+def _product_bytes(states: MooringState, p: Tensor, width: int) -> int:
+    """Return the bytes of the factors of a low-rank product; its B has those of both parameters."""
+    if p not in states.products.by_b or not isinstance(states.adapters, Product):
+        return 0
+    shapes = factor_shapes(states.products.by_b[p], states.adapters.largest)
+    inputs, outputs = (torch.Size(shape).numel() for shape in shapes)
+    dtype = states.adapters.dtype
+    past, vectors = (1, 2) if dtype == "8bit" else (dtype.itemsize if dtype else width,) * 2
+    return (width + past) * (inputs + outputs) + vectors * (outputs if len(shapes[1]) > 1 else 0)
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -49,7 +63,9 @@ def check_memory(states: MooringState) -> None:
     for device, needed in estimated_bytes(states).items():
         if (free := free_bytes(device)) is not None and needed > free:
             remedy = "exclude some parameters, or give memory=Memory(host=True)"
-            if states.importance.by_layer:
+            if states.products:
+                remedy = 'give adapters=Product(largest=512) or Product(dtype="8bit"), or exclude some parameters'
+            elif states.importance.by_layer:
                 remedy = f"give {states.importance.name}(blocks=512), or exclude some parameters"
             raise MooringError(
                 f"the reference needs {needed / 1e9:.1f} GB on {device} besides activations, and {free / 1e9:.1f} GB "
