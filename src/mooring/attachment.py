@@ -67,7 +67,7 @@ def attach(
             and the default), "sum" (the default with a `Budget`), "max", or a function.
         adapters: how low-rank adapters, such as LoRA layers, are held: through their "product", the change of the base
             weights, by their own "parameters", or `mooring.adapters.Product(...)` with options. By default through
-            their product where importance and pull allow it: a `Budget` or `Proximal` with a curvature.
+            their product where importance and pull allow it, such as a `Budget` with a curvature.
         outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
         state_dtype: one dtype for anchors and importances; a short form of `memory`.
         memory: dtype and device of anchors and importances, `mooring.Memory(...)`. By default anchors have their

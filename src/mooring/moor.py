@@ -24,8 +24,8 @@ from mooring.optimizers import check_optimizer, unwrap_optimizer
 from mooring.pulls import Budget, GradientPull
 from mooring.pulls.pull import check_numbers
 from mooring.reference.batches import Data, Loss
-from mooring.reference.calibration import calibration_factor
 from mooring.reference.estimation import estimate
+from mooring.reference.rank_calibration import EqualData, calibrate_on_all_ranks, check_calibratable
 from mooring.siblings import ATTACHED, observers_of_siblings, parameters_of_siblings
 from mooring.state.memory import Memory
 from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
@@ -412,9 +412,11 @@ class Mooring:
     def _scale(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> float:
         """Return the calibration factor of this task from data; estimate its importance first if there is none."""
         budget = self.pull if isinstance(self.pull, Budget) else None
+        if budget:
+            check_calibratable(self.model)
         known = self._states.memory.accumulates or not self.steps  # in training, or by estimate() before it
         if not (known and any(m.count for m in self._states.records.values())):
-            data, batches = self._estimate(data, loss, batches, progress), None
+            data, batches = EqualData(self._estimate(data, loss, batches, progress)), None
         elif budget is None:
             raise MooringError(
                 f"{type(self.pull).__name__} has no budget that data could calibrate after training: leave data out, "
@@ -423,7 +425,7 @@ class Mooring:
         if budget is None:
             return 1.0
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
-        return calibration_factor(self._states, budget, data, **options)
+        return calibrate_on_all_ranks(self._states, budget, data, **options)
 
     def _strength(self, strength: float | None) -> float:
         if (given := getattr(self.pull, "strength", None) if strength is None else strength) is None:

@@ -37,3 +37,32 @@ def test_cost_of_a_step_is_measured(monkeypatch, capsys, model, products):
     assert row["products"] == products
     assert row["ratio"] > 0
     assert row["kept_mib"] > 0
+
+
+PEERS = ["Mooring", "O-LoRA", "LoRA-Null", "CorDA (KPM)", "OSF"]
+
+
+@pytest.mark.parametrize("task", ["digits", pytest.param("gpt", marks=pytest.mark.faults)])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_peers_are_measured_and_drawn(monkeypatch, tmp_path, task):
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench = importlib.import_module("adapter_peers")
+    methods = PEERS if task == "digits" else list(bench.METHODS)
+    out, figure = tmp_path / "peers.json", tmp_path / "peers.png"
+    small = ["--seeds", "1", "--dials", "1", "--epochs", "1", "--size", "tiny", "--folder", str(tmp_path)]
+    assert bench.main(["--task", task, "--methods", *methods, *small, "--json", str(out), "--figure", str(figure)]) == 0
+    results = json.loads(out.read_text())
+    assert [point["method"] for point in results["points"]] == methods
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    moored, null = results["points"][0], next(p for p in results["points"] if p["method"] == "LoRA-Null")
+    for point in (moored, null):  # both start at the base model, and hardly leave what it knows
+        assert point["kept"][0] == pytest.approx(results["before"]["kept"], rel=0.05)
+
+
+def test_frontier_is_the_upper_hull(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench = importlib.import_module("adapter_peers")
+    assert bench.frontier([(0, 4), (1, 3), (2, 1), (1, 1), (0.5, 3.2)]) == [(0, 4), (1, 3), (2, 1)]
+    assert bench.frontier([(0, 1), (1, 2)]) == [(1, 2)]

@@ -1,6 +1,7 @@
 """Collectives over ranks that each see a part of the batch: samples, gradients and Kronecker factors."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,27 @@ BUCKET_SIZE = 1 << 23
 """Numbers in one all-reduce."""
 
 
+_is_alone = False
+"""Whether this rank computes by itself, in `one_process`."""
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Let this rank compute by itself, as one process would; it must not wait for other ranks meanwhile.
+
+    Example:
+        >>> with one_process():
+        ...     world_size()
+        1
+    """
+    global _is_alone
+    before, _is_alone = _is_alone, True
+    try:
+        yield
+    finally:
+        _is_alone = before
+
+
 def world_size() -> int:
     """Return the number of processes that train together.
 
@@ -21,7 +43,8 @@ def world_size() -> int:
         >>> world_size()
         1
     """
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    alone = _is_alone or not (dist.is_available() and dist.is_initialized())
+    return 1 if alone else dist.get_world_size()
 
 
 def rank() -> int:
@@ -107,6 +130,11 @@ def _contribution(p: Tensor, total: int, observed: ObservedFactors | None, shape
         observed.gradient.to(dtype) / ranks,
         observed.noise.to(dtype) / ranks**2,
     )
+
+
+def all_reduce_many(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Sum many tensors over all ranks, in buckets."""
+    return _all_reduce_many(tensors, [None])
 
 
 def _gradient_or_zero(p: Tensor, gradients: dict[Tensor, Tensor]) -> Tensor:

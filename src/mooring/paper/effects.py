@@ -131,15 +131,15 @@ def explain(effects: Sequence[Effect]) -> Reason:
     """Return why a cell differs: what explains it, or what comes closest, and how much of the difference is left."""
     changes = effects[1:]
     for verdict, prefix in (("explains it", EXPLAINED), ("may explain it", PERHAPS)):
-        found = [effect for effect in changes if effect.verdict == verdict]
-        if found:
-            text = f"{prefix} {' or '.join(map(_describe, found))}"
-            return Reason(text, tuple(f"{prefix} {effect.change}" for effect in found))
+        matching = [effect for effect in changes if effect.verdict == verdict]
+        if matching:
+            text = f"{prefix} {' or '.join(map(_describe, matching))}"
+            return Reason(text, tuple(f"{prefix} {effect.change}" for effect in matching))
     closest = closest_change(effects)
     if effects[0].before is None:
         reason = "not explained: no seed finishes at the paper's setting"
-        rest = "and with none of the changes either" if closest is None else f"but {_describe(closest[0])} does"
-        return Reason(f"{reason}, {rest}", (UNEXPLAINED,))
+        changed = "and with none of the changes either" if closest is None else f"but {_describe(closest[0])} does"
+        return Reason(f"{reason}, {changed}", (UNEXPLAINED,))
     reason = f"not explained by any of {pluralize(len(changes), 'change')}"
     if closest is None:
         return Reason(f"{reason}, and none brings it significantly closer to the paper's", (UNEXPLAINED,))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.eager import autocast_disabled
-from mooring.distributed.collectives import world_size
 from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning, warn
 from mooring.pulls.budget import Budget
@@ -147,10 +146,6 @@ def calibration_factor(
         show: whether to show a progress bar; None shows it only on a terminal.
     """
     nats = float(budget.promised(states.tasks + 1))
-    if world_size() > 1:
-        raise MooringError(
-            "consolidate(data=...) would use the data of one rank only: leave data out under torch.distributed"
-        )
     with preserve_model_state(states.model, moves=True, moved=()):
         read = list(iter_batches(data, states.model, batches))
         if not read:

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Importance
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
-from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, iter_batches, scalar_loss
+from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, scalar_loss
 from mooring.reference.memory_estimate import check_memory
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.progress import progress
+from mooring.reference.rank_shares import RankShare, combine_ranks
 from mooring.reference.reference_labels import default_loss_in_one_pass
 from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
@@ -78,15 +78,11 @@ def estimate(
         The first few batches, for the calibration of a budget.
     """
     check_estimable(states.importance)
-    if world_size() > 1:
-        raise MooringError(
-            "estimate would use the data of one rank only: estimate in one process, and load its state_dict() in all"
-        )
     if meta := [states.names[p] for p in states.trained() if p.is_meta]:
         raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
     check_memory(states)
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
-    kept: list[Any] = []
+    share, kept = RankShare(model), list[Any]()
     memory = replace(states.memory, current=None)  # in full precision until the mean is complete
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
     estimated.tasks, estimated.observed_every = states.tasks, 1
@@ -95,16 +91,19 @@ def estimate(
     for observer in observers:
         observer.paused = True
     try:
-        with preserve_model_state(model, moves=False):
-            read = iter_batches(data, model, batches)
-            for batch in progress(read, "estimating importance", _length(data, batches), show=show):
+        with preserve_model_state(model, moves=False), share.computing(data):
+            read = share.read(data, batches)
+            length = share.length(_length(data, batches))
+            shown = progress(read, "estimating importance", length, show=False if share.rank else show)
+            for number, batch in enumerate(shown):
+                estimated.steps = share.rank + number * share.world  # as one process would count
                 with torch.enable_grad():
                     with _name_batch(estimated.steps):
                         if loss is None:
                             value, batch = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
                         else:
                             value = scalar_loss(loss, model, batch, outputs)
-                    if not math.isfinite(value.item()):
+                    if not share.together and not math.isfinite(value.item()):  # else all ranks see the gradient
                         raise NonFiniteError(NOT_FINITE)
                     if not value.requires_grad:
                         raise MooringError(SWITCHED_OFF if estimated.products.switched_off else NO_DEPENDENCE)
@@ -114,7 +113,7 @@ def estimate(
                 step.after(optimizer, (optimizer,), {})
                 for p in model.parameters():
                     p.grad = None
-                if len(kept) < CALIBRATION_BATCHES:
+                if len(kept) * share.world < CALIBRATION_BATCHES:
                     kept.append(batch)
     finally:
         for observer in observers:
@@ -122,6 +121,9 @@ def estimate(
         for temporary in (output_observer, layer_observer):
             if temporary:
                 temporary.remove()
+    kept = share.gather(kept)[:CALIBRATION_BATCHES]
+    if share.world > 1 and not share.together:
+        combine_ranks(estimated)
     if not kept:
         raise MooringError("data has no batches: give batches that show what the model knows")
     if not any(p.numel() for p in estimated.records):

@@ -17,7 +17,7 @@ from mooring.lab.streams.stream import Stream
 from mooring.lab.study.pretraining import read_metadata
 from mooring.lab.study.study import Study
 from mooring.paper.context.scale import Condition, Regime, Scale
-from mooring.paper.published.published_numbers import Setting, published_setting
+from mooring.paper.published.published_numbers import Setting, published_setting, setting_source
 
 MethodRuns = dict[str, dict[str, list[Result]]]
 """Results by data set and method, one for each seed."""
@@ -208,7 +208,7 @@ def paper_setting(scale: Scale, condition: Condition, method: str, source: str |
         >>> paper_setting(PAPER, PAPER.conditions()[1], "si").lr
         0.003
     """
-    source = source or ("explicit-ewc" if method == "plain" else method)
+    source = source or setting_source(method)
     setting = published_setting(condition.network, condition.regime.name, condition.data, source)
     if setting is None:
         return Setting(scale.lrs[0], find_method(method).strength)
