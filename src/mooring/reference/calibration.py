@@ -1,8 +1,10 @@
 """Calibration: measures on data by what factor the loss rises faster than a budget's estimate."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,57 +25,76 @@ from mooring.state.mooring_state import MooringState, ParameterState, layer_scal
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
 
-DIRECTIONS = 2
+DIRECTIONS = 4
 """Number of probe directions; each is used with its opposite."""
+
+STORED_BYTES = 1 << 30
+"""All directions are in memory at once if they take at most this; else each is computed again when it is needed."""
 
 MIN_FACTOR, MAX_FACTOR = 1e-2, 1e6
 """The interval that the factor is searched in."""
 
 MAX_EVALUATIONS = 12
-"""Upper limit of the measurements of a rise along one direction; three or four are usual."""
+"""Upper limit of the evaluations of a rise in one search."""
 
-RISE_TOLERANCE = 0.03
-"""The relative distance of a measured rise from the budget at which the search ends, with one more correction."""
+TOLERANCE, STORED_TOLERANCE = 0.35, 0.2
+"""The distance of log(rise / budget) from 0 that ends a search, with one more secant step.
 
-USUAL_EVALUATIONS = 4
-"""The number of measurements along one direction that the progress bar expects."""
+The second one is for the last search, if directions need not be computed again for it.
+"""
+
+USUAL_EVALUATIONS = 5
+"""The number of evaluations in the first search that the progress bar expects."""
 
 
-def solve_factor(rise: Callable[[float], float], nats: float, *, start: float = 1.0) -> float:
-    """Return the factor nats / q, where q is the estimate at which the loss truly rises by nats.
+@dataclass
+class FactorSearch:
+    """The search for the factor nats / q, where q is the estimate at which the loss truly rises by nats.
 
-    It is found by the secant method in log q and log rise, for a rise that grows with q, within a bracket that halves
-    where the secant leaves it. The factor lies between 0.01 and a million; at either bound the data does not say what
-    it is.
+    It is the secant method in log q and log rise, for a rise that grows with q, within a bracket that halves where the
+    secant leaves it. The factor lies between 0.01 and a million; at either bound the data does not say what it is.
 
-    Args:
-        rise: the true rise of the loss at the displacement whose estimate is q.
+    Attributes:
         nats: the budget.
-        start: a first guess of the factor.
+        factor: a first guess of the factor, and then the result.
+        slope: the same for the slope of log rise over log q.
 
     Example:
-        >>> round(solve_factor(lambda q: 2 * q, 0.1), 1), round(solve_factor(lambda q: q + 10 * q**2, 0.1), 1)
-        (2.0, 1.6)
+        >>> search = FactorSearch(0.1)
+        >>> round(search.solve(lambda q: q + 10 * q**2, tolerance=0.03), 1)
+        1.6
     """
-    low, high = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
-    at, slope = min(max(math.log(start), low), high), 1.0  # log rise falls by about 1 for each 1 of log factor
-    measured: tuple[float, float] | None = None
-    for _ in range(MAX_EVALUATIONS):
-        excess = _log_ratio(rise(nats / math.exp(at)), nats)
-        if excess > 0 and at == math.log(MAX_FACTOR):
-            return MAX_FACTOR
-        if excess <= 0 and at == math.log(MIN_FACTOR):
-            return MIN_FACTOR
-        if measured is not None and math.isfinite(excess) and math.isfinite(measured[1]) and at != measured[0]:
-            slope = min(max((measured[1] - excess) / (at - measured[0]), 0.25), 4.0)
-        low, high, measured = (at, high, (at, excess)) if excess > 0 else (low, at, (at, excess))
-        following = at + excess / slope
-        if abs(excess) <= RISE_TOLERANCE:
-            return math.exp(min(max(following, low), high))
-        at = min(max(following, math.log(MIN_FACTOR)), math.log(MAX_FACTOR))
-        if not low < at < high and at not in (math.log(MIN_FACTOR), math.log(MAX_FACTOR)):
-            at = (low + high) / 2
-    return math.exp((low + high) / 2)
+
+    nats: float
+    factor: float = 1.0
+    slope: float = 1.0
+
+    def solve(self, rise: Callable[[float], float], tolerance: float) -> float:
+        """Return the factor, by a last secant step from where log(rise / nats) is within a tolerance of 0.
+
+        Args:
+            rise: the true rise of the loss at the displacement whose estimate is q.
+            tolerance: the tolerance.
+        """
+        low, high = bounds = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
+        at = min(max(math.log(self.factor), low), high)
+        measured: tuple[float, float] | None = None
+        for _ in range(MAX_EVALUATIONS):
+            excess = _log_ratio(rise(self.nats / math.exp(at)), self.nats)
+            if at == bounds[excess > 0]:
+                break
+            if measured is not None and math.isfinite(excess) and math.isfinite(measured[1]) and at != measured[0]:
+                self.slope = min(max((measured[1] - excess) / (at - measured[0]), 0.25), 4.0)
+            measured = at, excess
+            low, high = (at, high) if excess > 0 else (low, at)
+            at = min(max(at + excess / self.slope, bounds[0]), bounds[1])
+            if abs(excess) <= tolerance:
+                at = min(max(at, low), high)
+                break
+            if not low < at < high and at not in bounds:
+                at = (low + high) / 2
+        self.factor = {bounds[0]: MIN_FACTOR, bounds[1]: MAX_FACTOR}.get(at, math.exp(at))
+        return self.factor
 
 
 def _log_ratio(rise: float, nats: float) -> float:
@@ -123,16 +144,13 @@ def calibration_factor(
 ) -> float:
     """Return the factor of a task's curvature at which the measured loss rises by exactly the budget.
 
-    Along each probe direction v, the mean of loss(pulled(theta + v, q)) and loss(pulled(theta - v, q)), less
-    loss(theta), is to be nats: that is solved for q. First-order terms cancel. The factor is the mean of nats / q over
-    directions. pulled(., q) is the pull of `Budget` with q nats allowed and the curvature of this task alone. The rise
-    is measured where the budget is spent, because along the path of training the loss departs from its quadratic
-    approximation.
+    The mean over probes v of loss(pulled(theta + v, q)) - loss(theta) = nats is solved for q; the factor is nats / q.
+    pulled(., q) is the pull of `Budget` with q nats allowed and the curvature of this task alone. The rise is measured
+    where the budget is spent, because along the path of training the loss departs from its quadratic approximation.
 
-    A direction is the gradient of the sum of some batches' losses with random signs, along which outputs on this
-    task's data change. Its length is the distance that the parameters moved in this task. With four batches or more,
-    each direction is made from a half of them and measured on another half, which has a half of its own in common with
-    the first. Only one direction is in memory at a time, in the place of the gradient.
+    A probe v is the gradient of the sum of the batches' losses with random signs: a direction in which outputs on this
+    task's data change. Its length is the distance that the parameters moved in this task. Each probe is used with
+    its opposite, so that first-order terms cancel.
 
     Parameters, buffers, gradients, modes and random states are restored.
 
@@ -168,8 +186,7 @@ class _Losses:
     ) -> None:
         self.model, self.batches = model, batches
         self.loss_on = partial(scalar_loss, loss, model, outputs=outputs)
-        evaluations = sum(len(measured) for _, measured in split_batches(len(batches))) * 2 * USUAL_EVALUATIONS
-        total = 2 * len(batches) + evaluations
+        total = 2 * len(batches) + 2 * USUAL_EVALUATIONS + 2 * DIRECTIONS * len(batches) + 2 * len(batches)
         self.passes = progress(range(8 * total), "calibrating the budget", total, show=show)
         self.undisplaced = [self.at(index) for index in range(len(batches))]
         if not all(map(math.isfinite, self.undisplaced)):
@@ -182,46 +199,43 @@ class _Losses:
         value = float(self.loss_on(self.batches[index]))
         return value if math.isfinite(value) else math.inf
 
-    def rise(self, indices: Sequence[int]) -> float:
-        """Return the mean rise of the loss on some batches since the parameters were where they began."""
-        return math.fsum(self.at(index) - self.undisplaced[index] for index in indices) / len(indices)
+    def rise(self, index: int) -> float:
+        """Return the rise of the loss on a batch since the parameters were where they began."""
+        return self.at(index) - self.undisplaced[index]
 
-    def gradient(self, signs: Mapping[int, float], parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradient of the sum of sign * loss over batches; it is accumulated layer by layer."""
+    def gradients(self, signs: Sequence[Sequence[float]], parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return for each list of signs the gradient of the sum of sign * loss over all batches."""
         kept = [(p, p.grad) for p in self.model.parameters()]
         try:
             for p, _ in kept:
                 p.grad = None
-            for index, sign in signs.items():
-                next(self.passes, None)
-                with torch.enable_grad():
-                    value = sign * self.loss_on(self.batches[index])
-                    if not value.requires_grad:
-                        raise MooringError(NO_DEPENDENCE)
-                    with preserve_other_gradients(value, self.model):
-                        value.backward()  # type: ignore[no-untyped-call]
-            return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            if len(signs) == 1:  # accumulated where gradients are
+                for index, sign in enumerate(signs[0]):
+                    self._backward(index, sign)
+                return [[torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]]
+            totals = [[torch.zeros_like(p) for p in parameters] for _ in signs]
+            for index in range(len(self.batches)):
+                self._backward(index, 1.0)
+                for total, own in zip(totals, signs, strict=True):
+                    for part, parameter in zip(total, parameters, strict=True):
+                        if parameter.grad is not None:
+                            part.add_(parameter.grad, alpha=own[index])
+                for p, _ in kept:
+                    p.grad = None
+            return totals
         finally:
             for p, gradient in kept:
                 p.grad = gradient
 
-
-def split_batches(count: int) -> list[tuple[list[int], list[int]]]:
-    """Return the batches that each direction is made from, and those that it is measured on.
-
-    Example:
-        >>> split_batches(8)
-        [([0, 2, 4, 6], [0, 1, 4, 5]), ([1, 3, 5, 7], [2, 3, 6, 7])]
-        >>> split_batches(2)
-        [([0, 1], [0, 1]), ([0, 1], [0, 1])]
-    """
-    every = range(count)
-    if count < 2 * DIRECTIONS:
-        return [(list(every), list(every)) for _ in range(DIRECTIONS)]
-    return [
-        ([i for i in every if i % DIRECTIONS == direction], [i for i in every if i // 2 % DIRECTIONS == direction])
-        for direction in range(DIRECTIONS)
-    ]
+    def _backward(self, index: int, sign: float) -> None:
+        """Add sign * the gradient of the loss on a batch to the gradients."""
+        next(self.passes, None)
+        with torch.enable_grad():
+            value = sign * self.loss_on(self.batches[index])
+            if not value.requires_grad:
+                raise MooringError(NO_DEPENDENCE)
+            with preserve_other_gradients(value, self.model):
+                value.backward()  # type: ignore[no-untyped-call]
 
 
 class _Calibration:
@@ -235,9 +249,13 @@ class _Calibration:
 
     def __init__(self, states: MooringState, budget: Budget, losses: _Losses) -> None:
         self.losses, self.seed = losses, states.tasks
+        generator, count = torch.Generator().manual_seed(self.seed), len(losses.batches)
+        self.signs = (torch.randint(2, (DIRECTIONS, count), generator=generator) * 2.0 - 1).tolist()
+        self.directions: dict[int, tuple[list[Tensor], float]] = {}
         self.distance = _norm(m.parameter.to(m.compute_dtype) - m.device_anchor for m in _trained(states))
         self.held = _states_of_this_task(states)
         self.parameters = [m.parameter for m in self.held]
+        self.stored = DIRECTIONS * sum(p.numel() * p.element_size() for p in self.parameters) <= STORED_BYTES
         self.budget = dataclasses.replace(budget, growth=1.0)
         self.solver = BudgetSolver(self.budget, AnchorOffload(1))
 
@@ -248,41 +266,56 @@ class _Calibration:
         self._restore()
 
     def factor(self, nats: float) -> float:
-        """Return the mean over directions of the factor at which the loss rises by nats; each search starts there."""
-        generator, factors = torch.Generator().manual_seed(self.seed), list[float]()
-        for sources, measured in split_batches(len(self.losses.batches)):
-            v = self._direction(sources, generator)
+        """Return the factor at which the mean rise along all directions is nats.
 
-            def rise(q: float, v: list[Tensor] = v, indices: list[int] = measured) -> float:
-                rises = []
-                for sign in (1.0, -1.0):
-                    self._displace(v, sign, q)
-                    rises.append(self.losses.rise(indices))
-                return math.fsum(rises) / 2
+        One direction and one batch show about where that is, and each batch along one direction shows it better. All
+        directions are measured on all batches there, usually once.
+        """
+        search, count = FactorSearch(nats), len(self.losses.batches)
+        every = [*itertools.product(range(DIRECTIONS), range(count))]
+        some = sorted((batch % (DIRECTIONS if self.stored else 1), batch) for batch in range(count))
+        last = STORED_TOLERANCE if self.stored else TOLERANCE
+        for pairs, tolerance in ((every[:1], TOLERANCE), (some, TOLERANCE), (every, last)):
+            search.solve(partial(self._rise, pairs), tolerance)
+        return search.factor
 
-            factors.append(solve_factor(rise, nats, start=factors[-1] if factors else 1.0))
+    def _rise(self, pairs: Sequence[tuple[int, int]], q: float) -> float:
+        """Return the mean rise over pairs of a direction and a batch, of v and -v, where the estimate is q."""
+        rises = []
+        for index, members in itertools.groupby(pairs, key=lambda pair: pair[0]):
+            (v, scale), batches = self._direction(index), [batch for _, batch in members]
+            for by in (scale, -scale):
+                self._displace(v, by, q)
+                rises += [self.losses.rise(batch) for batch in batches]
+        return math.fsum(rises) / len(rises)
+
+    def _direction(self, index: int) -> tuple[list[Tensor], float]:
+        """Return a direction, which is kept, and the factor of it that is as long as the parameters moved."""
+        if index not in self.directions:
+            self.directions.clear()
             self._restore()
-        return math.fsum(factors) / len(factors)
+            together = range(DIRECTIONS) if self.stored else [index]
+            gradients = self.losses.gradients([self.signs[i] for i in together], self.parameters)
+            self.directions = {i: self._with_scale(v, i) for i, v in zip(together, gradients, strict=True)}
+        return self.directions[index]
 
-    def _direction(self, sources: Sequence[int], generator: torch.Generator) -> list[Tensor]:
-        """Return a direction of the length that the parameters moved; a random one if the gradient is zero."""
-        signs = (torch.randint(2, (len(sources),), generator=generator) * 2.0 - 1).tolist()
-        v = self.losses.gradient(dict(zip(sources, signs, strict=True)), self.parameters)
+    def _with_scale(self, v: list[Tensor], index: int) -> tuple[list[Tensor], float]:
+        """Return a gradient and its scale; a random direction if it is zero."""
         norm = _norm(g.to(m.compute_dtype) for g, m in zip(v, self.held, strict=True))
         if not norm:
+            generator = torch.Generator().manual_seed(self.seed + index)
             v = [torch.randn(m.anchor.shape, generator=generator).to(m.anchor) for m in self.held]
             norm = _norm(v)
-        self.scale = (self.distance or 1.0) / norm
-        return v
+        return v, (self.distance or 1.0) / norm
 
     @torch.no_grad()
     @autocast_disabled()
-    def _displace(self, v: Sequence[Tensor], sign: float, nats: float) -> None:
-        """Displace the parameters by a direction that is pulled back or stretched until the budget is spent."""
-        self._move(v, sign * self.scale)
+    def _displace(self, v: Sequence[Tensor], by: float, nats: float) -> None:
+        """Displace the parameters by by * v, pulled back or stretched until the budget is spent."""
+        self._move(v, by)
         spent = self.solver.energy(self.held)
         if 0 < spent < nats:
-            self._move(v, sign * self.scale * math.sqrt(nats / spent))
+            self._move(v, by * math.sqrt(nats / spent))
         self.solver.budget, self.solver.mu = dataclasses.replace(self.budget, nats=nats), {}
         self.solver.apply_pull(self.held, self.parameters, 1)
 
