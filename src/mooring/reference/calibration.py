@@ -15,7 +15,7 @@ from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning, warn
-from mooring.pulls.budget import Budget
+from mooring.pulls.budget import UNSPENT_TOLERANCE, Budget
 from mooring.reference.batches import Data, Loss, Outputs, iter_batches, scalar_loss
 from mooring.reference.estimation import NO_DEPENDENCE, NOT_FINITE
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
@@ -273,9 +273,9 @@ class _Calibration:
         """
         search, count = FactorSearch(nats), len(self.losses.batches)
         every = [*itertools.product(range(DIRECTIONS), range(count))]
-        some = sorted((batch % (DIRECTIONS if self.stored else 1), batch) for batch in range(count))
+        each_batch = sorted((batch % (DIRECTIONS if self.stored else 1), batch) for batch in range(count))
         last = STORED_TOLERANCE if self.stored else TOLERANCE
-        for pairs, tolerance in ((every[:1], TOLERANCE), (some, TOLERANCE), (every, last)):
+        for pairs, tolerance in ((every[:1], TOLERANCE), (each_batch, TOLERANCE), (every, last)):
             search.solve(partial(self._rise, pairs), tolerance)
         return search.factor
 
@@ -314,8 +314,9 @@ class _Calibration:
         """Displace the parameters by by * v, pulled back or stretched until the budget is spent."""
         self._move(v, by)
         spent = self.solver.energy(self.held)
-        if 0 < spent < nats:
-            self._move(v, by * math.sqrt(nats / spent))
+        target = (1 - UNSPENT_TOLERANCE / 2) * nats  # that of a pull, so that rounding does not decide to pull
+        if 0 < spent < target:
+            self._move(v, by * math.sqrt(target / spent))
         self.solver.budget, self.solver.mu = dataclasses.replace(self.budget, nats=nats), {}
         self.solver.apply_pull(self.held, self.parameters, 1)
 

@@ -46,8 +46,8 @@ def _product_bytes(states: MooringState, p: Tensor, width: int) -> int:
     shapes = factor_shapes(states.products.by_b[p], states.adapters.largest)
     inputs, outputs = (torch.Size(shape).numel() for shape in shapes)
     dtype = states.adapters.dtype
-    past, vectors = (1, 2) if dtype == "8bit" else (dtype.itemsize if dtype else width,) * 2
-    return (width + past) * (inputs + outputs) + vectors * (outputs if len(shapes[1]) > 1 else 0)
+    previous, vectors = (1, 2) if dtype == "8bit" else (dtype.itemsize if dtype else width,) * 2
+    return (width + previous) * (inputs + outputs) + vectors * (outputs if len(shapes[1]) > 1 else 0)
 
 
 def free_bytes(device: torch.device) -> int | None:
