@@ -115,7 +115,7 @@ def test_batches_share_the_eigenbases_of_their_layers():
 
 
 def test_batches_follow_a_second_task():
-    model, optimizer, moor, data = moored(torch.float64)
+    model, optimizer, moor, data = moored(torch.float64, memory=mooring.Memory())
     for step in range(6):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(data[0][0]), data[0][1]).backward()

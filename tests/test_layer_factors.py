@@ -15,7 +15,12 @@ F64 = torch.float64
 def moored(model, data, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     return optimizer, mooring.attach(
-        model, optimizer, reference=data, importance=Kronecker(**options), pull=mooring.Budget(1e-3)
+        model,
+        optimizer,
+        reference=data,
+        importance=Kronecker(**options),
+        pull=mooring.Budget(1e-3),
+        memory=mooring.Memory(),
     )
 
 

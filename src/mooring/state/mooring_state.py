@@ -636,8 +636,9 @@ class MooringState:
             kept = state.importance_state if state.factors is None or state.has_scores else state.factors.count
             if state.count and not kept:
                 raise MooringError(
-                    'nothing is known of this task, because current="none" keeps nothing during training: give '
-                    "consolidate(data=...) some of its data, or attach without it"
+                    'nothing is known of this task, because Memory(current="none"), the default of Kronecker() with '
+                    "a reference, keeps nothing during training: give consolidate(data=...) some of its data, or "
+                    "attach(memory=Memory()) before it"
                 )
 
     def _check_narrow_scores(self) -> None:
