@@ -159,9 +159,10 @@ def _replace(states: MooringState, estimated: MooringState) -> None:
             m.importance_state["current"] = states.memory.store_current(m.importance_state["current"])
     for p, m in states.records.items():
         new = estimated.records.pop(p, None) or estimated.new_state(p, states.tasks)
-        for one, other in ((m, new), (new, m)):
-            if not other.factors:
-                states.to_scores(one)
+        if not new.factors:
+            states.to_scores(m)
+        if not m.factors:
+            estimated.to_scores(new)  # which keeps scores, even if training does not
         m.importance_state, m.count = new.importance_state, new.count
         if m.factors and new.factors:
             for name in ("inputs", "outputs", "count"):
