@@ -23,6 +23,7 @@ class _ShapeGroup:
     Attributes:
         states: their states.
         inputs: the eigenvectors of A of each layer, (layers, in, in), or of its blocks, (layers, blocks, size, size).
+            The groups of a convolution count as layers.
         outputs: the eigenvectors of G, likewise.
         d: the displacements in the eigenbases, (layers, out, in); a part of those of the whole batch.
         removed: what a pull removes of them, likewise.
@@ -52,7 +53,8 @@ class _ShapeGroup:
         else:
             removed = torch.bmm(torch.bmm(self.outputs, self.removed), self.inputs.mT)
         removed = removed.to(thetas[0].dtype)
-        torch._foreach_sub_(thetas, [part.view_as(t) for part, t in zip(removed.unbind(), thetas, strict=True)])
+        parts = removed.view(len(thetas), -1).unbind()
+        torch._foreach_sub_(thetas, [part.view_as(t) for part, t in zip(parts, thetas, strict=True)])
 
     def _displacements(self) -> Tensor:
         """Return theta - anchor of all layers, in the dtype of the factors."""
@@ -86,7 +88,7 @@ class KroneckerBatch(BatchTerm):
 
     def _group(self, states: list[ParameterState], part: slice) -> _ShapeGroup:
         """Stack the eigenbases of layers of equal shape."""
-        shape = len(states), *_basis(states[0])[2].shape
+        shape: tuple[int, ...] = len(states), *_basis(states[0])[2].shape
         bases = [_basis(state) for state in states]
         inputs, outputs = (_stack([basis[side] for basis in bases]) for side in (0, 1))
         curvature = self.curvature[part].view(shape)
@@ -94,6 +96,8 @@ class KroneckerBatch(BatchTerm):
             curvature[index].copy_(basis[2])
             assert state.factors is not None
             state.factors.basis = inputs[index], outputs[index], curvature[index]
+        if len(shape) > 3:
+            inputs, outputs, shape = inputs.flatten(0, 1), outputs.flatten(0, 1), (-1, *shape[2:])
         return _ShapeGroup(states, inputs, outputs, self.d[part].view(shape), self.removed[part].view(shape))
 
     def is_valid(self) -> bool:

@@ -16,8 +16,9 @@ class Kronecker(Importance):
     A is the mean of a a' over a layer's inputs a, and G is the mean of b b' over the gradients b of its outputs, both
     over the iterations of a task. A weight displaced by d then costs tr(G d A d') / 2 nats, which includes the effect
     of weights that move together. The diagonal, which `EWC` keeps, misses that by orders of magnitude. Biases have
-    their own G. Parameters of other layers have the diagonal, and so has a layer whose weight is not a plain parameter,
-    is read without a call of the layer, or belongs to a module of another kind too.
+    their own G, and each group of a convolution its own A and G. Parameters of other layers have the diagonal, and so
+    has a layer whose weight is not a plain parameter, is read without a call of the layer, or belongs to a module of
+    another kind too.
 
     Layers with more than `largest` inputs or outputs have the diagonal. With `blocks`, factors of all layers are
     block-diagonal instead, which misses what weights of different blocks do together: memory and time then grow with

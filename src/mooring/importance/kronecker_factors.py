@@ -32,8 +32,8 @@ class KroneckerFactors:
 
     Attributes:
         inputs: A summed over the iterations of this task, (in, in). A bias has one input, so (1, 1). With blocks, those
-            along its diagonal, (blocks, size, size).
-        outputs: G summed over the iterations of this task, (out, out) or its blocks.
+            along its diagonal, (blocks, size, size). A convolution in groups has a matrix for each, (groups, in, in).
+        outputs: G summed over the iterations of this task, (out, out), or its blocks, or those of groups.
         past_inputs, past_outputs: the mean over past tasks of each task's mean A and G.
         count: the number of iterations in the sums.
         tasks: the number of tasks in the means.
@@ -56,7 +56,13 @@ class KroneckerFactors:
 
     @classmethod
     def zeros(
-        cls, parameter: Tensor, dtype: torch.dtype, *, runs: bool = False, blocks: int | None = None
+        cls,
+        parameter: Tensor,
+        dtype: torch.dtype,
+        *,
+        runs: bool = False,
+        blocks: int | None = None,
+        groups: int = 1,
     ) -> "KroneckerFactors":
         """Return zero factors of a weight (out, in, ...) or a bias (out,).
 
@@ -64,14 +70,15 @@ class KroneckerFactors:
             parameter: the parameter, with `runs` behind a leading run axis.
             dtype: the dtype of the factors.
             runs: whether there is a run axis.
-            blocks: the largest size of a block, if factors are block-diagonal.
+            blocks: the largest size of a block, if factors are block-diagonal; those of groups are not.
+            groups: the number of groups of a convolution.
         """
         lead, shape = (parameter.shape[:1], parameter.shape[1:]) if runs else ((), parameter.shape)
         inputs, outputs = (
-            torch.zeros(*lead, *factor_shape(size, blocks), dtype=dtype, device=parameter.device)
-            for size in (shape[1:].numel(), shape[0])
+            torch.zeros(*lead, *factor_shape(size, blocks, groups), dtype=dtype, device=parameter.device)
+            for size in (shape[1:].numel(), shape[0] // groups)
         )
-        return cls(inputs, outputs, inputs.clone(), outputs.clone(), blocked=blocks is not None)
+        return cls(inputs, outputs, inputs.clone(), outputs.clone(), blocked=blocks is not None and groups == 1)
 
     def select_runs(self, rows: Tensor) -> None:
         """Keep the runs in these rows, in this order."""
@@ -120,11 +127,18 @@ class KroneckerFactors:
 
     def diagonal(self, like: Tensor) -> Tensor:
         """Return the diagonal of this task's mean curvature in the shape of the parameter `like`."""
-        return _diagonal(self.inputs, self.outputs, 1 / max(1, self.count) ** 2, like)
+        return self._diagonal(self.inputs, self.outputs, 1 / max(1, self.count) ** 2, like)
 
     def past_diagonal(self, like: Tensor) -> Tensor:
         """Return the diagonal of the curvature of past tasks in the shape of the parameter `like`."""
-        return _diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
+        return self._diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
+
+    def _diagonal(self, inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
+        """Return the diagonal of scale * G (x) A in the shape of a parameter."""
+        g, a = (factor.diagonal(dim1=-2, dim2=-1) for factor in (outputs, inputs))
+        if self.blocked:
+            g, a = g.flatten(), a.flatten()
+        return (scale * g.unsqueeze(-1) * a.unsqueeze(-2)).reshape(like.shape)
 
     def update_eigenbasis(self) -> None:
         """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal."""
@@ -155,19 +169,15 @@ class KroneckerFactors:
         return (outputs @ d @ inputs.mT).reshape(like.shape)
 
 
-def _diagonal(inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
-    """Return the diagonal of scale * G (x) A in the shape of a parameter."""
-    g, a = (factor.diagonal(dim1=-2, dim2=-1).flatten() for factor in (outputs, inputs))
-    return (scale * g.unsqueeze(-1) * a).reshape(like.shape)
-
-
-def factor_shape(size: int, blocks: int | None) -> tuple[int, ...]:
-    """Return the shape of a factor of this size: whole, or the blocks along its diagonal.
+def factor_shape(size: int, blocks: int | None, groups: int = 1) -> tuple[int, ...]:
+    """Return the shape of a factor of this size: whole, or the blocks along its diagonal, or one for each group.
 
     Example:
-        >>> factor_shape(6, None), factor_shape(6, 2)
-        ((6, 6), (3, 2, 2))
+        >>> factor_shape(6, None), factor_shape(6, 2), factor_shape(6, 2, groups=4)
+        ((6, 6), (3, 2, 2), (4, 6, 6))
     """
+    if groups > 1:
+        return groups, size, size
     if blocks is None:
         return size, size
     width = block_size(size, blocks)
@@ -225,7 +235,7 @@ def at_least_rounding(matrix: Tensor, values: Tensor, vectors: Tensor) -> Tensor
 def layers_with_factors(
     model: nn.Module, largest: int, blocks: int | None = None
 ) -> dict[nn.Module, dict[str, Tensor]]:
-    """Return the linear layers and plain two-dimensional convolutions of a model, with their weights and biases.
+    """Return the linear layers and two-dimensional convolutions of a model, with their weights and biases.
 
     `Conv1D` of transformers is a linear layer.
 
@@ -287,6 +297,16 @@ def is_transposed(layer: nn.Module) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
 
 
+def layer_groups(layer: nn.Module) -> int:
+    """Return the number of groups of a convolution, each of which has factors of its own; 1 for another layer.
+
+    Example:
+        >>> layer_groups(nn.Conv2d(8, 8, 3, groups=8)), layer_groups(nn.Linear(2, 3))
+        (8, 1)
+    """
+    return layer.groups if isinstance(layer, nn.Conv2d) else 1
+
+
 def _layer_reason(layer: nn.Module, largest: int, blocks: int | None) -> str:
     """Return why no parameter of a layer has factors; empty if they have."""
     weight: Any = layer._parameters.get("weight")
@@ -296,11 +316,13 @@ def _layer_reason(layer: nn.Module, largest: int, blocks: int | None) -> str:
         return LAZY
     if isinstance(layer, NonDynamicallyQuantizableLinear):  # the out_proj of nn.MultiheadAttention
         return "attention reads its weight without calling its layer"
-    if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"):
-        return "convolutions in groups or with other padding than zeros have no Kronecker factors"
+    if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
+        return "convolutions with other padding than zeros have no Kronecker factors"
     if isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
         return f"convolutions with padding={layer.padding!r} have no Kronecker factors"
     outs, ins = weight.mT.shape if is_transposed(layer) else weight.flatten(1).shape
+    if (groups := layer_groups(layer)) > 1:
+        outs, largest, blocks = outs // groups, min(largest, blocks or largest), None
     if blocks is not None:
         narrow = min((ins, outs), key=lambda size: block_size(size, blocks) / min(size, blocks))
         if block_size(narrow, blocks) * MIN_BLOCK_SHARE < min(narrow, blocks):
@@ -363,22 +385,35 @@ def _patches(layer: nn.Conv2d, a: Tensor, dtype: torch.dtype) -> Tensor:
     return unfold(a.to(dtype), *window).mT
 
 
-def row_factors(a: Tensor, b: Tensor) -> LayerFactors:
+def row_factors(a: Tensor, b: Tensor, groups: int = 1) -> LayerFactors:
     """Compute A, G and the G of the bias from inputs and output gradients, both as `layer_rows` returns them."""
-    return *weight_factors(a, b), bias_factor(b)
+    return *weight_factors(a, b, groups=groups), bias_factor(b)
 
 
-def weight_factors(a: Tensor, b: Tensor, blocks: int | None = None) -> tuple[Tensor, Tensor]:
+def weight_factors(a: Tensor, b: Tensor, blocks: int | None = None, groups: int = 1) -> tuple[Tensor, Tensor]:
     """Compute A = sum(a a') / n and G = n / t * sum(b b') from the rows of n samples with t places each.
 
     Args:
         a: inputs, (..., n, t, in).
         b: output gradients, (..., n, t, out).
         blocks: the largest size of a block, if factors are block-diagonal.
+        groups: the number of groups of a convolution, whose factors have a leading axis for them.
     """
     n, places = a.shape[-3], a.shape[-2]
     a_rows, b_rows = a.flatten(-3, -2), b.flatten(-3, -2)
+    if groups > 1:
+        a_rows, b_rows, blocks = group_rows(a_rows, groups), group_rows(b_rows, groups), None
     return squares(a_rows, blocks) / n, squares(b_rows, blocks) * (n / places)
+
+
+def group_rows(rows: Tensor, groups: int) -> Tensor:
+    """Return rows (..., n, features) of all groups as (..., groups, n, features of each).
+
+    Example:
+        >>> group_rows(torch.zeros(5, 6), 3).shape
+        torch.Size([3, 5, 2])
+    """
+    return rows.reshape(*rows.shape[:-1], groups, -1).transpose(-3, -2)
 
 
 def squares(rows: Tensor, blocks: int | None = None) -> Tensor:
@@ -413,7 +448,7 @@ def batch_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = Non
         >>> [factor.tolist() for factor in batch_factors(nn.Linear(2, 1), a, b)]
         [[[1.0, 2.0], [2.0, 4.0]], [[9.0]], [[9.0]]]
     """
-    return row_factors(*layer_rows(layer, a, b, runs))
+    return row_factors(*layer_rows(layer, a, b, runs), layer_groups(layer))
 
 
 def combine_uses(factors: Sequence[LayerFactors]) -> LayerFactors:

@@ -11,7 +11,9 @@ from mooring.importance.kronecker_factors import (
     bias_factor,
     factor_shape,
     float32_product,
+    group_rows,
     is_transposed,
+    layer_groups,
     layer_rows,
     weight_factors,
 )
@@ -105,7 +107,7 @@ def observe(
     a, b = layer_rows(layer, a, b)
     observed: dict[str, ObservedFactors] = {}
     if "weight" in names:
-        observed["weight"] = _observe_weight(a, b, blocks)
+        observed["weight"] = _observe_weight(a, b, blocks, layer_groups(layer))
         observed["weight"].transposed = is_transposed(layer)
     if "bias" in names:
         sums = bias_factor(b, blocks)
@@ -115,17 +117,25 @@ def observe(
     return observed
 
 
-def _observe_weight(a: Tensor, b: Tensor, blocks: int | None) -> ObservedFactors:
+def _observe_weight(a: Tensor, b: Tensor, blocks: int | None, groups: int) -> ObservedFactors:
     n, places, size = a.shape
-    inputs, outputs = weight_factors(a, b, blocks)
-    along = float32_product(a.flatten(0, 1), directions(size, a.dtype, a.device))
-    squares = outputs.diagonal(dim1=-2, dim2=-1).sum() * (places / n)  # the sum of b^2
-    noise = squares * along.square().sum() / len(along)
-    return ObservedFactors(n, inputs, outputs, float32_product(b.flatten(0, 1).mT, along), noise)
+    inputs, outputs = weight_factors(a, b, blocks, groups)
+    a_rows, b_rows = a.flatten(0, 1), b.flatten(0, 1)
+    fixed = directions(size // groups, a.dtype, a.device)
+    if groups > 1:
+        a_rows, b_rows, fixed = group_rows(a_rows, groups), group_rows(b_rows, groups), fixed.expand(groups, -1, -1)
+    along = float32_product(a_rows, fixed)
+    squares = outputs.diagonal(dim1=-2, dim2=-1).sum(-1) * (places / n)  # the sum of b^2, of each block or group
+    lengths = along.square().sum((-2, -1)) / (n * places)
+    noise = (squares * lengths).sum() if groups > 1 else squares.sum() * lengths
+    gradient = float32_product(b_rows.mT, along).reshape(-1, DIRECTIONS)
+    return ObservedFactors(n, inputs, outputs, gradient, noise)
 
 
-def observed_shapes(parameter: Tensor, blocks: int | None, *, transposed: bool = False) -> FactorShapes:
-    """Return the shapes of what `observe` returns for a weight or a bias.
+def observed_shapes(
+    parameter: Tensor, blocks: int | None, *, transposed: bool = False, groups: int = 1
+) -> FactorShapes:
+    """Return the shapes of what `observe` returns for a weight, of a layer with so many groups, or a bias.
 
     Example:
         >>> observed_shapes(torch.zeros(3, 2), None), observed_shapes(torch.zeros(3), None)
@@ -135,7 +145,7 @@ def observed_shapes(parameter: Tensor, blocks: int | None, *, transposed: bool =
         parameter = parameter.mT
     out, size = len(parameter), parameter.shape[1:].numel()
     along = (out,) if parameter.ndim == 1 else (out, DIRECTIONS)
-    return factor_shape(size, blocks), factor_shape(out, blocks), along
+    return factor_shape(size, blocks, groups), factor_shape(out // groups, blocks, groups), along
 
 
 @cache

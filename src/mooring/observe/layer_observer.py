@@ -142,7 +142,8 @@ class LayerObserver:
         """Return the shapes of what is observed for a parameter; of a B, those of its product and of itself."""
         if product := self.states.products.by_b.get(p):
             return *factor_shapes(product, self.states.largest_side), tuple(p.flatten(1).shape)
-        return observed_shapes(p, self.states.importance.blocks, transposed=transposed)
+        groups = self.states.groups_of(p)
+        return observed_shapes(p, self.states.importance.blocks, transposed=transposed, groups=groups)
 
     def remove(self) -> None:
         """Remove the hooks."""

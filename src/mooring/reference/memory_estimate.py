@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mooring.adapters.product_factors import Product, factor_shapes
 from mooring.errors import MooringError
-from mooring.importance.factor_blocks import block_size
+from mooring.importance.kronecker_factors import factor_shape
 from mooring.state.memory import compute_dtype_of
 from mooring.state.mooring_state import MooringState
 
@@ -30,10 +30,9 @@ def _bytes(states: MooringState, p: Tensor) -> int:
     if p in states.products:
         return gradient + anchor + _product_bytes(states, p, width)
     if p in states.with_factors and not (known and known.factors is None):
-        outs = len(p)
-        ins = size // max(1, outs)
-        blocks = states.importance.blocks
-        squares = ins * block_size(ins, blocks) + outs * block_size(outs, blocks)
+        groups = states.groups_of(p)
+        outs, ins, blocks = len(p) // groups, size // max(1, len(p)), states.importance.blocks
+        squares = sum(torch.Size(factor_shape(side, blocks, groups)).numel() for side in (ins, outs))
         factors = 3 * squares + size  # of this task, of past tasks, and the eigenbasis with its curvature
         return gradient + anchor + width * factors
     return gradient + anchor + width * size * (1 if known and known.previous is not None else 2)

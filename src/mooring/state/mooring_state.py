@@ -23,6 +23,7 @@ from mooring.importance.kronecker_factors import (
     LAZY,
     KroneckerFactors,
     diagonal_reasons,
+    layer_groups,
     layers_with_factors,
 )
 from mooring.pulls.merges import Merge
@@ -328,6 +329,7 @@ class MooringState:
         self.layers: dict[nn.Module, dict[str, Tensor]] = {}
         self.diagonal_reasons: dict[Tensor, str] = {}
         self.with_factors: set[Tensor] = set()
+        self.grouped: dict[Tensor, int] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -340,6 +342,8 @@ class MooringState:
         if self.importance.by_layer:
             self.layers = self._moored_layers()
             self.with_factors = {p for parameters in self.layers.values() for p in parameters.values()}
+            weights = ((own.get("weight"), layer_groups(layer)) for layer, own in self.layers.items())
+            self.grouped = {p: groups for p, groups in weights if p is not None and groups > 1}
             observed = {p: reason for p, reason in self.diagonal_reasons.items() if p in self.with_factors}
             self.diagonal_reasons = observed | diagonal_reasons(
                 self.model, self.importance.largest, self.importance.blocks
@@ -483,7 +487,8 @@ class MooringState:
         """
         if sharded(p):
             raise MooringError(f"{self.names[p]!r} changed its shape, which a sharded parameter cannot: attach anew")
-        if old.factors and old.factors.blocked:  # its blocks have other sizes now
+        grouped = old.factors is not None and not old.held_with and old.factors.inputs.ndim > 2
+        if old.factors and (old.factors.blocked or grouped):  # its blocks or groups have other sizes now
             self.to_scores(old)
         new = self.new_state(p, self.tasks)
         if old.held_with or p in self.products:
@@ -528,7 +533,13 @@ class MooringState:
 
     def new_factors(self, p: Tensor) -> KroneckerFactors:
         """Return the factors of a parameter before anything is known of it."""
-        return KroneckerFactors.zeros(p.detach(), compute_dtype_of(p), blocks=self.importance.blocks)
+        return KroneckerFactors.zeros(
+            p.detach(), compute_dtype_of(p), blocks=self.importance.blocks, groups=self.groups_of(p)
+        )
+
+    def groups_of(self, p: Tensor) -> int:
+        """Return the number of groups whose factors the weight of a convolution has; 1 for another parameter."""
+        return self.grouped.get(p, 1)
 
     def new_product(self, b: Tensor) -> ProductFactors:
         """Return the factors of a low-rank product, with what is known of past tasks of its layer."""
