@@ -52,9 +52,9 @@ def observed(monkeypatch):
     """Return the layers whose factors are computed, as they come."""
     layers, observe = [], layer_observer.observe
 
-    def record(layer, a, b, names, blocks):
+    def record(layer, a, b, names, *options):
         layers.append((layer, {*names}))
-        return observe(layer, a, b, names, blocks)
+        return observe(layer, a, b, names, *options)
 
     monkeypatch.setattr(layer_observer, "observe", record)
     return layers

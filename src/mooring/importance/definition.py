@@ -102,6 +102,9 @@ class Importance:
     blocks: int | None = None
     """With `by_layer`: the largest size of a block, if factors are block-diagonal; None for whole factors."""
 
+    places: int | None = None
+    """With `by_layer`: the largest number of places of a sample that factors are computed from; None for all."""
+
     seed: int = 0
     """The seed of the random numbers in `start` and `probe`."""
 

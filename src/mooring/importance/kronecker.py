@@ -36,6 +36,8 @@ class Kronecker(Importance):
         largest: layers with more inputs or outputs have the diagonal, such as the output layer of a language model.
         blocks: the largest size of a block, if factors are to be block-diagonal, such as 512 for models of a billion
             parameters; then `largest` has no effect.
+        places: the largest number of places of a sample, pixels or positions, from which factors of weights are
+            computed; by default all.
 
     Example:
         >>> import torch, mooring
@@ -56,6 +58,7 @@ class Kronecker(Importance):
     batch_size: int | None = None
     largest: int = 4096
     blocks: int | None = None
+    places: int | None = None
     needs_anchor: ClassVar[bool] = False
     by_layer: ClassVar[bool] = True
     averages: ClassVar[bool] = True
@@ -65,8 +68,9 @@ class Kronecker(Importance):
         check_whole("largest", self.largest, 1)
         if self.blocks is not None:
             check_whole("blocks", self.blocks, 1)
-        if self.batch_size is not None:
-            check_whole("batch_size", self.batch_size, 1)
+        for name in ("batch_size", "places"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 1)
 
     @property
     def watches(self) -> Literal["nothing", "samples", "outputs"]:

@@ -353,6 +353,20 @@ def layer_rows(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) 
     return a, b
 
 
+def output_rows(layer: nn.Module, b: Tensor) -> Tensor:
+    """Return output gradients alone as `layer_rows` does, without their inputs.
+
+    Example:
+        >>> tuple(output_rows(nn.Conv2d(3, 8, 2), torch.zeros(5, 8, 3, 3)).shape)
+        (5, 9, 8)
+    """
+    if isinstance(layer, nn.Conv2d):
+        b = b.permute(0, 2, 3, 1)
+    if not sums_in_float32(b):
+        b = b.to(torch.promote_types(b.dtype, torch.float32))
+    return b.reshape(len(b), -1, b.shape[-1])
+
+
 def sums_in_float32(t: Tensor) -> bool:
     """Return whether products of a half-precision tensor can be summed in float32, without a copy in float32."""
     return t.dtype in (torch.bfloat16, torch.float16) and t.device.type == "cuda" and has_wide_products()

@@ -14,9 +14,10 @@ from mooring.importance.kronecker_factors import (
     group_rows,
     is_transposed,
     layer_groups,
-    layer_rows,
+    output_rows,
     weight_factors,
 )
+from mooring.importance.sampled_places import gradient_along, sample_rows
 
 DIRECTIONS = 8
 """The number of directions of inputs along which gradients are compared, instead of as a whole."""
@@ -96,39 +97,41 @@ def observe(
     b: Tensor,
     names: Collection[str] = ("weight", "bias"),
     blocks: int | None = None,
+    places: int | None = None,
 ) -> dict[str, ObservedFactors]:
     """Return the factors of the weight, of the bias or of both from one batch.
 
-    The arguments are those of `batch_factors`, the names of the parameters, and the largest size of a block, if factors
-    are block-diagonal.
+    The arguments are those of `batch_factors`, the names of the parameters, the largest size of a block, if factors are
+    block-diagonal, and the largest number of places of a sample from which the factors of a weight are computed.
     """
     if a.ndim == (3 if isinstance(layer, nn.Conv2d) else 1):
         a, b = a.unsqueeze(0), b.unsqueeze(0)  # a sample without a batch
-    a, b = layer_rows(layer, a, b)
     observed: dict[str, ObservedFactors] = {}
     if "weight" in names:
-        observed["weight"] = _observe_weight(a, b, blocks, layer_groups(layer))
+        observed["weight"] = _observe_weight(layer, a, b, blocks, places)
         observed["weight"].transposed = is_transposed(layer)
     if "bias" in names:
-        sums = bias_factor(b, blocks)
-        noise = sums.diagonal(dim1=-2, dim2=-1).sum() / len(b)
-        total, one = b.sum((0, 1), dtype=sums.dtype), sums.new_ones(factor_shape(1, blocks))
-        observed["bias"] = ObservedFactors(len(b), one, sums, total, noise)
+        rows = output_rows(layer, b)
+        sums = bias_factor(rows, blocks)
+        noise = sums.diagonal(dim1=-2, dim2=-1).sum() / len(rows)
+        total, one = rows.sum((0, 1), dtype=sums.dtype), sums.new_ones(factor_shape(1, blocks))
+        observed["bias"] = ObservedFactors(len(rows), one, sums, total, noise)
     return observed
 
 
-def _observe_weight(a: Tensor, b: Tensor, blocks: int | None, groups: int) -> ObservedFactors:
-    n, places, size = a.shape
-    inputs, outputs = weight_factors(a, b, blocks, groups)
-    a_rows, b_rows = a.flatten(0, 1), b.flatten(0, 1)
-    fixed = directions(size // groups, a.dtype, a.device)
-    if groups > 1:
-        a_rows, b_rows, fixed = group_rows(a_rows, groups), group_rows(b_rows, groups), fixed.expand(groups, -1, -1)
-    along = float32_product(a_rows, fixed)
-    squares = outputs.diagonal(dim1=-2, dim2=-1).sum(-1) * (places / n)  # the sum of b^2, of each block or group
-    lengths = along.square().sum((-2, -1)) / (n * places)
-    noise = (squares * lengths).sum() if groups > 1 else squares.sum() * lengths
-    gradient = float32_product(b_rows.mT, along).reshape(-1, DIRECTIONS)
+def _observe_weight(layer: nn.Module, a: Tensor, b: Tensor, blocks: int | None, places: int | None) -> ObservedFactors:
+    n, groups = len(a), layer_groups(layer)
+    a_rows, b_rows, share = sample_rows(layer, a, b, places)
+    inputs, outputs = weight_factors(a_rows, b_rows, blocks, groups)
+    fixed = directions(a_rows.shape[-1] // groups, a_rows.dtype, a.device)
+    along = float32_product(group_rows(a_rows.flatten(0, 1), groups), fixed.expand(groups, -1, -1))
+    if share > 1:
+        inputs, gradient = inputs * share, gradient_along(layer, a, b, fixed.to(outputs.dtype))
+    else:
+        gradient = float32_product(group_rows(b_rows.flatten(0, 1), groups).mT, along).reshape(-1, DIRECTIONS)
+    squares = outputs.diagonal(dim1=-2, dim2=-1).sum(-1).reshape(groups, -1).sum(-1)
+    squares = squares * (share * a_rows.shape[1] / n)  # the sum of b^2 in each group
+    noise = (squares * along.square().sum((1, 2))).sum() / along.shape[1]
     return ObservedFactors(n, inputs, outputs, gradient, noise)
 
 

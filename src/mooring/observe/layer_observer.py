@@ -88,8 +88,8 @@ class LayerObserver:
     def _observe(self, module: nn.Module, own: dict[str, Tensor], a: Tensor, b: Tensor) -> dict[str, ObservedFactors]:
         """Return the factors of the parameters of a layer that are named in `own`."""
         products = {name: p for name, p in self.states.products.of_module(module).items() if name in own}
-        names = own.keys() - products.keys()
-        observed = observe(module, a, b, names, self.states.importance.blocks) if names else {}
+        names, importance = own.keys() - products.keys(), self.states.importance
+        observed = observe(module, a, b, names, importance.blocks, importance.places) if names else {}
         if products:
             observed |= observe_products(products, self.states.largest_side, a, b)
         return observed
