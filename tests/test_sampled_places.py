@@ -6,7 +6,7 @@ from torch import nn
 
 import mooring
 from mooring.errors import MooringError
-from mooring.importance import Kronecker
+from mooring.importance import Kronecker, sampled_places
 from mooring.importance.kronecker_factors import layer_rows
 from mooring.importance.observed_factors import observe
 from mooring.importance.sampled_places import sample_rows
@@ -50,6 +50,18 @@ def test_gradient_is_that_of_all_places(name):
         torch.testing.assert_close(sampled[parameter].gradient, whole[parameter].gradient)
         assert sampled[parameter].outputs.shape == whole[parameter].outputs.shape
     torch.testing.assert_close(sampled["bias"].outputs, whole["bias"].outputs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_large_batches_are_observed_in_parts(name, monkeypatch):
+    layer, x, b = called(name)
+    whole = observe(layer, x, b)["weight"]
+    monkeypatch.setattr(sampled_places, "MAX_WINDOWS", 8000)
+    parts = observe(layer, x, b)["weight"]
+    assert parts.samples == whole.samples == 5
+    for slot in ("inputs", "outputs", "gradient"):
+        torch.testing.assert_close(getattr(parts, slot), getattr(whole, slot))
+    assert float(parts.noise) == pytest.approx(float(whole.noise), rel=0.1)
 
 
 def test_factors_of_a_constant_image_need_one_place():

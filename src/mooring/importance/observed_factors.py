@@ -17,7 +17,7 @@ from mooring.importance.kronecker_factors import (
     output_rows,
     weight_factors,
 )
-from mooring.importance.sampled_places import gradient_along, sample_rows
+from mooring.importance.sampled_places import gradient_along, sample_rows, samples_at_once
 
 DIRECTIONS = 8
 """The number of directions of inputs along which gradients are compared, instead of as a whole."""
@@ -108,7 +108,14 @@ def observe(
         a, b = a.unsqueeze(0), b.unsqueeze(0)  # a sample without a batch
     observed: dict[str, ObservedFactors] = {}
     if "weight" in names:
-        observed["weight"] = _observe_weight(layer, a, b, blocks, places)
+        count = samples_at_once(layer, a, b, places)
+        first, *others = (
+            _observe_weight(layer, *part, blocks, places)
+            for part in zip(torch.split(a, count), torch.split(b, count), strict=True)
+        )
+        for other in others:
+            first.add_pass(other)
+        observed["weight"] = first
         observed["weight"].transposed = is_transposed(layer)
     if "bias" in names:
         rows = output_rows(layer, b)

@@ -9,6 +9,9 @@ from torch.nn.grad import conv2d_weight
 
 from mooring.importance.kronecker_factors import layer_rows
 
+MAX_WINDOWS = 1 << 26
+"""Numbers in the copies of windows of a convolution that are made at once."""
+
 
 def sample_rows(layer: nn.Module, a: Tensor, b: Tensor, places: int | None) -> tuple[Tensor, Tensor, float]:
     """Return `layer_rows` of at most so many places of each sample, and all places over those; None takes all.
@@ -37,6 +40,20 @@ def sample_rows(layer: nn.Module, a: Tensor, b: Tensor, places: int | None) -> t
         a, b = (t.flatten(1, -2)[:, every // 2 :: every] for t in (a, b))
     a, b = layer_rows(layer, a, b)
     return a, b, total / a.shape[1]
+
+
+def samples_at_once(layer: nn.Module, a: Tensor, b: Tensor, places: int | None) -> int:
+    """Return how many samples of a batch to take at once, so that the windows of a convolution fit into MAX_WINDOWS.
+
+    Example:
+        >>> samples_at_once(nn.Conv2d(64, 8, 3), torch.zeros(256, 64, 1, 1), torch.zeros(256, 8, 56, 56), None)
+        37
+    """
+    if not isinstance(layer, nn.Conv2d) or layer.kernel_size == (1, 1):
+        return len(a)
+    total = b.shape[2:].numel()
+    windows = layer.in_channels * layer.kernel_size[0] * layer.kernel_size[1] * min(total, places or total)
+    return max(1, MAX_WINDOWS // windows)
 
 
 def _sample_image(layer: nn.Conv2d, a: Tensor, b: Tensor, every: int) -> tuple[Tensor, Tensor, nn.Conv2d]:
