@@ -233,3 +233,30 @@ def test_saturated_prints_the_rows_of_its_page(monkeypatch, capsys):
     assert len(printed) == 1 + len(bench.TASKS) * len(bench.SETTINGS)
     for line in printed[1:]:
         assert line[:36].rstrip() in page
+
+
+def test_finetuning_cost_spends_its_budget_in_every_step(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    main, kept = importlib.import_module("finetuning_cost").main, tmp_path / "results.json"
+    brief = ["--tiny", "--turns", "1", "--block", "1", "--reference", "1"]
+    main([*brief, "--only", "efficientnet", "--rows", "kronecker,explicit", "--json", str(kept)])
+    (model,) = json.loads(kept.read_text())["models"]
+    kronecker, explicit = model["rows"]
+    assert all(0.98 < share <= 1 for share in kronecker["spent_of_budget"])
+    assert explicit["spent_of_budget"] == []
+    assert kronecker["attach_steps"] == pytest.approx(1e3 * kronecker["attach_seconds"] / model["plain_ms"])
+    assert capsys.readouterr().out.count("\nkronecker ") == 1
+
+
+def test_sampled_places_compares_with_all_places(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench, kept = importlib.import_module("sampled_places"), tmp_path / "results.json"
+    monkeypatch.setattr(bench, "train", lambda model, *_: [p.data.mul_(1.01) for p in model.parameters()])
+    monkeypatch.setattr(bench, "REFERENCE", 40)
+    bench.main(["--seeds", "1", "--places", "16", "--json", str(kept)])
+    results = json.loads(kept.read_text())
+    assert [*results] == ["all", "16"]
+    assert results["all"]["error_percent"] == pytest.approx(0, abs=1e-3)
+    assert results["all"]["factor_ratio"] == pytest.approx(1)
+    assert results["16"]["error_percent"] != 0
+    assert len(capsys.readouterr().out.splitlines()) == 2

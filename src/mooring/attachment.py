@@ -71,7 +71,9 @@ def attach(
         outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
         state_dtype: one dtype for anchors and importances; a short form of `memory`.
         memory: dtype and device of anchors and importances, `mooring.Memory(...)`. By default anchors have their
-            parameter's dtype, and importances have float32 or that dtype if it is wider.
+            parameter's dtype, and importances have float32 or that dtype if it is wider. With a reference and
+            `Kronecker()` the default is `Memory(current="none")`: layers are not observed in training, so that a later
+            `consolidate()` needs data. Give `Memory()` to observe them.
         check_finite: stop before a step whose gradient is not finite. On a GPU that step is taken with a gradient of 0
             and the next one raises, so that the host need not wait; "wait" stops before it there, too.
         reference: data that shows what the model knows, to fine-tune it without forgetting that: batches of (inputs,
@@ -166,6 +168,8 @@ def create_mooring(
         raise MooringError("state_dtype and memory both set dtypes: give attach only one of them")
     if memory is not None and not isinstance(memory, Memory):
         raise MooringError(f"memory={memory!r} is not allowed: give mooring.Memory(...)")
+    if memory is None and state_dtype is None and reference is not None and rules.importance.by_layer:
+        memory = Memory(current="none")  # with one task after a reference, nobody reads its factors
     memory = memory or Memory(anchor=state_dtype, previous=state_dtype, current=state_dtype)
     rules.check(memory)
     excluded = check_exclude(model, exclude)

@@ -43,6 +43,9 @@ from mooring.state.mooring_state import MooringState, ParameterState, gradient_v
 from mooring.state.norm_statistics import NormStatistics
 from mooring.state.selection import layer_of
 
+SMALL_GRADIENT = 1 << 14
+"""Weights of a parameter whose penalized gradient is kept between steps."""
+
 
 @dataclass(slots=True)
 class ParameterStep:
@@ -123,6 +126,7 @@ class TrainingStep:
         self.budget = BudgetSolver(pull, states.offload) if isinstance(pull, Budget) else None
         self.fused_step = FusedRule(lambda kind: self._step_rule(*kind))
         self.fused_penalty = FusedRule(lambda kind: penalty_rule(pull)) if isinstance(pull, GradientPull) else None
+        self._small_gradients: dict[Tensor, Tensor] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -302,7 +306,7 @@ class TrainingStep:
 
     def _penalize(self, pull: GradientPull, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
         """Return the penalized gradient of each parameter."""
-        gradients = [torch.empty_like(step.state.parameter) for step in steps]
+        gradients = [self._penalized_gradient(step.state.parameter) for step in steps]
 
         def args(index: int) -> KernelArgs:
             step, state = steps[index], steps[index].state
@@ -322,6 +326,19 @@ class TrainingStep:
             arg = args(index)
             run_in_chunks(penalty_rule(pull), arg.tensors, arg.numbers, arg.dtype)
         return {step.state.parameter: gradient for step, gradient in zip(steps, gradients, strict=True)}
+
+    def _penalized_gradient(self, p: Tensor) -> Tensor:
+        """Return a tensor for the penalized gradient of a parameter; a small one is kept from step to step.
+
+        To allocate one takes as long as the whole step of a small parameter.
+        """
+        if p.numel() > SMALL_GRADIENT:
+            return torch.empty_like(p)
+        known = self._small_gradients.get(p)
+        fits = known is not None and (known.shape, known.dtype, known.device) == (p.shape, p.dtype, p.device)
+        if known is None or not fits or known is p.grad or known.stride() != p.stride():
+            known = self._small_gradients[p] = torch.empty_like(p)
+        return known
 
     def _copy_parameters(self, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
         """Return the parameters before the step, stored in the memory of `current`, which is computed anew after it."""
@@ -397,7 +414,7 @@ class TrainingStep:
         assert isinstance(self.pull, ParameterPull)
         for step in self._steps:
             for term in product_terms([step.state]):
-                term.pull_back(self.pull, {"lr": step.lr})
+                term.pull_with(self.pull, step.lr)
 
     def _with_anchors(self, steps: list[ParameterStep]) -> Iterator[list[ParameterStep]]:
         """Yield the steps in groups whose anchors are on the device: all at once unless anchors are offloaded."""
@@ -459,6 +476,7 @@ class TrainingStep:
     def invalidate(self) -> None:
         """Discard plans of kernels and copies of anchors: tensors that are kept have other addresses now."""
         self.fused_step.invalidate()
+        self._small_gradients = {}
         self.states.offload.invalidate()
         if self.fused_penalty:
             self.fused_penalty.invalidate()
@@ -468,7 +486,10 @@ class TrainingStep:
     @torch.no_grad()
     @autocast_disabled()
     def end_task(self) -> None:
-        """Apply a pull that acts once per task, to the parameters that had a gradient in it."""
+        """Apply a pull that acts once per task, or a budget's that is not due, to parameters that had a gradient."""
+        if self.budget and self.states.tasks and self.states.steps % self.budget.budget.every:
+            moved = [p for p, state in self.states.records.items() if state.count and p.requires_grad]
+            self.budget.apply_pull(self.states.records.values(), moved, self.states.tasks)
         if not (self.states.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
             return
         scales = layer_scales(self.states.records.values(), self.importance)

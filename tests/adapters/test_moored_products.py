@@ -11,6 +11,7 @@ from adapters.low_rank_nets import Adapted, QuantizedLinear, adapted_net, batche
 from mooring.adapters import LowRank, Product, register_low_rank
 from mooring.errors import MooringError, UnheldWarning
 from mooring.importance import Kronecker
+from mooring.reference.memory_estimate import estimated_bytes
 
 CURVATURE = mooring.EWC(decay=None, per_sample=True)
 
@@ -59,7 +60,7 @@ def test_spent_energy_equals_the_dense_energy_of_the_products():
     expected = 0.0
     for layer, (inputs, outputs) in factors.items():
         d = layer.scale * layer.up.detach() @ layer.down.detach()
-        outputs = outputs + 0.3 * outputs.diagonal().mean() * torch.eye(len(outputs))
+        outputs = outputs + 0.3 * outputs.diagonal().mean() * torch.eye(len(outputs), dtype=outputs.dtype)
         expected += float(torch.trace(outputs @ d @ inputs @ d.T)) / 2 * scale
     assert moor.pull_energy() == pytest.approx(expected, rel=1e-10)
 
@@ -439,8 +440,38 @@ def test_nothing_is_observed_in_training_if_nothing_is_kept_of_it():
     assert not moor.state_dict()["inputs.0.up"].any()
     with pytest.raises(MooringError, match="nothing is known of this task"):
         moor.consolidate()
-    moor.consolidate(data=batches(seed=5))
+    moor.consolidate(data=[x for x, _ in batches(seed=5)])  # labels from the model, whose loss rises on either side
     assert moor.tasks == 2
+
+
+def test_estimated_memory_of_a_reference_counts_the_factors_of_products():
+    model = adapted_net()
+    moor = mooring.attach(model, torch.optim.Adam(trainable(model)), pull=mooring.Budget(0.01))
+    parameters = sum(p.numel() for p in trainable(model))
+    of_task_and_past, vectors = 2 * (4**2 + 6**2 + 6**2 + 3**2), 6**2 + 3**2
+    gradients_and_anchors = 2 * parameters
+    numbers = gradients_and_anchors + of_task_and_past + vectors
+    assert estimated_bytes(moor._states) == {torch.device("cpu"): 4 * numbers}
+
+
+class ReadsLayer(nn.Module):
+    """A network that computes its last layer without a call of it, which nobody can observe."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = adapted_net()
+
+    def forward(self, x):
+        first, activation, last = self.layers
+        return last.forward(activation(first(x)))
+
+
+@pytest.mark.filterwarnings("ignore:training moves parameters that nothing holds")
+def test_product_whose_layer_is_not_called_is_unheld_and_others_are_calibrated():
+    _, moor = moored(ReadsLayer(), data=[x for x, _ in batches()])
+    assert {entry.name for entry in moor.coverage().held} == {"layers.0.down", "layers.0.up"}
+    assert {entry.name for entry in moor.coverage().unheld} == {"layers.2.down", "layers.2.up"}
+    assert moor.calibration[0] > 0
 
 
 def test_model_compiled_as_one_graph_is_held_by_parameters():

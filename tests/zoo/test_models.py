@@ -19,7 +19,7 @@ PULLS = {
     "interpolation": Interpolation(),
     "penalty": Penalty(1.0),
     "proximal": Proximal(1.0),
-    "budget of nothing": Budget(1e-30),
+    "budget of nothing": Budget(1e-36),  # where a bias has more outputs than samples, its curvature is 1e-17 along some
     "proximal of 1e30": Proximal(1e30),
 }
 BUDGETS = [(importance, "budget") for importance in IMPORTANCES] + [("kronecker", "budget per layer")]

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mooring.importance.kronecker_factors import eigenbasis
+from mooring.importance.kronecker_factors import eigenbasis, float32_product, sums_in_float32
 
 MAX_BLOCKS = 8
 """A side that would need more blocks has its diagonal only, such as the vocabulary of a language model."""
-
-_WIDENS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
-"""Whether torch multiplies matrices into a wider dtype."""
 
 MAX_CODE = 127
 """The code of a correlation of 1 in eight bits."""
@@ -49,10 +46,9 @@ def second_moment(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) == 1:
         return rows.to(wide).square().sum(0)
     parts = _split(rows, shape[0], shape[1]) if len(shape) == 3 else rows
-    if rows.dtype != wide and rows.is_cuda and _WIDENS:  # products of narrow numbers, summed in float32
-        return (torch.bmm if parts.ndim == 3 else torch.mm)(parts.mT, parts, out_dtype=wide)
-    parts = parts.to(wide)
-    return parts.mT @ parts
+    if not sums_in_float32(parts):
+        parts = parts.to(wide)
+    return float32_product(parts.mT, parts)
 
 
 def rows_times(rows: Tensor, factor: Tensor, size: int | None = None) -> Tensor:

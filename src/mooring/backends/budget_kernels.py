@@ -5,16 +5,18 @@ from collections.abc import Hashable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from mooring.backends.budget_terms import KroneckerTerm, Term, pull_rule, spent_rule
+from mooring.backends.batch_term import BatchTerm
+from mooring.backends.budget_terms import DiagonalTerm, pull_rule, spent_rule
+from mooring.backends.eager import removal_rule
 from mooring.backends.fused import is_fusable, kernel_key
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel
 from mooring.backends.kernels.reduce import ReduceKernel, SolverStepKernel
-from mooring.backends.product_terms import ProductTerm
 from mooring.importance import State
 from mooring.pulls.budget import MAX_NEWTON_STEPS, Budget, budget_step
 from mooring.state.offload import is_offloaded
 
 SUMS = ["spent", "slope"]
+Term = DiagonalTerm | BatchTerm
 
 
 class _TermGroup:
@@ -22,14 +24,15 @@ class _TermGroup:
 
     def __init__(self, terms: Sequence[Term], budget: Budget) -> None:
         self.terms = list(terms)
+        self.batches = [term for term in terms if isinstance(term, BatchTerm)]
         tensors, dtype = _tensors(terms[0]), terms[0].state.compute_dtype
         self.layout = Layout([_tensors(term) for term in terms])
         self.reduce = ReduceKernel(spent_rule, tensors, SUMS, "mu", dtype)
-        self.pull = MultiTensorKernel(pull_rule(budget), tensors, [], dtype, scalar="mu")
-        self.products = [term for term in terms if isinstance(term, ProductTerm)]
+        rule = removal_rule(budget) if self.batches else pull_rule(budget)
+        self.pull = MultiTensorKernel(rule, tensors, [], dtype, scalar="mu")
 
     def parameters(self) -> list[Tensor]:
-        return [term.d if isinstance(term, ProductTerm) else term.state.parameter for term in self.terms]
+        return [term.d if isinstance(term, BatchTerm) else term.state.parameter for term in self.terms]
 
 
 class BudgetKernels:
@@ -53,19 +56,24 @@ class BudgetKernels:
         """Return kernels for these terms; None if they are on several devices or cannot be addressed."""
         groups: dict[Hashable, list[Term]] = {}
         for term in terms:
-            alone = not isinstance(term, ProductTerm)
-            if (
-                isinstance(term, KroneckerTerm)
-                or (alone and is_offloaded(term.state))
-                or not is_fusable(_tensors(term))
-            ):
+            batch = isinstance(term, BatchTerm)
+            if not batch and (is_offloaded(term.state) or term.state.factors):
                 return None
-            groups.setdefault((kernel_key(_tensors(term)), term.state.compute_dtype, alone), []).append(term)
+            if not is_fusable(_tensors(term)):
+                return None
+            groups.setdefault((kernel_key(_tensors(term)), term.state.compute_dtype, batch), []).append(term)
         return cls(groups.values(), budget) if len({term.state.parameter.device for term in terms}) == 1 else None
 
     def is_valid(self) -> bool:
         """Return whether the parameters still have the dtypes and strides that the kernels were made for."""
-        return all(group.layout.matches("theta", group.parameters()) for group in self.groups)
+        valid = all(batch.is_valid() for group in self.groups for batch in group.batches)
+        return valid and all(group.layout.matches("theta", group.parameters()) for group in self.groups)
+
+    def update_batches(self) -> None:
+        """Read the parameters of batches."""
+        for group in self.groups:
+            for batch in group.batches:
+                batch.update()
 
     def solve(self, nats: Tensor, mu: Tensor) -> None:
         """Set mu to the smallest mu >= 0 that keeps the budget, starting from its present value.
@@ -85,14 +93,15 @@ class BudgetKernels:
     def apply_pull(self, mu: Tensor) -> None:
         """theta <- anchor + d / (1 + mu * F); nothing where mu is 0."""
         for group in self.groups:
-            for product in group.products:
-                product.begin_pull()
+            for batch in group.batches:
+                batch.begin_pull()
             group.pull(group.layout, {}, mu)
-            for product in group.products:
-                product.finish_pull()
+            for batch in group.batches:
+                batch.finish_pull()
 
 
 def _tensors(term: Term) -> State:
     """Return what the kernels read; the parameter itself, which is not fusable where it is a DTensor."""
-    tensors = term.tensors()
-    return tensors if isinstance(term, ProductTerm) else {**tensors, "theta": term.state.parameter}
+    if isinstance(term, BatchTerm):
+        return term.tensors()
+    return {**term.state.pull_tensors(), "theta": term.state.parameter}

@@ -1,15 +1,19 @@
 """Keeps a budget over a whole model: solves for one multiplier of all parameters, or one per layer, and pulls."""
 
+import math
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mooring.backends.batch_term import BatchTerm
 from mooring.backends.budget_kernels import BudgetKernels
 from mooring.backends.budget_terms import Term, budget_term, budget_terms
 from mooring.backends.eager import has_compiler
+from mooring.backends.kronecker_batch import is_batchable, kronecker_batches
 from mooring.backends.product_terms import ProductTerm, is_active_product, product_terms
+from mooring.backends.small_batch import SmallBatch, is_small, small_batches
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
 from mooring.pulls.budget import Budget, budget_solved
@@ -25,17 +29,16 @@ class BudgetSolver:
     Args:
         budget: the budget.
         offload: brings offloaded anchors to the device.
-        reused: whether it is used in many steps, for which memory is arranged.
 
     Attributes:
         mu: the multiplier of each group of parameters, from which the next step's search starts.
     """
 
-    def __init__(self, budget: Budget, offload: AnchorOffload, *, reused: bool = True) -> None:
-        self.budget, self.offload, self.reused = budget, offload, reused
-        self.products: dict[str, list[ProductTerm]] = {}
+    def __init__(self, budget: Budget, offload: AnchorOffload) -> None:
+        self.budget, self.offload = budget, offload
         self.mu: State = {}
-        self.kernels: dict[str, tuple[list[ParameterState | ProductTerm], BudgetKernels | None]] = {}
+        self.batches: dict[str, list[BatchTerm | SmallBatch]] = {}
+        self.kernels: dict[str, tuple[list[object], BudgetKernels | None]] = {}
         self.plan: tuple[Hashable, dict[str, BudgetKernels]] = None, {}
 
     @torch.no_grad()
@@ -52,13 +55,10 @@ class BudgetSolver:
             self.invalidate()
         if self.plan[0] == key:  # a model may have thousands of parameters
             for name, kernels in self.plan[1].items():
+                kernels.update_batches()
                 self._solve_in_kernels(name, kernels, self.budget.allowed(task, len(self.plan[1])))
             return
-        groups: dict[str, list[ParameterState]] = {}
-        for state in states:
-            if state.has_previous and not state.is_product_input:
-                groups.setdefault(layer_of(state.name) if self.budget.per == "layer" else "", []).append(state)
-        moving, plan = set(moved), {}
+        groups, moving, plan = self._groups(states), set(moved), {}
         for name, members in groups.items():
             free = self._terms(name, [state for state in members if state.parameter in moving])
             fixed = budget_terms([state for state in members if state.parameter not in moving])
@@ -80,23 +80,42 @@ class BudgetSolver:
             mu = budget_solved(lambda mu, done, terms=free: self._spent(terms, mu), allowed, mu)  # type: ignore[misc]
             self.mu[name] = mu
             if mu.device.type != "cpu" or bool(mu):
-                for term in self._staged(free):
-                    term.apply_pull(self.budget, mu)
+                for free_term in self._staged(free):
+                    free_term.apply_pull(self.budget, mu)
         if groups and len(plan) == len(groups):
             self.plan = key, plan
 
+    @torch.no_grad()
+    def energy(self, states: Collection[ParameterState]) -> float:
+        """Return what the parameters spend where they are: the sum of previous * d^2 / 2."""
+        energies = [self._energy(self._terms(name, members)) for name, members in self._groups(states).items()]
+        return math.fsum(map(float, energies))
+
+    def _groups(self, states: Collection[ParameterState]) -> dict[str, list[ParameterState]]:
+        """Return the states that a budget is spent on, by the group that shares a multiplier; B stands for A too."""
+        groups: dict[str, list[ParameterState]] = {}
+        for state in states:
+            if state.has_previous and not state.is_product_input:
+                groups.setdefault(layer_of(state.name) if self.budget.per == "layer" else "", []).append(state)
+        return groups
+
     def _terms(self, name: str, states: Sequence[ParameterState]) -> list[Term]:
-        """Return the terms of the parameters of a group; those of products are kept from step to step."""
-        alone = [term for state in states if (term := budget_term(state)) is not None]
-        active = [state for state in states if is_active_product(state)]
-        known = self.products.get(name, [])
-        same = {id(state) for term in known for state in term.states} == set(map(id, active))
-        if active and same and all(term.is_valid() for term in known):
-            for product in known:
-                product.update()
+        """Return the terms of the parameters of a group; batches of parameters are kept from step to step."""
+        layers = [state for state in states if is_batchable(state)]
+        small = [state for state in states if is_small(state)]
+        products = [state for state in states if is_active_product(state)]
+        batched = {id(state) for state in (*layers, *small, *products)}
+        alone = [term for s in states if id(s) not in batched and (term := budget_term(s)) is not None]
+        batches = self.batches.get(name, [])
+        if {id(state) for batch in batches for state in batch.states} == batched and all(
+            batch.is_valid() for batch in batches
+        ):
+            for batch in batches:
+                batch.update()
         else:
-            known = self.products[name] = product_terms(active, together=self.reused)
-        return [*alone, *known]
+            batches = [*kronecker_batches(layers), *small_batches(small), *product_terms(products, together=True)]
+            self.batches[name] = batches
+        return [*alone, *batches]
 
     def _initial_mu(self, name: str, device: torch.device) -> Tensor:
         """Return the multiplier of the step before."""
@@ -124,26 +143,29 @@ class BudgetSolver:
 
     def _energy(self, terms: Sequence[Term]) -> Tensor:
         """Return what all terms spend without a pull."""
-        spent = [term.energy() for term in self._staged(terms)]
-        return torch.stack(reduce_over_shards(spent, [term.state.parameter for term in terms])).sum(0)
+        spent, parameters = [], []
+        for term in self._staged(terms):
+            spent.append(term.energy())
+            parameters.append(term.state.parameter)
+        return torch.stack(reduce_over_shards(spent, parameters)).sum(0)
 
     def _kernels(self, name: str, terms: Sequence[Term]) -> BudgetKernels | None:
-        """Return kernels for a group of terms if they can do them all; made once until `invalidate`.
-
-        A solver that is used once has none: to write and load their code takes longer than a solution without them.
-        """
-        if not self.reused or not has_compiler(terms[0].state.parameter.device):
+        """Return kernels for a group of terms if they can do them all; made once until `invalidate`."""
+        if not has_compiler(terms[0].state.parameter.device):
             return None
-        owners = [term if isinstance(term, ProductTerm) else term.state for term in terms]
+        fusable = [term for term in terms if not isinstance(term, SmallBatch)]
+        if len(fusable) < len(terms):
+            return None
+        owners: list[object] = [term if isinstance(term, BatchTerm) else term.state for term in fusable]
         known, kernels = self.kernels.get(name, ([], None))
         if list(map(id, known)) != list(map(id, owners)):
-            kernels = BudgetKernels.create(terms, self.budget)
+            kernels = BudgetKernels.create(fusable, self.budget)
             self.kernels[name] = owners, kernels
         return kernels
 
     def invalidate(self) -> None:
         """Discard kernels and plans: a tensor that is kept has another address now."""
-        self.kernels, self.plan, self.products = {}, (None, {}), {}
+        self.batches, self.kernels, self.plan = {}, {}, (None, {})
 
     def state(self) -> dict[str, Any]:
         """Return what a saved state carries, as plain values."""

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.backends.batch_term import BatchTerm
 from mooring.backends.eager import apply_pull, chunks, previous_importance, run_in_chunks
-from mooring.backends.product_terms import ProductTerm, is_product, product_terms
+from mooring.backends.product_terms import is_product, product_terms
+from mooring.backends.small_batch import SmallBatch
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
 from mooring.pulls.budget import Budget, spent_at, spent_each
@@ -74,8 +76,8 @@ class KroneckerTerm(DiagonalTerm):
         theta.sub_(self.factors.from_basis(self.d - pulled, theta).to(theta.dtype))
 
 
-Term = DiagonalTerm | ProductTerm
-"""What a budget is spent on: one parameter, or the low-rank products of a device."""
+Term = DiagonalTerm | BatchTerm | SmallBatch
+"""What a budget is spent on: one parameter, or many at once."""
 
 
 def budget_term(state: ParameterState) -> DiagonalTerm | None:

@@ -12,6 +12,7 @@ The core's step, a fleet's step and the GPU kernels all use these rules: `apply_
 | previous, previous_high, previous_step | the importance over past tasks, the last two where it is quantized |
 | state_... | the importance's tensors on this task, changed in place; state_current is the score |
 | penalized | the gradient that the optimizer gets, written by a penalty |
+| removed | the part of the displacement that a pull removes, written where theta - anchor is in an eigenbasis |
 | lr, count, samples, grad_scale, layer_scale, mu | numbers: one, or one per run |
 """
 
@@ -76,15 +77,19 @@ def apply_pull(pull: ParameterPull | Budget, tensors: Mapping[str, Any]) -> None
     """
     if "previous" not in tensors:
         return
-    theta, previous = tensors["theta"], previous_importance(tensors)
+    theta = tensors["theta"]
+    theta.lerp_(tensors["anchor"], _pull_rate(pull, tensors).to(theta.dtype))
+
+
+def _pull_rate(pull: ParameterPull | Budget, tensors: Mapping[str, Any]) -> Tensor:
+    """Return the rate of the return to the anchor."""
+    previous = previous_importance(tensors)
     if isinstance(pull, Budget):
-        rate = pull.rate(previous, tensors["mu"])
-    else:
-        current = tensors.get("state_current", previous)  # not kept where the pull does not read it
-        if "layer_scale" in tensors:
-            current = current * per_run(tensors["layer_scale"], current)
-        rate = pull.rate(previous, current, tensors["lr"])
-    theta.lerp_(tensors["anchor"], rate.to(theta.dtype))
+        return pull.rate(previous, tensors["mu"])
+    current = tensors.get("state_current", previous)  # not kept where the pull does not read it
+    if "layer_scale" in tensors:
+        current = current * per_run(tensors["layer_scale"], current)
+    return pull.rate(previous, current, tensors["lr"])
 
 
 def pull_is_due(pull: Pull, tasks: int, steps: int) -> bool:
@@ -129,6 +134,15 @@ def penalty_rule(pull: GradientPull) -> Rule:
     def rule(tensors: dict[str, Any]) -> None:
         penalized = apply_penalty(pull, tensors)
         tensors["penalized"].copy_(penalized * tensors["grad_scale"] if "grad_scale" in tensors else penalized)
+
+    return rule
+
+
+def removal_rule(pull: ParameterPull | Budget) -> Rule:
+    """Return the rule of the displacement that a pull removes: removed <- rate * (theta - anchor)."""
+
+    def rule(tensors: dict[str, Any]) -> None:
+        tensors["removed"].copy_((tensors["theta"] - tensors["anchor"]) * _pull_rate(pull, tensors))
 
     return rule
 

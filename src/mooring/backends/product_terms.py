@@ -1,17 +1,15 @@
 """The terms of low-rank products in a budget: all products of a device together, for their present A quadratic in B."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from mooring.adapters.product import Eigen, retreat
 from mooring.adapters.product_factors import ProductFactors
-from mooring.backends.eager import apply_pull
+from mooring.backends.batch_term import BatchTerm
 from mooring.backends.eigen import eigen
 from mooring.backends.product_stack import ProductStack, factors_of, stack_key
-from mooring.importance import State
-from mooring.pulls.budget import Budget, spent_at
 from mooring.pulls.pull import Number, ParameterPull
 from mooring.state.mooring_state import ParameterState
 
@@ -50,31 +48,27 @@ def eigen_of(matrices: Sequence[Tensor]) -> list[Eigen]:
     return [results[index] for index in range(len(matrices))]
 
 
-class ProductTerm:
-    """Low-rank products on one device, by the states of their B.
+class ProductTerm(BatchTerm):
+    """Low-rank products on one device, by the states of their B; displacements are those of B from the minimum.
+
+    What is spent at the minimum, because A has turned away from the anchor, is the residual; no pull of B changes it.
 
     Args:
         states: those states, of one dtype to compute in.
         together: as for `ProductStack`; for a term that is used again and again.
-
-    Attributes:
-        d: the displacements of all products from the minimum, in the eigenbases.
-        curvature: that of each entry of d.
     """
 
     def __init__(self, states: Sequence[ParameterState], *, together: bool = False) -> None:
-        self.states, self.state = list(states), states[0]
         groups: dict[Hashable, list[ParameterState]] = {}
         for index, state in enumerate(states):
             groups.setdefault(stack_key(state) if together else index, []).append(state)
         self.stacks = [ProductStack(group, together=together) for group in groups.values()]
         shapes = [(*stack.outputs.shape, len(stack.states[0].held_with.parameter)) for stack in self.stacks]  # type: ignore[union-attr]
         sizes = [torch.Size(shape).numel() for shape in shapes]
-        self.d = torch.zeros(sum(sizes), dtype=self.state.compute_dtype, device=self.state.parameter.device)
-        self.curvature, self.before, self.zero = self.d.clone(), self.d.clone(), self.d.new_zeros(())
+        super().__init__(states, sum(sizes))
         self._views = [
             [part.view(shape) for part, shape in zip(torch.split(flat, sizes), shapes, strict=True)]
-            for flat in (self.d, self.curvature, self.before)
+            for flat in (self.d, self.curvature, self.removed)
         ]
         self._identity = self._present()
         self.update()
@@ -112,38 +106,19 @@ class ProductTerm:
         """The energy at the best B, because A has turned away from the anchor; 0-d, float64."""
         return torch.cat([stack.residual for stack in self.stacks]).sum()
 
-    def tensors(self) -> State:
-        """Return the tensors that `spent_rule` and `pull_rule` read; their addresses stay."""
-        return {"theta": self.d, "anchor": self.zero, "previous": self.curvature}
-
-    def spent(self, mu: Number) -> Tensor:
-        """Return `spent_at` in the eigenbases, without the residual, which no pull of B changes."""
-        return spent_at(self.curvature, self.d, mu)
-
     def energy(self) -> Tensor:
         """Return what the products spend, with the residual."""
-        return self.spent(0.0)[0] + self.residual
+        return super().energy() + self.residual
 
-    def apply_pull(self, budget: Budget, mu: Tensor) -> None:
-        """Pull each B to its minimum for the present A."""
-        self.pull_back(budget, {"mu": mu.to(self.d.dtype)})
-
-    def pull_back(self, pull: ParameterPull | Budget, numbers: Mapping[str, Number]) -> None:
-        """Pull the displacements to 0 in the eigenbases, and subtract from B what that removed."""
-        self.begin_pull()
-        tensors = {**self.tensors(), **numbers}
-        if isinstance(pull, ParameterPull) and pull.reads_current:
-            tensors["state_current"] = torch.cat([stack.current_curvature().flatten() for stack in self.stacks])
-        apply_pull(pull, tensors)
-        self.finish_pull()
-
-    def begin_pull(self) -> None:
-        """Remember the displacements; then `tensors` may be pulled."""
-        self.before.copy_(self.d)
+    def pull_with(self, pull: ParameterPull, lr: Number) -> None:
+        """Pull each B to its minimum for the present A, with a pull that is no budget."""
+        current = {}
+        if pull.reads_current:
+            current["state_current"] = torch.cat([stack.current_curvature().flatten() for stack in self.stacks])
+        self.pull_back(pull, {"lr": lr}, current)
 
     def finish_pull(self) -> None:
-        """Subtract from B what was removed since `begin_pull`."""
-        self.before.sub_(self.d)
+        """Subtract from each B what the pull removes."""
         for stack, removed in zip(self.stacks, self._views[2], strict=True):
             stack.remove(removed)
 

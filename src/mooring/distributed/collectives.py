@@ -1,6 +1,6 @@
 """Collectives over ranks that each see a part of the batch: samples, gradients and Kronecker factors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mooring.distributed.dtensor import mesh_of, sharded
-from mooring.importance.observed_factors import ObservedFactors
+from mooring.importance.observed_factors import FactorShapes, ObservedFactors
 
 BUCKET_SIZE = 1 << 23
 """Numbers in one all-reduce."""
@@ -91,7 +91,8 @@ def all_reduce_observation(
 def all_reduce_factors(
     parameters: Sequence[Tensor],
     observed: dict[Tensor, ObservedFactors],
-    shapes: Mapping[Tensor, tuple[tuple[int, ...], tuple[int, ...]]],
+    shapes: Mapping[Tensor, FactorShapes],
+    transposed: Collection[Tensor] = (),
 ) -> dict[Tensor, ObservedFactors]:
     """Combine the factors of each rank's mean loss into those of the mean loss over all ranks.
 
@@ -101,26 +102,27 @@ def all_reduce_factors(
     Args:
         parameters: all parameters with factors, in the same order on all ranks.
         observed: the factors of those whose layers ran on this rank.
-        shapes: the shapes of A and G where the parameter's own do not say: of a low-rank product.
+        shapes: the shapes of A, of G and of the gradient that is compared with the step's, for each of them.
+        transposed: the parameters of shape (in, out).
     """
     if world_size() == 1 or not parameters:
         return observed
     samples = [observed[p].samples if p in observed else 0 for p in parameters]
     totals = _all_reduce(torch.tensor(samples, device=parameters[0].device), [None]).tolist()
     ran = [(p, total) for p, total in zip(parameters, totals, strict=True) if total]
-    contributions = [tensor for p, total in ran for tensor in _contribution(p, total, observed.get(p), shapes.get(p))]
+    contributions = [tensor for p, total in ran for tensor in _contribution(p, total, observed.get(p), shapes[p])]
     summed = _all_reduce_many(contributions, [None])
-    return {p: ObservedFactors(n, next(summed), next(summed), next(summed), next(summed)) for p, n in ran}
+    return {
+        p: ObservedFactors(n, next(summed), next(summed), next(summed), next(summed), transposed=p in transposed)
+        for p, n in ran
+    }
 
 
-def _contribution(
-    p: Tensor, total: int, observed: ObservedFactors | None, shapes: tuple[tuple[int, ...], tuple[int, ...]] | None
-) -> tuple[Tensor, ...]:
+def _contribution(p: Tensor, total: int, observed: ObservedFactors | None, shapes: FactorShapes) -> tuple[Tensor, ...]:
     """Return this rank's term in the sum of a parameter's factors; zeros if its layer did not run here."""
-    out, size, dtype = len(p), p.shape[1:].numel(), torch.promote_types(p.dtype, torch.float32)
+    dtype = torch.promote_types(p.dtype, torch.float32)
     if observed is None:
-        both, gradient = (shapes, (out, size)) if shapes else (((size, size), (out, out)), (out,))
-        return tuple(p.new_zeros(shape, dtype=dtype) for shape in (*both, gradient, ()))
+        return tuple(p.new_zeros(shape, dtype=dtype) for shape in (*shapes, ()))
     share, ranks = observed.samples / total, world_size()
     return (
         observed.inputs.to(dtype) * share,

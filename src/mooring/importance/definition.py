@@ -99,6 +99,12 @@ class Importance:
     largest: int = 4096
     """With `by_layer`: layers with more inputs or outputs have elementwise scores instead."""
 
+    blocks: int | None = None
+    """With `by_layer`: the largest size of a block, if factors are block-diagonal; None for whole factors."""
+
+    places: int | None = None
+    """With `by_layer`: the largest number of places of a sample that factors are computed from; None for all."""
+
     seed: int = 0
     """The seed of the random numbers in `start` and `probe`."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,11 +11,16 @@ from torch.nn.functional import unfold
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import is_lazy
 
+from mooring.importance.factor_blocks import block_size, rotate, split_rows
+
 LayerFactors = tuple[Tensor, Tensor, Tensor]
 """A, G and the G of the bias of one layer."""
 
 FACTOR_SLOTS = ("inputs", "outputs", "past_inputs", "past_outputs")
 """The names of the tensors of `KroneckerFactors`, in memory and in files."""
+
+MIN_BLOCK_SHARE = 8
+"""Blocks may be smaller than asked for by this factor, where a size has no larger divisor."""
 
 LAZY = "its layer has no shape yet"
 """Why the parameters of a lazy layer have no factors before its first call."""
@@ -25,13 +31,17 @@ class KroneckerFactors:
     """The curvature of one parameter of a layer, G (x) A; every tensor may have a leading run axis.
 
     Attributes:
-        inputs: A summed over the iterations of this task, (in, in). A bias has one input, so (1, 1).
-        outputs: G summed over the iterations of this task, (out, out).
+        inputs: A summed over the iterations of this task, (in, in). A bias has one input, so (1, 1). With blocks, those
+            along its diagonal, (blocks, size, size). A convolution in groups has a matrix for each, (groups, in, in).
+        outputs: G summed over the iterations of this task, (out, out), or its blocks, or those of groups.
         past_inputs, past_outputs: the mean over past tasks of each task's mean A and G.
         count: the number of iterations in the sums.
         tasks: the number of tasks in the means.
         basis: the eigenvectors of A and of G, and the curvature of each pair of them, (out, in); None before the first
             consolidation.
+        blocked: whether factors are block-diagonal.
+        first_inputs: the eigenvalues and eigenvectors of the mean A of a first task, once they are asked for, and the
+            count of iterations that it is the mean of.
     """
 
     inputs: Tensor
@@ -41,16 +51,34 @@ class KroneckerFactors:
     count: int = 0
     tasks: int = 0
     basis: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
+    blocked: bool = False
+    first_inputs: tuple[int, Tensor, Tensor] | None = field(default=None, repr=False)
 
     @classmethod
-    def zeros(cls, parameter: Tensor, dtype: torch.dtype, *, runs: bool = False) -> "KroneckerFactors":
-        """Return zero factors of a weight (out, in, ...) or a bias (out,), with `runs` behind a leading run axis."""
+    def zeros(
+        cls,
+        parameter: Tensor,
+        dtype: torch.dtype,
+        *,
+        runs: bool = False,
+        blocks: int | None = None,
+        groups: int = 1,
+    ) -> "KroneckerFactors":
+        """Return zero factors of a weight (out, in, ...) or a bias (out,).
+
+        Args:
+            parameter: the parameter, with `runs` behind a leading run axis.
+            dtype: the dtype of the factors.
+            runs: whether there is a run axis.
+            blocks: the largest size of a block, if factors are block-diagonal; those of groups are not.
+            groups: the number of groups of a convolution.
+        """
         lead, shape = (parameter.shape[:1], parameter.shape[1:]) if runs else ((), parameter.shape)
         inputs, outputs = (
-            torch.zeros(*lead, size, size, dtype=dtype, device=parameter.device)
-            for size in (shape[1:].numel(), shape[0])
+            torch.zeros(*lead, *factor_shape(size, blocks, groups), dtype=dtype, device=parameter.device)
+            for size in (shape[1:].numel(), shape[0] // groups)
         )
-        return cls(inputs, outputs, inputs.clone(), outputs.clone())
+        return cls(inputs, outputs, inputs.clone(), outputs.clone(), blocked=blocks is not None and groups == 1)
 
     def select_runs(self, rows: Tensor) -> None:
         """Keep the runs in these rows, in this order."""
@@ -74,7 +102,8 @@ class KroneckerFactors:
 
         The factors of the task, with G times `scale`, are averaged into those of past tasks; all tasks count alike.
         """
-        new = replace(self, count=0, basis=self.basis)
+        new = replace(self, count=0, basis=self.basis, first_inputs=None)
+        known = self.first_inputs[1:] if self.first_inputs and self.first_inputs[0] == self.count else None
         if self.count:
             new.tasks += 1
             new.past_inputs = self.past_inputs.lerp(self.inputs / self.count, 1 / new.tasks)
@@ -82,40 +111,77 @@ class KroneckerFactors:
             new.inputs, new.outputs = torch.zeros_like(self.inputs), torch.zeros_like(self.outputs)
             if not bool((new.past_inputs.sum() + new.past_outputs.sum()).isfinite()):  # some solvers do not check
                 raise torch.linalg.LinAlgError("the factors are not finite")  # type: ignore[attr-defined]
-        new.update_eigenbasis()
+        if new.tasks:
+            new._set_basis(known or factor_eigenbasis(new.past_inputs))
         return new
+
+    def of_this_task(self) -> "KroneckerFactors":
+        """Return factors whose past is the mean of this task alone, with its eigenbasis."""
+        a, g = self.inputs / self.count, self.outputs / self.count
+        own = KroneckerFactors(self.inputs, self.outputs, a, g, tasks=1, blocked=self.blocked)
+        values, vectors = factor_eigenbasis(a)
+        own._set_basis((values, vectors))
+        if not self.tasks:  # the consolidation of a first task has the same A, and another scale of G
+            self.first_inputs = self.count, values, vectors
+        return own
 
     def diagonal(self, like: Tensor) -> Tensor:
         """Return the diagonal of this task's mean curvature in the shape of the parameter `like`."""
-        return _diagonal(self.inputs, self.outputs, 1 / max(1, self.count) ** 2, like)
+        return self._diagonal(self.inputs, self.outputs, 1 / max(1, self.count) ** 2, like)
 
     def past_diagonal(self, like: Tensor) -> Tensor:
         """Return the diagonal of the curvature of past tasks in the shape of the parameter `like`."""
-        return _diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
+        return self._diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
+
+    def _diagonal(self, inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
+        """Return the diagonal of scale * G (x) A in the shape of a parameter."""
+        g, a = (factor.diagonal(dim1=-2, dim2=-1) for factor in (outputs, inputs))
+        if self.blocked:
+            g, a = g.flatten(), a.flatten()
+        return (scale * g.unsqueeze(-1) * a.unsqueeze(-2)).reshape(like.shape)
 
     def update_eigenbasis(self) -> None:
         """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal."""
         if self.tasks:
-            (a, inputs), (g, outputs) = eigenbasis(self.past_inputs), eigenbasis(self.past_outputs)
-            a, g = at_least_rounding(self.past_inputs, a, inputs), at_least_rounding(self.past_outputs, g, outputs)
-            self.basis = inputs, outputs, self.tasks * g.unsqueeze(-1) * a.unsqueeze(-2)
+            self._set_basis(factor_eigenbasis(self.past_inputs))
+
+    def _set_basis(self, inputs_basis: tuple[Tensor, Tensor]) -> None:
+        """Compute the basis from the eigenvalues and eigenvectors of A."""
+        (a, inputs), (g, outputs) = inputs_basis, factor_eigenbasis(self.past_outputs)
+        if self.blocked:
+            a, g = a.flatten(), g.flatten()
+        self.basis = inputs, outputs, self.tasks * g.unsqueeze(-1) * a.unsqueeze(-2)
 
     def to_basis(self, d: Tensor) -> Tensor:
         """Return a displacement of the parameter in the eigenbasis, (out, in)."""
         assert self.basis is not None
-        inputs, outputs, _ = self.basis
+        inputs, outputs, curvature = self.basis
+        if self.blocked:
+            return rotate(outputs.mT, d.reshape(curvature.shape).to(inputs), inputs)
         return outputs.mT @ d.reshape(*outputs.shape[:-1], -1).to(inputs) @ inputs
 
     def from_basis(self, d: Tensor, like: Tensor) -> Tensor:
         """Return a displacement in the eigenbasis in the shape of the parameter `like`."""
         assert self.basis is not None
         inputs, outputs, _ = self.basis
+        if self.blocked:
+            return rotate(outputs, d, inputs.mT).reshape(like.shape)
         return (outputs @ d @ inputs.mT).reshape(like.shape)
 
 
-def _diagonal(inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
-    """Return the diagonal of scale * G (x) A in the shape of a parameter."""
-    return (scale * outputs.diagonal().unsqueeze(-1) * inputs.diagonal()).reshape(like.shape)
+def factor_shape(size: int, blocks: int | None, groups: int = 1) -> tuple[int, ...]:
+    """Return the shape of a factor of this size: whole, or the blocks along its diagonal, or one for each group.
+
+    Example:
+        >>> factor_shape(6, None), factor_shape(6, 2), factor_shape(6, 2, groups=4)
+        ((6, 6), (3, 2, 2), (4, 6, 6))
+    """
+    if groups > 1:
+        return groups, size, size
+    if blocks is None:
+        return size, size
+    width = block_size(size, blocks)
+    return size // width, width, width
 
 
 def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,6 +202,12 @@ def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
         return values.to(matrix), vectors.to(matrix)
     values, vectors = torch.linalg.eigh(matrix.double().cpu())
     return values.to(matrix), vectors.to(matrix)
+
+
+def factor_eigenbasis(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues of a factor, at least as large as its rounding error, and its eigenvectors."""
+    values, vectors = eigenbasis(factor)
+    return at_least_rounding(factor, values, vectors), vectors
 
 
 def at_least_rounding(matrix: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
@@ -160,19 +232,24 @@ def at_least_rounding(matrix: Tensor, values: Tensor, vectors: Tensor) -> Tensor
     return torch.maximum(values, (vectors.square() * known).sum(-2) * error).clamp(min=0)
 
 
-def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[str, Tensor]]:
-    """Return the linear layers and plain two-dimensional convolutions of a model, with their weights and biases.
+def layers_with_factors(
+    model: nn.Module, largest: int, blocks: int | None = None
+) -> dict[nn.Module, dict[str, Tensor]]:
+    """Return the linear layers and two-dimensional convolutions of a model, with their weights and biases.
+
+    `Conv1D` of transformers is a linear layer.
 
     Args:
         model: the model.
-        largest: the largest number of inputs, or outputs, of a layer with factors.
+        largest: the largest number of inputs, or outputs, of a layer with whole factors.
+        blocks: the largest size of a block, if factors are block-diagonal, for layers of any size.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
         >>> [type(layer).__name__ for layer in layers_with_factors(model, largest=100)]
         ['Conv2d', 'Linear']
     """
-    reasons = diagonal_reasons(model, largest)
+    reasons = diagonal_reasons(model, largest, blocks)
     layers: dict[nn.Module, dict[str, Tensor]] = {}
     for module in filter(_is_layer, model.modules()):
         for name, p in module._parameters.items():
@@ -181,7 +258,7 @@ def layers_with_factors(model: nn.Module, largest: int) -> dict[nn.Module, dict[
     return layers
 
 
-def diagonal_reasons(model: nn.Module, largest: int) -> dict[Tensor, str]:
+def diagonal_reasons(model: nn.Module, largest: int, blocks: int | None = None) -> dict[Tensor, str]:
     """Return why a parameter of a linear or convolutional layer has scores and no factors, where that is so.
 
     The arguments are those of `layers_with_factors`.
@@ -198,7 +275,7 @@ def diagonal_reasons(model: nn.Module, largest: int) -> dict[Tensor, str]:
             reason = f"it belongs to a {type(module).__name__}, which has no Kronecker factors"
             reasons |= dict.fromkeys(own.values(), reason)
             continue
-        reason = _layer_reason(module, largest)
+        reason = _layer_reason(module, largest, blocks)
         for name, p in own.items():
             if name not in ("weight", "bias"):
                 reasons[p] = "only the weight and the bias of a layer have Kronecker factors"
@@ -208,10 +285,29 @@ def diagonal_reasons(model: nn.Module, largest: int) -> dict[Tensor, str]:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | nn.Conv2d)
+    return isinstance(module, nn.Linear | nn.Conv2d) or is_transposed(module)
 
 
-def _layer_reason(layer: nn.Module, largest: int) -> str:
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is linear with a weight of shape (in, out), as `Conv1D` of transformers in GPT-2.
+
+    The first axis of such a weight has the factor A and the second one G, in the places of G and A.
+    """
+    kind = type(layer)
+    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+
+
+def layer_groups(layer: nn.Module) -> int:
+    """Return the number of groups of a convolution, each of which has factors of its own; 1 for another layer.
+
+    Example:
+        >>> layer_groups(nn.Conv2d(8, 8, 3, groups=8)), layer_groups(nn.Linear(2, 3))
+        (8, 1)
+    """
+    return layer.groups if isinstance(layer, nn.Conv2d) else 1
+
+
+def _layer_reason(layer: nn.Module, largest: int, blocks: int | None) -> str:
     """Return why no parameter of a layer has factors; empty if they have."""
     weight: Any = layer._parameters.get("weight")
     if weight is None:
@@ -220,11 +316,18 @@ def _layer_reason(layer: nn.Module, largest: int) -> str:
         return LAZY
     if isinstance(layer, NonDynamicallyQuantizableLinear):  # the out_proj of nn.MultiheadAttention
         return "attention reads its weight without calling its layer"
-    if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"):
-        return "convolutions in groups or with other padding than zeros have no Kronecker factors"
+    if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
+        return "convolutions with other padding than zeros have no Kronecker factors"
     if isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
         return f"convolutions with padding={layer.padding!r} have no Kronecker factors"
-    outs, ins = weight.flatten(1).shape
+    outs, ins = weight.mT.shape if is_transposed(layer) else weight.flatten(1).shape
+    if (groups := layer_groups(layer)) > 1:
+        outs, largest, blocks = outs // groups, min(largest, blocks or largest), None
+    if blocks is not None:
+        narrow = min((ins, outs), key=lambda size: block_size(size, blocks) / min(size, blocks))
+        if block_size(narrow, blocks) * MIN_BLOCK_SHARE < min(narrow, blocks):
+            return f"{narrow} inputs or outputs of its layer do not divide into equal blocks of about {blocks}"
+        return ""
     if max(ins, outs) > largest:
         return f"its layer has {ins} inputs and {outs} outputs, and more than {largest} have no Kronecker factors"
     return ""
@@ -243,17 +346,101 @@ def layer_rows(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) 
     n, lead = len(a) // (runs or 1), () if runs is None else (runs,)
     dtype = torch.promote_types(a.dtype, torch.float32)
     if isinstance(layer, nn.Conv2d):
-        window = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        a, b = unfold(a.to(dtype), *window).mT, b.flatten(2).mT  # type: ignore[arg-type]
-    a, b = (t.to(dtype).reshape(*lead, n, -1, t.shape[-1]) for t in (a, b))
+        a, b = _patches(layer, a, dtype), b.permute(0, 2, 3, 1)
+    if runs is not None or not all(sums_in_float32(t) for t in (a, b)):
+        a, b = a.to(dtype), b.to(dtype)
+    a, b = (t.reshape(*lead, n, -1, t.shape[-1]) for t in (a, b))
     return a, b
 
 
-def row_factors(a: Tensor, b: Tensor) -> LayerFactors:
+def output_rows(layer: nn.Module, b: Tensor) -> Tensor:
+    """Return output gradients alone as `layer_rows` does, without their inputs.
+
+    Example:
+        >>> tuple(output_rows(nn.Conv2d(3, 8, 2), torch.zeros(5, 8, 3, 3)).shape)
+        (5, 9, 8)
+    """
+    if isinstance(layer, nn.Conv2d):
+        b = b.permute(0, 2, 3, 1)
+    if not sums_in_float32(b):
+        b = b.to(torch.promote_types(b.dtype, torch.float32))
+    return b.reshape(len(b), -1, b.shape[-1])
+
+
+def sums_in_float32(t: Tensor) -> bool:
+    """Return whether products of a half-precision tensor can be summed in float32, without a copy in float32."""
+    return t.dtype in (torch.bfloat16, torch.float16) and t.device.type == "cuda" and has_wide_products()
+
+
+@cache
+def has_wide_products() -> bool:
+    """Return whether this torch has products of half-precision matrices with float32 results."""
+    return "out_dtype" in str(torch.ops.aten.mm.dtype._schema) if hasattr(torch.ops.aten.mm, "dtype") else False
+
+
+def float32_product(x: Tensor, y: Tensor) -> Tensor:
+    """Return x @ y in at least float32; of half-precision matrices, for which `sums_in_float32`, exactly so."""
+    if x.dtype != y.dtype:
+        y = y.to(x.dtype)
+    if x.dtype.itemsize > 2:
+        return x @ y
+    return (torch.mm if x.ndim == 2 else torch.bmm)(x, y, out_dtype=torch.float32)
+
+
+def _patches(layer: nn.Conv2d, a: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the inputs of each place of a convolution, (n, places, channels * kernel) or with places in rows.
+
+    The window of a 1 x 1 convolution is a pixel, which needs no copy of the image.
+    """
+    if layer.kernel_size == (1, 1) and layer.padding == (0, 0):
+        rows, columns = layer.stride
+        return a[:, :, ::rows, ::columns].permute(0, 2, 3, 1)
+    window: Any = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    return unfold(a.to(dtype), *window).mT
+
+
+def row_factors(a: Tensor, b: Tensor, groups: int = 1) -> LayerFactors:
     """Compute A, G and the G of the bias from inputs and output gradients, both as `layer_rows` returns them."""
-    n, places, sums = a.shape[-3], a.shape[-2], b.sum(-2)
+    return *weight_factors(a, b, groups=groups), bias_factor(b)
+
+
+def weight_factors(a: Tensor, b: Tensor, blocks: int | None = None, groups: int = 1) -> tuple[Tensor, Tensor]:
+    """Compute A = sum(a a') / n and G = n / t * sum(b b') from the rows of n samples with t places each.
+
+    Args:
+        a: inputs, (..., n, t, in).
+        b: output gradients, (..., n, t, out).
+        blocks: the largest size of a block, if factors are block-diagonal.
+        groups: the number of groups of a convolution, whose factors have a leading axis for them.
+    """
+    n, places = a.shape[-3], a.shape[-2]
     a_rows, b_rows = a.flatten(-3, -2), b.flatten(-3, -2)
-    return a_rows.mT @ a_rows / n, b_rows.mT @ b_rows * (n / places), sums.mT @ sums * n
+    if groups > 1:
+        a_rows, b_rows, blocks = group_rows(a_rows, groups), group_rows(b_rows, groups), None
+    return squares(a_rows, blocks) / n, squares(b_rows, blocks) * (n / places)
+
+
+def group_rows(rows: Tensor, groups: int) -> Tensor:
+    """Return rows (..., n, features) of all groups as (..., groups, n, features of each).
+
+    Example:
+        >>> group_rows(torch.zeros(5, 6), 3).shape
+        torch.Size([3, 5, 2])
+    """
+    return rows.reshape(*rows.shape[:-1], groups, -1).transpose(-3, -2)
+
+
+def squares(rows: Tensor, blocks: int | None = None) -> Tensor:
+    """Return the sum of r r' over rows r, in at least float32; with blocks, those along its diagonal."""
+    if blocks is not None:
+        rows = split_rows(rows, block_size(rows.shape[-1], blocks))
+    return float32_product(rows.mT, rows)
+
+
+def bias_factor(b: Tensor, blocks: int | None = None) -> Tensor:
+    """Compute the G of the bias, n * sum(s s'), where s is the sum of b over the places of a sample."""
+    sums = b.sum(-2, dtype=torch.promote_types(b.dtype, torch.float32))
+    return squares(sums, blocks) * b.shape[-3]
 
 
 def batch_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = None) -> LayerFactors:
@@ -275,7 +462,7 @@ def batch_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = Non
         >>> [factor.tolist() for factor in batch_factors(nn.Linear(2, 1), a, b)]
         [[[1.0, 2.0], [2.0, 4.0]], [[9.0]], [[9.0]]]
     """
-    return row_factors(*layer_rows(layer, a, b, runs))
+    return row_factors(*layer_rows(layer, a, b, runs), layer_groups(layer))
 
 
 def combine_uses(factors: Sequence[LayerFactors]) -> LayerFactors:

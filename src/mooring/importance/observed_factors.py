@@ -1,12 +1,23 @@
 """The factors of one parameter since the last step, and the part of the parameter's gradient that they account for."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from mooring.importance.kronecker_factors import layer_rows, row_factors
+from mooring.importance.kronecker_factors import (
+    bias_factor,
+    factor_shape,
+    float32_product,
+    group_rows,
+    is_transposed,
+    layer_groups,
+    output_rows,
+    weight_factors,
+)
+from mooring.importance.sampled_places import gradient_along, sample_rows, samples_at_once
 
 DIRECTIONS = 8
 """The number of directions of inputs along which gradients are compared, instead of as a whole."""
@@ -24,6 +35,10 @@ UNSCALED = 0.02
 """A ratio of squares closer to 1 is rounding, and no scale."""
 
 
+FactorShapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The shapes of `inputs`, `outputs` and `gradient` of `ObservedFactors`."""
+
+
 @dataclass
 class ObservedFactors:
     """The factors of a weight or a bias in the backward passes since the last step.
@@ -35,6 +50,7 @@ class ObservedFactors:
         gradient: the parameter's gradient along fixed directions of its inputs, as `along_directions` returns it.
         noise: the square that the norm of `gradient` has if its terms have random signs.
         uses: the number of calls, within one pass.
+        transposed: whether the parameter has the shape (in, out).
     """
 
     samples: int
@@ -43,6 +59,7 @@ class ObservedFactors:
     gradient: Tensor
     noise: Tensor
     uses: int = 1
+    transposed: bool = False
 
     def add_use(self, other: "ObservedFactors") -> None:
         """Add another call in the same pass; calls are places of the same samples."""
@@ -74,21 +91,71 @@ class ObservedFactors:
         self.samples = total
 
 
-def observe(layer: nn.Module, a: Tensor, b: Tensor) -> dict[str, ObservedFactors]:
-    """Return the factors of the weight and of the bias from one batch; the arguments are those of `batch_factors`."""
-    if a.ndim == (1 if isinstance(layer, nn.Linear) else 3):
+def observe(
+    layer: nn.Module,
+    a: Tensor,
+    b: Tensor,
+    names: Collection[str] = ("weight", "bias"),
+    blocks: int | None = None,
+    places: int | None = None,
+) -> dict[str, ObservedFactors]:
+    """Return the factors of the weight, of the bias or of both from one batch.
+
+    The arguments are those of `batch_factors`, the names of the parameters, the largest size of a block, if factors are
+    block-diagonal, and the largest number of places of a sample from which the factors of a weight are computed.
+    """
+    if a.ndim == (3 if isinstance(layer, nn.Conv2d) else 1):
         a, b = a.unsqueeze(0), b.unsqueeze(0)  # a sample without a batch
-    a, b = layer_rows(layer, a, b)
-    (n, places, size), one = a.shape, a.new_ones(1, 1)
-    inputs, outputs, sums = row_factors(a, b)
-    along = (a @ directions(size, a.dtype, a.device)).flatten(0, 1)
-    squares = outputs.diagonal().sum() * (places / n)  # the sum of b^2
-    noise = squares * along.square().sum() / len(along)
-    bias_noise = sums.diagonal().sum() / n
-    return {
-        "weight": ObservedFactors(n, inputs, outputs, b.flatten(0, 1).mT @ along, noise),
-        "bias": ObservedFactors(n, one, sums, b.sum((0, 1)), bias_noise),
-    }
+    observed: dict[str, ObservedFactors] = {}
+    if "weight" in names:
+        count = samples_at_once(layer, a, b, places)
+        first, *others = (
+            _observe_weight(layer, *part, blocks, places)
+            for part in zip(torch.split(a, count), torch.split(b, count), strict=True)
+        )
+        for other in others:
+            first.add_pass(other)
+        observed["weight"] = first
+        observed["weight"].transposed = is_transposed(layer)
+    if "bias" in names:
+        rows = output_rows(layer, b)
+        sums = bias_factor(rows, blocks)
+        noise = sums.diagonal(dim1=-2, dim2=-1).sum() / len(rows)
+        total, one = rows.sum((0, 1), dtype=sums.dtype), sums.new_ones(factor_shape(1, blocks))
+        observed["bias"] = ObservedFactors(len(rows), one, sums, total, noise)
+    return observed
+
+
+def _observe_weight(layer: nn.Module, a: Tensor, b: Tensor, blocks: int | None, places: int | None) -> ObservedFactors:
+    n, groups = len(a), layer_groups(layer)
+    a_rows, b_rows, share = sample_rows(layer, a, b, places)
+    inputs, outputs = weight_factors(a_rows, b_rows, blocks, groups)
+    fixed = directions(a_rows.shape[-1] // groups, a_rows.dtype, a.device)
+    along = float32_product(group_rows(a_rows.flatten(0, 1), groups), fixed.expand(groups, -1, -1))
+    if share > 1:
+        inputs, gradient = inputs * share, gradient_along(layer, a, b, fixed.to(outputs.dtype))
+    else:
+        gradient = float32_product(group_rows(b_rows.flatten(0, 1), groups).mT, along).reshape(-1, DIRECTIONS)
+    squares = outputs.diagonal(dim1=-2, dim2=-1).sum(-1).reshape(groups, -1).sum(-1)
+    squares = squares * (share * a_rows.shape[1] / n)  # the sum of b^2 in each group
+    noise = (squares * along.square().sum((1, 2))).sum() / along.shape[1]
+    return ObservedFactors(n, inputs, outputs, gradient, noise)
+
+
+def observed_shapes(
+    parameter: Tensor, blocks: int | None, *, transposed: bool = False, groups: int = 1
+) -> FactorShapes:
+    """Return the shapes of what `observe` returns for a weight, of a layer with so many groups, or a bias.
+
+    Example:
+        >>> observed_shapes(torch.zeros(3, 2), None), observed_shapes(torch.zeros(3), None)
+        (((2, 2), (3, 3), (3, 8)), ((1, 1), (3, 3), (3,)))
+    """
+    if transposed:
+        parameter = parameter.mT
+    out, size = len(parameter), parameter.shape[1:].numel()
+    along = (out,) if parameter.ndim == 1 else (out, DIRECTIONS)
+    return factor_shape(size, blocks, groups), factor_shape(out // groups, blocks, groups), along
 
 
 @cache
@@ -98,10 +165,12 @@ def directions(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return angles.cos().reshape(DIRECTIONS, size).mT.to(dtype=dtype, device=device)
 
 
-def along_directions(g: Tensor, dtype: torch.dtype) -> Tensor:
+def along_directions(g: Tensor, dtype: torch.dtype, *, transposed: bool = False) -> Tensor:
     """Return the gradient of a weight along `directions`, (out, DIRECTIONS); that of a bias as it is."""
     if g.ndim == 1:
         return g.to(dtype)
+    if transposed:
+        g = g.mT
     return g.flatten(1).to(dtype) @ directions(g[0].numel(), dtype, g.device)
 
 

@@ -13,6 +13,7 @@ from mooring.errors import MooringError, unknown
 from mooring.importance import State
 from mooring.integrations.state_file import load, load_for, save
 from mooring.moor import Mooring
+from mooring.state.memory import Memory
 
 __all__ = ["DeferredAttach", "MooringOwner", "SavedState"]
 
@@ -29,6 +30,7 @@ class DeferredAttach:
     Args:
         state: the state that the first Mooring resumes from; None starts without one.
         options: options of `mooring.attach`.
+        consolidates: whether the library ends tasks by `consolidate()`, for which training has to be observed.
 
     Example:
         >>> model = nn.Linear(2, 1)
@@ -39,10 +41,12 @@ class DeferredAttach:
         1
     """
 
-    def __init__(self, state: SavedState, options: dict[str, Any]) -> None:
+    def __init__(self, state: SavedState, options: dict[str, Any], *, consolidates: bool = True) -> None:
         allowed = attach.__kwdefaults__ or {}
         for name in options.keys() - allowed.keys():
             raise unknown("option of mooring.attach", name, allowed)
+        if consolidates and not options.keys() & {"memory", "state_dtype"}:
+            options = {**options, "memory": Memory()}
         self.options = options
         self._state = load(state) if isinstance(state, str | Path) else state
         self._moor: Mooring | None = None

@@ -74,7 +74,7 @@ class MooringCallback(MooringOwner, Callback):
     ) -> None:
         self.verbose = verbose
         self.consolidate, self.optimizer, self.module = consolidate, optimizer, module
-        self._deferred = DeferredAttach(state, options)
+        self._deferred = DeferredAttach(state, options, consolidates=consolidate)
 
     @property
     def state_key(self) -> str:

@@ -70,7 +70,7 @@ class MooringCallback(MooringOwner, TrainerCallback):
     ) -> None:
         self.verbose = verbose
         self.consolidate, self._training, self._staged = consolidate, False, -1
-        self._deferred = DeferredAttach(state, options)
+        self._deferred = DeferredAttach(state, options, consolidates=consolidate)
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Refuse unsupported options before any data is read."""

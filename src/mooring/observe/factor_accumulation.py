@@ -70,7 +70,8 @@ def _accumulate(
         if state.has_scores:  # from iterations in which it was not observed
             state.importance_state, changed = states.no_scores(state.parameter), True
             states.diagonal_reasons.pop(state.parameter, None)
-        state.factors.accumulate(own.inputs, own.outputs * scale)
+        inputs, outputs = own.inputs, own.outputs * scale
+        state.factors.accumulate(*((outputs, inputs) if own.transposed else (inputs, outputs)))
         state.factors.count += 1
         if state.factors.count & (state.factors.count - 1) == 0 and not state.held_with:  # dropout is not explained
             checks.append((state, is_explained(own, gradient, scale)))
@@ -86,4 +87,6 @@ def _accumulate(
 def _compared(state: ParameterState, g: Tensor, observed: ObservedFactors) -> Tensor:
     """Return the gradient that a step uses in the form of `ObservedFactors.gradient`; that of a B is whole."""
     dtype = observed.gradient.dtype
-    return g.flatten(1).to(dtype) if state.held_with else along_directions(g, dtype)
+    if state.held_with:
+        return g.flatten(1).to(dtype)
+    return along_directions(g, dtype, transposed=observed.transposed)

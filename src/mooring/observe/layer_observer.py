@@ -10,7 +10,8 @@ from mooring.adapters.product_factors import factor_shapes, observe_products
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
-from mooring.importance.observed_factors import ObservedFactors, observe
+from mooring.importance.kronecker_factors import is_transposed
+from mooring.importance.observed_factors import FactorShapes, ObservedFactors, observe, observed_shapes
 from mooring.observe.output_observer import ForwardHook, OutputObserver
 from mooring.state.mooring_state import MooringState, gradient_versions, is_one_graph
 
@@ -65,6 +66,8 @@ class LayerObserver:
         """Register a hook on the output that computes the factors when its gradient arrives."""
         if self.paused or OutputObserver.probing or not torch.is_grad_enabled() or not self.due:
             return
+        if not any(p.requires_grad for p in self._layers.get(module, {}).values()):  # frozen since it was hooked
+            return
         if torch._C._functorch.peek_interpreter_stack() is not None:  # torch.func has no backward pass
             return
         a = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
@@ -85,7 +88,8 @@ class LayerObserver:
     def _observe(self, module: nn.Module, own: dict[str, Tensor], a: Tensor, b: Tensor) -> dict[str, ObservedFactors]:
         """Return the factors of the parameters of a layer that are named in `own`."""
         products = {name: p for name, p in self.states.products.of_module(module).items() if name in own}
-        observed = {} if own.keys() <= products.keys() else observe(module, a, b)
+        names, importance = own.keys() - products.keys(), self.states.importance
+        observed = observe(module, a, b, names, importance.blocks, importance.places) if names else {}
         if products:
             observed |= observe_products(products, self.states.largest_side, a, b)
         return observed
@@ -130,9 +134,16 @@ class LayerObserver:
         if observed and world_size() == 1:
             self.samples = min(factors.samples for factors in observed.values())
         parameters = dict.fromkeys(p for own in self._layers.values() for p in own.values())
-        products, largest = self.states.products.by_b, self.states.largest_side
-        shapes = {b: factor_shapes(product, largest) for b, product in products.items()}
-        return all_reduce_factors(list(parameters), observed, shapes)
+        transposed = {own["weight"] for layer, own in self._layers.items() if is_transposed(layer) and "weight" in own}
+        shapes = {p: self._shapes(p, transposed=p in transposed) for p in parameters} if world_size() > 1 else {}
+        return all_reduce_factors(list(parameters), observed, shapes, transposed)
+
+    def _shapes(self, p: Tensor, *, transposed: bool) -> FactorShapes:
+        """Return the shapes of what is observed for a parameter; of a B, those of its product and of itself."""
+        if product := self.states.products.by_b.get(p):
+            return *factor_shapes(product, self.states.largest_side), tuple(p.flatten(1).shape)
+        groups = self.states.groups_of(p)
+        return observed_shapes(p, self.states.importance.blocks, transposed=transposed, groups=groups)
 
     def remove(self) -> None:
         """Remove the hooks."""

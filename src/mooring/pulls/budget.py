@@ -152,7 +152,8 @@ class Budget:
 
     Args:
         nats: how much of a past task may be forgotten in each new task; one number, or one per run.
-        every: act in each `every`-th iteration of a task.
+        every: act in each `every`-th iteration of a task, and at its end. In between more than the budget may be spent:
+            at most (sqrt(budget) + the sum of |step| since the last pull)^2, where |step|^2 = sum(F * step^2) / 2.
         growth: the budget of each task divided by that of the task before.
         per: "model" for one budget for the whole model, "layer" for an equal share for each layer.
         over: whether `nats` limits the "mean" over past tasks, or their "sum", which holds tighter with every task.

@@ -102,7 +102,16 @@ def default_loss(model: nn.Module, batch: Any, outputs: Outputs | None = None) -
         raise MooringError(f"a batch of type {type(batch).__name__} is not (inputs, labels): {LOSS_HINT}")
     inputs, labels = batch
     returned = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-    logits = (outputs or find_outputs)(returned)
+    return cross_entropy((outputs or find_outputs)(returned), labels)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy of (samples, classes), sequences or dense outputs, as `default_loss` says.
+
+    Example:
+        >>> cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+        tensor(0.6931)
+    """
     if logits.ndim > 3:
         return functional.cross_entropy(logits, labels)
     return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())

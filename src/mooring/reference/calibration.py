@@ -1,24 +1,24 @@
 """Calibration: measures on data by what factor the loss rises faster than a budget's estimate."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mooring.adapters.product_factors import ProductFactors
 from mooring.backends.budget_solver import BudgetSolver
-from mooring.backends.budget_terms import budget_terms
 from mooring.backends.eager import autocast_disabled
+from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning, warn
-from mooring.importance.kronecker_factors import KroneckerFactors
-from mooring.pulls.budget import Budget
+from mooring.pulls.budget import UNSPENT_TOLERANCE, Budget
 from mooring.reference.batches import Data, Loss, Outputs, iter_batches, scalar_loss
 from mooring.reference.estimation import NO_DEPENDENCE, NOT_FINITE
-from mooring.reference.preserve_model_state import preserve_model_state
+from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.progress import progress
 from mooring.reference.reference_labels import prepare_labels
 from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
@@ -28,37 +28,99 @@ from mooring.state.selection import layer_of
 DIRECTIONS = 4
 """Number of probe directions; each is used with its opposite."""
 
-MIN_FACTOR, MAX_FACTOR, BISECTIONS = 1e-2, 1e6, 12
-"""The interval that the factor is searched in, and the number of bisections."""
+STORED_BYTES = 1 << 30
+"""All directions are in memory at once if they take at most this; else each is computed again when it is needed."""
+
+MIN_FACTOR, MAX_FACTOR = 1e-2, 1e6
+"""The interval that the factor is searched in."""
+
+MAX_EVALUATIONS = 12
+"""Upper limit of the evaluations of a rise in one search."""
+
+TOLERANCE, STORED_TOLERANCE = 0.35, 0.2
+"""The distance of log(rise / budget) from 0 that ends a search, with one more secant step.
+
+The second one is for the last search, if directions need not be computed again for it.
+"""
+
+USUAL_EVALUATIONS = 5
+"""The number of evaluations in the first search that the progress bar expects."""
 
 
-def solve_factor(rise: Callable[[float], float], nats: float, *, show: bool | None = False) -> float:
-    """Return the factor nats / q, where q is the estimate at which the loss truly rises by nats.
+@dataclass
+class FactorSearch:
+    """The search for the factor nats / q, where q is the estimate at which the loss truly rises by nats.
 
-    It is found by bisection in log q between 0.01 and a million, for a rise that grows with q. Beyond, the data does
-    not say what the factor is, and a warning says so. The result is then the safer value: if the loss rises too much
-    even with a factor of a million, a million; if it hardly rises even with 0.01, 1, which trusts the estimate.
+    It is the secant method in log q and log rise, for a rise that grows with q, within a bracket that halves where the
+    secant leaves it. The factor lies between 0.01 and a million; at either bound the data does not say what it is.
 
-    Args:
-        rise: the true rise of the loss at the displacement whose estimate is q.
+    Attributes:
         nats: the budget.
-        show: whether to show a progress bar; None shows it only on a terminal.
+        factor: a first guess of the factor, and then the result.
+        slope: the same for the slope of log rise over log q.
 
     Example:
-        >>> round(solve_factor(lambda q: 2 * q, 0.1), 1), round(solve_factor(lambda q: q + 10 * q**2, 0.1), 1)
-        (2.0, 1.6)
+        >>> search = FactorSearch(0.1)
+        >>> round(search.solve(lambda q: q + 10 * q**2, tolerance=0.03), 1)
+        1.6
     """
-    low, high = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
-    for _ in progress(range(BISECTIONS), "calibrating the budget", BISECTIONS, show=show):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rise(nats / math.exp(middle)) > nats else (low, middle)
-    if high == math.log(MAX_FACTOR):
+
+    nats: float
+    factor: float = 1.0
+    slope: float = 1.0
+
+    def solve(self, rise: Callable[[float], float], tolerance: float) -> float:
+        """Return the factor, by a last secant step from where log(rise / nats) is within a tolerance of 0.
+
+        Args:
+            rise: the true rise of the loss at the displacement whose estimate is q.
+            tolerance: the tolerance.
+        """
+        low, high = bounds = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
+        at = min(max(math.log(self.factor), low), high)
+        measured: tuple[float, float] | None = None
+        for _ in range(MAX_EVALUATIONS):
+            excess = _log_ratio(rise(self.nats / math.exp(at)), self.nats)
+            if at == bounds[excess > 0]:
+                break
+            if measured is not None and math.isfinite(excess) and math.isfinite(measured[1]) and at != measured[0]:
+                self.slope = min(max((measured[1] - excess) / (at - measured[0]), 0.25), 4.0)
+            measured = at, excess
+            low, high = (at, high) if excess > 0 else (low, at)
+            at = min(max(at + excess / self.slope, bounds[0]), bounds[1])
+            if abs(excess) <= tolerance:
+                at = min(max(at, low), high)
+                break
+            if not low < at < high and at not in bounds:
+                at = (low + high) / 2
+        self.factor = {bounds[0]: MIN_FACTOR, bounds[1]: MAX_FACTOR}.get(at, math.exp(at))
+        return self.factor
+
+
+def _log_ratio(rise: float, nats: float) -> float:
+    """Return log(rise / nats), infinite for a rise that is not positive or not finite."""
+    if rise <= 0:
+        return -math.inf
+    return math.log(rise / nats) if math.isfinite(rise) else math.inf
+
+
+def checked_factor(factor: float, nats: float) -> float:
+    """Return a factor; at a bound the safer value, with a warning.
+
+    If the loss rises too much even with a factor of a million, that is a million; if it hardly rises even with 0.01,
+    it is 1, which trusts the estimate.
+
+    Example:
+        >>> checked_factor(2.5, 0.1)
+        2.5
+    """
+    if factor >= MAX_FACTOR / 2:
         _warn_of_bound(f"rises by more than the budget of {nats:g} nats even where its estimate is a millionth of it")
         return MAX_FACTOR
-    if low == math.log(MIN_FACTOR):
+    if factor <= MIN_FACTOR:
         _warn_of_bound(f"does not rise by the budget of {nats:g} nats even where its estimate is 100 times that")
         return 1.0
-    return math.exp((low + high) / 2)
+    return factor
 
 
 def _warn_of_bound(finding: str) -> None:
@@ -102,64 +164,181 @@ def calibration_factor(
         show: whether to show a progress bar; None shows it only on a terminal.
     """
     nats = float(budget.promised(states.tasks + 1))
-    with preserve_model_state(states.model, moves=True):
+    with preserve_model_state(states.model, moves=True, moved=()):
         read = list(iter_batches(data, states.model, batches))
         if not read:
             raise MooringError("data has no batches: give some of the task's data, best held out")
         if loss is None:
             read = [prepare_labels(states.model, batch, seed, outputs) for seed, batch in enumerate(read)]
-        held = _states_of_this_task(states)
-        if not held:
+        if not _trained(states):
             raise MooringError("no step was taken since the last consolidation: calibrate at the end of a task")
         if not nats:
             return 1.0  # with nothing to spend, the factor has no effect
-        losses = _Losses(states.model, read, loss, outputs)
-        distance = _norm(m.parameter.to(m.compute_dtype) - m.device_anchor for m in _trained(states))
-        probes = _probes(losses, held, distance, states.tasks)
-        undisplaced = losses.mean()
-
-        def rise(q: float) -> float:
-            allowed = dataclasses.replace(budget, nats=q, growth=1.0)
-            displaced = []
-            for probe in probes:
-                _displace(held, probe, allowed)
-                displaced.append(losses.mean())
-            return math.fsum(displaced) / len(probes) - undisplaced
-
-        return solve_factor(rise, nats, show=show)
+        with _Calibration(states, budget, _Losses(states.model, read, loss, outputs, show)) as calibration:
+            return checked_factor(calibration.factor(nats), nats)
 
 
 class _Losses:
-    """The losses of a model on batches."""
+    """The losses of a model on batches, with a progress bar over all passes."""
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], loss: Loss | None, outputs: Outputs | None) -> None:
-        self.batches, self.loss_on = batches, partial(scalar_loss, loss, model, outputs=outputs)
-        if not all(math.isfinite(float(self.loss_on(batch))) for batch in batches):
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Any], loss: Loss | None, outputs: Outputs | None, show: bool | None
+    ) -> None:
+        self.model, self.batches = model, batches
+        self.loss_on = partial(scalar_loss, loss, model, outputs=outputs)
+        total = 2 * len(batches) + 2 * USUAL_EVALUATIONS + 2 * DIRECTIONS * len(batches) + 2 * len(batches)
+        self.passes = progress(range(8 * total), "calibrating the budget", total, show=show)
+        self.undisplaced = [self.at(index) for index in range(len(batches))]
+        if not all(map(math.isfinite, self.undisplaced)):
             raise NonFiniteError(NOT_FINITE)
 
     @torch.no_grad()
-    def mean(self) -> float:
-        """Return the mean loss; infinity if it overflows, as it may far from the anchor."""
-        mean = math.fsum(float(self.loss_on(batch)) for batch in self.batches) / len(self.batches)
-        return mean if math.isfinite(mean) else math.inf
+    def at(self, index: int) -> float:
+        """Return the loss on a batch; infinity if it overflows, as it may far from the anchor."""
+        next(self.passes, None)
+        value = float(self.loss_on(self.batches[index]))
+        return value if math.isfinite(value) else math.inf
 
-    def gradient(self, signs: Sequence[float], parameters: list[Tensor]) -> list[Tensor]:
-        """Return the gradient of the sum of sign * loss over the batches."""
-        total = [torch.zeros_like(p) for p in parameters]
-        for sign, batch in zip(signs, self.batches, strict=True):
-            with torch.enable_grad():
-                value = self.loss_on(batch)
-                if not value.requires_grad:
-                    raise MooringError(NO_DEPENDENCE)
-                gradients = torch.autograd.grad(sign * value, parameters, allow_unused=True)
-            for part, g in zip(total, gradients, strict=True):
-                if g is not None:
-                    part.add_(g)
-        return total
+    def rise(self, index: int) -> float:
+        """Return the rise of the loss on a batch since the parameters were where they began."""
+        return self.at(index) - self.undisplaced[index]
+
+    def gradients(self, signs: Sequence[Sequence[float]], parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return for each list of signs the gradient of the sum of sign * loss over all batches."""
+        kept = [(p, p.grad) for p in self.model.parameters()]
+        try:
+            for p, _ in kept:
+                p.grad = None
+            if len(signs) == 1:  # accumulated where gradients are
+                for index, sign in enumerate(signs[0]):
+                    self._backward(index, sign)
+                return [[torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]]
+            totals = [[torch.zeros_like(p) for p in parameters] for _ in signs]
+            for index in range(len(self.batches)):
+                self._backward(index, 1.0)
+                for total, own in zip(totals, signs, strict=True):
+                    for part, parameter in zip(total, parameters, strict=True):
+                        if parameter.grad is not None:
+                            part.add_(parameter.grad, alpha=own[index])
+                for p, _ in kept:
+                    p.grad = None
+            return totals
+        finally:
+            for p, gradient in kept:
+                p.grad = gradient
+
+    def _backward(self, index: int, sign: float) -> None:
+        """Add sign * the gradient of the loss on a batch to the gradients."""
+        next(self.passes, None)
+        with torch.enable_grad():
+            value = sign * self.loss_on(self.batches[index])
+            if not value.requires_grad:
+                raise MooringError(NO_DEPENDENCE)
+            with preserve_other_gradients(value, self.model):
+                value.backward()  # type: ignore[no-untyped-call]
+
+
+class _Calibration:
+    """States anchored at the present parameters, which are displaced along one direction after the other.
+
+    Args:
+        states: the states of the moored parameters.
+        budget: the budget.
+        losses: the losses on the data.
+    """
+
+    def __init__(self, states: MooringState, budget: Budget, losses: _Losses) -> None:
+        self.losses, self.seed = losses, states.tasks
+        generator, count = torch.Generator().manual_seed(self.seed), len(losses.batches)
+        self.signs = (torch.randint(2, (DIRECTIONS, count), generator=generator) * 2.0 - 1).tolist()
+        self.directions: dict[int, tuple[list[Tensor], float]] = {}
+        self.distance = _norm(m.parameter.to(m.compute_dtype) - m.device_anchor for m in _trained(states))
+        self.held = _states_of_this_task(states)
+        self.parameters = [m.parameter for m in self.held]
+        self.stored = DIRECTIONS * sum(p.numel() * p.element_size() for p in self.parameters) <= STORED_BYTES
+        self.budget = dataclasses.replace(budget, growth=1.0)
+        self.solver = BudgetSolver(self.budget, AnchorOffload(1))
+
+    def __enter__(self) -> "_Calibration":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def factor(self, nats: float) -> float:
+        """Return the factor at which the mean rise along all directions is nats.
+
+        One direction and one batch show about where that is, and each batch along one direction shows it better. All
+        directions are measured on all batches there, usually once.
+        """
+        search, count = FactorSearch(nats), len(self.losses.batches)
+        every = [*itertools.product(range(DIRECTIONS), range(count))]
+        each_batch = sorted((batch % (DIRECTIONS if self.stored else 1), batch) for batch in range(count))
+        last = STORED_TOLERANCE if self.stored else TOLERANCE
+        for pairs, tolerance in ((every[:1], TOLERANCE), (each_batch, TOLERANCE), (every, last)):
+            search.solve(partial(self._rise, pairs), tolerance)
+        return search.factor
+
+    def _rise(self, pairs: Sequence[tuple[int, int]], q: float) -> float:
+        """Return the mean rise over pairs of a direction and a batch, of v and -v, where the estimate is q."""
+        rises = []
+        for index, members in itertools.groupby(pairs, key=lambda pair: pair[0]):
+            (v, scale), batches = self._direction(index), [batch for _, batch in members]
+            for by in (scale, -scale):
+                self._displace(v, by, q)
+                rises += [self.losses.rise(batch) for batch in batches]
+        return math.fsum(rises) / len(rises)
+
+    def _direction(self, index: int) -> tuple[list[Tensor], float]:
+        """Return a direction, which is kept, and the factor of it that is as long as the parameters moved."""
+        if index not in self.directions:
+            self.directions.clear()
+            self._restore()
+            together = range(DIRECTIONS) if self.stored else [index]
+            gradients = self.losses.gradients([self.signs[i] for i in together], self.parameters)
+            self.directions = {i: self._with_scale(v, i) for i, v in zip(together, gradients, strict=True)}
+        return self.directions[index]
+
+    def _with_scale(self, v: list[Tensor], index: int) -> tuple[list[Tensor], float]:
+        """Return a gradient and its scale; a random direction if it is zero."""
+        norm = _norm(g.to(m.compute_dtype) for g, m in zip(v, self.held, strict=True))
+        if not norm:
+            generator = torch.Generator().manual_seed(self.seed + index)
+            v = [torch.randn(m.anchor.shape, generator=generator).to(m.anchor) for m in self.held]
+            norm = _norm(v)
+        return v, (self.distance or 1.0) / norm
+
+    @torch.no_grad()
+    @autocast_disabled()
+    def _displace(self, v: Sequence[Tensor], by: float, nats: float) -> None:
+        """Displace the parameters by by * v, pulled back or stretched until the budget is spent."""
+        self._move(v, by)
+        spent = self.solver.energy(self.held)
+        target = (1 - UNSPENT_TOLERANCE / 2) * nats  # that of a pull, so that rounding does not decide to pull
+        if 0 < spent < target:
+            self._move(v, by * math.sqrt(target / spent))
+        self.solver.budget, self.solver.mu = dataclasses.replace(self.budget, nats=nats), {}
+        self.solver.apply_pull(self.held, self.parameters, 1)
+
+    def _move(self, v: Sequence[Tensor], by: float) -> None:
+        for m, direction in zip(self.held, v, strict=True):
+            m.parameter.copy_(m.anchor.to(m.compute_dtype) + by * direction.to(m.compute_dtype))
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        for m in self.held:
+            m.parameter.copy_(m.anchor)
 
 
 def _trained(states: MooringState) -> list[ParameterState]:
     return [m for m in states.records.values() if m.count and m.parameter.requires_grad]
+
+
+def _present_values(m: ParameterState) -> Tensor:
+    """Return the values of a parameter: its anchor if it did not move since, else a copy."""
+    theta = m.parameter.detach()
+    same = m.anchor.dtype == theta.dtype and m.anchor.device == theta.device and m.anchor.shape == theta.shape
+    return m.anchor if same and not sharded(theta) and torch.equal(m.anchor, theta) else theta.clone()
 
 
 @autocast_disabled()
@@ -167,49 +346,19 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
     """Return states anchored at the present parameters, with the importance of this task alone as the previous one."""
     held, scales = [], layer_scales(states.records.values(), states.importance)
     for m in _trained(states):
-        anchor = m.parameter.detach().to(m.compute_dtype, copy=True)
-        own = dataclasses.replace(m, anchor=anchor, previous=None, factors=None)
+        own = dataclasses.replace(m, anchor=_present_values(m), previous=None, factors=None)
         if m.is_product_input:
-            pass
+            pass  # its B has the factors of both
         elif m.factors is None or m.has_scores:
-            own.previous = m.importance_state["current"].to(m.compute_dtype) * scales.get(layer_of(m.name), 1.0)
-        elif isinstance(m.factors, ProductFactors):
-            own.factors = m.factors.of_this_task() if m.factors.count else None
-        elif m.factors.count:
-            a, g = m.factors.inputs / m.factors.count, m.factors.outputs / m.factors.count
-            own.factors = KroneckerFactors(m.factors.inputs, m.factors.outputs, a, g, tasks=1)
-            own.factors.update_eigenbasis()
+            own.previous = m.importance_state["current"].to(m.compute_dtype)
+            if (scale := scales.get(layer_of(m.name))) is not None:
+                own.previous = own.previous * scale
+        else:
+            own.factors = m.factors.of_this_task() if m.factors.count else dataclasses.replace(m.factors, basis=None)
         held.append(own)
     states.join_products({own.parameter: own for own in held})
     return held
 
 
-def _probes(losses: _Losses, held: Sequence[ParameterState], length: float, seed: int) -> list[list[Tensor]]:
-    """Return displacements, each with its opposite; random ones if the gradient is zero."""
-    generator, probes = torch.Generator().manual_seed(seed), []
-    for _ in range(DIRECTIONS):
-        signs = (torch.randint(2, (len(losses.batches),), generator=generator) * 2.0 - 1).tolist()
-        gradient = losses.gradient(signs, [m.parameter for m in held])
-        v = [g.to(m.compute_dtype) for g, m in zip(gradient, held, strict=True)]
-        if not _norm(v):
-            v = [torch.randn(m.anchor.shape, generator=generator).to(m.anchor) for m in held]
-        scale = (length or 1.0) / _norm(v)
-        probes += [[scale * t for t in v], [-scale * t for t in v]]
-    return probes
-
-
 def _norm(tensors: Iterable[Tensor]) -> float:
     return math.sqrt(math.fsum(float(t.square().sum()) for t in tensors))
-
-
-@torch.no_grad()
-@autocast_disabled()
-def _displace(held: Sequence[ParameterState], probe: Sequence[Tensor], budget: Budget) -> None:
-    """Displace the parameters by a probe that is pulled back or stretched until the budget is spent."""
-    for m, v in zip(held, probe, strict=True):
-        m.parameter.copy_(m.anchor + v)
-    spent = math.fsum(float(term.energy()) for term in budget_terms(held))
-    if 0 < spent < budget.nats:
-        for m, v in zip(held, probe, strict=True):
-            m.parameter.copy_(m.anchor + v * math.sqrt(budget.nats / spent))
-    BudgetSolver(budget, AnchorOffload(1), reused=False).apply_pull(held, {m.parameter for m in held}, 1)

@@ -14,15 +14,16 @@ from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
 from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, scalar_loss
+from mooring.reference.memory_estimate import check_memory
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.progress import progress
 from mooring.reference.rank_shares import RankShare, combine_ranks
-from mooring.reference.reference_labels import prepare_labels
+from mooring.reference.reference_labels import default_loss_in_one_pass
 from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
 
 CALIBRATION_BATCHES = 8
-"""Number of batches kept for calibration, which evaluates each about a hundred times."""
+"""Number of batches kept for calibration, which evaluates each about ten times."""
 
 NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
 NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
@@ -79,6 +80,7 @@ def estimate(
     check_estimable(states.importance)
     if meta := [states.names[p] for p in states.trained() if p.is_meta]:
         raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
+    check_memory(states)
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
     share, kept = RankShare(model), list[Any]()
     memory = replace(states.memory, current=None)  # in full precision until the mean is complete
@@ -98,8 +100,9 @@ def estimate(
                 with torch.enable_grad():
                     with _name_batch(estimated.steps):
                         if loss is None:
-                            batch = prepare_labels(model, batch, estimated.steps, outputs)
-                        value = scalar_loss(loss, model, batch, outputs)
+                            value, batch = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
+                        else:
+                            value = scalar_loss(loss, model, batch, outputs)
                     if not share.together and not math.isfinite(value.item()):  # else all ranks see the gradient
                         raise NonFiniteError(NOT_FINITE)
                     if not value.requires_grad:
@@ -156,9 +159,10 @@ def _replace(states: MooringState, estimated: MooringState) -> None:
             m.importance_state["current"] = states.memory.store_current(m.importance_state["current"])
     for p, m in states.records.items():
         new = estimated.records.pop(p, None) or estimated.new_state(p, states.tasks)
-        for one, other in ((m, new), (new, m)):
-            if not other.factors:
-                states.to_scores(one)
+        if not new.factors:
+            states.to_scores(m)
+        if not m.factors:
+            estimated.to_scores(new)  # which keeps scores, even if training does not
         m.importance_state, m.count = new.importance_state, new.count
         if m.factors and new.factors:
             for name in ("inputs", "outputs", "count"):

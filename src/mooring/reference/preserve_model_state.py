@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,13 +19,14 @@ REBOUND = (bool, int, float, Tensor, tuple, list, dict, type(None))
 
 
 @contextmanager
-def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
+def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tensor] | None = None) -> Iterator[None]:
     """Put the model in eval mode, and restore everything bit for bit at the end.
 
     Args:
         model: the model.
         moves: True if the body displaces the parameters: they are restored, and forward passes do not count as
             training. False if it runs backward passes: gradients are set aside and restored.
+        moved: the parameters that it displaces and does not restore itself; None stands for all.
 
     Example:
         >>> model = nn.BatchNorm1d(2)
@@ -36,7 +37,8 @@ def preserve_model_state(model: nn.Module, *, moves: bool) -> Iterator[None]:
     """
     bindings = [(module, _bindings(module), dict(module._buffers)) for module in model.modules()]
     containers = [(c, c.copy()) for module in model.modules() for c in _containers(module)]
-    written = model.parameters() if moves else _renormalized(model)
+    displaced = model.parameters() if moved is None and moves else moved or ()
+    written = [*displaced, *_renormalized(model)]
     attributes = [t for _, values, _ in bindings for t in values.values() if isinstance(t, Tensor)]
     constants = [t for t in attributes if not t.requires_grad]  # others may belong to a graph under way
     kept = [(t, t.detach().clone()) for t in {*written, *model.buffers(), *constants}]

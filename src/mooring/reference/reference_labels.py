@@ -9,7 +9,17 @@ from torch import Tensor, nn
 
 from mooring.errors import MooringError, warn
 from mooring.observe.output_observer import find_outputs
-from mooring.reference.batches import LOSS_HINT, Outputs, device_of, is_pair, is_row, returned_loss, to_device
+from mooring.reference.batches import (
+    LOSS_HINT,
+    Outputs,
+    cross_entropy,
+    device_of,
+    is_pair,
+    is_row,
+    returned_loss,
+    scalar_loss,
+    to_device,
+)
 
 IGNORED_LABEL = -100
 """The label that a cross entropy leaves out."""
@@ -28,12 +38,7 @@ def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | N
         seed: the number of the batch, and the seed of labels that are drawn.
         outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
     """
-    if is_row(batch):
-        raise MooringError(
-            f"the data or reference has rows with {', '.join(map(str, batch))}, not batches of tensors: give a "
-            "DataLoader(rows, batch_size=..., collate_fn=...) that makes batches as in training"
-        )
-    _warn_of_unmasked_text(model, batch, seed)
+    _check_batch(model, batch, seed)
     if not is_pair(batch) or isinstance(batch[0], Mapping):
         return add_sampled_labels(model, batch, seed, outputs)
     repeats = repeats_inputs(*batch)
@@ -47,6 +52,16 @@ def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | N
             "next token: give (ids[:, :-1], ids[:, 1:]), or the loss(model, batch) of training",
         )
     return batch
+
+
+def _check_batch(model: nn.Module, batch: Any, seed: int) -> None:
+    """Refuse rows of a dataset, and warn of text without masks."""
+    if is_row(batch):
+        raise MooringError(
+            f"the data or reference has rows with {', '.join(map(str, batch))}, not batches of tensors: give a "
+            "DataLoader(rows, batch_size=..., collate_fn=...) that makes batches as in training"
+        )
+    _warn_of_unmasked_text(model, batch, seed)
 
 
 def _warn_of_unmasked_text(model: nn.Module, batch: Any, seed: int) -> None:
@@ -117,15 +132,58 @@ def add_sampled_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs
         >>> y
         tensor([1, 0])
     """
+    if (inputs := _unlabelled(batch)) is None:
+        return batch
+    _, labelled = _predict(model, inputs, seed, outputs)
+    return batch if labelled is None else labelled
+
+
+def default_loss_in_one_pass(
+    model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None
+) -> tuple[Tensor, Any]:
+    """Compute the default loss of a batch, with the labels of `prepare_labels`, in a single forward pass.
+
+    Returns:
+        The mean loss, a scalar tensor, and the batch with its labels.
+
+    Example:
+        >>> loss, batch = default_loss_in_one_pass(nn.Identity(), torch.tensor([[0.0, 99.0], [99.0, 0.0]]), seed=0)
+        >>> loss, batch[1]
+        (tensor(0.), tensor([1, 0]))
+    """
+    _check_batch(model, batch, seed)
+    if (inputs := _unlabelled(batch)) is None:
+        batch = prepare_labels(model, batch, seed, outputs)
+        return scalar_loss(None, model, batch, outputs), batch
+    returned, labelled = _predict(model, inputs, seed, outputs)
+    if labelled is None:
+        return scalar_loss(lambda *_: returned, model, batch), batch
+    return cross_entropy(returned, labelled[1]), labelled
+
+
+def _unlabelled(batch: Any) -> Tensor | Mapping[str, Any] | None:
+    """Return the inputs of a batch that may need labels; None if it has labels or is of another kind."""
     if isinstance(batch, tuple | list) and len(batch) == 1:
         batch = batch[0]
     if not isinstance(batch, Tensor | Mapping) or (isinstance(batch, Mapping) and "labels" in batch):
-        return batch
+        return None
+    return batch
+
+
+def _predict(
+    model: nn.Module, batch: Any, seed: int, outputs: Outputs | None
+) -> tuple[Tensor, tuple[Any, Tensor] | None]:
+    """Return the logits of inputs, and the inputs with drawn labels; the model's own loss and None if it has one."""
     inputs = to_device(batch, device_of(model))
     returned = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-    if isinstance(inputs, Mapping) and returned_loss(returned) is not None:
-        return batch
+    if isinstance(inputs, Mapping) and (loss := returned_loss(returned)) is not None:
+        return loss, None
     logits = (outputs or find_outputs)(returned)
+    return logits, (inputs, _draw_labels(logits.detach(), inputs, seed))
+
+
+def _draw_labels(logits: Tensor, inputs: Any, seed: int) -> Tensor:
+    """Draw a label for each prediction, and -100 for padding."""
     if logits.ndim not in (2, 3):
         raise MooringError(
             f"cannot draw labels from outputs of shape {tuple(logits.shape)}, which must be (samples, classes) or "
@@ -139,4 +197,4 @@ def add_sampled_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     if isinstance(mask, Tensor) and mask.shape == labels.shape:
         labels = labels.masked_fill(mask == 0, IGNORED_LABEL)
-    return inputs, labels
+    return labels

@@ -23,6 +23,7 @@ from mooring.importance.kronecker_factors import (
     LAZY,
     KroneckerFactors,
     diagonal_reasons,
+    layer_groups,
     layers_with_factors,
 )
 from mooring.pulls.merges import Merge
@@ -328,6 +329,7 @@ class MooringState:
         self.layers: dict[nn.Module, dict[str, Tensor]] = {}
         self.diagonal_reasons: dict[Tensor, str] = {}
         self.with_factors: set[Tensor] = set()
+        self.grouped: dict[Tensor, int] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -338,14 +340,14 @@ class MooringState:
         self._foreign = {p for p in self.optimizer_parameters() if p not in self.names}
         self._find_products(gone.values())
         if self.importance.by_layer:
-            layers = layers_with_factors(self.model, self.importance.largest)
-            self.with_factors = {p for own in layers.values() for p in own.values() if p not in self.products}
-            plain = (
-                (layer, {name: p for name, p in own.items() if p in self.with_factors}) for layer, own in layers.items()
-            )
-            self.layers = {layer: own for layer, own in plain if own}
+            self.layers = self._moored_layers()
+            self.with_factors = {p for parameters in self.layers.values() for p in parameters.values()}
+            weights = ((own.get("weight"), layer_groups(layer)) for layer, own in self.layers.items())
+            self.grouped = {p: groups for p, groups in weights if p is not None and groups > 1}
             observed = {p: reason for p, reason in self.diagonal_reasons.items() if p in self.with_factors}
-            self.diagonal_reasons = observed | diagonal_reasons(self.model, self.importance.largest)
+            self.diagonal_reasons = observed | diagonal_reasons(
+                self.model, self.importance.largest, self.importance.blocks
+            )
         if isinstance(self.adapters, Product):
             own_layers = self.layers if self.importance.by_layer else {}
             added = {layer: own_layers.get(layer, {}) | products for layer, products in self.products.layers.items()}
@@ -357,6 +359,15 @@ class MooringState:
                 resized.append((gone[name], p))
         for state, p in resized:
             self._resize(state, p)
+
+    def _moored_layers(self) -> dict[nn.Module, dict[str, Tensor]]:
+        """Return the layers with factors, with their parameters that are neither excluded nor held as products."""
+        layers = layers_with_factors(self.model, self.importance.largest, self.importance.blocks)
+        moored = (
+            (layer, {n: p for n, p in own.items() if p in self.names and p not in self.products})
+            for layer, own in layers.items()
+        )
+        return {layer: own for layer, own in moored if own}
 
     def _find_products(self, gone: Iterable[ParameterState]) -> None:
         """Read the low-rank adapters that the model has now; remember the factors of those that left it."""
@@ -481,6 +492,9 @@ class MooringState:
         """
         if sharded(p):
             raise MooringError(f"{self.names[p]!r} changed its shape, which a sharded parameter cannot: attach anew")
+        grouped = old.factors is not None and not old.held_with and old.factors.inputs.ndim > 2
+        if old.factors and (old.factors.blocked or grouped):  # its blocks or groups have other sizes now
+            self.to_scores(old)
         new = self.new_state(p, self.tasks)
         if old.held_with or p in self.products:
             pass  # another adapter of that name: its factors are those of its layer
@@ -517,11 +531,20 @@ class MooringState:
             product = self.new_product(p) if p in self.products.by_b else None
             return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=product)
         if p in self.with_factors:
-            factors = KroneckerFactors.zeros(p.detach(), compute_dtype_of(p))
-            return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=factors)
+            return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=self.new_factors(p))
         return ParameterState(
             self.names[p], p, anchor, self.start_importance(p, task) if self.memory.accumulates else {}
         )
+
+    def new_factors(self, p: Tensor) -> KroneckerFactors:
+        """Return the factors of a parameter before anything is known of it."""
+        return KroneckerFactors.zeros(
+            p.detach(), compute_dtype_of(p), blocks=self.importance.blocks, groups=self.groups_of(p)
+        )
+
+    def groups_of(self, p: Tensor) -> int:
+        """Return the number of groups whose factors the weight of a convolution has; 1 for another parameter."""
+        return self.grouped.get(p, 1)
 
     def new_product(self, b: Tensor) -> ProductFactors:
         """Return the factors of a low-rank product, with what is known of past tasks of its layer."""
@@ -629,8 +652,9 @@ class MooringState:
             kept = state.importance_state if state.factors is None or state.has_scores else state.factors.count
             if state.count and not kept:
                 raise MooringError(
-                    'nothing is known of this task, because current="none" keeps nothing during training: give '
-                    "consolidate(data=...) some of its data, or attach without it"
+                    'nothing is known of this task, because Memory(current="none"), the default of Kronecker() with '
+                    "a reference, keeps nothing during training: give consolidate(data=...) some of its data, or "
+                    "attach(memory=Memory()) before it"
                 )
 
     def _check_narrow_scores(self) -> None:

@@ -15,7 +15,6 @@ from mooring.adapters.products import check_same_layers
 from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError, warn
 from mooring.importance import State
-from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.state.displacement import displaced
 from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState, ParameterState
@@ -88,7 +87,7 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
         if name not in header["factors"]:
             states.to_scores(new)
         elif not new.factors:
-            new.factors = KroneckerFactors.zeros(p.detach(), compute_dtype_of(p))
+            new.factors = states.new_factors(p)
             new.importance_state = states.no_scores(p)
         if new.factors and f"current.{name}" in flat and flat[f"current.{name}"].ndim:  # not observed so far
             new.importance_state = states.start_importance(p, header["tasks"])

@@ -123,7 +123,7 @@ class Fleet:
         self.observer = (
             StackObserver(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
         )
-        self.groups = MethodGroups(self.specs, names, self.sgd.lr, self.observer.parameters if self.observer else ())
+        self.groups = MethodGroups(self.specs, names, self.sgd.lr, self.observer.parameters if self.observer else None)
         self.fused = [FusedStep(state, self.sgd) for _, state in self.groups.groups if has_compiler(self.device)]
         draws = any(state.importance.draws for _, state in self.groups.moored) and self.method.observes_outputs
         self.recorder = GraphRecorder(enabled=bool(self.fused) and self.stack.mode != "sequential" and not draws)

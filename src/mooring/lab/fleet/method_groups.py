@@ -1,6 +1,6 @@
 """The runs of a fleet by method: neighbours in the stack, each group with its own importance and pull."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -22,7 +22,8 @@ class MethodGroups:
         specs: the runs, those of a method next to each other.
         names: the parameters to moor.
         lr: of each run, of shape (runs,).
-        with_factors: the parameters whose curvature has Kronecker factors, if a method keeps those.
+        with_factors: the parameters whose curvature has Kronecker factors, if a method keeps those, with the number of
+            their groups.
 
     Attributes:
         groups: the rows of each method, with its state if it moors.
@@ -34,7 +35,7 @@ class MethodGroups:
     """
 
     def __init__(
-        self, specs: Sequence[RunSpec], names: list[str], lr: Tensor, with_factors: Collection[str] = ()
+        self, specs: Sequence[RunSpec], names: list[str], lr: Tensor, with_factors: Mapping[str, int] | None = None
     ) -> None:
         self.groups: list[tuple[slice, MethodState | None]] = []
         begin = 0

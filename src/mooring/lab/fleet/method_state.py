@@ -1,7 +1,7 @@
 """The state of the runs of a fleet that share a method: the core's `ParameterState` with a run axis."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class MethodState:
         lr: of each run, of shape (runs,).
         strength: of each run, of shape (runs,); ignored if the method has none.
         names: the parameters to moor.
-        with_factors: those of them whose curvature has Kronecker factors.
+        with_factors: those of them whose curvature has Kronecker factors, with the number of their groups.
 
     Attributes:
         states: the state of each parameter, by name; its tensors have a leading run axis.
@@ -51,14 +51,14 @@ class MethodState:
         lr: Tensor,
         strength: Tensor,
         names: list[str],
-        with_factors: Collection[str] = (),
+        with_factors: Mapping[str, int] | None = None,
     ) -> None:
         assert method.importance is not None
         self.method = method
         self.importances = [method.importance(seed) for seed in seeds]
         self.importance = self.importances[0]
         self.importance_keys = [repr(importance) for importance in self.importances]  # equal for most runs
-        self.lr, self.strength, self.names, self.with_factors = lr, strength, names, with_factors
+        self.lr, self.strength, self.names, self.with_factors = lr, strength, names, with_factors or {}
         self.pull = method.pull(strength)
         self.states: dict[str, ParameterState] = {}
         self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
@@ -164,7 +164,7 @@ class MethodState:
         if name in self.with_factors:
             no_score = torch.zeros(len(theta), *(1,) * (theta.ndim - 1), dtype=theta.dtype, device=theta.device)
             state.importance_state = {"current": no_score}
-            state.factors = KroneckerFactors.zeros(state.anchor, theta.dtype, runs=True)
+            state.factors = KroneckerFactors.zeros(state.anchor, theta.dtype, runs=True, groups=self.with_factors[name])
         else:
             state.importance_state = self._start_importance(state, self.tasks)
         return state

@@ -4,7 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.importance.kronecker_factors import LayerFactors, batch_factors, combine_uses, layers_with_factors
+from mooring.importance.kronecker_factors import (
+    LayerFactors,
+    batch_factors,
+    combine_uses,
+    layer_groups,
+    layers_with_factors,
+)
 from mooring.lab.fleet.stack.batched_layers import BatchedLayer
 from mooring.lab.fleet.stack.stack import Stack
 
@@ -20,7 +26,7 @@ class StackObserver:
     Attributes:
         enabled: whether the next forward pass is observed.
         observations: the factors observed since the last `take`, by layer, one entry for each use of the layer.
-        parameters: the names of the parameters whose layers are observed.
+        parameters: the names of the parameters whose layers are observed, with the number of groups of their factors.
 
     Raises:
         MooringError: if the stack runs in another mode.
@@ -29,7 +35,7 @@ class StackObserver:
     def __init__(self, stack: Stack, interval: int, max_size: int) -> None:
         self.interval, self.enabled = interval, False
         self.observations: dict[str, list[LayerFactors]] = {}
-        self.parameters: list[str] = []
+        self.parameters: dict[str, int] = {}
         if stack.batched is None or stack.mode != "batched":
             raise MooringError(
                 "a method with Kronecker factors needs layers that can be batched over runs, and this network has "
@@ -39,7 +45,9 @@ class StackObserver:
         covered = {name: layer for name, layer in stack.network.named_modules() if layer in with_factors}
         for module in stack.batched.modules():
             if isinstance(module, BatchedLayer) and module.name in covered:
-                self.parameters += [f"{module.name}.{short}" for short in with_factors[covered[module.name]]]
+                layer = covered[module.name]
+                for short in with_factors[layer]:
+                    self.parameters[f"{module.name}.{short}"] = layer_groups(layer) if short == "weight" else 1
                 module.on_forward = self._observe
 
     def _observe(self, name: str, layer: nn.Module, x: Tensor, out: Tensor, runs: int) -> None:

@@ -1,0 +1,1 @@
+"""The models and measurements of `finetuning_cost.py`."""

@@ -1,0 +1,295 @@
+"""Measure what a user pays for a mooring when fine-tuning: time of a step, set-up and peak memory.
+
+The models have random weights and real shapes. Each row reports the time of a moored step over a plain one of the same
+run, in which blocks of both alternate; the time of `attach(reference=...)` in plain steps; and the peak memory of
+attach and of moored training over that of plain training. The budget is set so low that it is spent in each step, and
+the row says in what share of steps it was: an unspent budget pulls nothing and is cheaper.
+
+    python benchmarks/finetuning_cost.py --device cuda                              # all models but the largest
+    python benchmarks/finetuning_cost.py --device cuda --only gpt2 --rows diagonal,kronecker
+    python benchmarks/finetuning_cost.py --device cuda --only llama-7b --rows lean
+    python benchmarks/finetuning_cost.py --tiny --json results.json                 # in miniature, on a CPU
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from finetuning.models import NAMES, Workload, workload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mooring
+from mooring import Budget, Interpolation, Memory, Penalty
+from mooring.importance import Kronecker
+
+FISHER = {"importance": mooring.EWC(decay=None, per_sample=True)}
+LEAN = Memory(previous="8bit", current="none")
+ROWS: dict[str, dict[str, Any]] = {
+    "diagonal": FISHER,
+    "lean": {**FISHER, "memory": LEAN},
+    "kronecker": {"importance": Kronecker()},
+    "kronecker blocks": {"importance": Kronecker(blocks=512)},
+    "kronecker observed": {"importance": Kronecker(), "memory": Memory()},
+    "kronecker blocks every 4": {"importance": Kronecker(blocks=512), "every": 4},
+    "explicit unchecked": {"importance": mooring.EWC(), "pull": Interpolation(), "check_finite": False},
+    "explicit": {"importance": mooring.EWC(), "pull": Interpolation()},
+    "penalty": {"importance": mooring.EWC(), "pull": Penalty(1e-4)},
+}
+"""Options of `attach` by row; the pull is a budget unless it is named."""
+
+DEFAULT_ROWS = ("diagonal", "lean", "kronecker", "kronecker blocks", "kronecker observed", "explicit")
+SPENT_SHARE = 0.1
+"""The budget of a timed step, as a part of what a step without a pull would spend."""
+
+
+class Trainer:
+    """A model in training.
+
+    Args:
+        work: the model and its batches.
+        device: where it trains.
+    """
+
+    def __init__(self, work: Workload, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.work, self.device = work, device
+        self.model = work.build().to(device, work.dtype)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=device.type == "cuda")
+        generator = torch.Generator().manual_seed(1)
+        self.batches = [self.to_device(work.batch(generator)) for _ in range(2)]
+        self.steps = 0
+
+    def to_device(self, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a batch on the device, with floating-point inputs in the model's dtype."""
+        inputs, labels = (part.to(self.device) for part in batch)
+        return inputs.to(self.work.dtype) if inputs.is_floating_point() else inputs, labels
+
+    def step(self) -> None:
+        """Take one training step."""
+        self.optimizer.zero_grad()
+        self.work.loss(self.model, self.batches[self.steps % len(self.batches)]).backward()
+        self.optimizer.step()
+        self.steps += 1
+
+    def attach(self, options: dict[str, Any], batches: int, *, labels: bool) -> "mooring.Mooring":
+        """Moor the model to a reference of its own batches; with labels, by the loss of training."""
+        generator = torch.Generator().manual_seed(2)
+        drawn = (self.to_device(self.work.batch(generator)) for _ in range(batches))
+        reference = [batch if labels else batch[0] for batch in drawn]
+        loss = {"loss": self.work.loss} if labels else {}
+        return mooring.attach(
+            self.model, self.optimizer, reference=reference, batches=batches, progress=False, **loss, **options
+        )
+
+
+def wait(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(work: Callable[[], Any], times: int, device: torch.device) -> float:
+    """Return the mean time of a call; the host may run ahead of the device, as in training."""
+    wait(device)
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    wait(device)
+    return (time.perf_counter() - start) / times
+
+
+def peak(work: Callable[[], Any], device: torch.device) -> int | None:
+    """Return the peak of allocated memory during a call, with what was allocated before; None on a CPU."""
+    if device.type != "cuda":
+        work()
+        return None
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    wait(device)
+    return torch.cuda.max_memory_allocated(device)
+
+
+class OperationCount(TorchDispatchMode):
+    """Counts the operations that reach a device, without views and checks of shapes; each is about one kernel."""
+
+    VIEWS = ("view", "reshape", "expand", "transpose", "permute", "slice", "select", "detach", "alias", "unsqueeze")
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func._schema.name.removeprefix("aten::").lstrip("_").startswith(self.VIEWS):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(work: Callable[[], Any]) -> int:
+    """Return the number of torch's operations in a call; generated kernels are not among them."""
+    with OperationCount() as counter:
+        work()
+    return counter.count
+
+
+def measure_plain(work: Workload, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the time of a plain step and the peak memory of plain training, with nothing else on the device."""
+    trainer = Trainer(work, device)
+    highest = peak(lambda: seconds(trainer.step, 3, device), device)
+    times = [seconds(trainer.step, options.block, device) for _ in range(options.turns)]
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    return {
+        "parameters": parameters,
+        "plain_ms": 1e3 * statistics.median(times),
+        "plain_peak": highest,
+        "plain_operations": operations(trainer.step),
+    }
+
+
+def measure_row(
+    name: str, work: Workload, device: torch.device, plain: dict[str, Any], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return the costs of one row."""
+    nats = torch.tensor(options.nats, dtype=torch.float64, device=device)
+    rules = dict(ROWS[name])
+    rules.setdefault("pull", Budget(nats, every=rules.pop("every", 1)))
+    trainer = Trainer(work, device)
+    before = time.perf_counter()
+    moors: list[mooring.Mooring] = []
+
+    def attach() -> None:
+        moors.append(trainer.attach(rules, options.reference, labels=options.labels))
+
+    attach_peak = peak(attach, device)
+    wait(device)
+    attach_seconds = time.perf_counter() - before
+    (moor,) = moors
+    spends = isinstance(moor.pull, Budget)
+    nats.fill_(torch.inf)
+    trainer.step()
+    if spends:
+        nats.fill_(SPENT_SHARE * moor.pull_energy())
+    moored_peak = peak(lambda: seconds(trainer.step, 3, device), device)
+    shares = [spent_share(trainer, moor, float(nats)) for _ in range(3)] if spends else []
+    ratios, times = alternate(work, trainer, device, options)
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return {
+        "row": name,
+        "step_ratio": middle,
+        "quartiles": [low, high],
+        "step_ms": 1e3 * statistics.median(times),
+        "operations": operations(trainer.step) - plain["plain_operations"],
+        "attach_seconds": attach_seconds,
+        "attach_steps": 1e3 * attach_seconds / plain["plain_ms"],
+        "attach_peak_ratio": attach_peak and attach_peak / plain["plain_peak"],
+        "moored_peak_ratio": moored_peak and moored_peak / plain["plain_peak"],
+        "state_bytes_per_parameter": state_bytes(moor) / plain["parameters"],
+        "spent_of_budget": shares,
+        "calibration": moor.calibration,
+    }
+
+
+def spent_share(trainer: Trainer, moor: "mooring.Mooring", nats: float) -> float:
+    """Return what is spent of the budget after a step: 1 but for a hundredth where the pull acts."""
+    trainer.step()
+    return moor.pull_energy() / nats if nats else 0.0
+
+
+def alternate(
+    work: Workload, moored: Trainer, device: torch.device, options: argparse.Namespace
+) -> tuple[list[float], list[float]]:
+    """Return ratios of moored to plain steps, and the times of moored steps, over turns in which both are measured."""
+    plain = Trainer(work, device)
+    seconds(plain.step, 2, device)
+    ratios, times = [], []
+    for turn in range(options.turns):
+        order = (plain, moored) if turn % 2 else (moored, plain)
+        spent = {trainer: seconds(trainer.step, options.block, device) for trainer in order}
+        ratios.append(spent[moored] / spent[plain])
+        times.append(spent[moored])
+    return ratios, times
+
+
+def state_bytes(moor: "mooring.Mooring") -> int:
+    """Return the bytes of what a mooring keeps, without eigenbases."""
+    return sum(t.numel() * t.element_size() for t in moor.state_dict().values())
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    if "refused" in row:
+        return f"{row['row']:26}{row['refused']}"
+    peaks = [
+        "-".rjust(14) if row[key] is None else f"{row[key]:14.2f}" for key in ("attach_peak_ratio", "moored_peak_ratio")
+    ]
+    spent = f"{min(row['spent_of_budget']):8.3f}" if row["spent_of_budget"] else "-".rjust(8)
+    low, high = row["quartiles"]
+    return (
+        f"{row['row']:26}{row['step_ratio']:8.3f}{f'{low:.3f}-{high:.3f}':>14}{row['attach_steps']:14.1f}"
+        f"{''.join(peaks)}{row['state_bytes_per_parameter']:12.2f}{spent}{row['operations']:12}"
+    )
+
+
+HEADS = {"step": 8, "quartiles": 14, "attach steps": 14, "attach peak": 14, "step peak": 14, "bytes": 12, "spent": 8}
+HEADS |= {"operations": 12}
+HEAD = f"{'row':26}" + "".join(head.rjust(width) for head, width in HEADS.items())
+
+
+def run_model(name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure all rows of a model, and print them as they come."""
+    work = workload(name, tiny=options.tiny)
+    plain = measure_plain(work, device, options)
+    print(f"\n{name}: {plain['parameters'] / 1e6:.1f} M parameters, plain step {plain['plain_ms']:.1f} ms\n{HEAD}")
+    rows: list[dict[str, Any]] = []
+    for row in options.rows:
+        gc.collect()
+        try:
+            rows.append(measure_row(row, work, device, plain, options))
+        except (mooring.MooringError, torch.OutOfMemoryError) as error:
+            rows.append({"row": row, "refused": str(error).splitlines()[0]})
+        print(line(rows[-1]), flush=True)
+    return {"model": name, **plain, "rows": rows}
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=NAMES, action="append", help="a model (default: all but llama-7b)")
+    parser.add_argument("--rows", help=f"comma-separated: {', '.join(ROWS)} (default: {','.join(DEFAULT_ROWS)})")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true", help="miniatures that run in seconds on a CPU")
+    parser.add_argument("--reference", type=int, default=0, help="batches of the reference (default: 32, or 2 if tiny)")
+    parser.add_argument("--labels", action="store_true", help="a reference with labels; without, they are drawn")
+    parser.add_argument("--nats", type=float, default=0.1, help="the budget that attach calibrates")
+    parser.add_argument("--turns", type=int, default=0, help="turns of plain and moored blocks (default: 7, or 2)")
+    parser.add_argument("--block", type=int, default=0, help="steps in a block (default: 10, or 2 if tiny)")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    options = parser.parse_args(arguments)
+    options.rows = options.rows.split(",") if options.rows else list(DEFAULT_ROWS)
+    if unknown := [row for row in options.rows if row not in ROWS]:
+        parser.error(f"unknown row {unknown[0]!r}: choose from {', '.join(ROWS)}")
+    options.turns = options.turns or (2 if options.tiny else 7)
+    options.block = options.block or (2 if options.tiny else 10)
+    options.reference = options.reference or (2 if options.tiny else 32)
+    options.only = options.only or [name for name in NAMES if name != "llama-7b"]
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    device = torch.device(options.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    results = [run_model(model, device, options) for model in options.only]
+    if options.json:
+        options.json.write_text(
+            json.dumps({"device": name, "torch": torch.__version__, "models": results}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Many parameters as one term of a budget: what is diagonal in their eigenbases lies one after the other in vectors."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mooring.backends.eager import chunks, removal_rule
+from mooring.importance import State
+from mooring.pulls.budget import Budget, spent_at
+from mooring.pulls.pull import Number, ParameterPull
+from mooring.state.mooring_state import ParameterState
+
+
+class BatchTerm(ABC):
+    """A term of a budget in whose coordinates the curvature of all its parameters is diagonal.
+
+    Args:
+        states: the states of the parameters, on one device and of one dtype to compute in.
+        size: the number of coordinates.
+
+    Attributes:
+        d: the displacements, (size,).
+        curvature: the curvature along each of them, (size,).
+        removed: what the pull removes of each, (size,).
+    """
+
+    def __init__(self, states: Sequence[ParameterState], size: int) -> None:
+        self.states, self.state = list(states), states[0]
+        dtype, device = self.state.compute_dtype, self.state.parameter.device
+        self.d, self.curvature, self.removed = (torch.zeros(size, dtype=dtype, device=device) for _ in range(3))
+        self.zero = self.d.new_zeros(())
+
+    @abstractmethod
+    def is_valid(self) -> bool:
+        """Return whether the parameters still are what the batch was made for."""
+
+    @abstractmethod
+    def update(self) -> None:
+        """Read the parameters: compute their displacements."""
+
+    @abstractmethod
+    def finish_pull(self) -> None:
+        """Subtract from the parameters what the pull removes."""
+
+    def begin_pull(self) -> None:
+        """Remove nothing so far; then the rule of a removal may run on `tensors`."""
+        self.removed.zero_()
+
+    def tensors(self) -> State:
+        """Return what `spent_rule` and `removal_rule` read and write; their addresses stay."""
+        return {"theta": self.d, "anchor": self.zero, "previous": self.curvature, "removed": self.removed}
+
+    def spent(self, mu: Number) -> Tensor:
+        """Return `spent_at` of all parameters, (2,)."""
+        parts = chunks({"theta": self.d, "previous": self.curvature})
+        return torch.stack([spent_at(part["previous"], part["theta"], mu) for part in parts]).sum(0)
+
+    def energy(self) -> Tensor:
+        """Return what the parameters spend without a pull."""
+        return self.spent(0.0)[0]
+
+    def apply_pull(self, budget: Budget, mu: Tensor) -> None:
+        """theta <- anchor + d / (1 + mu * F), in the eigenbases."""
+        self.pull_back(budget, {"mu": mu.to(self.d.dtype)}, {})
+
+    def pull_back(self, pull: ParameterPull | Budget, numbers: Mapping[str, Number], tensors: State) -> None:
+        """Pull the displacements towards 0.
+
+        Args:
+            pull: the pull.
+            numbers: the numbers that it reads.
+            tensors: further tensors that it reads, of the size of d.
+        """
+        self.begin_pull()
+        rule = removal_rule(pull)
+        for part in chunks({**self.tensors(), **tensors}):
+            rule({**part, **numbers})
+        self.finish_pull()

@@ -1,0 +1,168 @@
+"""Tests of what a reference costs: passes over its batches, copies of parameters, and memory."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import mooring
+from mooring.backends.budget_solver import BudgetSolver
+from mooring.backends.budget_terms import pull_energy
+from mooring.errors import MooringError
+from mooring.importance import Kronecker
+from mooring.reference import calibration, memory_estimate
+from mooring.reference.calibration import MAX_FACTOR, MIN_FACTOR, FactorSearch
+from mooring.state.offload import AnchorOffload
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def reference(count, labels=True):
+    torch.manual_seed(1)
+    return [(torch.randn(8, 6), torch.randint(3, (8,))) if labels else torch.randn(8, 6) for _ in range(count)]
+
+
+def counted(model):
+    """Count forward passes with and without gradients."""
+    passes = {True: 0, False: 0}
+
+    def count(*_):
+        passes[torch.is_grad_enabled()] += 1
+
+    model.register_forward_hook(count)
+    return passes
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("importance", [mooring.EWC(decay=None, per_sample=True), Kronecker()])
+def test_reference_is_read_in_one_pass_and_calibrated_in_few(importance, labels):
+    model = net()
+    passes = counted(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mooring.attach(model, optimizer, importance=importance, pull=mooring.Budget(0.1), reference=reference(32, labels))
+    assert passes[True] == 32 + 8  # each batch once, and the 8 of the calibration once more
+    assert passes[False] <= 8 + 2 * (7 + 4 * 8 + 2 * 8)  # where the model is, a search, all directions, two corrections
+
+
+def solved(rise):
+    return FactorSearch(0.1).solve(rise, tolerance=0.03)
+
+
+@pytest.mark.parametrize("true", [0.013, 0.5, 3.0, 77.0, 4e5])
+@pytest.mark.parametrize("power", [0.7, 1.0, 1.6])
+def test_factor_of_a_power_law_is_found_in_few_measurements(true, power):
+    calls = []
+
+    def rise(q):
+        calls.append(q)
+        return 0.1 * (q * true / 0.1) ** power
+
+    assert solved(rise) == pytest.approx(true, rel=0.01)
+    assert len(calls) <= 5
+
+
+def test_factor_of_a_loss_that_saturates_or_overflows_is_found():
+    assert solved(lambda q: min(50 * q, 2.0)) == pytest.approx(50, rel=0.01)
+    assert solved(lambda q: 50 * q if q < 0.01 else float("inf")) == pytest.approx(50, rel=0.01)
+    assert solved(lambda q: max(0.0, 50 * q - 0.01)) == pytest.approx(500 / 11, rel=0.01)
+
+
+def test_factor_stops_at_its_bounds():
+    assert solved(lambda q: 0.0) == MIN_FACTOR
+    assert solved(lambda q: 1.0) == MAX_FACTOR
+
+
+def by_bisection(states, budget, batches, loss):
+    """Return the factor by the definition: bisection of the mean rise over all directions, each with its opposite."""
+    held = calibration._states_of_this_task(states)
+    parameters = [state.parameter for state in held]
+    anchors = [p.detach().clone() for p in parameters]
+    generator, probes = torch.Generator().manual_seed(states.tasks), []
+    for _ in range(4):
+        signs = torch.randint(2, (len(batches),), generator=generator) * 2 - 1
+        total = sum(sign * loss(states.model, batch) for sign, batch in zip(signs, batches, strict=True))
+        gradient = torch.autograd.grad(total, parameters)
+        norm = sum(g.square().sum() for g in gradient).sqrt()
+        probes += [[g / norm for g in gradient], [-g / norm for g in gradient]]
+
+    @torch.no_grad()
+    def rise(q):
+        rises = []
+        for probe in probes:
+            for p, anchor, v in zip(parameters, anchors, probe, strict=True):
+                p.copy_(anchor + v)
+            if (spent := pull_energy(held)) < q:
+                for p, anchor, v in zip(parameters, anchors, probe, strict=True):
+                    p.copy_(anchor + v * (q / spent) ** 0.5)
+            solver = BudgetSolver(mooring.Budget(q), AnchorOffload(1))
+            solver.apply_pull(held, parameters, 1)
+            displaced = [float(loss(states.model, batch)) for batch in batches]
+            for p, anchor in zip(parameters, anchors, strict=True):
+                p.copy_(anchor)
+            rises += [after - float(loss(states.model, batch)) for after, batch in zip(displaced, batches, strict=True)]
+        return sum(rises) / len(rises)
+
+    low, high = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rise(budget.nats / math.exp(middle)) > budget.nats else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+def cross_entropy(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("nats", [0.01, 0.3])
+@pytest.mark.parametrize("importance", [mooring.EWC(decay=None, per_sample=True), Kronecker()])
+def test_calibration_solves_the_mean_rise_over_all_directions(importance, nats, stored, monkeypatch):
+    monkeypatch.setattr(calibration, "STORED_BYTES", 1 << 20 if stored else 0)
+    model, data, budget = net(), reference(8), mooring.Budget(nats)
+    moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=importance, pull=budget)
+    moor.estimate(data)
+    expected = by_bisection(moor._states, budget, data, cross_entropy)
+    moor.consolidate(data=data)
+    assert moor.calibration == [pytest.approx(expected, rel=0.05)]
+
+
+def test_calibration_copies_no_parameter_that_stayed_and_leaves_all_in_place():
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
+    moor.estimate(reference(4))
+    held = calibration._states_of_this_task(moor._states)
+    assert [state.name for state in held] == ["2.weight", "2.bias"]
+    assert all(state.anchor is moor._states.records[state.parameter].anchor for state in held)
+
+
+def test_reference_that_does_not_fit_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(memory_estimate, "free_bytes", lambda device: 500)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def unread():
+        raise AssertionError("read")
+        yield
+
+    with pytest.raises(MooringError, match=r"needs 0.0 GB on cpu besides activations, and 0.0 GB are free") as error:
+        mooring.attach(model, optimizer, reference=unread())
+    assert "\n" not in str(error.value)
+
+
+def test_memory_estimate_counts_what_is_allocated():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(0.1))
+    estimated = memory_estimate.estimated_bytes(moor._states)[torch.device("cpu")]
+    moor.consolidate(data=reference(4))
+    kept = sum(p.numel() * 4 for p in model.parameters())  # gradients
+    for state in moor._states.records.values():
+        tensors = [state.anchor, *state.factors.slots().values(), *state.factors.basis]
+        kept += sum(t.numel() * t.element_size() for t in tensors)
+    assert estimated == kept
