@@ -175,6 +175,7 @@ def create_mooring(
         memory=memory,
         check_finite=check_finite,
     )
+    moor._loss = loss
     warn_of_other_budgets(moor._step)
     return moor
 

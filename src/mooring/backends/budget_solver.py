@@ -27,11 +27,13 @@ class BudgetSolver:
 
     Attributes:
         mu: the multiplier of each group of parameters, from which the next step's search starts.
+        scale: the factor of what may be spent; other than 1 only if forgetting is measured.
     """
 
     def __init__(self, budget: Budget, offload: AnchorOffload) -> None:
         self.budget, self.offload = budget, offload
         self.mu: State = {}
+        self.scale = 1.0
         self.kernels: dict[str, tuple[list[ParameterState], BudgetKernels | None]] = {}
         self.plan: tuple[Hashable, dict[str, BudgetKernels]] = None, {}
 
@@ -49,7 +51,7 @@ class BudgetSolver:
             self.invalidate()
         if self.plan[0] == key:  # a model may have thousands of parameters
             for name, kernels in self.plan[1].items():
-                self._solve_in_kernels(name, kernels, self.budget.allowed(task, len(self.plan[1])))
+                self._solve_in_kernels(name, kernels, self.scale * self.budget.allowed(task, len(self.plan[1])))
             return
         groups: dict[str, list[DiagonalTerm]] = {}
         for state in states:
@@ -61,7 +63,7 @@ class BudgetSolver:
             fixed = [term for term in terms if term.state.parameter not in moving]
             if not free:
                 continue
-            allowed: Number = self.budget.allowed(task, len(groups))
+            allowed: Number = self.scale * self.budget.allowed(task, len(groups))
             # mu is where anchors are kept: waiting for an answer costs less than copying anchors once more
             mu = self._initial_mu(name, free[0].state.anchor.device)
             if fixed:
@@ -120,9 +122,10 @@ class BudgetSolver:
 
     def state(self) -> dict[str, Any]:
         """Return what a saved state carries, as plain values."""
-        return {"mu": {name: float(mu) for name, mu in self.mu.items()}}
+        return {"mu": {name: float(mu) for name, mu in self.mu.items()}, "scale": self.scale}
 
     def load_state(self, state: dict[str, Any] | None) -> None:
         """Continue from a saved state; from the beginning if there is none."""
-        mu = (state or {}).get("mu", {})
+        state = state or {}
+        mu, self.scale = state.get("mu", {}), float(state.get("scale", 1.0))
         self.mu = {name: torch.tensor(value, dtype=torch.float64) for name, value in mu.items()}
