@@ -187,6 +187,14 @@ class Mooring:
         """
         return self._measuring().measure()
 
+    @property
+    def running_forgetting(self) -> float | None:
+        """What was measured in this task so far, in nats, for logging; None if nothing was.
+
+        It is the mean over the batches of the gauges, each as it was last measured, so it costs nothing.
+        """
+        return None if self._meter is None else self._meter.running_value()
+
     def finish(self) -> Measurement:
         """Return towards the anchor, if need be, until the measured forgetting is within the budget.
 

@@ -18,6 +18,7 @@ from mooring.gauge.controller import next_scale
 from mooring.gauge.distillation import Distillation
 from mooring.gauge.gauge import Gauge, unwrapped
 from mooring.gauge.measurement import Measurement, combine
+from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.state.mooring_state import MooringState, ParameterState
 
 COST = 0.05
@@ -114,7 +115,8 @@ class MeasuredBudget:
         self.latest[index] = [_agreed(part.nats, self._device), float(part.samples)]
         binding = any(bool(mu > 0) for mu in self.solver.mu.values())
         gain = GAIN / len(self.latest)
-        measured = self._running_value()
+        measured = self.running_value()
+        assert measured is not None
         self.solver.scale = next_scale(self.solver.scale, measured, self.named, gain=gain, binding=binding)
         if self.distillation:
             self.distillation.adjust(measured, self.named, gain)
@@ -164,18 +166,17 @@ class MeasuredBudget:
     def _last_kept(self, path: Callable[[float], None]) -> Measurement | None:
         """Go to the farthest point of a path, from 0 to 1, that keeps the budget; None if its beginning does not."""
         path(0.0)
-        kept, low, high = self.measure(), 0.0, 1.0
-        if not kept.nats <= self.named:
+        if not self.measure().nats <= self.named:
             return None
+        low, high = 0.0, 1.0
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             path(middle)
-            result = self.measure()
-            if result.nats <= self.named:
-                kept, low = result, middle
-            else:
-                high = middle
+            low, high = (middle, high) if self.measure().nats <= self.named else (low, middle)
         path(low)
+        while (kept := self.measure()).nats > self.named:  # by rounding
+            low = 0.98 * low if low > 1e-3 else 0.0
+            path(low)
         return kept
 
     def _pull_path(self, ends: Ends) -> Callable[[float], None] | None:
@@ -185,8 +186,10 @@ class MeasuredBudget:
         if not (energy and allowed and math.isfinite(energy)):
             return None
         moved = [state.parameter for state, _ in ends if state.parameter.requires_grad]
+        start = self.solver.state()
 
         def path(t: float) -> None:
+            self.solver.load_state(start)  # the search depends on where it starts
             for state, theta in ends:
                 state.theta.copy_(theta)
             self.solver.scale = max(t, 1e-3) * energy / allowed
@@ -210,20 +213,20 @@ class MeasuredBudget:
             index -= len(gauge)
         raise IndexError(index)
 
-    def _running_value(self) -> float:
-        """Return the measured value from the latest of each batch."""
+    def running_value(self) -> float | None:
+        """Return the measured value from the latest of each batch; None before the first in a task."""
         values, parts = iter(self.latest), []
         for gauge in self.gauges:
             known = [pair for pair in (next(values) for _ in gauge.batches) if pair is not None]
             if known:
                 samples = math.fsum(pair[1] for pair in known)
                 parts.append(Measurement(math.fsum(v * n for v, n in known) / samples, 0.0, int(samples)))
-        return combine(parts, self.budget.over).nats
+        return combine(parts, self.budget.over).nats if parts else None
 
     def _check_unchanged(self) -> None:
         """Warn, and measure no more, if the outputs changed before the first step of a task."""
         first = _agreed(self.gauges[0].measure(unwrapped(self.states.model), [0]).nats, self._device)
-        if abs(first) <= max(NOISE, 0.1 * self.named) + self.noise:
+        if abs(first) <= max(NOISE, 0.1 * self.named) + 3 * self.noise:
             return
         warn(
             f"the model's outputs on past data changed by {first:.2g} nats before the first step of this task, so "
@@ -234,7 +237,9 @@ class MeasuredBudget:
         self.gauges, self.latest, self.distillation = [], [], None
 
     def _warn_of_noise(self) -> None:
-        self.noise = noise = abs(self.measure().nats)
+        with preserve_model_state(self.states.model, moves=False):
+            torch.manual_seed(len(self.latest))  # other random numbers than when predictions were stored
+            self.noise = noise = abs(self.measure().nats)
         if self.named and noise > max(NOISE, 0.01 * self.named):
             warn(
                 f"the model gives other outputs on the same data, so {noise:.2g} nats of forgetting are measured where "
