@@ -14,10 +14,10 @@ FIRST_NATS = 0.1
 RANGE = 100.0
 """The controller keeps the weight within this factor of the first one."""
 
-SETPOINT = 0.6
+SETPOINT = 0.8
 """The part of the budget that distillation aims at; the pull keeps what is above the whole."""
 
-SPEED = 2.0
+SPEED = 3.0
 """The gain of the weight relative to that of the budget's scale: the parameters follow it more slowly."""
 
 LARGEST_RATIO = 1.0

@@ -30,11 +30,17 @@ FORWARD_SHARE = 1 / 3
 GAIN = 1.0
 """The controller's gain over one pass through all batches of the gauges."""
 
+FAR, FAR_GAIN = 3.0, 0.5
+"""If a batch exceeds the budget by the first factor, it is acted upon alone, with the second as the gain."""
+
 BISECTIONS = 10
 """The number of bisections of the last return towards the anchor."""
 
 Ends = list[tuple[ParameterState, Tensor]]
 """The parameters where training left them, on this rank."""
+
+STRONGEST_PULL = 1e-6
+"""The part of the present estimate that the strongest pull at the end of a task leaves."""
 
 DISTILLED = "distilled"
 """The name of the data that is distilled in a saved state."""
@@ -112,14 +118,18 @@ class MeasuredBudget:
         index = (number - 1) % len(self.latest)
         gauge, local = self._batch(index)
         part = gauge.measure(unwrapped(self.states.model), [local])
-        self.latest[index] = [_agreed(part.nats, self._device), float(part.samples)]
-        binding = any(bool(mu > 0) for mu in self.solver.mu.values())
-        gain = GAIN / len(self.latest)
+        value = _agreed(part.nats, self._device)
+        far = not value <= FAR * self.named
+        if far:  # what was measured before says little by now
+            self.latest = [None] * len(self.latest)
+        self.latest[index] = [value, float(part.samples)]
         measured = self.running_value()
         assert measured is not None
+        gain = FAR_GAIN if far else GAIN / len(self.latest)
+        binding = any(bool(mu > 0) for mu in self.solver.mu.values())
         self.solver.scale = next_scale(self.solver.scale, measured, self.named, gain=gain, binding=binding)
         if self.distillation:
-            self.distillation.adjust(measured, self.named, gain)
+            self.distillation.adjust(measured, self.named, GAIN / len(self.latest))
 
     @torch.no_grad()
     @autocast_disabled()
@@ -192,7 +202,7 @@ class MeasuredBudget:
             self.solver.load_state(start)  # the search depends on where it starts
             for state, theta in ends:
                 state.theta.copy_(theta)
-            self.solver.scale = max(t, 1e-3) * energy / allowed
+            self.solver.scale = STRONGEST_PULL ** (1 - t) * energy / allowed
             self.solver.apply_pull(self.states.records.values(), moved, task)
 
         return path
