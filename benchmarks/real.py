@@ -151,7 +151,7 @@ def image_problem(options: argparse.Namespace) -> Problem:
         new_train, new_test = read_folder(options.folder, PIXELS, options.images, device)
     else:
         new_train = read_images(options.data / options.task, "train", PIXELS, options.images, device)
-        new_test = read_images(options.data / options.task, "test", PIXELS, 2000, device)
+        new_test = read_images(options.data / options.task, "test", PIXELS, options.test_images, device)
     classes = int(new_train[1].max()) + 1
 
     def network(seed: int) -> nn.Module:
@@ -524,12 +524,15 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def measure(problem: Problem, method: str, dial: float, seed: int, device: str) -> dict[str, Any]:
-    """Train one run, and return its row."""
+    """Train one run, and return its row, which says so if the run diverged."""
     cuda = device.startswith("cuda")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    run = METHODS[method][0](problem, seed, dial)
+    try:
+        run = METHODS[method][0](problem, seed, dial)
+    except mooring.errors.NonFiniteError:
+        return {"method": method, "dial": dial, "seed": seed, "diverged": True}
     if cuda:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
@@ -542,6 +545,8 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the mean over seeds of each method at each dial, with half-widths of 95 % intervals."""
     groups: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for row in rows:
+        if row.get("diverged"):
+            continue
         groups.setdefault((row["method"], row["dial"]), []).append(row)
     table = []
     for (method, dial), members in groups.items():
@@ -600,6 +605,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     for row in summarize(rows):
         text = "".join(f"{row[name]:9.3g}" for name in (*names, "seconds", "gib"))
         print(row["method"].ljust(28) + text)
+    for row in rows:
+        if row.get("diverged"):
+            print(f"diverged: {row['method']} at {row['dial']:g}, seed {row['seed']}")
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -635,6 +643,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="images of a new task, for --task folder")
     parser.add_argument("--weights", type=Path, help="a state_dict of EfficientNet-Lite0; default: that of its package")
     parser.add_argument("--images", type=int, default=4000, help="images of the new task (default: 4000)")
+    parser.add_argument("--test-images", type=int, default=2000, help="test images of the new task (default: 2000)")
     parser.add_argument("--methods", help="names with commas between them (default: all)")
     parser.add_argument("--dials", help="values with commas between them, for all methods (default: each its own)")
     parser.add_argument("--seeds", type=int, default=3)

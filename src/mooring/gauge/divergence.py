@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mooring.errors import MooringError
 from mooring.observe.output_observer import class_dimension
 
 MAX_CLASSES = 1024
@@ -51,6 +52,12 @@ class StoredPredictions:
             (tensor([0.]), tensor([0.1201]))
         """
         logits = rows_of_logits(outputs)
+        classes = self.log_probabilities.shape[-1]
+        if len(logits) != len(self.log_probabilities) or (self.classes is None and logits.shape[-1] != classes):
+            raise MooringError(
+                f"the model's outputs have shape {tuple(outputs.shape)}, other than when they were stored: keep the "
+                "old outputs in the model, and add a head beside them"
+            )
         q = logits.log_softmax(-1) if self.classes is None else _coarse(logits, self.classes)
         p = self.log_probabilities.to(q)
         return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(-1)

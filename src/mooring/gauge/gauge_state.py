@@ -58,7 +58,7 @@ def unpack_gauges(
 def _pack(value: Any, key: str, flat: State) -> Any:
     """Return a value with its tensors replaced by their keys, under which they are added to `flat`."""
     if isinstance(value, Tensor):
-        flat[key] = value.detach().contiguous()
+        flat[key] = value.detach().clone()  # labels may be the inputs themselves, which safetensors refuses
         return {"tensor": key}
     if isinstance(value, Mapping):
         return {"mapping": [[str(name), _pack(part, f"{key}.{name}", flat)] for name, part in value.items()]}

@@ -13,7 +13,7 @@ from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import world_size
-from mooring.errors import UnheldWarning, warn
+from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.gauge.controller import next_scale
 from mooring.gauge.distillation import Distillation
 from mooring.gauge.gauge import Gauge, unwrapped
@@ -235,7 +235,10 @@ class MeasuredBudget:
 
     def _check_unchanged(self) -> None:
         """Warn, and measure no more, if the outputs changed before the first step of a task."""
-        first = _agreed(self.gauges[0].measure(unwrapped(self.states.model), [0]).nats, self._device)
+        try:
+            first = _agreed(self.gauges[0].measure(unwrapped(self.states.model), [0]).nats, self._device)
+        except MooringError:  # the outputs have another shape
+            first = math.inf
         if abs(first) <= max(NOISE, 0.1 * self.named) + 3 * self.noise:
             return
         warn(
