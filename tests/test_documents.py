@@ -41,6 +41,7 @@ ELSEWHERE = {"integrations.md", "distributed.md"}  # tested in tests/integration
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.name not in ELSEWHERE], ids=lambda path: path.name)
 def test_every_python_block_runs(document, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+    blocks = [block for block in blocks if "from trl" not in block]  # tested in tests/adapters
     if blocks:
         finished = Child(tmp_path, executed, blocks, patience=240).ended()
         assert finished.status == 0, f"{finished.out}\n{finished.err}"

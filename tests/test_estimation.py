@@ -388,13 +388,6 @@ def test_gradients_of_a_network_outside_the_model_are_unchanged():
     assert all(torch.equal(p.grad, g) for p, g in zip(discriminator.parameters(), before, strict=True))
 
 
-def test_data_of_one_rank_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(MooringError, match="one rank only"):
-        mooring.attach(*make_model(), reference=batches())
-
-
 def test_state_saved_after_an_estimate_resumes_without_the_data():
     model, optimizer = make_model()
     moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(0.05), reference=batches())

@@ -3,6 +3,7 @@
 python docs/pictures/stability.py
 """
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from importances import trained
 from torch import nn
 
 import mooring
+from mooring.errors import UnheldWarning
 from mooring.report.style import FAINT, LINES
 from mooring.stability import divergence_limit, effective_learning_rate, interpolation_weight
 
@@ -27,10 +29,12 @@ def displaced(ps: torch.Tensor, momentum: float = 0.0, steps: int = 30) -> torch
     moor.consolidate()
     nn.init.ones_(model.weight)
     seen = [torch.ones_like(ps)]
-    for _ in range(steps):
-        model.weight.grad = torch.zeros_like(model.weight)  # no task: the penalty alone
-        optimizer.step()
-        seen.append(model.weight.detach()[0].clone())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnheldWarning)  # the weights are away from their anchors on purpose
+        for _ in range(steps):
+            model.weight.grad = torch.zeros_like(model.weight)  # no task: the penalty alone
+            optimizer.step()
+            seen.append(model.weight.detach()[0].clone())
     return torch.stack(seen)
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mooring import adapters as adapters
     from mooring import drift as drift
     from mooring import errors as errors
     from mooring import importance as importance
@@ -24,7 +25,7 @@ else:
         **dict.fromkeys(("EWC", "MAS", "SI", "Balanced", "RWalk", "Random", "Uniform"), "importance"),
         **dict.fromkeys(("Budget", "Interpolation", "Penalty", "Proximal"), "pulls"),
     }
-    _SUBMODULES = ("drift", "errors", "importance", "pulls", "stability")
+    _SUBMODULES = ("adapters", "drift", "errors", "importance", "pulls", "stability")
 
     def __getattr__(name: str) -> object:
         """Import a public name on its first use: without torch, `import mooring` and `mooring --help` are fast."""

@@ -6,6 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from mooring.adapters.product_factors import Product
+from mooring.adapters.products import find_products
 from mooring.distributed.dtensor import check_sharding
 from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.importance import Importance
@@ -17,7 +19,7 @@ from mooring.reference.estimation import check_estimable
 from mooring.siblings import warn_of_other_budgets
 from mooring.state.memory import Memory
 from mooring.state.rules import choose_rules
-from mooring.state.selection import Exclude, check_exclude, tied_by_exclusion
+from mooring.state.selection import Exclude, check_exclude, module_names, tied_by_exclusion
 
 
 def attach(
@@ -29,6 +31,7 @@ def attach(
     exclude: Exclude = (),
     buffers: Literal["follow", "keep", "interpolate", "frozen"] | None = None,
     merge: str | merges.Merge | None = None,
+    adapters: Literal["product", "parameters"] | Product | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
     memory: Memory | None = None,
@@ -51,7 +54,8 @@ def attach(
         importance: "ewc" (the default), "mas", "si", "rwalk", "uniform", "random", or an instance with options. With a
             `Budget` the default is the Fisher information, `EWC(decay=None, per_sample=True)`.
         pull: `Interpolation()` by default, which has no strength to tune; with a reference `Budget(0.1)`, which leaves
-            more room to learn and is calibrated on the reference; or `Penalty(...)`, `Proximal(...)`.
+            more room to learn and is calibrated on the reference, or `Budget(0.01)` if low-rank adapters train; or
+            `Penalty(...)`, `Proximal(...)`.
         exclude: parameters that stay free, such as new heads: names, glob patterns or modules. A tied parameter, such
             as the embedding that is also a language model's head, is free if any of its names is excluded; a warning
             names it unless all of them are.
@@ -61,6 +65,9 @@ def attach(
             "interpolate" brings them half-way back.
         merge: how the importance of a finished task is combined with that of the tasks before: "average" (the paper's,
             and the default), "sum" (the default with a `Budget`), "max", or a function.
+        adapters: how low-rank adapters, such as LoRA layers, are held: through their "product", the change of the base
+            weights, by their own "parameters", or `mooring.adapters.Product(...)` with options. By default through
+            their product where importance and pull allow it, such as a `Budget` with a curvature.
         outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
         state_dtype: one dtype for anchors and importances; a short form of `memory`.
         memory: dtype and device of anchors and importances, `mooring.Memory(...)`. By default anchors have their
@@ -106,6 +113,7 @@ def attach(
         exclude=exclude,
         buffers=buffers,
         merge=merge,
+        adapters=adapters,
         outputs=outputs,
         state_dtype=state_dtype,
         memory=memory,
@@ -131,6 +139,7 @@ def create_mooring(
     exclude: Exclude = (),
     buffers: Literal["follow", "keep", "interpolate", "frozen"] | None = None,
     merge: str | merges.Merge | None = None,
+    adapters: Literal["product", "parameters"] | Product | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
     state_dtype: torch.dtype | None = None,
     memory: Memory | None = None,
@@ -148,7 +157,9 @@ def create_mooring(
                 f"attach takes a model, then its optimizer: expected {expected.__name__}, got {type(value).__name__}"
             )
     optimizer = unwrap_optimizer(optimizer)
-    rules = choose_rules(importance, pull, merge, buffers, reference=reference is not None)
+    adapted = any(b.requires_grad for b in find_products(module_names(model), {*model.parameters()}).by_b)
+    options = {"reference": reference is not None, "adapted": adapted}
+    rules = choose_rules(importance, pull, merge, buffers, adapters, **options)
     if state_dtype is not None and not state_dtype.is_floating_point:
         raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
     if state_dtype is not None and memory is not None:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mooring.adapters.product_factors import ProductFactors
 from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
 from mooring.diagnose import stability
 from mooring.diagnose.coverage import Coverage, find_coverage
 from mooring.diagnose.coverage_watch import CoverageWatch
-from mooring.diagnose.diagnosis import Diagnosis, diagnose
+from mooring.diagnose.diagnosis import Diagnosis, diagnose, factor_bytes, product_notes
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
 from mooring.errors import MooringError, warn
@@ -30,8 +31,8 @@ from mooring.optimizers import check_optimizer, unwrap_optimizer
 from mooring.pulls import Budget, GradientPull
 from mooring.pulls.pull import check_numbers
 from mooring.reference.batches import Data, Loss
-from mooring.reference.calibration import calibration_factor
 from mooring.reference.estimation import estimate
+from mooring.reference.rank_calibration import EqualData, calibrate_on_all_ranks, check_calibratable
 from mooring.siblings import ATTACHED, observers_of_siblings, parameters_of_siblings
 from mooring.state.memory import Memory
 from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
@@ -319,7 +320,9 @@ class Mooring:
             pull=type(self.pull).__name__,
             extrapolates=isinstance(self.pull, GradientPull),
         )
-        return replace(diagnosis, coverage=self.coverage())
+        sizes = factor_bytes(records.values())
+        notes = (*diagnosis.notes, *product_notes(sizes))
+        return replace(diagnosis, notes=notes, coverage=self.coverage(), factor_bytes=sizes)
 
     @torch.no_grad()
     def effective_learning_rate(self, i: int, strength: float | None = None) -> State:
@@ -364,7 +367,10 @@ class Mooring:
         The importance, pull, merge and buffers that `attach` was not given are those of the state. One that was given
         and differs is warned of; another importance is refused.
         """
-        rules = self._rules.continued(read_header(state))
+        saved = read_header(state)
+        rules = self._rules.continued(saved)
+        if self._states.products or self._states.products.reasons or "adapters" in saved:
+            rules = rules.with_adapters(saved.get("adapters"))
         rules.check(self._states.memory)
         states, step, observers = self._states, self._step, self._observers
         if rules is not self._rules:
@@ -441,7 +447,7 @@ class Mooring:
         self, rules: Rules, exclude: tuple[str, ...], memory: Memory
     ) -> tuple[MooringState, TrainingStep, list[OutputObserver | LayerObserver]]:
         """Return the table of states, the step and the observers for these rules."""
-        states = MooringState(self.model, self.optimizer, rules.importance, rules.merge, exclude, memory)
+        states = MooringState(self.model, self.optimizer, rules.importance, rules.merge, exclude, memory, rules.product)
         observers = make_observers(states, self._outputs) if memory.accumulates else (None, None)
         watch = CoverageWatch(states, rules.pull)
         step = TrainingStep(states, rules.pull, *observers, rules.buffers, self._check_finite, watch)
@@ -489,9 +495,11 @@ class Mooring:
     def _scale(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> float:
         """Return the calibration factor of this task from data; estimate its importance first if there is none."""
         budget = self.pull if isinstance(self.pull, Budget) else None
+        if budget:
+            check_calibratable(self.model)
         known = self._states.memory.accumulates or not self.steps  # in training, or by estimate() before it
         if not (known and any(m.count for m in self._states.records.values())):
-            data, batches = self._estimate(data, loss, batches, progress), None
+            data, batches = EqualData(self._estimate(data, loss, batches, progress)), None
         elif budget is None:
             raise MooringError(
                 f"{type(self.pull).__name__} has no budget that data could calibrate after training: leave data out, "
@@ -500,7 +508,7 @@ class Mooring:
         if budget is None:
             return 1.0
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
-        return calibration_factor(self._states, budget, data, **options)
+        return calibrate_on_all_ranks(self._states, budget, data, **options)
 
     def _hold_out(
         self, meter: MeasuredBudget, data: Data, loss: Loss | None, batches: int | None, progress: bool | None
@@ -562,4 +570,8 @@ class Mooring:
 
 def _scores(state: ParameterState) -> Tensor:
     """Return the importance of each weight over past tasks."""
+    if state.is_product_input:
+        assert state.held_with is not None
+        assert isinstance(state.held_with.factors, ProductFactors)
+        return state.held_with.factors.past_diagonal_of_a(state.theta)
     return state.full(state.previous) if state.factors is None else state.factors.past_diagonal(state.theta)

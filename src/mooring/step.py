@@ -25,6 +25,7 @@ from mooring.backends.eager import (
     step_rule,
 )
 from mooring.backends.fused import FusedRule, KernelArgs
+from mooring.backends.product_terms import product_terms
 from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.finite import check_finite
 from mooring.distributed.collectives import world_size
@@ -356,6 +357,8 @@ class TrainingStep:
         self._update_importance_and_pull(pulls=pulls and not balanced)
         if pulls and balanced:  # a layer's scale depends on all its scores, so the pull comes after all updates
             self._pull_balanced()
+        if pulls and self.states.products.by_b:
+            self._pull_products()
         if due and self.budget:
             moved = [step.state.parameter for step in self._steps]
             self.budget.apply_pull(self.states.records.values(), moved, self.states.tasks)
@@ -389,6 +392,13 @@ class TrainingStep:
             for step in group:
                 numbers = {"lr": step.lr, "layer_scale": scales[layer_of(step.state.name)]}
                 run_in_chunks(rule, self._tensors(step, True), numbers, step.state.compute_dtype)
+
+    def _pull_products(self) -> None:
+        """Pull the low-rank products whose B had a gradient."""
+        assert isinstance(self.pull, ParameterPull)
+        for step in self._steps:
+            for term in product_terms([step.state]):
+                term.pull_back(self.pull, {"lr": step.lr})
 
     def _with_anchors(self, steps: list[ParameterStep]) -> Iterator[list[ParameterStep]]:
         """Yield the steps in groups whose anchors are on the device: all at once unless anchors are offloaded."""

@@ -56,6 +56,32 @@ def one_of_two(task_steps: int) -> None:
     torch.distributed.destroy_process_group()
 
 
+def adapted_gpt() -> torch.nn.Module:
+    """Return the model with LoRA adapters, in float64 so that ranks can be compared with one process."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = gpt()
+    torch.manual_seed(3)
+    return get_peft_model(model, config).double()
+
+
+def learn_with_adapters(folder, **options) -> dict[str, torch.Tensor]:
+    """Fine-tune adapters in order with a reference; ranks share it and the batches."""
+    model, callback = adapted_gpt(), MooringCallback(reference=text(0, 24), consolidate=False)
+    data = {"train_dataset": text(1), "callbacks": [callback]}
+    options = {"train_sampling_strategy": "sequential", "max_grad_norm": 0.0, **options}
+    Trainer(model, arguments(folder, **options), **data).train()
+    return everything(model, callback)
+
+
+def adapters_on_one_of_two() -> None:
+    """Fine-tune adapters on one of two ranks, and save everything."""
+    end = learn_with_adapters("moored", ddp_backend="gloo", per_device_train_batch_size=4)
+    torch.save(end, f"adapters{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
 def everything(model, callback: MooringCallback) -> dict[str, torch.Tensor]:
     """Return the weights and the state, to compare them bit for bit."""
     weights = {f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()}

@@ -11,7 +11,16 @@ from processes import Child, wait_for
 
 pytest.importorskip("transformers", reason="needs mooring[transformers]")
 
-from integrations.gpt import everything, gpt, one_of_two, same, train, two_tasks
+from integrations.gpt import (
+    adapters_on_one_of_two,
+    everything,
+    gpt,
+    learn_with_adapters,
+    one_of_two,
+    same,
+    train,
+    two_tasks,
+)
 from mooring.integrations.transformers import MooringCallback, last_checkpoint
 
 STEPS = 36
@@ -78,6 +87,27 @@ def test_two_ranks_have_equal_states_and_one_writes(tmp_path):
     folders = sorted((tmp_path / "second").glob("checkpoint-*"))
     assert [(folder / "mooring.safetensors").is_file() for folder in folders] == [True] * 3
     assert not list((tmp_path / "second").glob("mooring-next*"))
+
+
+@pytest.mark.filterwarnings("ignore:the budget could not be calibrated")  # random weights
+def test_adapters_on_two_ranks_have_the_state_of_one_process(tmp_path):
+    """What the reference shows of the past is the same; what training adds is not, with batches of another size."""
+    pytest.importorskip("peft", reason="needs peft")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environments = [{**world, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    children = [Child(tmp_path, adapters_on_one_of_two, **environment) for environment in environments]
+    assert [child.ended().status for child in children] == [0, 0], children[0].err.read_text()
+    ends = [torch.load(tmp_path / f"adapters{rank}.pt") for rank in (0, 1)]
+    assert same(*ends)
+    whole = learn_with_adapters(tmp_path / "one", max_steps=6)
+    assert ends[0].keys() == whole.keys()
+    past = [key for key in whole if key.startswith("past_")]
+    assert len(past) == 4
+    for key in past:
+        torch.testing.assert_close(ends[0][key], whole[key], rtol=1e-9, atol=1e-12, msg=key)
 
 
 def test_state_of_other_weights_is_refused(tmp_path):

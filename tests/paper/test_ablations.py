@@ -16,7 +16,7 @@ from mooring.paper.changes import BASE, CHANGES, applicable_changes, changed_see
 from mooring.paper.context import target_result
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import MINIATURE, PAPER, REPLAY, ROWS
-from mooring.paper.context.target_result import CELL_METRICS, ResultTable, TargetResult, make_cell
+from mooring.paper.context.target_result import CELL_METRICS, Reason, ResultTable, TargetResult, make_cell
 from mooring.paper.effects import closest_change, differs, explain, measure_effects
 from mooring.paper.page.difference_notes import add_table_notes
 from mooring.paper.published.published_numbers import PublishedCell
@@ -117,8 +117,8 @@ def test_both_regimes_have_reasons(context, result):
         for metric in ("accuracy", "forgetting")
     }
     assert set(result.reasons) == differing | unstable
-    assert all(result.reasons[key].startswith("not explained by any of") for key in differing)
-    assert all(result.reasons[key].startswith("not explained: no seed finishes") for key in unstable)
+    assert all(result.reasons[key].text.startswith("not explained by any of") for key in differing)
+    assert all(result.reasons[key].text.startswith("not explained: no seed finishes") for key in unstable)
     for condition in conditions:
         assert {line.split(": ")[0] for line in result.text if line.startswith(str(condition))} == {
             f"{condition}, {method}" for method in (*DIFFERING, *UNSTABLE)
@@ -288,12 +288,12 @@ def test_last_change_leaves_the_last_task_out_of_forgetting():
 
 
 def test_reason_names_what_explains_or_what_comes_closest():
-    assert explain(effects(PAPERS)).startswith("explained by momentum 0 (+4.5")
-    assert explain(effects(PAPERS)).endswith(", +0.00 left)")
-    assert explain(effects([60.0, 60.3, 59.7, 60.1, 59.9])) == (
+    assert explain(effects(PAPERS)).text.startswith("explained by momentum 0 (+4.5")
+    assert explain(effects(PAPERS)).text.endswith(", +0.00 left)")
+    assert explain(effects([60.0, 60.3, 59.7, 60.1, 59.9])).text == (
         "not explained by any of 1 change; momentum 0 (+2.00 [+1.91, +2.09], -2.50 left) comes closest"
     )
-    assert explain(effects(BEFORE)).endswith("none moves it significantly towards the paper's")
+    assert explain(effects(BEFORE)).text.endswith("none brings it significantly closer to the paper's")
 
 
 def test_significance_is_corrected_for_the_number_of_changes():
@@ -305,7 +305,7 @@ def test_significance_is_corrected_for_the_number_of_changes():
     among = measure_effects((CONDITION, "ewc"), {**others, **tested}, "accuracy")
     assert alone[1].verdict == "explains it"
     assert next(effect for effect in among if effect.change == "momentum 0").verdict == "may explain it"
-    assert explain(among).startswith("perhaps explained by momentum 0")
+    assert explain(among).text.startswith("perhaps explained by momentum 0")
 
 
 def test_three_seeds_are_compared_with_the_same_three():
@@ -335,17 +335,19 @@ def test_effect_of_three_seeds_needs_a_larger_size_to_be_beyond_chance():
 
 def test_change_that_ends_farther_away_explains_nothing_even_if_its_variance_lets_it_agree():
     before, after = [61.2, 61.3, 61.1, 61.25, 61.15], [65.5, 62.4, 66.5, 62.0, 66.0]
-    effect = effects(after, before)[1]
+    tested = effects(after, before)
+    effect = tested[1]
+    assert closest_change(tested) is None
     assert effect.cell_after.probably_agrees
     assert effect.cell_after.difference > -effect.cell_before.difference
     assert effect.verdict == "overshoots"
 
 
 def test_reason_says_if_no_seed_finishes():
-    assert explain(effects(PAPERS, [None] * 5)) == (
+    assert explain(effects(PAPERS, [None] * 5)).text == (
         "not explained: no seed finishes at the paper's setting, but momentum 0 (+0.00 left) does"
     )
-    assert explain(effects([None] * 5, [None] * 5)).endswith("with none of the changes either")
+    assert explain(effects([None] * 5, [None] * 5)).text.endswith("with none of the changes either")
 
 
 # Replay
@@ -371,7 +373,7 @@ def test_replay_summary_names_the_change_that_comes_closest():
 def test_replay_summary_says_if_nothing_helps():
     tested = replay_effects({"fresh heads": [60.0, 60.1, 59.9, 60.2, 59.8]})
     (line,) = replay_summary({(CONDITION, "er"): {"accuracy": tested}})
-    assert line.endswith("the paper's 68.8; no change has a significant effect towards it.")
+    assert line.endswith("the paper's 68.8; no change brings it significantly closer.")
 
 
 # Notes below the tables
@@ -387,7 +389,7 @@ def notes(tables, reasons=None):
     return [noted.notes for noted in add_table_notes([TargetResult("table1", tables=tables), *tested])[0].tables]
 
 
-REASONS = {(CONDITION, "ewc", "accuracy"): "explained by momentum 0"}
+REASONS = {(CONDITION, "ewc", "accuracy"): Reason("explained by momentum 0", ("explained by momentum 0",))}
 
 
 def test_note_gives_the_reason_of_every_cell_that_differs():

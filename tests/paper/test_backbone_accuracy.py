@@ -13,7 +13,7 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams.options import open_stream
 from mooring.lab.study.study import Study
 from mooring.paper.backbone_plan import plan_backbones
-from mooring.paper.context.paper_context import PaperContext
+from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS
 from mooring.paper.figures import backbone_accuracy
 from mooring.paper.published.published_numbers import published
@@ -146,3 +146,18 @@ def test_closest_backbone_is_the_nearest_in_accuracy_and_forgetting():
     [sentence] = backbone_accuracy._closest(condition, LEVELS, runs)
     assert "plain 70.0 % (0.2 points)" in sentence or "plain 70.0 % (0.3 points)" in sentence
     assert backbone_accuracy._closest(MINIATURE.first_conditions()[0], LEVELS, runs) == []
+
+
+def test_plain_takes_the_learning_rate_of_the_explicit_step():
+    for condition in PAPER.conditions():
+        assert paper_setting(PAPER, condition, "plain").lr == paper_setting(PAPER, condition, "explicit-ewc").lr
+
+
+def test_lines_join_backbones_of_one_schedule():
+    condition = PAPER.first_conditions()[0]
+    trained = {condition: made_up_runs(condition, lambda method, level, seed: 1.0)}
+    schedules = {"weak": "steps", "middle": "cosine", "strong": "steps"}
+    [drawing] = backbone_accuracy._draw(trained, LEVELS, schedules)
+    lines = [line for line in drawing.figure.axes[0].lines if line.get_label() == "plain"]
+    assert [list(line.get_xdata()) for line in lines] == [[60.0, 90.0], [70.0]]
+    assert "circles for steps, squares for cosine" in drawing.caption

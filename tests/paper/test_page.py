@@ -22,7 +22,7 @@ from mooring.paper.claims.claim import Claim
 from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import EXPLICIT, PAPER
 from mooring.paper.context.seed_statistics import summarize_seeds
-from mooring.paper.context.target_result import ResultTable, TargetResult
+from mooring.paper.context.target_result import Reason, ResultTable, TargetResult
 from mooring.paper.effects import explain, measure_effects
 from mooring.paper.page.backbone_levels import read_findings
 from mooring.paper.page.difference_notes import add_table_notes, difference_lines
@@ -78,15 +78,14 @@ def claims(**verdicts):
 
 
 SHIFTS = {"plain": -12.0, "explicit-ewc": 0.4, "explicit-mas": 5.0, "explicit-si": 5.2, "er": 3.0, "frozen": 0.0}
+MOMENTUM, BACKBONE = "explained by momentum 0", "explained by another backbone"
 REASONS = {
-    (CIFAR, "plain", "accuracy"): "explained by momentum 0 (+16.47 [+8.89, +24.05])",
-    (
-        CIFAR,
-        "explicit-mas",
-        "accuracy",
-    ): "explained by momentum 0 (-4.00 [-5.00, -3.00]) or another backbone (-5.0 [-6, -4])",
-    (CIFAR, "explicit-si", "accuracy"): "explained by another backbone (-5.20 [-6.00, -4.00])",
-    (CIFAR, "er", "accuracy"): "not explained by any of 9 changes, and none moves it significantly",
+    (CIFAR, "plain", "accuracy"): Reason("explained by momentum 0 (+16.47 [+8.89, +24.05])", (MOMENTUM,)),
+    (CIFAR, "explicit-mas", "accuracy"): Reason(
+        "explained by momentum 0 (-4.00 [-5.00, -3.00]) or another backbone (-5.0 [-6, -4])", (MOMENTUM, BACKBONE)
+    ),
+    (CIFAR, "explicit-si", "accuracy"): Reason("explained by another backbone (-5.20 [-6.00, -4.00])", (BACKBONE,)),
+    (CIFAR, "er", "accuracy"): Reason("not explained by any of 9 changes", ("not explained by any change",)),
 }
 CHANGED = {"method": "plain", "changed": "momentum 0", "accuracy": "12.34", "accuracy: what it does": "explains it"}
 
@@ -205,7 +204,7 @@ def test_cells_with_the_same_reason_share_a_line(results):
 
 def test_a_complete_family_has_one_name():
     result = TargetResult("table1", [], both(CIFAR, dict.fromkeys(EXPLICIT, 5.0)))
-    reasons = {(CIFAR, method, "accuracy"): "explained by another backbone" for method in EXPLICIT}
+    reasons = {(CIFAR, method, "accuracy"): Reason(BACKBONE, (BACKBONE,)) for method in EXPLICIT}
     (line,) = difference_lines(result, OUR_SETTINGS, reasons)
     assert (
         line

@@ -47,6 +47,9 @@ class MooredRun:
     def attach(self, *, exclude: Sequence[Sequence[str]] | None = None, **options: Any) -> "MooredRun":
         """Attach a Mooring to each part.
 
+        Low-rank adapters are held by their own parameters here, as other models are; `tests/adapters` has those that
+        are held through their product, in which a factor alone may move.
+
         Args:
             exclude: the excluded names of each part.
             options: those of `mooring.attach`, with an importance.
@@ -57,7 +60,7 @@ class MooredRun:
             options["outputs"] = self.zoo.outputs
         excluded = exclude or [()] * len(self.modules)
         for module, optimizer, names in zip(self.modules, self.optimizers, excluded, strict=True):
-            self.moors.append(mooring.attach(module, optimizer, exclude=names, **options))
+            self.moors.append(mooring.attach(module, optimizer, exclude=names, adapters="parameters", **options))
         return self
 
     def train(self, task: int, count: int, *, start: int = 0, pieces: int = 1, autocast: bool = False) -> None:

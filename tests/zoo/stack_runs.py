@@ -77,6 +77,14 @@ def old_text() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": batch, "labels": batch} for batch in ids(0, 8).split(4)]
 
 
+def old_rows() -> Any:
+    """Return the text that the model is to keep as a dataset, for the Trainer's collator."""
+    from datasets import Dataset
+
+    sentences = ids(0, 8).tolist()
+    return Dataset.from_dict({"input_ids": sentences, "labels": sentences})
+
+
 def everything(model: nn.Module, *moors: mooring.Mooring) -> End:
     kept = {f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()}
     for number, moor in enumerate(moors):
@@ -129,6 +137,10 @@ def sft_trainer(task: int, folder: Path, model: nn.Module | None) -> Trainer:
     data = Dataset.from_dict({"input_ids": ids(task).tolist()})
     arguments = SFTConfig(str(folder), max_length=LENGTH, **{**QUIET, **PACE, "bf16": False})
     return SFTTrainer(model or gpt(), arguments, train_dataset=data, processing_class=tokenizer())
+
+
+def sft_trainer_with_lora(task: int, folder: Path, model: nn.Module | None) -> Trainer:
+    return sft_trainer(task, folder, model or adapted_gpt())
 
 
 def dpo_trainer(task: int, folder: Path, model: nn.Module | None) -> Trainer:
@@ -247,6 +259,7 @@ STACKS: dict[str, tuple[Callable[[Path, Any, bool], End], Callable[[], Any]]] = 
     "trainer with LoRA": (lambda *a: run_trainer(plain_trainer(adapted_gpt), *a), old_text),
     "seq2seq trainer": (lambda *a: run_trainer(seq2seq_trainer, *a), old_text),
     "SFT trainer": (lambda *a: run_trainer(sft_trainer, *a), old_text),
+    "SFT trainer with LoRA": (lambda *a: run_trainer(sft_trainer_with_lora, *a), old_rows),
     "DPO trainer": (lambda *a: run_trainer(dpo_trainer, *a), old_text),
     "lightning": (lambda *a: run_lightning(OneOptimizer(), [{}], *a), lambda: old_inputs),
     "lightning with two optimizers": (lambda *a: run_lightning(TwoOptimizers(), PARTS, *a), lambda: old_inputs),

@@ -11,7 +11,7 @@ pytest.importorskip("peft", reason="needs peft")
 
 from zoo.stack_runs import STACKS
 
-FAST = {("trainer", "reference"), ("lightning with two optimizers", "reference"), ("accelerate", "reference")}
+FAST = {("trainer with LoRA", "reference"), ("lightning with two optimizers", "reference"), ("accelerate", "reference")}
 CASES = [
     pytest.param(stack, kind, marks=() if (stack, kind) in FAST else pytest.mark.faults)
     for stack in STACKS
@@ -37,7 +37,9 @@ def test_resumed_run_that_names_only_its_reference_equals_the_uninterrupted_one(
     whole = run(tmp_path, reference, False)
     resumed = run(tmp_path, reference, True)
     assert header(resumed) == header(whole)
-    assert header(whole)["pull"].startswith("Budget(nats=0.1," if reference else "Interpolation(")
+    budget = "Budget(nats=0.01," if "LoRA" in stack else "Budget(nats=0.1,"
+    assert header(whole)["pull"].startswith(budget if reference else "Interpolation(")
+    assert ("adapters" in header(whole)) == ("LoRA" in stack and reference is not None)
     assert header(whole)["tasks"] == 2
     assert resumed.keys() == whole.keys()
     assert [key for key in whole if not torch.equal(whole[key], resumed[key])] == []

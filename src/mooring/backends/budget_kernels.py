@@ -1,46 +1,47 @@
-"""The diagonal terms of a budget in generated kernels: sums over all parameters, the solver, and the pull."""
+"""The terms of a budget in generated kernels: sums over all parameters and products, the solver, and the pull."""
 
 from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from mooring.backends.budget_terms import pull_rule, spent_rule
+from mooring.backends.budget_terms import KroneckerTerm, Term, pull_rule, spent_rule
 from mooring.backends.fused import is_fusable, kernel_key
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel
 from mooring.backends.kernels.reduce import ReduceKernel, SolverStepKernel
+from mooring.backends.product_terms import ProductTerm
 from mooring.importance import State
 from mooring.pulls.budget import MAX_NEWTON_STEPS, Budget, budget_step
-from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import is_offloaded
 
 SUMS = ["spent", "slope"]
 
 
 class _TermGroup:
-    """Parameters of one kind, and the kernels for them."""
+    """Terms of one kind, and the kernels for them."""
 
-    def __init__(self, states: Sequence[ParameterState], budget: Budget) -> None:
-        self.states = list(states)
-        tensors, dtype = _tensors(states[0]), states[0].compute_dtype
-        self.layout = Layout([_tensors(state) for state in states])
+    def __init__(self, terms: Sequence[Term], budget: Budget) -> None:
+        self.terms = list(terms)
+        tensors, dtype = _tensors(terms[0]), terms[0].state.compute_dtype
+        self.layout = Layout([_tensors(term) for term in terms])
         self.reduce = ReduceKernel(spent_rule, tensors, SUMS, "mu", dtype)
         self.pull = MultiTensorKernel(pull_rule(budget), tensors, [], dtype, scalar="mu")
+        self.products = [term for term in terms if isinstance(term, ProductTerm)]
 
     def parameters(self) -> list[Tensor]:
-        return [state.parameter for state in self.states]
+        return [term.d if isinstance(term, ProductTerm) else term.state.parameter for term in self.terms]
 
 
 class BudgetKernels:
     """The parameters of one budget on one GPU; the host never waits for the solution.
 
     Args:
-        groups: states of parameters, in groups that share kernels.
+        groups: terms, in groups that share kernels.
         budget: the budget.
     """
 
-    def __init__(self, groups: Iterable[Sequence[ParameterState]], budget: Budget) -> None:
-        self.groups = [_TermGroup(states, budget) for states in groups]
+    def __init__(self, groups: Iterable[Sequence[Term]], budget: Budget) -> None:
+        self.groups = [_TermGroup(terms, budget) for terms in groups]
         self.step = SolverStepKernel(budget_step, SUMS, ["nats", "mu", "done"])
         programs = [group.reduce.programs(group.layout) for group in self.groups]
         device = self.groups[0].layout.device
@@ -48,14 +49,19 @@ class BudgetKernels:
         self.columns = torch.split(self.partial_sums, programs, 1)
 
     @classmethod
-    def create(cls, states: Sequence[ParameterState], budget: Budget) -> "BudgetKernels | None":
-        """Return kernels for these parameters; None if they are on several devices or cannot be addressed."""
-        if any(is_offloaded(state) or state.factors or not is_fusable(_tensors(state)) for state in states):
-            return None
-        groups: dict[Hashable, list[ParameterState]] = {}
-        for state in states:
-            groups.setdefault((kernel_key(_tensors(state)), state.compute_dtype), []).append(state)
-        return cls(groups.values(), budget) if len({state.parameter.device for state in states}) == 1 else None
+    def create(cls, terms: Sequence[Term], budget: Budget) -> "BudgetKernels | None":
+        """Return kernels for these terms; None if they are on several devices or cannot be addressed."""
+        groups: dict[Hashable, list[Term]] = {}
+        for term in terms:
+            alone = not isinstance(term, ProductTerm)
+            if (
+                isinstance(term, KroneckerTerm)
+                or (alone and is_offloaded(term.state))
+                or not is_fusable(_tensors(term))
+            ):
+                return None
+            groups.setdefault((kernel_key(_tensors(term)), term.state.compute_dtype, alone), []).append(term)
+        return cls(groups.values(), budget) if len({term.state.parameter.device for term in terms}) == 1 else None
 
     def is_valid(self) -> bool:
         """Return whether the parameters still have the dtypes and strides that the kernels were made for."""
@@ -79,9 +85,14 @@ class BudgetKernels:
     def apply_pull(self, mu: Tensor) -> None:
         """theta <- anchor + d / (1 + mu * F); nothing where mu is 0."""
         for group in self.groups:
+            for product in group.products:
+                product.begin_pull()
             group.pull(group.layout, {}, mu)
+            for product in group.products:
+                product.finish_pull()
 
 
-def _tensors(state: ParameterState) -> State:
+def _tensors(term: Term) -> State:
     """Return what the kernels read; the parameter itself, which is not fusable where it is a DTensor."""
-    return {**state.pull_tensors(), "theta": state.parameter}
+    tensors = term.tensors()
+    return tensors if isinstance(term, ProductTerm) else {**tensors, "theta": term.state.parameter}

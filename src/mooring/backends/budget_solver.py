@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from mooring.backends.budget_kernels import BudgetKernels
-from mooring.backends.budget_terms import DiagonalTerm, budget_term
+from mooring.backends.budget_terms import Term, budget_term, budget_terms
 from mooring.backends.eager import has_compiler
+from mooring.backends.product_terms import ProductTerm, is_active_product, product_terms
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
 from mooring.pulls.budget import Budget, budget_solved
@@ -24,17 +25,19 @@ class BudgetSolver:
     Args:
         budget: the budget.
         offload: brings offloaded anchors to the device.
+        reused: whether it is used in many steps, for which memory is arranged.
 
     Attributes:
         mu: the multiplier of each group of parameters, from which the next step's search starts.
         scale: the factor of what may be spent; other than 1 only if forgetting is measured.
     """
 
-    def __init__(self, budget: Budget, offload: AnchorOffload) -> None:
-        self.budget, self.offload = budget, offload
+    def __init__(self, budget: Budget, offload: AnchorOffload, *, reused: bool = True) -> None:
+        self.budget, self.offload, self.reused = budget, offload, reused
+        self.products: dict[str, list[ProductTerm]] = {}
         self.mu: State = {}
         self.scale = 1.0
-        self.kernels: dict[str, tuple[list[ParameterState], BudgetKernels | None]] = {}
+        self.kernels: dict[str, tuple[list[ParameterState | ProductTerm], BudgetKernels | None]] = {}
         self.plan: tuple[Hashable, dict[str, BudgetKernels]] = None, {}
 
     @torch.no_grad()
@@ -53,24 +56,27 @@ class BudgetSolver:
             for name, kernels in self.plan[1].items():
                 self._solve_in_kernels(name, kernels, self.scale * self.budget.allowed(task, len(self.plan[1])))
             return
-        groups: dict[str, list[DiagonalTerm]] = {}
+        groups: dict[str, list[ParameterState]] = {}
         for state in states:
-            if (term := budget_term(state)) is not None:
-                groups.setdefault(layer_of(state.name) if self.budget.per == "layer" else "", []).append(term)
+            if state.has_previous and not state.is_product_input:
+                groups.setdefault(layer_of(state.name) if self.budget.per == "layer" else "", []).append(state)
         moving, plan = set(moved), {}
-        for name, terms in groups.items():
-            free = [term for term in terms if term.state.parameter in moving]
-            fixed = [term for term in terms if term.state.parameter not in moving]
+        for name, members in groups.items():
+            free = self._terms(name, [state for state in members if state.parameter in moving])
+            fixed = budget_terms([state for state in members if state.parameter not in moving])
             if not free:
                 continue
             allowed: Number = self.scale * self.budget.allowed(task, len(groups))
             # mu is where anchors are kept: waiting for an answer costs less than copying anchors once more
             mu = self._initial_mu(name, free[0].state.anchor.device)
             if fixed:
-                allowed = (allowed - self._spent(fixed, 0.0)[0]).clamp(min=0).to(mu.device)
+                allowed = (allowed - self._energy(fixed)).clamp(min=0).to(mu.device)
+            products = [term for term in free if isinstance(term, ProductTerm)]
+            for product in products:
+                allowed = product.keep_residual(allowed)
             if (group_kernels := self._kernels(name, free)) is not None:
                 self._solve_in_kernels(name, group_kernels, allowed)
-                if not fixed:
+                if not fixed and not products:
                     plan[name] = group_kernels
                 continue
             mu = budget_solved(lambda mu, done, terms=free: self._spent(terms, mu), allowed, mu)  # type: ignore[misc]
@@ -80,6 +86,19 @@ class BudgetSolver:
                     term.apply_pull(self.budget, mu)
         if groups and len(plan) == len(groups):
             self.plan = key, plan
+
+    def _terms(self, name: str, states: Sequence[ParameterState]) -> list[Term]:
+        """Return the terms of the parameters of a group; those of products are kept from step to step."""
+        alone = [term for state in states if (term := budget_term(state)) is not None]
+        active = [state for state in states if is_active_product(state)]
+        known = self.products.get(name, [])
+        same = {id(state) for term in known for state in term.states} == set(map(id, active))
+        if active and same and all(term.is_valid() for term in known):
+            for product in known:
+                product.update()
+        else:
+            known = self.products[name] = product_terms(active, together=self.reused)
+        return [*alone, *known]
 
     def _initial_mu(self, name: str, device: torch.device) -> Tensor:
         """Return the multiplier of the step before."""
@@ -91,12 +110,12 @@ class BudgetSolver:
         kernels.solve(nats.to(mu), mu)
         kernels.apply_pull(mu)
 
-    def _staged(self, terms: Sequence[DiagonalTerm]) -> Iterator[DiagonalTerm]:
+    def _staged(self, terms: Sequence[Term]) -> Iterator[Term]:
         """Yield the terms while their anchors are on the device."""
         for indices in self.offload.groups([term.state for term in terms]):
             yield from (terms[index] for index in indices)
 
-    def _spent(self, terms: Sequence[DiagonalTerm], mu: Number) -> Tensor:
+    def _spent(self, terms: Sequence[Term], mu: Number) -> Tensor:
         """Return what all terms spend at mu, on the device of mu."""
         spent, parameters = [], []
         for term in self._staged(terms):
@@ -105,20 +124,28 @@ class BudgetSolver:
         total = torch.stack(reduce_over_shards(spent, parameters)).sum(0)
         return total.to(mu.device) if isinstance(mu, Tensor) else total
 
-    def _kernels(self, name: str, terms: Sequence[DiagonalTerm]) -> BudgetKernels | None:
-        """Return kernels for a group of terms if they can do them all; made once until `invalidate`."""
-        if not has_compiler(terms[0].state.parameter.device):
+    def _energy(self, terms: Sequence[Term]) -> Tensor:
+        """Return what all terms spend without a pull."""
+        spent = [term.energy() for term in self._staged(terms)]
+        return torch.stack(reduce_over_shards(spent, [term.state.parameter for term in terms])).sum(0)
+
+    def _kernels(self, name: str, terms: Sequence[Term]) -> BudgetKernels | None:
+        """Return kernels for a group of terms if they can do them all; made once until `invalidate`.
+
+        A solver that is used once has none: to write and load their code takes longer than a solution without them.
+        """
+        if not self.reused or not has_compiler(terms[0].state.parameter.device):
             return None
-        states = [term.state for term in terms]
+        owners = [term if isinstance(term, ProductTerm) else term.state for term in terms]
         known, kernels = self.kernels.get(name, ([], None))
-        if [id(state) for state in known] != [id(state) for state in states]:
-            kernels = BudgetKernels.create(states, self.budget)
-            self.kernels[name] = states, kernels
+        if list(map(id, known)) != list(map(id, owners)):
+            kernels = BudgetKernels.create(terms, self.budget)
+            self.kernels[name] = owners, kernels
         return kernels
 
     def invalidate(self) -> None:
         """Discard kernels and plans: a tensor that is kept has another address now."""
-        self.kernels, self.plan = {}, (None, {})
+        self.kernels, self.plan, self.products = {}, (None, {}), {}
 
     def state(self) -> dict[str, Any]:
         """Return what a saved state carries, as plain values."""

@@ -1,13 +1,14 @@
 """The terms of a budget: what each parameter spends at a multiplier mu, and its pull; of one model or of many runs."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mooring.backends.eager import apply_pull, chunks, previous_importance, run_in_chunks
+from mooring.backends.product_terms import ProductTerm, is_product, product_terms
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
 from mooring.pulls.budget import Budget, spent_at, spent_each
@@ -33,6 +34,10 @@ class DiagonalTerm:
             d = chunk["theta"].to(dtype) - chunk["anchor"].to(dtype)
             sums.append(spent_at(previous_importance(chunk).to(dtype), d, mu))
         return torch.stack(sums).sum(0)
+
+    def energy(self) -> Tensor:
+        """Return what the parameter spends without a pull."""
+        return self.spent(0.0)[0]
 
     def apply_pull(self, budget: Budget, mu: Tensor) -> None:
         """theta <- anchor + d / (1 + mu * F)."""
@@ -69,11 +74,21 @@ class KroneckerTerm(DiagonalTerm):
         theta.sub_(self.factors.from_basis(self.d - pulled, theta).to(theta.dtype))
 
 
+Term = DiagonalTerm | ProductTerm
+"""What a budget is spent on: one parameter, or the low-rank products of a device."""
+
+
 def budget_term(state: ParameterState) -> DiagonalTerm | None:
-    """Return the term of a parameter; None if nothing is known of its past."""
-    if not state.has_previous:
+    """Return the term of a parameter by itself; None if nothing is known of its past, or it belongs to a product."""
+    if not state.has_previous or state.is_product_input or is_product(state):
         return None
     return DiagonalTerm(state) if state.factors is None else KroneckerTerm(state)
+
+
+def budget_terms(states: Collection[ParameterState]) -> list[Term]:
+    """Return the terms of all parameters of which a past is known."""
+    alone = [term for state in states if (term := budget_term(state)) is not None]
+    return [*alone, *product_terms(states)]
 
 
 def spent_rule(tensors: dict[str, Any]) -> None:
@@ -89,8 +104,8 @@ def pull_rule(budget: Budget) -> Any:
     return lambda tensors: apply_pull(budget, tensors)
 
 
-def pull_energy(states: Iterable[ParameterState]) -> float:
+def pull_energy(states: Collection[ParameterState]) -> float:
     """Return the sum of previous * d^2 / 2 over all parameters."""
-    terms = [term for state in states if (term := budget_term(state)) is not None]
-    spent = reduce_over_shards([term.spent(0.0) for term in terms], [term.state.parameter for term in terms])
-    return math.fsum(float(value[0]) for value in spent)  # they may be on several devices
+    terms = budget_terms(states)
+    spent = reduce_over_shards([term.energy() for term in terms], [term.state.parameter for term in terms])
+    return math.fsum(float(value) for value in spent)  # they may be on several devices

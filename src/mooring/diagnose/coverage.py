@@ -46,7 +46,7 @@ class ParameterCoverage:
         name: the parameter's name.
         size: the number of its weights; 0 for one of a lazy layer that was not called yet.
         status: "held", "free by request", "cannot move" or "unheld".
-        how: by what it is held, "scores" or "factors"; empty if it is not.
+        how: by what it is held, "scores", "factors", or the "product" of a low-rank adapter; empty if it is not.
         reason: why it is not held, or why it has scores although the importance is by layer.
         remedy: what to do if it should be.
     """
@@ -149,6 +149,8 @@ def find_coverage(
     for p, name in moorable(states.model, ()).items():
         size = 0 if is_lazy(p) else p.numel()
         if not size and not is_lazy(p):
+            if p in states.products.reasons:  # an adapter of rank 0
+                entries.append(ParameterCoverage(name, 0, FIXED, "", states.products.reasons[p]))
             continue
         entry = ParameterCoverage(name, size, UNHELD)
         if p not in states.names:
@@ -162,8 +164,10 @@ def find_coverage(
         elif states.tasks and _is_zero(pull):
             entry = _with(entry, FREE, "is moored with a pull of strength 0", "give the pull a strength above 0")
         elif p in held:
-            how = "factors" if states.records[p].factors else "scores"
-            entry = ParameterCoverage(name, size, HELD, how, states.diagonal_reasons.get(p, ""))
+            own = states.records[p]
+            how = "product" if own.held_with else "factors" if own.factors else "scores"
+            reason = states.products.reasons.get(p, "" if own.held_with else states.diagonal_reasons.get(p, ""))
+            entry = ParameterCoverage(name, size, HELD, how, reason)
         else:
             entry = _with(entry, UNHELD, _why_unheld(states, p))
         entries.append(entry)
@@ -195,6 +199,9 @@ def _any_scores(states: Iterable[ParameterState]) -> list[bool]:
 
 
 def _scores(state: ParameterState) -> Tensor:
+    if state.is_product_input:
+        assert state.held_with is not None
+        return _scores(state.held_with)
     if state.factors:
         assert state.factors.basis is not None
         return state.factors.basis[2]

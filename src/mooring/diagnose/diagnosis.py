@@ -1,18 +1,20 @@
 """A table of the stability of each layer under a penalty, with advice."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mooring.adapters.product_factors import ProductFactors
 from mooring.diagnose import stability
 from mooring.diagnose.coverage import Coverage
 from mooring.diagnose.stability import Verdicts
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.pulls.pull import Number
+from mooring.state.mooring_state import ParameterState
 from mooring.state.selection import layer_of
 
 MAX_CLAMPED_P = 1 + 1e-6
@@ -67,6 +69,7 @@ class Diagnosis:
         notes: remarks on how to read the numbers.
         advice: what to do, the most urgent first.
         coverage: which parameters are held.
+        factor_bytes: the memory of the factors of each layer whose low-rank product is held, by name.
     """
 
     strength: float
@@ -80,6 +83,7 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     coverage: Coverage | None = None
+    factor_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def stable(self) -> bool:
@@ -258,3 +262,30 @@ def _advice(diagnosis: Diagnosis, importance: str) -> list[str]:
     if safe == float("inf") and not total.negative:
         advice.append("no parameter has any importance, so nothing is held: was a task trained before consolidate()?")
     return advice
+
+
+def factor_bytes(states: Iterable[ParameterState]) -> dict[str, int]:
+    """Return the memory of the factors of each layer whose low-rank products are held."""
+    sizes: dict[str, int] = {}
+    for state in states:
+        if isinstance(state.factors, ProductFactors):
+            name = state.factors.layer_name
+            sizes[name] = sizes.get(name, 0) + state.factors.nbytes
+    return sizes
+
+
+def product_notes(sizes: Mapping[str, int]) -> list[str]:
+    """Return one line about the memory of low-rank products; none if there are none.
+
+    Example:
+        >>> product_notes({"0": 2048, "1": 1024})[0][:77]
+        "the factors of 2 layers with low-rank products take 3 KiB, those of '0' 2 KiB"
+    """
+    if not sizes:
+        return []
+    layer = max(sizes, key=lambda name: sizes[name])
+    return [
+        f"the factors of {len(sizes)} layers with low-rank products take {sum(sizes.values()) / 1024:,.0f} KiB, those "
+        f'of {layer!r} {sizes[layer] / 1024:,.0f} KiB; adapters=Product(largest=, dtype=) and Memory(current="none") '
+        "need less"
+    ]

@@ -1,6 +1,7 @@
 """Collectives over ranks that each see a part of the batch: samples, gradients and Kronecker factors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,27 @@ BUCKET_SIZE = 1 << 23
 """Numbers in one all-reduce."""
 
 
+_is_alone = False
+"""Whether this rank computes by itself, in `one_process`."""
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Let this rank compute by itself, as one process would; it must not wait for other ranks meanwhile.
+
+    Example:
+        >>> with one_process():
+        ...     world_size()
+        1
+    """
+    global _is_alone
+    before, _is_alone = _is_alone, True
+    try:
+        yield
+    finally:
+        _is_alone = before
+
+
 def world_size() -> int:
     """Return the number of processes that train together.
 
@@ -21,7 +43,8 @@ def world_size() -> int:
         >>> world_size()
         1
     """
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    alone = _is_alone or not (dist.is_available() and dist.is_initialized())
+    return 1 if alone else dist.get_world_size()
 
 
 def rank() -> int:
@@ -66,7 +89,9 @@ def all_reduce_observation(
 
 
 def all_reduce_factors(
-    parameters: Sequence[Tensor], observed: dict[Tensor, ObservedFactors]
+    parameters: Sequence[Tensor],
+    observed: dict[Tensor, ObservedFactors],
+    shapes: Mapping[Tensor, tuple[tuple[int, ...], tuple[int, ...]]],
 ) -> dict[Tensor, ObservedFactors]:
     """Combine the factors of each rank's mean loss into those of the mean loss over all ranks.
 
@@ -76,22 +101,26 @@ def all_reduce_factors(
     Args:
         parameters: all parameters with factors, in the same order on all ranks.
         observed: the factors of those whose layers ran on this rank.
+        shapes: the shapes of A and G where the parameter's own do not say: of a low-rank product.
     """
     if world_size() == 1 or not parameters:
         return observed
     samples = [observed[p].samples if p in observed else 0 for p in parameters]
     totals = _all_reduce(torch.tensor(samples, device=parameters[0].device), [None]).tolist()
     ran = [(p, total) for p, total in zip(parameters, totals, strict=True) if total]
-    contributions = [tensor for p, total in ran for tensor in _contribution(p, total, observed.get(p))]
+    contributions = [tensor for p, total in ran for tensor in _contribution(p, total, observed.get(p), shapes.get(p))]
     summed = _all_reduce_many(contributions, [None])
     return {p: ObservedFactors(n, next(summed), next(summed), next(summed), next(summed)) for p, n in ran}
 
 
-def _contribution(p: Tensor, total: int, observed: ObservedFactors | None) -> tuple[Tensor, ...]:
+def _contribution(
+    p: Tensor, total: int, observed: ObservedFactors | None, shapes: tuple[tuple[int, ...], tuple[int, ...]] | None
+) -> tuple[Tensor, ...]:
     """Return this rank's term in the sum of a parameter's factors; zeros if its layer did not run here."""
     out, size, dtype = len(p), p.shape[1:].numel(), torch.promote_types(p.dtype, torch.float32)
     if observed is None:
-        return tuple(p.new_zeros(shape, dtype=dtype) for shape in ((size, size), (out, out), (out,), ()))
+        both, gradient = (shapes, (out, size)) if shapes else (((size, size), (out, out)), (out,))
+        return tuple(p.new_zeros(shape, dtype=dtype) for shape in (*both, gradient, ()))
     share, ranks = observed.samples / total, world_size()
     return (
         observed.inputs.to(dtype) * share,
@@ -99,6 +128,11 @@ def _contribution(p: Tensor, total: int, observed: ObservedFactors | None) -> tu
         observed.gradient.to(dtype) / ranks,
         observed.noise.to(dtype) / ranks**2,
     )
+
+
+def all_reduce_many(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Sum many tensors over all ranks, in buckets."""
+    return _all_reduce_many(tensors, [None])
 
 
 def _gradient_or_zero(p: Tensor, gradients: dict[Tensor, Tensor]) -> Tensor:

@@ -142,6 +142,16 @@ def _fsdp_modules(model: nn.Module) -> list[Any]:
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
 
 
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Return whether `fully_shard` was called on the model or on a part of it.
+
+    Example:
+        >>> is_fully_sharded(nn.Linear(2, 2))
+        False
+    """
+    return bool(_fsdp_modules(model))
+
+
 def reshard(model: nn.Module) -> None:
     """Reshard the parameters that a forward pass without a backward pass left gathered."""
     for module in _fsdp_modules(model):

@@ -191,7 +191,7 @@ class MeasuredBudget:
 
     def _pull_path(self, ends: Ends) -> Callable[[float], None] | None:
         """Return the path along which the budget's pull gets stronger; None if it has nothing to hold."""
-        energy, task = pull_energy(state for state, _ in ends), self.states.tasks
+        energy, task = pull_energy([state for state, _ in ends]), self.states.tasks
         allowed = float(self.budget.allowed(task))
         if not (energy and allowed and math.isfinite(energy)):
             return None

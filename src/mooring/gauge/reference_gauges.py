@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mooring.distributed.collectives import world_size
 from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError
 from mooring.gauge.distillation import Distillation
 from mooring.gauge.gauge import Gauge
 from mooring.pulls import Budget
-from mooring.reference.batches import Data, Loss, Outputs, default_loss, iter_batches
+from mooring.reference.batches import Data, Loss, Outputs, default_loss
 from mooring.reference.preserve_model_state import preserve_model_state
+from mooring.reference.rank_shares import RankShare
 from mooring.reference.reference_labels import prepare_labels
 
 DISTILS_BY_DEFAULT = True
@@ -21,14 +21,14 @@ DISTILS_BY_DEFAULT = True
 
 
 def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]:
-    """Read data, or call a function that makes it, and return the batches; the model does not change."""
-    if world_size() > 1:
-        raise MooringError(
-            "consolidate(data=...) would use the data of one rank only: leave data out under torch.distributed, or "
-            "start from the state_dict() of one process that had it"
-        )
-    with preserve_model_state(model, moves=False):
-        return list(iter_batches(data, model, batches))
+    """Read data, or call a function that makes it, and return the batches; the model does not change.
+
+    On several ranks each reads its share, and all get the batches of all, in the order in which one process reads them.
+    """
+    share = RankShare(model)
+    with preserve_model_state(model, moves=False), share.computing(data):
+        own = list(share.read(data, batches))
+    return share.gather(own)
 
 
 def make_gauge(model: nn.Module, batches: Sequence[Any], loss: Loss | None, outputs: Outputs | None) -> Gauge:

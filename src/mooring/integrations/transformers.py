@@ -28,6 +28,13 @@ STAGED = "mooring-next.safetensors"
 """The state of the checkpoint in progress: written before it, and moved into it when it is complete."""
 
 
+UNSUPPORTED = {
+    "deepspeed": "whose optimizer steps on flattened copies of parameters that no hook can see",
+    "fsdp": "because the state of shards is not gathered into the Trainer's checkpoints yet",
+}
+"""Options of the Trainer that are refused, and why."""
+
+
 class MooringCallback(MooringOwner, TrainerCallback):
     """A callback that moors the model and optimizer of a `transformers.Trainer`.
 
@@ -224,7 +231,7 @@ def _folder(args: TrainingArguments, state: TrainerState) -> Path:
 
 
 def _check_supported(args: TrainingArguments) -> None:
-    """Refuse DeepSpeed, which has its own optimizer, and FSDP, which flattens parameters."""
-    for option in ("deepspeed", "fsdp"):
+    """Refuse DeepSpeed and FSDP, with the reason."""
+    for option, reason in UNSUPPORTED.items():
         if getattr(args, option, None):
-            raise MooringError(f"MooringCallback does not support {option}: train on one device or with DDP")
+            raise MooringError(f"MooringCallback does not support {option}, {reason}: train on one device or with DDP")

@@ -40,7 +40,11 @@ def accumulate_factors(
 
 def _fall_back(states: MooringState, unseen: Collection[ParameterState]) -> bool:
     """Start scores for parameters whose layers were not observed in this task; the model may have new layers."""
-    start = [state for state in unseen if state.factors and not (state.factors.count or state.has_scores)]
+    for state in unseen:
+        if state.held_with and not state.unheld_reason:
+            state.unheld_reason = NOT_OBSERVED
+    plain = [state for state in unseen if not state.held_with]
+    start = [state for state in plain if state.factors and not (state.factors.count or state.has_scores)]
     for state in start:
         state.importance_state, state.count = states.start_importance(state.parameter, states.tasks), 0
         states.diagonal_reasons[state.parameter] = NOT_OBSERVED
@@ -57,7 +61,7 @@ def _accumulate(
 ) -> bool:
     passes = [observed[state.parameter] for state in seen]
     with torch.autocast(passes[0].gradient.device.type, enabled=False):
-        along = [along_directions(gradients[s.parameter], o.gradient.dtype) for s, o in zip(seen, passes, strict=True)]
+        along = [_compared(state, gradients[state.parameter], o) for state, o in zip(seen, passes, strict=True)]
         scales = gradient_scales(passes, along)
     checks = []
     changed = False
@@ -68,7 +72,7 @@ def _accumulate(
             states.diagonal_reasons.pop(state.parameter, None)
         state.factors.accumulate(own.inputs, own.outputs * scale)
         state.factors.count += 1
-        if state.factors.count & (state.factors.count - 1) == 0:
+        if state.factors.count & (state.factors.count - 1) == 0 and not state.held_with:  # dropout is not explained
             checks.append((state, is_explained(own, gradient, scale)))
     explained = torch.stack([check for _, check in checks]).tolist() if checks else []
     for (state, _), ok in zip(checks, explained, strict=True):
@@ -77,3 +81,9 @@ def _accumulate(
             states.diagonal_reasons[state.parameter] = NOT_EXPLAINED
             changed = True
     return changed
+
+
+def _compared(state: ParameterState, g: Tensor, observed: ObservedFactors) -> Tensor:
+    """Return the gradient that a step uses in the form of `ObservedFactors.gradient`; that of a B is whole."""
+    dtype = observed.gradient.dtype
+    return g.flatten(1).to(dtype) if state.held_with else along_directions(g, dtype)

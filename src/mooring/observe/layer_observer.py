@@ -1,18 +1,18 @@
 """Observes the inputs of layers and the gradients of their outputs, for the Kronecker factors of their curvature."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mooring.adapters.product_factors import factor_shapes, observe_products
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.errors import MooringError
 from mooring.importance.observed_factors import ObservedFactors, observe
 from mooring.observe.output_observer import ForwardHook, OutputObserver
-from mooring.state.mooring_state import MooringState, gradient_versions
+from mooring.state.mooring_state import MooringState, gradient_versions, is_one_graph
 
 
 class LayerObserver:
@@ -33,7 +33,7 @@ class LayerObserver:
 
     def __init__(self, states: MooringState, predictions: Callable[[], float] | None = None) -> None:
         self.states, self.predictions, self.paused, self.samples = states, predictions, False, 0
-        if any(map(_is_compiled_whole, states.model.modules())):
+        if is_one_graph(states.model):
             raise MooringError(
                 f"{states.importance.name}() observes every layer, which torch.compile(fullgraph=True) does not allow: "
                 'compile without it, or use importance="ewc"'
@@ -48,7 +48,7 @@ class LayerObserver:
     @property
     def due(self) -> bool:
         """Whether this iteration is observed."""
-        return self.states.steps % self.states.importance.every == 0
+        return self.states.observes
 
     def hook_layers(self) -> None:
         """Observe the layers that the model has now."""
@@ -76,11 +76,19 @@ class LayerObserver:
             own = {name: p for name, p in self._layers.get(module, {}).items() if _accumulates(p)}
             if own and not OutputObserver.probing:
                 with torch.no_grad(), autocast_disabled():
-                    observed = observe(module, a, b)
+                    observed = self._observe(module, own, a, b)
                 for name, p in own.items():
                     self._add_use(p, observed[name])
 
         returned.register_hook(on_gradient)  # type: ignore[no-untyped-call]
+
+    def _observe(self, module: nn.Module, own: dict[str, Tensor], a: Tensor, b: Tensor) -> dict[str, ObservedFactors]:
+        """Return the factors of the parameters of a layer that are named in `own`."""
+        products = {name: p for name, p in self.states.products.of_module(module).items() if name in own}
+        observed = {} if own.keys() <= products.keys() else observe(module, a, b)
+        if products:
+            observed |= observe_products(products, self.states.largest_side, a, b)
+        return observed
 
     def _add_use(self, p: Tensor, observed: ObservedFactors) -> None:
         """Add a call of a layer to the running backward pass, and at its start drop passes that were thrown away."""
@@ -122,20 +130,14 @@ class LayerObserver:
         if observed and world_size() == 1:
             self.samples = min(factors.samples for factors in observed.values())
         parameters = dict.fromkeys(p for own in self._layers.values() for p in own.values())
-        return all_reduce_factors(list(parameters), observed)
+        products, largest = self.states.products.by_b, self.states.largest_side
+        shapes = {b: factor_shapes(product, largest) for b, product in products.items()}
+        return all_reduce_factors(list(parameters), observed, shapes)
 
     def remove(self) -> None:
         """Remove the hooks."""
         for handle in self._handles.values():
             handle.remove()
-
-
-def _is_compiled_whole(module: nn.Module) -> bool:
-    """Return whether a module is compiled with fullgraph=True, by `torch.compile` or by its own method `compile`."""
-    context = getattr(module, "dynamo_ctx", None)
-    if inspect.isfunction(call := getattr(module, "_compiled_call_impl", None)):
-        context = inspect.getclosurevars(call).nonlocals.get("self")  # torch keeps the options nowhere else
-    return bool(getattr(context, "fullgraph", False))
 
 
 def _accumulates(p: Tensor) -> bool:
@@ -157,7 +159,7 @@ def make_observers(
     importance = states.importance
     watches = importance.watches != "nothing"
     output_observer = OutputObserver(states.model, importance, states, outputs) if watches else None
-    if not importance.by_layer:
+    if not importance.by_layer and not states.products:
         return output_observer, None
     batch_size = getattr(importance, "batch_size", None)
 

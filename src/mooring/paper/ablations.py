@@ -9,14 +9,24 @@ from mooring.paper.changes import BASE, applicable_changes, changed_seeds
 from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import REPLAY, ROWS, Condition
 from mooring.paper.context.seed_statistics import format_difference
-from mooring.paper.context.target_result import CELL_METRICS, ResultTable, TargetResult
-from mooring.paper.effects import Effect, MethodKey, closest_change, differs, explain, is_explained, measure_effects
+from mooring.paper.context.target_result import CELL_METRICS, Reason, ResultTable, TargetResult
+from mooring.paper.effects import (
+    EXPLAINED,
+    PERHAPS,
+    Effect,
+    MethodKey,
+    closest_change,
+    differs,
+    explain,
+    is_explained,
+    measure_effects,
+)
 from mooring.paper.published.published_numbers import PLAIN_SETTING_NOTE, published
 
 Effects = Mapping[MethodKey, Mapping[str, Sequence[Effect]]]
 """Effects by condition and method, then by metric; the first effect of each list is that of no change."""
 
-Reasons = Mapping[tuple[Condition, str, str], str]
+Reasons = Mapping[tuple[Condition, str, str], Reason]
 """Why a cell differs, by condition, method and metric."""
 
 
@@ -56,7 +66,7 @@ def run(context: PaperContext) -> TargetResult:
 
 def _base_specs(context: PaperContext, condition: Condition, method: str) -> list[RunSpec]:
     """Return the unchanged runs of a method, one for each seed: those of the main table at the paper's settings."""
-    setting = paper_setting(context.scale, condition, method, "explicit-ewc" if method == "plain" else method)
+    setting = paper_setting(context.scale, condition, method)
     return [context.spec(condition, method, seed, setting) for seed in range(context.scale.seeds)]
 
 
@@ -130,7 +140,7 @@ def _summary(effects: Effects, reasons: Reasons) -> list[str]:
     cells = [tested[0] for both in effects.values() for tested in both.values() if tested[0].cell_before is not None]
     if not cells and not reasons:
         return ["The paper has no numbers for these data sets: there is nothing to explain."]
-    explained, perhaps = (sum(r.startswith(word) for r in reasons.values()) for word in ("explained", "perhaps"))
+    explained, perhaps = (sum(r.causes[0].startswith(word) for r in reasons.values()) for word in (EXPLAINED, PERHAPS))
     text = [
         f"Of {len(cells)} cells, {len(reasons)} differ from the paper's. A change explains {explained} of these, "
         f"perhaps explains {perhaps}, and does not explain {len(reasons) - explained - perhaps}."
@@ -141,7 +151,7 @@ def _summary(effects: Effects, reasons: Reasons) -> list[str]:
             cell, reason = tested[0].cell_before, reasons.get((condition, method, metric))
             if reason is not None:
                 difference = "" if cell is None else f" differs by {cell.difference:+.2f}"
-                parts.append(f"{metric}{difference}: {reason}")
+                parts.append(f"{metric}{difference}: {reason.text}")
         if parts:
             text.append(f"{condition}, {method}: {'; '.join(parts)}.")
     return text
@@ -160,7 +170,7 @@ def replay_summary(effects: Effects) -> list[str]:
         if not differs(tested):
             text.append(f"{start}; they agree without a change.")
         elif closest is None:
-            text.append(f"{start}; no change has a significant effect towards it.")
+            text.append(f"{start}; no change brings it significantly closer.")
         else:
             effect, after = closest
             left = f"{effect.change} comes closest, with {after.ours.mean:.2f} and {after.difference:+.2f} left"

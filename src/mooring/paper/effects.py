@@ -10,10 +10,13 @@ from mooring.lab.model.results import Result
 from mooring.paper.changes import BASE, CHANGES, Change
 from mooring.paper.context.scale import Condition
 from mooring.paper.context.seed_statistics import format_difference
-from mooring.paper.context.target_result import PaperCell, make_cell
+from mooring.paper.context.target_result import PaperCell, Reason, make_cell
 
 MethodKey = tuple[Condition, str]
 """Condition and method."""
+
+EXPLAINED, PERHAPS, UNEXPLAINED = "explained by", "perhaps explained by", "not explained by any change"
+"""How the causes of a reason begin."""
 
 
 @dataclass(frozen=True)
@@ -114,30 +117,34 @@ def is_explained(effects: Sequence[Effect]) -> bool:
 def closest_change(effects: Sequence[Effect]) -> tuple[Effect, PaperCell] | None:
     """Return the significant change that leaves the smallest difference from the paper, with its cell; None if none.
 
-    Changes that move a cell away do not count.
+    Changes that leave a larger difference than there was do not count, in either direction.
     """
     towards = ("explains it", "may explain it", "moves towards", "overshoots", "finishes, and agrees", "finishes")
-    closer = [(effect, effect.cell_after) for effect in effects[1:] if effect.verdict in towards]
-    with_cells = [(effect, cell) for effect, cell in closer if cell is not None]
-    return min(with_cells, key=lambda pair: abs(pair[1].difference), default=None)
+    before = effects[0].cell_before
+    limit = math.inf if before is None else abs(before.difference)
+    moved = [(effect, effect.cell_after) for effect in effects[1:] if effect.verdict in towards]
+    closer = [(effect, cell) for effect, cell in moved if cell is not None and abs(cell.difference) < limit]
+    return min(closer, key=lambda pair: abs(pair[1].difference), default=None)
 
 
-def explain(effects: Sequence[Effect]) -> str:
+def explain(effects: Sequence[Effect]) -> Reason:
     """Return why a cell differs: what explains it, or what comes closest, and how much of the difference is left."""
     changes = effects[1:]
-    for verdict, prefix in (("explains it", "explained by"), ("may explain it", "perhaps explained by")):
-        names = [_describe(effect) for effect in changes if effect.verdict == verdict]
-        if names:
-            return f"{prefix} {' or '.join(names)}"
-    reason = f"not explained by any of {pluralize(len(changes), 'change')}"
+    for verdict, prefix in (("explains it", EXPLAINED), ("may explain it", PERHAPS)):
+        matching = [effect for effect in changes if effect.verdict == verdict]
+        if matching:
+            text = f"{prefix} {' or '.join(map(_describe, matching))}"
+            return Reason(text, tuple(f"{prefix} {effect.change}" for effect in matching))
     closest = closest_change(effects)
     if effects[0].before is None:
         reason = "not explained: no seed finishes at the paper's setting"
-        finishes = "and with none of the changes either"
-        return f"{reason}, {finishes}" if closest is None else f"{reason}, but {_describe(closest[0])} does"
+        changed = "and with none of the changes either" if closest is None else f"but {_describe(closest[0])} does"
+        return Reason(f"{reason}, {changed}", (UNEXPLAINED,))
+    reason = f"not explained by any of {pluralize(len(changes), 'change')}"
     if closest is None:
-        return f"{reason}, and none moves it significantly towards the paper's"
-    return f"{reason}; {_describe(closest[0])} comes closest"
+        return Reason(f"{reason}, and none brings it significantly closer to the paper's", (UNEXPLAINED,))
+    effect = closest[0]
+    return Reason(f"{reason}; {_describe(effect)} comes closest", (f"{UNEXPLAINED}; {effect.change} comes closest",))
 
 
 def _describe(effect: Effect) -> str:

@@ -194,9 +194,9 @@ class Budget:
         for name, value, allowed in (("per", self.per, ["model", "layer"]), ("over", self.over, overs)):
             if value not in allowed:
                 raise unknown(name, value, allowed)
-        for name, value in (("measured", self.measured), ("distil", self.distil)):
-            if not (isinstance(value, bool) or (name == "distil" and value is None)):
-                raise MooringError(f"{name}={value!r} is not allowed: give True or False")
+        for name, switch in (("measured", self.measured), ("distil", self.distil)):
+            if not (isinstance(switch, bool) or (name == "distil" and switch is None)):
+                raise MooringError(f"{name}={switch!r} is not allowed: give True or False")
 
     def allowed(self, task: int, groups: int = 1) -> Number:
         """Return what one of the groups may spend in a task; the first task after a consolidation is 1.

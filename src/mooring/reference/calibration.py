@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mooring.adapters.product_factors import ProductFactors
 from mooring.backends.budget_solver import BudgetSolver
-from mooring.backends.budget_terms import budget_term
+from mooring.backends.budget_terms import budget_terms
 from mooring.backends.eager import autocast_disabled
-from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning, warn
 from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.pulls.budget import Budget
@@ -102,10 +102,6 @@ def calibration_factor(
         show: whether to show a progress bar; None shows it only on a terminal.
     """
     nats = float(budget.promised(states.tasks + 1))
-    if world_size() > 1:
-        raise MooringError(
-            "consolidate(data=...) would use the data of one rank only: leave data out under torch.distributed"
-        )
     with preserve_model_state(states.model, moves=True):
         read = list(iter_batches(data, states.model, batches))
         if not read:
@@ -173,13 +169,18 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
     for m in _trained(states):
         anchor = m.parameter.detach().to(m.compute_dtype, copy=True)
         own = dataclasses.replace(m, anchor=anchor, previous=None, factors=None)
-        if m.factors is None or m.has_scores:
+        if m.is_product_input:
+            pass
+        elif m.factors is None or m.has_scores:
             own.previous = m.importance_state["current"].to(m.compute_dtype) * scales.get(layer_of(m.name), 1.0)
+        elif isinstance(m.factors, ProductFactors):
+            own.factors = m.factors.of_this_task() if m.factors.count else None
         elif m.factors.count:
             a, g = m.factors.inputs / m.factors.count, m.factors.outputs / m.factors.count
             own.factors = KroneckerFactors(m.factors.inputs, m.factors.outputs, a, g, tasks=1)
             own.factors.update_eigenbasis()
         held.append(own)
+    states.join_products({own.parameter: own for own in held})
     return held
 
 
@@ -207,8 +208,8 @@ def _displace(held: Sequence[ParameterState], probe: Sequence[Tensor], budget: B
     """Displace the parameters by a probe that is pulled back or stretched until the budget is spent."""
     for m, v in zip(held, probe, strict=True):
         m.parameter.copy_(m.anchor + v)
-    spent = math.fsum(float(term.spent(0.0)[0]) for m in held if (term := budget_term(m)) is not None)
+    spent = math.fsum(float(term.energy()) for term in budget_terms(held))
     if 0 < spent < budget.nats:
         for m, v in zip(held, probe, strict=True):
             m.parameter.copy_(m.anchor + v * math.sqrt(budget.nats / spent))
-    BudgetSolver(budget, AnchorOffload(1)).apply_pull(held, {m.parameter for m in held}, 1)
+    BudgetSolver(budget, AnchorOffload(1), reused=False).apply_pull(held, {m.parameter for m in held}, 1)

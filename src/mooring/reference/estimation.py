@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Importance
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
-from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, iter_batches, scalar_loss
+from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, scalar_loss
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.progress import progress
+from mooring.reference.rank_shares import RankShare, combine_ranks
 from mooring.reference.reference_labels import prepare_labels
 from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
@@ -26,6 +26,10 @@ CALIBRATION_BATCHES = 8
 
 NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
 NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
+SWITCHED_OFF = "every adapter is switched off or merged, so nothing can be estimated: switch one on first"
+NOTHING_TRAINS = (
+    "the parameters that the optimizer trains are empty, so nothing would be held: give adapters a rank above 0"
+)
 
 
 def check_estimable(importance: Importance) -> None:
@@ -73,41 +77,40 @@ def estimate(
         The first few batches, for the calibration of a budget.
     """
     check_estimable(states.importance)
-    if world_size() > 1:
-        raise MooringError(
-            "estimate would use the data of one rank only: estimate in one process, and load its state_dict() in all"
-        )
     if meta := [states.names[p] for p in states.trained() if p.is_meta]:
         raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
-    kept: list[Any] = []
+    share, kept = RankShare(model), list[Any]()
     memory = replace(states.memory, current=None)  # in full precision until the mean is complete
-    estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory)
-    estimated.tasks = states.tasks
+    estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
+    estimated.tasks, estimated.observed_every = states.tasks, 1
     output_observer, layer_observer = make_observers(estimated, outputs)
     step = TrainingStep(estimated, Interpolation(), output_observer, layer_observer, "follow", True)
     for observer in observers:
         observer.paused = True
     try:
-        with preserve_model_state(model, moves=False):
-            read = iter_batches(data, model, batches)
-            for batch in progress(read, "estimating importance", _length(data, batches), show=show):
+        with preserve_model_state(model, moves=False), share.computing(data):
+            read = share.read(data, batches)
+            length = share.length(_length(data, batches))
+            shown = progress(read, "estimating importance", length, show=False if share.rank else show)
+            for number, batch in enumerate(shown):
+                estimated.steps = share.rank + number * share.world  # as one process would count
                 with torch.enable_grad():
                     with _name_batch(estimated.steps):
                         if loss is None:
                             batch = prepare_labels(model, batch, estimated.steps, outputs)
                         value = scalar_loss(loss, model, batch, outputs)
-                    if not math.isfinite(value.item()):
+                    if not share.together and not math.isfinite(value.item()):  # else all ranks see the gradient
                         raise NonFiniteError(NOT_FINITE)
                     if not value.requires_grad:
-                        raise MooringError(NO_DEPENDENCE)
+                        raise MooringError(SWITCHED_OFF if estimated.products.switched_off else NO_DEPENDENCE)
                     with preserve_other_gradients(value, model):
                         value.backward()  # type: ignore[no-untyped-call]
                 step.before(optimizer, (optimizer,), {})
                 step.after(optimizer, (optimizer,), {})
                 for p in model.parameters():
                     p.grad = None
-                if len(kept) < CALIBRATION_BATCHES:
+                if len(kept) * share.world < CALIBRATION_BATCHES:
                     kept.append(batch)
     finally:
         for observer in observers:
@@ -115,10 +118,13 @@ def estimate(
         for temporary in (output_observer, layer_observer):
             if temporary:
                 temporary.remove()
+    kept = share.gather(kept)[:CALIBRATION_BATCHES]
+    if share.world > 1 and not share.together:
+        combine_ranks(estimated)
     if not kept:
         raise MooringError("data has no batches: give batches that show what the model knows")
-    if not estimated.records:
-        raise MooringError(NO_DEPENDENCE)
+    if not any(p.numel() for p in estimated.records):
+        raise MooringError(NOTHING_TRAINS if estimated.records else NO_DEPENDENCE)
     records = estimated.records.values()
     scores = (m.factors.outputs if m.factors and m.factors.count else m.importance_state["current"] for m in records)
     if not any(bool(score.any()) for score in scores):

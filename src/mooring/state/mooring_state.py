@@ -3,6 +3,7 @@
 `consolidate` is the last line of Algorithm 1. It and `layer_scales` serve one model and a fleet of runs alike.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mooring.adapters.product_factors import ROOT_SLOTS, Product, ProductFactors
+from mooring.adapters.products import Products, by_parameters, find_products, sample_layer
 from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, sharded, to_dtensor
 from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.importance import Importance, State
@@ -28,12 +31,12 @@ from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.offload import AnchorOffload
 from mooring.state.quantization import QuantizedImportance
 from mooring.state.resizing import copy_rows, keeps_rows, resized_factors, resized_importance
-from mooring.state.selection import layer_of, moorable
+from mooring.state.selection import layer_of, module_names, moorable
 
 PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
 """The names under which the importance over past tasks is saved."""
 
-RESERVED_SLOTS = {"anchor", "before", "buffer", "g", "probe", "theta", *PREVIOUS_SLOTS, *FACTOR_SLOTS}
+RESERVED_SLOTS = {"anchor", "before", "buffer", "g", "probe", "theta", *PREVIOUS_SLOTS, *FACTOR_SLOTS, *ROOT_SLOTS}
 """Names that the tensors of an importance may not have."""
 
 APPEARED = "appeared after the last task was consolidated"
@@ -42,6 +45,11 @@ RESHAPED = "changed its shape after the last task was consolidated"
 NOT_TRAINED = "did not train before the last task was consolidated"
 NOT_ESTIMATED = "did not train when importance was estimated"
 """Why nothing holds a parameter whose state begins after a task was consolidated."""
+
+ONE_GRAPH = "is held by its own value, because torch.compile(fullgraph=True) does not allow to observe its layer"
+
+PRODUCT_EVERY = 64
+"""Training observes the layers of low-rank products in iterations 0, 1, 2, 4, 8 ... of a task and in each of these."""
 
 
 @dataclass
@@ -59,6 +67,8 @@ class ParameterState:
         count: the iterations of this task in which the parameter had a gradient.
         factors: the Kronecker factors of its curvature, where it has those instead of scores.
         runs: whether there is a leading run axis.
+        held_with: the state of the other factor, where a low-rank product is held and not the parameter by itself; that
+            of B has the factors of both.
         unheld_reason: why nothing holds the parameter, where that is known; read only while nothing does.
         staged: the anchor on the parameter's device, while an offloaded anchor is there.
         dtype, shape: those of the parameter when the dtype to compute in was chosen.
@@ -74,6 +84,7 @@ class ParameterState:
     factors: KroneckerFactors | None = None
     runs: bool = False
     unheld_reason: str = ""
+    held_with: "ParameterState | None" = field(default=None, repr=False)
     staged: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,11 +109,21 @@ class ParameterState:
     @property
     def has_previous(self) -> bool:
         """Whether anything is known of past tasks."""
+        if self.is_product_input:
+            assert self.held_with is not None
+            return self.held_with.has_previous
         return self.previous is not None if self.factors is None else self.factors.basis is not None
+
+    @property
+    def is_product_input(self) -> bool:
+        """Whether this is the A of a product that is held; its B has the factors."""
+        return self.held_with is not None and self.factors is None
 
     @property
     def has_scores(self) -> bool:
         """Whether this task is known by scores: of a parameter with factors, while its layer was not observed."""
+        if self.is_product_input:
+            return False
         if self.factors is None:
             return True
         return not self.runs and "current" in self.importance_state and self.importance_state["current"].ndim > 0
@@ -222,6 +243,8 @@ def _ended_task(
     scale: float,
 ) -> tuple[Tensor | QuantizedImportance | None, KroneckerFactors | None, State]:
     """Return a parameter's `previous`, factors and importance after a task, without changing its state."""
+    if state.is_product_input:
+        return None, None, state.importance_state
     if state.factors and not (state.has_scores and state.count):
         try:
             return state.previous, state.factors.consolidated(scale), state.importance_state
@@ -269,6 +292,7 @@ class MooringState:
         merge: how a finished task joins the past.
         exclude: patterns of parameters that stay free, checked.
         memory: the form and place of what is kept.
+        adapters: how low-rank adapters are held through their product; otherwise, why by their own parameters.
     """
 
     def __init__(
@@ -279,6 +303,7 @@ class MooringState:
         merge: Merge,
         exclude: tuple[str, ...],
         memory: Memory,
+        adapters: Product | str = "",
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -286,6 +311,10 @@ class MooringState:
         self.merge = merge
         self.exclude = exclude
         self.memory = memory
+        self.adapters = adapters
+        self.products = Products()
+        self.observed_every = importance.every if importance.by_layer else PRODUCT_EVERY
+        self.merged_products: dict[str, ProductFactors] = {}  # of adapters that left the model, by layer
         self.offload = AnchorOffload(memory.staging)
         self.tasks = 0
         self.steps = 0
@@ -307,11 +336,20 @@ class MooringState:
         gone = {state.name: state for p, state in self.records.items() if p not in self.names}
         self.records = {p: state for p, state in self.records.items() if p in self.names}
         self._foreign = {p for p in self.optimizer_parameters() if p not in self.names}
+        self._find_products(gone.values())
         if self.importance.by_layer:
-            self.layers = layers_with_factors(self.model, self.importance.largest)
-            self.with_factors = {p for parameters in self.layers.values() for p in parameters.values()}
+            layers = layers_with_factors(self.model, self.importance.largest)
+            self.with_factors = {p for own in layers.values() for p in own.values() if p not in self.products}
+            plain = (
+                (layer, {name: p for name, p in own.items() if p in self.with_factors}) for layer, own in layers.items()
+            )
+            self.layers = {layer: own for layer, own in plain if own}
             observed = {p: reason for p, reason in self.diagonal_reasons.items() if p in self.with_factors}
             self.diagonal_reasons = observed | diagonal_reasons(self.model, self.importance.largest)
+        if isinstance(self.adapters, Product):
+            own_layers = self.layers if self.importance.by_layer else {}
+            added = {layer: own_layers.get(layer, {}) | products for layer, products in self.products.layers.items()}
+            self.layers = own_layers | added
         self._all_names = moorable(self.model, ())
         resized = [(state, p) for p, state in self.records.items() if state.shape != p.shape]
         for p, name in self.names.items() if gone else ():
@@ -319,6 +357,54 @@ class MooringState:
                 resized.append((gone[name], p))
         for state, p in resized:
             self._resize(state, p)
+
+    def _find_products(self, gone: Iterable[ParameterState]) -> None:
+        """Read the low-rank adapters that the model has now; remember the factors of those that left it."""
+        reason = self.adapters if isinstance(self.adapters, str) else ""
+        if not self.importance.by_layer and is_one_graph(self.model):
+            reason = ONE_GRAPH
+        if isinstance(self.adapters, str) or reason:
+            if reason:
+                self.products = by_parameters(find_products(module_names(self.model), self.names), reason)
+            return
+        for state in gone:
+            if isinstance(state.factors, ProductFactors) and state.factors.tasks:
+                self.merged_products[state.factors.layer_name] = state.factors
+        self.products = find_products(module_names(self.model), self.names)
+        for b, low_rank in self.products.by_b.items():
+            factors = self.records[b].factors if b in self.records else None
+            if isinstance(factors, ProductFactors):
+                factors.low_rank = low_rank  # its scale may have changed
+
+    def join_products(self, records: dict[Tensor, ParameterState]) -> None:
+        """Link the states of A and B of each product that is held."""
+        for a, b in self.products.by_a.items():
+            if a in records and b in records:
+                records[a].held_with, records[b].held_with = records[b], records[a]
+
+    def _described_products(self) -> dict[str, Any]:
+        """Return what a saved state says of the low-rank products: their options, scales and base layers."""
+        assert isinstance(self.adapters, Product)
+        held = {self.names[b]: product for b, product in self.products.by_b.items() if b in self.records}
+        return {
+            "largest": self.adapters.largest,
+            "damping": self.adapters.damping,
+            "dtype": str(self.adapters.dtype or "").removeprefix("torch."),
+            "scales": {name: product.scale for name, product in held.items()},
+            "layers": {name: sample_layer(product.layer) for name, product in held.items() if product.is_active()},
+        }
+
+    @property
+    def observes(self) -> bool:
+        """Whether layers are observed in this iteration; those of low-rank products also in the powers of 2."""
+        if self.steps % self.observed_every == 0:
+            return True
+        return not self.importance.by_layer and self.steps & (self.steps - 1) == 0
+
+    @property
+    def largest_side(self) -> int:
+        """The number of inputs, or outputs, from which on a low-rank product has a diagonal factor."""
+        return self.adapters.largest if isinstance(self.adapters, Product) else 0
 
     def resized(self) -> Collection[ParameterState]:
         """Return the states, after those of parameters that changed their shape were moved to the new one."""
@@ -373,6 +459,12 @@ class MooringState:
             self.records[p] = self.new_state(p, self.tasks)
             self.records[p].unheld_reason = self.reason_of_new_state(self.names[p]) if self.tasks else ""
             self.created = True
+            if p in self.products:
+                for other in self.products.pair(p):
+                    if other not in self.records:
+                        self.records[other] = self.new_state(other, self.tasks)
+                        self.records[other].unheld_reason = self.records[p].unheld_reason
+                self.join_products(self.records)
         elif known.shape != p.shape:
             self._resize(known, p)
         return self.records[p]
@@ -385,13 +477,16 @@ class MooringState:
         if sharded(p):
             raise MooringError(f"{self.names[p]!r} changed its shape, which a sharded parameter cannot: attach anew")
         new = self.new_state(p, self.tasks)
-        if len(old.shape) == p.ndim > 0 and old.shape[1:] == p.shape[1:]:
+        if old.held_with or p in self.products:
+            pass  # another adapter of that name: its factors are those of its layer
+        elif len(old.shape) == p.ndim > 0 and old.shape[1:] == p.shape[1:]:
             if new.factors and not old.factors:  # small enough for factors now, but the past has scores
                 new.factors, new.importance_state = None, self.start_importance(p, self.tasks)
             new.take_rows(old)
         elif self.tasks:
             new.unheld_reason = RESHAPED
         self.records[p], self.created = new, True
+        self.join_products(self.records)
 
     def reason_of_new_state(self, name: str) -> str:
         """Return why nothing is known of the past of a parameter that has no state after a consolidation."""
@@ -413,6 +508,9 @@ class MooringState:
     def new_state(self, p: Tensor, task: int) -> ParameterState:
         """Return the state of a parameter that starts here: anchored where it is, free without a past."""
         anchor = self.memory.new_anchor(local_tensor(p).detach())
+        if p in self.products:
+            product = self.new_product(p) if p in self.products.by_b else None
+            return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=product)
         if p in self.with_factors:
             factors = KroneckerFactors.zeros(p.detach(), compute_dtype_of(p))
             return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=factors)
@@ -420,13 +518,24 @@ class MooringState:
             self.names[p], p, anchor, self.start_importance(p, task) if self.memory.accumulates else {}
         )
 
+    def new_product(self, b: Tensor) -> ProductFactors:
+        """Return the factors of a low-rank product, with what is known of past tasks of its layer."""
+        assert isinstance(self.adapters, Product)
+        name = self.products.layer_names[b]
+        factors = ProductFactors.create(self.products.by_b[b], name, self.adapters, compute_dtype_of(b))
+        others = [s.factors for s in self.records.values() if isinstance(s.factors, ProductFactors)]
+        same_layer = (other for other in others if other.layer_name == name and other.tasks)
+        if known := next(same_layer, self.merged_products.get(name)):
+            factors.inherit(known)
+        return factors
+
     def no_scores(self, p: Tensor) -> State:
         """Return the importance's tensors of a parameter that has factors instead."""
         return {"current": torch.zeros((), dtype=compute_dtype_of(p), device=p.device)}
 
     def to_scores(self, state: ParameterState) -> None:
         """Replace the factors of a parameter by their diagonal."""
-        if (factors := state.factors) is None:
+        if (factors := state.factors) is None or state.held_with:
             return
         if not self.memory.accumulates:
             state.importance_state = {}
@@ -544,6 +653,7 @@ class MooringState:
             "steps": self.steps,
             "moored": sorted(self.names.values()),
             "factors": {s.name: [s.factors.count, s.factors.tasks] for s in self.records.values() if s.factors},
+            **({"adapters": self._described_products()} if self.products else {}),
             **({} if self.memory.accumulates else {"accumulates": False}),
             **({"not_estimated": sorted(self.not_estimated)} if self.not_estimated else {}),
         }
@@ -570,6 +680,19 @@ def first_and_count(names: list[str]) -> str:
     """
     others = f" and {len(names) - 1} {'other' if len(names) == 2 else 'others'}" if names[1:] else ""
     return f"{names[0]!r}{others}"
+
+
+def is_one_graph(model: nn.Module) -> bool:
+    """Return whether a model, or a part of it, was compiled as one graph, in which layers cannot be observed."""
+    return any(map(_is_compiled_whole, model.modules()))
+
+
+def _is_compiled_whole(module: nn.Module) -> bool:
+    """Return whether a module is compiled with fullgraph=True, by `torch.compile` or by its own method `compile`."""
+    context = getattr(module, "dynamo_ctx", None)
+    if inspect.isfunction(call := getattr(module, "_compiled_call_impl", None)):
+        context = inspect.getclosurevars(call).nonlocals.get("self")  # torch keeps the options nowhere else
+    return bool(getattr(context, "fullgraph", False))
 
 
 def gradient_versions(parameters: list[Tensor]) -> list[int]:

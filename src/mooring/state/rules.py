@@ -3,15 +3,17 @@
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from mooring import importance as importances
 from mooring import pulls
+from mooring.adapters.product_factors import Product
 from mooring.errors import MooringError, unknown, warn
 from mooring.importance import EWC, Importance, resolve
-from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Pull, merges
+from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Proximal, Pull, merges
 from mooring.pulls.merges import Merge
 from mooring.state.memory import Memory
 from mooring.state.mooring_state import describe
@@ -19,6 +21,9 @@ from mooring.state.norm_statistics import BUFFERS, default_buffers
 
 DEFAULT_NATS = 0.1
 """Default budget with a reference: its loss may rise by a tenth of a nat."""
+
+DEFAULT_PRODUCT_NATS = 0.01
+"""The same where low-rank adapters train; training turns them to where the estimate is too small by several times."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Rules:
         merge: how a finished task joins the tasks before.
         buffers: what becomes of normalization statistics.
         named: the options that the user named. A saved state decides the others.
+        adapters: how low-rank adapters are held: through their product, by their own parameters, or, with None, through
+            their product if the other rules allow it.
     """
 
     importance: Importance
@@ -38,10 +45,39 @@ class Rules:
     merge: Merge
     buffers: str
     named: frozenset[str] = frozenset()
+    adapters: Product | Literal["parameters"] | None = None
+
+    @property
+    def product(self) -> Product | str:
+        """How low-rank adapters are held through their product; otherwise, why by their own parameters."""
+        if self.adapters == "parameters":
+            return 'is held by its own value, as adapters="parameters" asks'
+        if self.product_refusal:
+            return f"is held by its own value and not through its product, because {self.product_refusal}"
+        return self.adapters or Product()
+
+    @property
+    def product_refusal(self) -> str:
+        """Why these rules cannot hold a product; empty if they can."""
+        curvature = self.importance.by_layer or (isinstance(self.importance, EWC) and self.importance.per_sample)
+        if not isinstance(self.pull, Budget | Proximal | Interpolation) or self.pull.every == "task":
+            return (
+                f"{describe(self.pull)} does not act on a product: give pull=Budget(...), Proximal(...) or "
+                "Interpolation()"
+            )
+        if not curvature:
+            return (
+                f"{self.importance.name} is no curvature of a product: give importance=EWC(decay=None, per_sample=True)"
+            )
+        if self.merge is not merges.total:
+            return 'the curvatures of tasks are summed over a product: give merge="sum"'
+        return ""
 
     def check(self, memory: Memory) -> None:
         """Refuse rules that do not fit each other or the memory."""
         memory.check(self.importance, self.pull)
+        if isinstance(self.adapters, Product) and self.product_refusal:
+            raise MooringError(f"adapters are not held through their product, because {self.product_refusal}")
         if self.importance.by_layer and not (isinstance(self.pull, Budget) and self.merge is merges.total):
             raise MooringError(
                 f"{self.importance.name}() works only with a budget and sums tasks: give pull=Budget(...) and no merge"
@@ -97,14 +133,33 @@ class Rules:
         rules = replace(self, **options)
         return self if rules.header() == own else rules
 
+    def with_adapters(self, saved: Mapping[str, Any] | None) -> "Rules":
+        """Return the rules with adapters held as in a saved state, unless they were named; refuse what does not fit.
+
+        Args:
+            saved: what the header of the state says of low-rank products; None if it held none as such.
+        """
+        if "adapters" in self.named:
+            if (saved is None) == isinstance(self.product, Product):
+                form = "parameters" if saved is None else "product"
+                raise MooringError(f'the state holds adapters by their {form}: give attach adapters="{form}", or none')
+            return self
+        adapters: Product | Literal["parameters"] = "parameters"
+        if saved is not None:
+            dtype = saved["dtype"] if saved["dtype"] == "8bit" else getattr(torch, saved["dtype"] or "", None)
+            adapters = Product(saved["largest"], dtype, saved["damping"])
+        return self if self.adapters == adapters else replace(self, adapters=adapters)
+
 
 def choose_rules(
     importance: str | Importance | None = None,
     pull: Pull | None = None,
     merge: str | Merge | None = None,
     buffers: str | None = None,
+    adapters: Product | Literal["product", "parameters"] | None = None,
     *,
     reference: bool = False,
+    adapted: bool = False,
 ) -> Rules:
     """Return the rules that the options of `mooring.attach` stand for; None stands for the default.
 
@@ -113,16 +168,19 @@ def choose_rules(
         pull: a pull.
         merge: a merge.
         buffers: what becomes of normalization statistics.
+        adapters: how low-rank adapters are held.
         reference: whether there is a reference, which makes a budget the default.
+        adapted: whether the model trains low-rank adapters, which makes that budget smaller.
 
     Example:
         >>> choose_rules(reference=True).importance
         EWC(decay=None, labels='observed', per_sample=True, batch_size=None, seed=0)
     """
-    options = {"importance": importance, "pull": pull, "merge": merge, "buffers": buffers}
+    options = {"importance": importance, "pull": pull, "merge": merge, "buffers": buffers, "adapters": adapters}
     named = frozenset(name for name, value in options.items() if value is not None)
     if pull is None:
-        pull = Budget(DEFAULT_NATS) if reference else Interpolation()
+        nats = DEFAULT_PRODUCT_NATS if adapted and adapters != "parameters" else DEFAULT_NATS
+        pull = Budget(nats) if reference else Interpolation()
     is_budget = isinstance(pull, Budget)
     if importance is None:
         importance = EWC(decay=None, per_sample=True) if is_budget else EWC()
@@ -135,8 +193,11 @@ def choose_rules(
             raise MooringError(f"{name}={option.tolist()} has a value per run, but a single model takes one number")
     if buffers is not None and buffers not in BUFFERS:
         raise unknown("buffers", buffers, BUFFERS)
+    if not (adapters is None or isinstance(adapters, Product)) and adapters not in ("product", "parameters"):
+        raise unknown("adapters", adapters, ["product", "parameters"])
+    held = Product() if adapters == "product" else adapters
     merge = merges.resolve(merge or ("sum" if is_budget else "average"))
-    return Rules(importance, pull, merge, buffers or default_buffers(reference=reference), named)
+    return Rules(importance, pull, merge, buffers or default_buffers(reference=reference), named, held)
 
 
 def parse_rule(text: str) -> Any:

@@ -5,11 +5,13 @@ A state that does not fit the model or the options is refused before anything is
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mooring.adapters.products import check_same_layers
 from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError, warn
 from mooring.importance import State
@@ -76,6 +78,8 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
             f"the state does not fit: only in the state {sorted(only_state)}, only in the model "
             f"{sorted(only_model)}; build the model, its heads and exclude= as they were when it was saved"
         )
+    if "adapters" in header:
+        check_same_layers(header["adapters"], states.products, states.names)
     records: dict[Tensor, ParameterState] = {}
     memory, unused_slots = states.memory, set[str]()
     for name, count in header["counts"].items():
@@ -88,7 +92,7 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
             new.importance_state = states.no_scores(p)
         if new.factors and f"current.{name}" in flat and flat[f"current.{name}"].ndim:  # not observed so far
             new.importance_state = states.start_importance(p, header["tasks"])
-        if not memory.accumulates and not new.factors:
+        if not memory.accumulates and not new.factors and p not in states.products:
             started = states.start_importance(p, header["tasks"])
             if count and not header["steps"] and f"current.{name}" in flat:
                 new.importance_state = started  # estimated, and not yet consolidated
@@ -97,9 +101,10 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
         records[p] = _read_parameter(flat, new, count, memory, accumulated=accumulated)
         if factors := records[p].factors:
             factors.count, factors.tasks = header["factors"][name]
-            if p not in states.with_factors:
+            if p not in states.with_factors and p not in states.products:
                 states.to_scores(records[p])
             factors.update_eigenbasis()
+    states.join_products(records)
     _check_all_keys_are_used(flat, records.values(), unused_slots)
     if header["tasks"] and not header["steps"]:
         _warn_of_other_weights(records)
@@ -135,8 +140,9 @@ def _read_parameter(
     anchor = slots.pop("anchor")
     factors = None
     if new.factors:
-        inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in new.factors.slots())
-        factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs)
+        factors = replace(new.factors)
+        for slot in new.factors.slots():
+            setattr(factors, slot, slots.pop(slot))
     return ParameterState(new.name, new.parameter, anchor, slots, _read_previous(flat, new, memory), count, factors)
 
 

@@ -17,7 +17,7 @@ from mooring.lab.streams.stream import Stream
 from mooring.lab.study.pretraining import read_metadata
 from mooring.lab.study.study import Study
 from mooring.paper.context.scale import Condition, Regime, Scale
-from mooring.paper.published.published_numbers import Setting, published_setting
+from mooring.paper.published.published_numbers import Setting, published_setting, setting_source
 
 MethodRuns = dict[str, dict[str, list[Result]]]
 """Results by data set and method, one for each seed."""
@@ -200,14 +200,16 @@ class PaperContext:
 def paper_setting(scale: Scale, condition: Condition, method: str, source: str | None = None) -> Setting:
     """Return the paper's setting of a method; without one, the first of the learning rates and the default strength.
 
-    A variant of a method takes the published setting of its `source`.
+    A variant of a method takes the published setting of its `source`; plain fine-tuning, whose setting the paper does
+    not give, takes that of the explicit step.
 
     Example:
         >>> from mooring.paper.context.scale import PAPER
         >>> paper_setting(PAPER, PAPER.conditions()[1], "si").lr
         0.003
     """
-    setting = published_setting(condition.network, condition.regime.name, condition.data, source or method)
+    source = source or setting_source(method)
+    setting = published_setting(condition.network, condition.regime.name, condition.data, source)
     if setting is None:
         return Setting(scale.lrs[0], find_method(method).strength)
     return Setting(setting.lr, setting.strength if find_method(method).has_strength else None)

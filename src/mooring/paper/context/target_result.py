@@ -154,6 +154,19 @@ class ResultTable:
 
 
 @dataclass(frozen=True)
+class Reason:
+    """Why a cell differs from the paper's.
+
+    Attributes:
+        text: what explains it, with numbers.
+        causes: the same in few words and without numbers, for lists of cells; several if any of them explains it.
+    """
+
+    text: str
+    causes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class TargetResult:
     """The result of a target.
 
@@ -171,7 +184,7 @@ class TargetResult:
     tables: Sequence[ResultTable] = ()
     results: Sequence[Result] = field(default=(), repr=False)
     draw: Callable[[], Sequence["Drawing"]] = field(default=list, repr=False)
-    reasons: Mapping[tuple[Condition, str, str], str] = field(default_factory=dict, repr=False)
+    reasons: Mapping[tuple[Condition, str, str], Reason] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values; runs are given by their keys."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooring.lab.model.metrics import Interval, confidence_interval
 from mooring.lab.model.results import Result
+from mooring.lab.study.pretraining import read_metadata
 from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import EXPLICIT, REGULARIZERS, Condition, Scale
 from mooring.paper.context.seed_statistics import (
@@ -32,6 +33,9 @@ PENALTIES = (*REGULARIZERS, "uniform")
 FAMILIES = {"plain": ("plain",), "the penalties": PENALTIES, "the explicit step": EXPLICIT}
 METHODS = tuple(method for family in FAMILIES.values() for method in family)
 METRICS = ("forgetting", "accuracy")
+MARKERS = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds"}
+"""The marks of the schedules of pre-training, and what the caption calls them."""
+
 MAX_SEEDS = 3
 """Seeds of each backbone: more backbones say more about the trend than more seeds."""
 
@@ -71,7 +75,8 @@ def run(context: PaperContext) -> TargetResult:
     results = [
         run for runs in trained.values() for starts in runs.values() for seeds in starts.values() for run in seeds
     ]
-    return TargetResult("fig-backbone", text, tables, results, partial(_draw, trained, levels))
+    schedules = {init: str(read_metadata(context.weights[init].path).get("schedule", "")) for init in levels}
+    return TargetResult("fig-backbone", text, tables, results, partial(_draw, trained, levels, schedules))
 
 
 def train_levels(context: PaperContext) -> dict[Condition, LevelRuns]:
@@ -170,7 +175,10 @@ def _mean(results: Sequence[Result], metric: str) -> float:
     return fmean(finite) if finite else math.nan
 
 
-def _draw(trained: Mapping[Condition, LevelRuns], levels: Mapping[str, float]) -> list["Drawing"]:
+def _draw(
+    trained: Mapping[Condition, LevelRuns], levels: Mapping[str, float], schedules: Mapping[str, str]
+) -> list["Drawing"]:
+    """Draw forgetting and accuracy; lines join the backbones with one schedule of pre-training."""
     from matplotlib.figure import Figure  # slow to import
 
     from mooring.report.picture import Drawing
@@ -180,7 +188,7 @@ def _draw(trained: Mapping[Condition, LevelRuns], levels: Mapping[str, float]) -
     panels = figure.subplots(len(METRICS), len(trained), squeeze=False, sharex=True)
     for row, metric in zip(panels, METRICS, strict=True):
         for panel, (condition, runs) in zip(row, trained.items(), strict=True):
-            _draw_panel(panel, condition, runs, levels, metric)
+            _draw_panel(panel, condition, runs, levels, schedules, metric)
         row[0].set_ylabel(f"{metric}, {'points' if metric == 'forgetting' else '%'}")
     for panel, condition in zip(panels[0], trained, strict=True):
         panel.set_title(condition.data, loc="left")
@@ -190,45 +198,60 @@ def _draw(trained: Mapping[Condition, LevelRuns], levels: Mapping[str, float]) -
     columns = [name for pair in zip(PENALTIES, (*EXPLICIT, "plain"), strict=True) for name in pair]
     figure.legend([handles[name] for name in columns], columns, loc="outside upper center", ncols=len(PENALTIES))
     data = ", ".join(condition.data for condition in trained)
+    names = dict(zip(dict.fromkeys(schedules.values()), MARKERS, strict=False))
+    shapes = ", ".join(f"{MARKERS[marker]} for {name or 'no recorded schedule'}" for name, marker in names.items())
     return [
         Drawing(
             "accuracy",
             "Forgetting and accuracy by backbone",
             "Forgetting (above) and accuracy (below) of runs that start from backbones of different accuracies, at the "
-            "paper's settings: mean over seeds with its 95 % interval, cut off at the edge of the panel. Triangles at "
-            "the right edge are the paper's numbers, hollow ones those of penalties.",
+            "paper's settings: mean over seeds with its 95 % interval, cut off at the edge of the panel. Lines join "
+            f"backbones with the same schedule of pre-training ({shapes}). Triangles at the right edge are the paper's "
+            "numbers, hollow ones those of penalties.",
             f"Line charts: forgetting and accuracy of {', '.join(METHODS)} by the backbone's accuracy, on {data}.",
             figure,
         )
     ]
 
 
-def _draw_panel(panel: "Axes", condition: Condition, runs: LevelRuns, levels: Mapping[str, float], metric: str) -> None:
-    """Draw a line for each method, with the colour of its importance and the style of its family."""
+def _draw_panel(
+    panel: "Axes",
+    condition: Condition,
+    runs: LevelRuns,
+    levels: Mapping[str, float],
+    schedules: Mapping[str, str],
+    metric: str,
+) -> None:
+    """Draw a line for each method and schedule, with the colour of the importance and the style of the family."""
     from mooring.report.style import INK, LINES
 
     importances = ("plain", *PENALTIES)
-    means: list[float] = []
+    drawn: list[float] = []
     for method in METHODS:
         index = importances.index(method.removeprefix("explicit-"))
         colour = LINES[index - 1] if index else INK
         penalty = method in PENALTIES
-        points: list[tuple[float, Interval]] = []
-        for init, level in levels.items():
-            if finite := [value for value in metric_values(runs[method][init], metric) if math.isfinite(value)]:
-                points.append((level, confidence_interval(finite)))
-        heights, style = [interval.mean for _, interval in points], "--" if penalty else "-"
-        panel.plot([x for x, _ in points], heights, style, marker="o", ms=2.5, color=colour, label=method)
-        for level, interval in points:
-            if not math.isnan(interval.low):
-                panel.vlines(level, interval.low, interval.high, color=colour, lw=0.8, alpha=0.4)
+        heights: list[float] = []
+        for schedule, marker in zip(dict.fromkeys(schedules.values()), MARKERS, strict=False):
+            points: list[tuple[float, Interval]] = []
+            for init, level in levels.items():
+                finite = [value for value in metric_values(runs[method][init], metric) if math.isfinite(value)]
+                if finite and schedules[init] == schedule:
+                    points.append((level, confidence_interval(finite)))
+            means = [interval.mean for _, interval in points]
+            line: Any = {"color": colour, "label": method, "marker": marker, "ms": 2.5}
+            panel.plot([x for x, _ in points], means, "--" if penalty else "-", **line)
+            heights += means
+            for level, interval in points:
+                if not math.isnan(interval.low):
+                    panel.vlines(level, interval.low, interval.high, color=colour, lw=0.8, alpha=0.4)
         if cell := published(condition.network, condition.regime.name, condition.data, method):
             heights.append(getattr(cell, metric))
             look: Any = {"color": colour, "mfc": "none" if penalty else colour, "ms": 4, "mew": 0.8}
             panel.plot(0.99, heights[-1], "<", transform=panel.get_yaxis_transform(), **look)
-        means += heights
-    if means:
-        margin = 0.08 * (max(means) - min(means)) or 0.5
-        panel.set_ylim(min(means) - margin, max(means) + margin)
+        drawn += heights
+    if drawn:
+        margin = 0.08 * (max(drawn) - min(drawn)) or 0.5
+        panel.set_ylim(min(drawn) - margin, max(drawn) + margin)
     panel.margins(x=0.07)
     panel.grid(axis="y")

@@ -1,13 +1,12 @@
 """Why cells differ from the paper's: a note for every cell, and one line for all cells with the same reason."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mooring.lab.model.plurals import pluralize
 from mooring.paper.context.scale import EXPLICIT, REGULARIZERS, REPLAY, Condition
-from mooring.paper.context.target_result import PaperCell, ResultTable, TargetResult, means_agree
+from mooring.paper.context.target_result import PaperCell, Reason, ResultTable, TargetResult, means_agree
 
 CellKey = tuple[Condition, str, str]
 """Condition, method and metric of a cell."""
@@ -15,14 +14,16 @@ CellKey = tuple[Condition, str, str]
 METHOD_GROUPS = (("the penalties", REGULARIZERS), ("the explicit step", EXPLICIT), ("replay", REPLAY))
 """Names for several methods."""
 
-SETTING_EXPLAINS = "explained by the setting: it agrees at the paper's setting"
-OPPOSITE = "the search: at the paper's setting they differ in the opposite direction"
-NOT_FINISHED = "no seed finished at the paper's setting, so that no change could be tested"
-UNTESTED = "no change was tested under this condition"
 
-_EXPLAINED = re.compile(r"((?:perhaps )?explained by) (.+)")
-_CLOSEST = re.compile(r"^not explained by .*[;,] (.+) comes closest")
-_INTERVAL = re.compile(r" \([^()]*\d[^()]*\)")
+def _plain_reason(text: str) -> Reason:
+    return Reason(text, (text,))
+
+
+SETTING_EXPLAINS = _plain_reason("explained by the setting: it agrees at the paper's setting")
+NOT_FINISHED = _plain_reason("no seed finished at the paper's setting, so that no change could be tested")
+UNTESTED = _plain_reason("no change was tested under this condition")
+OPPOSITE = "the search: at the paper's setting they differ in the opposite direction"
+NO_EFFECT = "not decided: it agrees at the paper's setting, but the setting has no significant effect"
 
 
 def add_table_notes(results: Sequence[TargetResult]) -> list[TargetResult]:
@@ -43,12 +44,12 @@ def add_table_notes(results: Sequence[TargetResult]) -> list[TargetResult]:
     return noted
 
 
-def tested_reasons(results: Sequence[TargetResult]) -> Mapping[CellKey, str] | None:
+def tested_reasons(results: Sequence[TargetResult]) -> Mapping[CellKey, Reason] | None:
     """Return the reasons of the target `reasons`; None if it is not among the results."""
     return next((result.reasons for result in results if result.name == "reasons"), None)
 
 
-def difference_lines(result: TargetResult, settings: str, reasons: Mapping[CellKey, str] | None) -> list[str]:
+def difference_lines(result: TargetResult, settings: str, reasons: Mapping[CellKey, Reason] | None) -> list[str]:
     """Return one line for all cells of a table that differ for the same reason, the most frequent reason first.
 
     A cell that several changes explain is listed with the change that explains most cells.
@@ -66,7 +67,7 @@ def difference_lines(result: TargetResult, settings: str, reasons: Mapping[CellK
     causes = {}
     for cell in differing:
         key = (cell.condition, cell.method, cell.metric)
-        causes[key] = _causes(_explanation(cell, at_paper_setting.get(key), reasons.get(key) or UNTESTED))
+        causes[key] = _explanation(cell, at_paper_setting.get(key), reasons.get(key, UNTESTED)).causes
     frequency = Counter(cause for names in causes.values() for cause in names)
     groups: dict[str, list[PaperCell]] = defaultdict(list)
     for cell in differing:
@@ -74,31 +75,6 @@ def difference_lines(result: TargetResult, settings: str, reasons: Mapping[CellK
         groups[max(names, key=lambda name: frequency[name])].append(cell)
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     return [f"**{cause[0].upper()}{cause[1:]}** ({pluralize(len(c), 'cell')}): {_members(c)}." for cause, c in ordered]
-
-
-def _causes(explanation: str) -> list[str]:
-    """Return what a cell is explained by, without numbers.
-
-    Example:
-        >>> _causes("explained by another backbone (+12.38 [+8.85, +15.90]) or momentum 0 (+11.63 [+9.21, +14.06])")
-        ['explained by another backbone', 'explained by momentum 0']
-        >>> _causes("at the paper's setting by -4.5, not explained by any of 4 changes; momentum 0 (+1) comes closest")
-        ['not explained by any change; momentum 0 comes closest']
-        >>> _causes("explained by the setting: it agrees at the paper's setting")
-        ["explained by the setting: it agrees at the paper's setting"]
-    """
-    if explanation == SETTING_EXPLAINS or explanation in (NOT_FINISHED, UNTESTED):
-        return [explanation]
-    if "in the opposite direction" in explanation:
-        return [OPPOSITE]
-    if "has no significant effect" in explanation:
-        return ["not decided: it agrees at the paper's setting, but the setting has no significant effect"]
-    reason = _INTERVAL.sub("", re.sub(r"^at the paper's setting by \S+, ", "", explanation))
-    if match := _EXPLAINED.fullmatch(reason):
-        return [f"{match[1]} {change}" for change in match[2].split(" or ")]
-    if match := _CLOSEST.search(reason):
-        return [f"not explained by any change; {match[1]} comes closest"]
-    return ["not explained by any change" if reason.startswith("not explained by") else reason]
 
 
 def _members(cells: Sequence[PaperCell]) -> str:
@@ -140,7 +116,7 @@ def _untested(differing: Sequence[PaperCell]) -> str:
 
 
 def _notes(
-    table: ResultTable, at_paper_setting: Mapping[CellKey, PaperCell], reasons: Mapping[CellKey, str] | None
+    table: ResultTable, at_paper_setting: Mapping[CellKey, PaperCell], reasons: Mapping[CellKey, Reason] | None
 ) -> list[str]:
     differing = [cell for cell in table.cells if cell.differs]
     if differing and reasons is None:
@@ -148,12 +124,12 @@ def _notes(
     notes: dict[str, list[str]] = {}
     for cell in differing:
         key = (cell.condition, cell.method, cell.metric)
-        explanation = _explanation(cell, at_paper_setting.get(key), (reasons or {}).get(key) or UNTESTED)
-        notes.setdefault(cell.method, []).append(f"{cell.metric} differs by {cell.difference:+.2f}: {explanation}")
+        explanation = _explanation(cell, at_paper_setting.get(key), (reasons or {}).get(key, UNTESTED))
+        notes.setdefault(cell.method, []).append(f"{cell.metric} differs by {cell.difference:+.2f}: {explanation.text}")
     return [f"{method}: {'; '.join(parts)}." for method, parts in notes.items()]
 
 
-def _explanation(cell: PaperCell, at_paper_setting: PaperCell | None, reason: str) -> str:
+def _explanation(cell: PaperCell, at_paper_setting: PaperCell | None, reason: Reason) -> Reason:
     """Return why a cell differs; the reasons were tested at the paper's setting."""
     if cell.at_paper_setting:
         return reason
@@ -166,7 +142,8 @@ def _explanation(cell: PaperCell, at_paper_setting: PaperCell | None, reason: st
     if not at_paper_setting.differs:
         if means_agree(cell.ours, other.mean, other.std, other.count) is False:
             return SETTING_EXPLAINS
-        return f"at the paper's setting by {difference}, within chance, but the setting has no significant effect"
+        text = f"at the paper's setting by {difference}, within chance, but the setting has no significant effect"
+        return Reason(text, (NO_EFFECT,))
     if at_paper_setting.difference * cell.difference < 0:
-        return f"in the opposite direction at the paper's setting, by {difference} ({reason})"
-    return f"at the paper's setting by {difference}, {reason}"
+        return Reason(f"in the opposite direction at the paper's setting, by {difference} ({reason.text})", (OPPOSITE,))
+    return Reason(f"at the paper's setting by {difference}, {reason.text}", reason.causes)

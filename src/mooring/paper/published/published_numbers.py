@@ -75,6 +75,16 @@ def published_setting(network: str, regime: str, data: str, method: str) -> Sett
     return None if setting is None else Setting(setting["lr"], setting["lambda"])
 
 
+def setting_source(method: str) -> str:
+    """Return the method whose published setting a method takes: plain, which has none, takes the explicit step's.
+
+    Example:
+        >>> setting_source("plain"), setting_source("ewc")
+        ('explicit-ewc', 'ewc')
+    """
+    return "explicit-ewc" if method == "plain" else method
+
+
 def published_violations(data: str, method: str) -> int | None:
     """Return how many of the paper's 1.2 million parameters violated the bound when training first became unstable.
 

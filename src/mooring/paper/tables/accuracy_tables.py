@@ -12,7 +12,13 @@ from mooring.paper.context.paper_context import PaperContext
 from mooring.paper.context.scale import CONTROLS, REPLAY, ROWS, Condition
 from mooring.paper.context.seed_statistics import summarize_seeds
 from mooring.paper.context.target_result import CELL_METRICS, PaperCell, ResultTable, TargetResult, make_cell
-from mooring.paper.published.published_numbers import PLAIN_SETTING_NOTE, Setting, published, published_setting
+from mooring.paper.published.published_numbers import (
+    PLAIN_SETTING_NOTE,
+    Setting,
+    published,
+    published_setting,
+    setting_source,
+)
 from mooring.paper.tables.grid_search import best_settings, search
 
 SECOND_ROWS = tuple(name for name in ROWS if name not in REPLAY)
@@ -82,9 +88,9 @@ def _paper_settings(condition: Condition, methods: Sequence[str], ours: Mapping[
     where = (condition.network, condition.regime.name, condition.data)
     settings = {}
     for method in methods:
-        setting = published_setting(*where, method)
+        setting = published_setting(*where, setting_source(method))
         if setting is None and method == "plain":
-            setting = published_setting(*where, "explicit-ewc") or ours.get(method)
+            setting = ours.get(method)
         if setting is not None:
             settings[method] = setting
     return settings
