@@ -57,11 +57,16 @@ class Distillation:
         factor = (LARGEST_RATIO * task / added).nan_to_num(0.0).clamp(max=self.weight)
         return {p: factor.to(g) * g for p, g in pairs}
 
-    def adjust(self, measured: float, named: float, gain: float) -> None:
-        """Raise the weight while more than the budget is measured, and lower it while less is."""
+    def adjust(self, measured: float, named: float, gain: float, *, binding: bool) -> None:
+        """Raise the weight while more than SETPOINT of the budget is measured, and lower it while less is.
+
+        It is not lowered while the budget's pull acts, which gives up more of what is learned and is relaxed first.
+        """
         if not named or not math.isfinite(measured):
             return
         change = (max(measured, 1e-6 * named) / (SETPOINT * named)) ** (SPEED * gain)
+        if binding and change < 1:
+            return
         first = first_weight(named)
         self.weight = min(max(self.weight * change, first / RANGE), first * RANGE)
 

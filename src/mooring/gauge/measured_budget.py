@@ -129,7 +129,7 @@ class MeasuredBudget:
         binding = any(bool(mu > 0) for mu in self.solver.mu.values())
         self.solver.scale = next_scale(self.solver.scale, measured, self.named, gain=gain, binding=binding)
         if self.distillation:
-            self.distillation.adjust(measured, self.named, GAIN / len(self.latest))
+            self.distillation.adjust(measured, self.named, GAIN / len(self.latest), binding=binding)
 
     @torch.no_grad()
     @autocast_disabled()
