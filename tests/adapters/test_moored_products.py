@@ -409,7 +409,7 @@ def test_state_by_parameters_continues_by_parameters():
 
 
 def test_default_budget_is_smaller_for_adapters():
-    assert moored(adapted_net())[1].pull == mooring.Budget(0.01)
+    assert moored(adapted_net())[1].pull == mooring.Budget(0.03)
     assert moored(adapted_net(), adapters="parameters")[1].pull == mooring.Budget(0.1)
 
 
