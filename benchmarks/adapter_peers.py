@@ -118,8 +118,13 @@ def smaller_rate(task: Task, seed: int, rate: float) -> list[tuple[float, float]
 
 
 def moored(task: Task, seed: int, nats: float) -> list[tuple[float, float]]:
-    """Hold the products with a budget."""
+    """Hold the products with a budget that is measured on the reference, and distil from the rest of it."""
     return train(task, lora(task), seed, moor={"pull": mooring.Budget(nats)})
+
+
+def moored_by_estimate(task: Task, seed: int, nats: float) -> list[tuple[float, float]]:
+    """Hold the products with a budget that is estimated, and calibrated on the reference."""
+    return train(task, lora(task), seed, moor={"pull": mooring.Budget(nats, measured=False)})
 
 
 def divergence(task: Task, model: nn.Module, x: Tensor) -> Tensor:
@@ -204,6 +209,7 @@ def osf(task: Task, seed: int, part: float) -> list[tuple[float, float]]:
 Method = Callable[[Task, int, float], list[tuple[float, float]]]
 METHODS: dict[str, tuple[Method, list[float]]] = {
     "Mooring": (moored, [0.001, 0.003, 0.01, 0.03, 0.1, 0.3]),
+    "Mooring, estimated": (moored_by_estimate, [0.001, 0.003, 0.01, 0.03, 0.1, 0.3]),
     "smaller rank": (smaller_rank, [1, 2, 4, 8]),
     "smaller learning rate": (smaller_rate, [0.03, 0.1, 0.15, 0.2, 0.3, 0.5]),
     "KL on new inputs": (kl_new, [0.01, 0.03, 0.1, 0.3, 1]),
@@ -216,7 +222,7 @@ METHODS: dict[str, tuple[Method, list[float]]] = {
 }
 """Each method, and the values of its dial."""
 
-EVERY_STEP = ("KL on the reference", "replay of the reference")
+EVERY_STEP = ("Mooring", "KL on the reference", "replay of the reference")
 """Methods that compute on the reference in every step; the others read it once or not at all."""
 
 

@@ -24,9 +24,10 @@ from mooring.adapters import Product
 SETTINGS: dict[str, dict[str, Any] | None] = {
     "plain LoRA": None,
     'adapters="parameters"': {"adapters": "parameters"},
-    "the default, Budget(0.01)": {},
+    "the default, Budget(0.03)": {},
     "Budget(0.1)": {"pull": Budget(0.1)},
-    "Budget(0.003)": {"pull": Budget(0.003)},
+    "Budget(0.01)": {"pull": Budget(0.01)},
+    "Budget(0.01, measured=False)": {"pull": Budget(0.01, measured=False)},
     "Product(damping=0)": {"adapters": Product(damping=0.0)},
     "Product(largest=64)": {"adapters": Product(largest=64)},
     "Product(largest=16)": {"adapters": Product(largest=16)},
@@ -75,9 +76,12 @@ def finetune(base: nn.Module, options: dict[str, Any] | None, seed: int, epochs:
     torch.manual_seed(100 + seed)
     model = get_peft_model(copy.deepcopy(base), LoraConfig(r=8, lora_alpha=8, target_modules=["0", "2"]))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9)
+    moor = None
     if options is not None:
-        mooring.attach(model, optimizer, reference=upright[:640].split(20), progress=False, **options)
+        moor = mooring.attach(model, optimizer, reference=upright[:640].split(20), progress=False, **options)
     train(model, optimizer, rotated, y, epochs)
+    if moor is not None and moor.running_forgetting is not None:
+        moor.finish()
     return accuracy(model, upright, y), accuracy(model, rotated, y)
 
 

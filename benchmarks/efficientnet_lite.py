@@ -26,8 +26,8 @@ STAGES = [  # repeats, kernel, stride, expansion, outputs
     (1, 3, 1, 6, 320),
 ]
 STEM, FEATURES, PIXELS = 32, 1280, 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""The statistics that the channels of an image in [0, 1] are normalized with."""
+MEAN, STD = 127 / 255, 128 / 255
+"""What the pixels of an image in [0, 1] are normalized with, in all channels."""
 
 
 def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:

@@ -58,7 +58,7 @@ def run(
     model = initial_network("mlp", stream, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
     heads = () if stream.heads == "one" else ("heads.*",)
-    pull = mooring.Budget(nats, over="sum")
+    pull = mooring.Budget(nats, over="sum", measured=False)
     moor = mooring.attach(model, optimizer, importance=ESTIMATES[estimate](), pull=pull, exclude=heads)
     train, test = ((normalize_pixels(split.images), split.labels) for split in (stream.train, stream.test))
 

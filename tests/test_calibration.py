@@ -31,7 +31,7 @@ def quadratic(importance, nats=0.02, **options):
     torch.manual_seed(0)
     model = nn.Linear(3, 2, bias=False).to(F64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    moor = mooring.attach(model, optimizer, importance=importance, pull=mooring.Budget(nats, **options))
+    moor = mooring.attach(model, optimizer, importance=importance, pull=mooring.Budget(nats, measured=False, **options))
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
     at = model.weight.detach().clone()
@@ -63,7 +63,7 @@ def test_exact_kronecker_factors_have_calibration_1():
     torch.manual_seed(0)
     model = nn.Linear(3, 1, bias=False).to(F64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(0.02))
+    moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(0.02, measured=False))
     x, y = torch.randn(1, 3, dtype=F64), []
     for sign in (1, -1):
         y.append(model(x).detach() + sign)
@@ -110,7 +110,7 @@ def moored(name, nats=0.05, **options):
     torch.manual_seed(1)
     model = StatefulNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    pull = mooring.Budget(nats, **options)
+    pull = mooring.Budget(nats, measured=False, **options)
     return model, optimizer, mooring.attach(model, optimizer, importance=IMPORTANCES[name](), pull=pull)
 
 
@@ -257,7 +257,7 @@ def test_calibration_that_fails_after_its_estimate_changes_nothing(importance, t
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    moor = mooring.attach(model, optimizer, importance=importance, pull=mooring.Budget(0.1))
+    moor = mooring.attach(model, optimizer, importance=importance, pull=mooring.Budget(0.1, measured=False))
     data = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(2)]
     if tasks:
         moor.consolidate(data=data)

@@ -144,9 +144,10 @@ def test_reference_consolidate_and_estimate_agree_before_the_first_step():
     for how in ("reference", "consolidate", "estimate"):
         model, optimizer = make_model()
         if how == "reference":
-            moor = mooring.attach(model, optimizer, reference=batches())
+            moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1, measured=False), reference=batches())
         else:
-            moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1), buffers="frozen")
+            pull = mooring.Budget(0.1, measured=False)
+            moor = mooring.attach(model, optimizer, pull=pull, buffers="frozen")
             if how == "estimate":
                 moor.estimate(batches())
             moor.consolidate(data=batches())
@@ -247,7 +248,7 @@ def test_mapping_is_passed_as_keyword_arguments_and_the_models_loss_is_used():
 def test_progress_bar_is_shown_on_request_and_cleared(capsys):
     mooring.attach(*make_model(), reference=batches())
     assert capsys.readouterr() == ("", "")
-    mooring.attach(*make_model(), reference=batches(), progress=True)
+    mooring.attach(*make_model(), pull=mooring.Budget(0.1, measured=False), reference=batches(), progress=True)
     out, err = capsys.readouterr()
     assert out == ""
     assert "estimating importance [" in err

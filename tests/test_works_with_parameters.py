@@ -205,7 +205,7 @@ def test_scalar_parameter_is_held_as_a_vector_of_one(pull: Pull) -> None:
 def test_scalar_parameter_keeps_the_budget_of_a_reference() -> None:
     model = Scaled()
     reference = [(x, y.argmax(-1)) for x, y in make_batches(1)]
-    moor = mooring.attach(model, sgd(model), reference=reference)
+    moor = mooring.attach(model, sgd(model), pull=mooring.Budget(0.1, measured=False), reference=reference)
     train(moor, [(x, 9 * y) for x, y in make_batches(2, 8)])
     moved = {name: p.detach() - moor.anchor[name] for name, p in model.named_parameters()}
     energy = sum(float((moor.previous[name] * d**2).sum()) / 2 for name, d in moved.items())

@@ -54,7 +54,7 @@ def attach(
         importance: "ewc" (the default), "mas", "si", "rwalk", "uniform", "random", or an instance with options. With a
             `Budget` the default is the Fisher information, `EWC(decay=None, per_sample=True)`.
         pull: `Interpolation()` by default, which has no strength to tune; with a reference `Budget(0.1)`, which leaves
-            more room to learn and is calibrated on the reference, or `Budget(0.01)` if low-rank adapters train; or
+            more room to learn and is measured on the reference, or `Budget(0.03)` if low-rank adapters train; or
             `Penalty(...)`, `Proximal(...)`.
         exclude: parameters that stay free, such as new heads: names, glob patterns or modules. A tied parameter, such
             as the embedding that is also a language model's head, is free if any of its names is excluded; a warning
@@ -190,6 +190,7 @@ def create_mooring(
         memory=memory,
         check_finite=check_finite,
     )
+    moor._loss = loss
     warn_of_other_budgets(moor._step)
     return moor
 

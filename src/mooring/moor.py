@@ -1,6 +1,7 @@
 """Mooring: the object that `mooring.attach` returns. The training step itself is in `mooring.step`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,13 @@ from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.diagnosis import Diagnosis, diagnose, factor_bytes, product_notes
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
-from mooring.errors import MooringError
+from mooring.errors import MooringError, warn
+from mooring.gauge.gauge import Gauge
+from mooring.gauge.gauge_state import PREFIX, pack_gauges, unpack_gauges
+from mooring.gauge.measured_budget import MeasuredBudget
+from mooring.gauge.measurement import Measurement
+from mooring.gauge.reference_gauges import make_distillation, make_gauge, read_batches
+from mooring.gauge.split import split_reference
 from mooring.importance import State
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
@@ -68,6 +75,7 @@ class Mooring:
         self.model = model
         self.optimizer = optimizer
         self._outputs, self._check_finite = outputs, check_finite
+        self._loss: Loss | None = None
         self._handles: list[Any] = []
         self._adopt(rules, *self._create(rules, exclude, memory))
         self._hook()
@@ -123,6 +131,9 @@ class Mooring:
         rise of the loss on that data, measured along probes (`mooring.reference.calibration`). Nothing else changes.
         Without data it is multiplied by the factor of the task before, if there was one.
 
+        With data, for a `Budget` that is measured, as it is by default: a part of the data is kept to measure on, and
+        nothing is calibrated. At the end of each later task `finish()` is called first.
+
         Args:
             data: batches of this task, or a function that makes them, as for `estimate`. Of the batches that importance
                 is estimated from, the first 8 calibrate; after training, all do. A few hundred samples are enough,
@@ -135,7 +146,7 @@ class Mooring:
             >>> import mooring
             >>> model = nn.Linear(2, 2)
             >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            >>> moor = mooring.attach(model, optimizer, pull=mooring.Budget(nats=0.01))
+            >>> moor = mooring.attach(model, optimizer, pull=mooring.Budget(nats=0.01, measured=False))
             >>> x, y = torch.randn(64, 2), torch.randint(2, (64,))
             >>> nn.functional.cross_entropy(model(x[:32]), y[:32]).backward()
             >>> optimizer.step()
@@ -150,11 +161,67 @@ class Mooring:
         carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         self._step.invalidate()
         with self._states.restored_on_error():
-            scale = carried if data is None else self._scale(data, loss, batches, progress)
+            scale, gauge = carried, None
+            if data is not None and self._meter is not None:
+                gauge = self._hold_out(self._meter, data, loss, batches, progress)
+            elif data is not None:
+                scale = self._scale(data, loss, batches, progress)
             with autocast_disabled():
-                self._states.consolidate(scale, self._step.end_task)
+                self._states.consolidate(scale, self._end_task)
         if self.tasks:
             self._step.norms.consolidate()
+            if self._meter is not None:
+                self._meter.start_task(gauge)
+
+    def measured(self) -> Measurement:
+        """Measure forgetting now: the divergence from the original model on the gauges, or the rise of a loss.
+
+        The model does not change. Under torch.distributed every rank must call it.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 3)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, reference=[torch.randn(8, 2) for _ in range(6)])
+            >>> print(moor.measured())
+            0 +- 0 nats on 16 samples
+        """
+        return self._measuring().measure()
+
+    @property
+    def running_forgetting(self) -> float | None:
+        """What was measured in this task so far, in nats, for logging; None if nothing was.
+
+        It is the mean over the batches of the gauges, each as it was last measured, so it costs nothing.
+        """
+        return None if self._meter is None else self._meter.running_value()
+
+    def finish(self) -> Measurement:
+        """Return towards the anchor, if need be, until the measured forgetting is within the budget.
+
+        `consolidate()` does this by itself. Call it before a model is kept without being consolidated. The value is
+        measured on the gauge, so on other data it may be a little larger.
+        """
+        self._refuse_interrupted()
+        return self._measuring().finish()
+
+    @contextmanager
+    def finished(self) -> Iterator[Measurement]:
+        """Keep the budget inside a context, such as for a checkpoint of the model, and restore the parameters after it.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 3)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, reference=[torch.randn(8, 2) for _ in range(6)])
+            >>> with moor.finished() as measurement:
+            ...     kept = {name: p.clone() for name, p in model.state_dict().items()}
+            >>> measurement.nats
+            0.0
+        """
+        self._refuse_interrupted()
+        with self._measuring().finished() as measurement:
+            yield measurement
 
     @property
     def tasks(self) -> int:
@@ -272,17 +339,25 @@ class Mooring:
             if p in rates
         }
 
-    def state_dict(self) -> State:
+    def state_dict(self, *, gauge: bool = True) -> State:
         """Return everything needed to resume, as a flat dictionary of tensors (references, not copies).
 
         `torch.save` and safetensors both take it. Save it beside the model's and the optimizer's own state.
+
+        Args:
+            gauge: whether to include the data that a budget is measured on, and the data that is distilled. Leave
+                it out of a state that others get; they then have the estimate alone.
         """
         self._refuse_interrupted()
         header = {**self._states.header(), **self._rules.header()}
         if self._step.budget:
             header["spending"] = self._step.budget.state()
             header["calibration"] = self.calibration
-        return pack_state(self._states.records.values(), self._step.norms.anchors, header)
+        tensors: State = {}
+        if gauge and self._meter is not None and self._meter.gauges:
+            header["gauges"], tensors = pack_gauges(self._meter.named_gauges())
+            header["measured"] = self._meter.state()
+        return pack_state(self._states.records.values(), self._step.norms.anchors, header) | tensors
 
     @torch.no_grad()
     @autocast_disabled()
@@ -301,7 +376,8 @@ class Mooring:
         if rules is not self._rules:
             states, step, observers = self._create(rules, states.exclude, states.memory)
         try:
-            header, records, buffers = read_state(state, states)
+            own = {key: tensor for key, tensor in state.items() if not key.startswith(PREFIX)}
+            header, records, buffers = read_state(own, states)
         except BaseException:
             for observer in observers if observers is not self._observers else ():
                 observer.remove()
@@ -323,6 +399,8 @@ class Mooring:
         self._step.norms.load(buffers, self.tasks)
         if self._step.budget:
             self._step.budget.load_state(header.get("spending"))
+        if self._meter is not None:
+            self._load_gauges(self._meter, header, state)
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Continue with another optimizer of the same model, if each task has its own; the state stays."""
@@ -361,6 +439,8 @@ class Mooring:
     def __repr__(self) -> str:
         count, note = len(self._states.trained()), "" if self.tasks else "; nothing held yet: first task"
         norms = f", frozen_norms={frozen}" if (frozen := self._step.norms.frozen) else ""
+        if self.tasks and self._step.budget:
+            norms += f", forgetting={'measured' if self._meter is not None and self._meter.gauges else 'estimated'}"
         return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{norms}{note})"
 
     def _create(
@@ -384,6 +464,9 @@ class Mooring:
         self._rules, self._states, self._step, self._observers = rules, states, step, observers
         self._watch = step.watch
         self.importance, self.pull = rules.importance, rules.pull
+        measures = step.budget is not None and step.budget.budget.measured
+        self._meter = MeasuredBudget(states, step.budget) if measures and step.budget else None
+        step.meter = self._meter
 
     def _hook(self) -> None:
         ATTACHED.add(self._step)
@@ -426,6 +509,48 @@ class Mooring:
             return 1.0
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
         return calibrate_on_all_ranks(self._states, budget, data, **options)
+
+    def _hold_out(
+        self, meter: MeasuredBudget, data: Data, loss: Loss | None, batches: int | None, progress: bool | None
+    ) -> Gauge:
+        """Return a gauge of a part of the data; the importance is estimated on the other part if no step did that."""
+        read = read_batches(self.model, data, batches)
+        known = self._states.memory.accumulates or not self.steps
+        if read and known and any(m.count for m in self._states.records.values()):
+            held_out = read
+        else:
+            held_out, others = split_reference(read)
+            self._estimate(others, loss, None, progress)
+            meter.distillation = make_distillation(self.model, meter.budget, others, loss, self._outputs)
+        self._loss = loss
+        return make_gauge(self.model, held_out, loss, self._outputs)
+
+    def _end_task(self) -> None:
+        self._step.end_task()
+        if self._meter is not None and self._meter.gauges and self.steps:
+            self._meter.finish()
+
+    def _measuring(self) -> MeasuredBudget:
+        if self._meter is None or not self._meter.gauges:
+            why = "has no data of a past task" if self._meter is not None else "does not measure"
+            raise MooringError(
+                f"this Mooring {why}, so forgetting is only estimated, by pull_energy(): give attach reference=... and "
+                "a Budget(...), or consolidate(data=...)"
+            )
+        return self._meter
+
+    def _load_gauges(self, meter: MeasuredBudget, header: dict[str, Any], state: State) -> None:
+        meter.gauges, meter.latest, meter.distillation = [], [], None
+        if "gauges" not in header:
+            return
+        gauges = unpack_gauges(header["gauges"], state, self._loss, self._outputs)
+        if gauges is None:
+            warn(
+                "the state's budget was measured by a loss, and none is given, so forgetting is only estimated from "
+                "now on: give attach the loss= and the reference= again"
+            )
+            return
+        meter.load_gauges(gauges, header["measured"])
 
     def _strength(self, strength: float | None) -> float:
         if (given := getattr(self.pull, "strength", None) if strength is None else strength) is None:

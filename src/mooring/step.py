@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -88,6 +88,16 @@ class PenalizedGradient:
     version: int
 
 
+class StepMeter(Protocol):
+    """Measures forgetting during training: `mooring.gauge.measured_budget.MeasuredBudget`."""
+
+    def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+        """Return what to add to the gradients of these parameters, where it is not 0."""
+
+    def after_step(self) -> None:
+        """Measure, if that is due after this step."""
+
+
 class TrainingStep:
     """The hooks around `optimizer.step()`.
 
@@ -124,6 +134,7 @@ class TrainingStep:
         self.offload = states.offload if states.memory.host else None
         self._rate_reader = type(pull).__name__ if getattr(pull, "reads_lr", False) else ""
         self.budget = BudgetSolver(pull, states.offload) if isinstance(pull, Budget) else None
+        self.meter: StepMeter | None = None
         self.fused_step = FusedRule(lambda kind: self._step_rule(*kind))
         self.fused_penalty = FusedRule(lambda kind: penalty_rule(pull)) if isinstance(pull, GradientPull) else None
         self._small_gradients: dict[Tensor, Tensor] = {}
@@ -291,6 +302,8 @@ class TrainingStep:
             moored = [step for step in steps if step.state.previous is not None]
             for group in self._with_anchors(moored):
                 penalized |= self._penalize(self.pull, group)
+        if self.meter:
+            penalized |= self._with_meter(self.meter, steps)
         if self.check:
             try:
                 self._check_gradients(penalized, steps)
@@ -303,6 +316,16 @@ class TrainingStep:
                 local_tensor(p.grad).div_(scale)  # as the fused kernel leaves it
             self._penalized.append(PenalizedGradient(p, p.grad, gradient, gradient._version))
             p.grad = gradient
+
+    def _with_meter(self, meter: StepMeter, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
+        """Return the gradients that the meter adds to, in tensors of their own."""
+        by_parameter = {step.state.parameter: step for step in steps}
+        gradients: dict[Tensor, Tensor] = {}
+        for p, added in meter.gradients(list(by_parameter)).items():
+            assert p.grad is not None
+            factor = by_parameter[p].grad_scale
+            gradients[p] = p.grad + (added if factor is None else factor * added).to(p.grad.dtype)
+        return gradients
 
     def _penalize(self, pull: GradientPull, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
         """Return the penalized gradient of each parameter."""
@@ -383,6 +406,8 @@ class TrainingStep:
         if self.norms.anchors:
             self.norms.pull()
         self.reset()
+        if self.meter:
+            self.meter.after_step()
 
     def _update_importance_and_pull(self, *, pulls: bool) -> None:
         """Update the importance of each parameter, then pull it; parameters with factors have no scores."""

@@ -52,7 +52,7 @@ def test_spent_energy_equals_the_dense_energy_of_the_products():
     factors = captured(model, data)
     for p in model.parameters():
         p.grad = None
-    _, moor = moored(model, data=data, adapters=Product(damping=0.3))
+    _, moor = moored(model, data=data, adapters=Product(damping=0.3), pull=mooring.Budget(0.01, measured=False))
     with torch.no_grad():
         for p in trainable(model):
             p.add_(0.1 * torch.randn_like(p))
@@ -74,7 +74,7 @@ def test_both_factors_are_held_through_their_product():
 
 def test_budget_is_kept_and_used_while_both_factors_move():
     model = adapted_net()
-    optimizer, moor = moored(model, pull=mooring.Budget(0.01))
+    optimizer, moor = moored(model, pull=mooring.Budget(0.01, measured=False))
     before = model[0].down.detach().clone()
     train(model, optimizer, batches(40, seed=5))
     assert 0.0099 <= moor.pull_energy() <= 0.01 * (1 + 1e-5)
@@ -85,7 +85,7 @@ def test_nothing_is_pulled_within_the_budget():
     models = [adapted_net(), adapted_net()]
     optimizers = [
         torch.optim.Adam(trainable(models[0]), lr=1e-3),
-        moored(models[1], lr=1e-3, pull=mooring.Budget(1.0))[0],
+        moored(models[1], lr=1e-3, pull=mooring.Budget(1.0, measured=False))[0],
     ]
     for model, optimizer in zip(models, optimizers, strict=True):
         train(model, optimizer, batches(4, seed=6))
@@ -101,10 +101,10 @@ def test_reference_leaves_the_model_bit_identical():
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("importance", [None, Kronecker()])
-def test_second_task_keeps_the_product_of_the_first(importance):
+@pytest.mark.parametrize("options", [{}, {"importance": Kronecker(), "memory": mooring.Memory()}])
+def test_second_task_keeps_the_product_of_the_first(options):
     model = adapted_net()
-    optimizer, moor = moored(model, pull=mooring.Budget(0.02), importance=importance)
+    optimizer, moor = moored(model, pull=mooring.Budget(0.02, measured=False), **options)
     train(model, optimizer, batches(30, seed=7))
     moor.consolidate()
     assert moor.tasks == 2
@@ -118,7 +118,7 @@ def test_products_that_turned_away_are_moved_back_until_the_budget_is_kept():
     with torch.no_grad():
         for layer in (model[0], model[2]):
             layer.up.normal_()
-    optimizer, moor = moored(model, pull=mooring.Budget(0.05))
+    optimizer, moor = moored(model, pull=mooring.Budget(0.05, measured=False))
     with torch.no_grad():  # other directions: no B brings the old product back
         for layer in (model[0], model[2]):
             layer.down.normal_()
@@ -154,7 +154,7 @@ def test_blocks_are_parts_of_the_matrices_and_the_widest_sides_have_diagonals():
 @pytest.mark.parametrize("largest", [2048, 4, 1])
 def test_budget_is_kept_with_wide_sides(largest):
     model = adapted_net()
-    optimizer, moor = moored(model, adapters=Product(largest=largest), pull=mooring.Budget(0.01))
+    optimizer, moor = moored(model, adapters=Product(largest=largest), pull=mooring.Budget(0.01, measured=False))
     train(model, optimizer, batches(30, seed=5))
     assert 0.0098 <= moor.pull_energy() <= 0.01 * (1 + 1e-5)
 
@@ -162,7 +162,7 @@ def test_budget_is_kept_with_wide_sides(largest):
 @pytest.mark.parametrize(("dtype", "kept"), [(torch.bfloat16, torch.bfloat16), ("8bit", torch.int8)])
 def test_factors_can_be_kept_narrower(dtype, kept):
     model = adapted_net()
-    optimizer, moor = moored(model, adapters=Product(dtype=dtype), pull=mooring.Budget(0.01))
+    optimizer, moor = moored(model, adapters=Product(dtype=dtype), pull=mooring.Budget(0.01, measured=False))
     assert moor.state_dict()["past_inputs.0.up"].dtype == kept
     train(model, optimizer, batches(30, seed=5))
     assert 0.0095 <= moor.pull_energy() <= 0.0105
@@ -279,7 +279,7 @@ def test_frozen_first_factor_is_no_obstacle():
     model = adapted_net()
     model[0].down.requires_grad_(False)
     model[2].down.requires_grad_(False)
-    optimizer, moor = moored(model, pull=mooring.Budget(0.01))
+    optimizer, moor = moored(model, pull=mooring.Budget(0.01, measured=False))
     train(model, optimizer, batches(30, seed=5))
     assert 0.0099 <= moor.pull_energy() <= 0.01 * (1 + 1e-5)
 
@@ -410,7 +410,7 @@ def test_state_by_parameters_continues_by_parameters():
 
 
 def test_default_budget_is_smaller_for_adapters():
-    assert moored(adapted_net())[1].pull == mooring.Budget(0.01)
+    assert moored(adapted_net())[1].pull == mooring.Budget(0.03)
     assert moored(adapted_net(), adapters="parameters")[1].pull == mooring.Budget(0.1)
 
 

@@ -26,7 +26,7 @@ def lora(net=None, **options):
 
 def moored(model, data=None, lr=0.05, **options):
     optimizer = torch.optim.Adam(trainable(model), lr=lr)
-    options = {"pull": mooring.Budget(0.01), **options}
+    options = {"pull": mooring.Budget(0.01, measured=False), **options}
     return optimizer, mooring.attach(model, optimizer, reference=data or batches(), **options)
 
 

@@ -75,7 +75,8 @@ CASES: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
     "fewer batches than ranks": partial(moored, network, reference=inputs(1)),
     "sampled labels": partial(moored, network, importance=EWC(labels="sampled"), pull=mooring.Interpolation()),
     "mas": partial(moored, network, importance=MAS(), pull=mooring.Proximal(2.0)),
-    "kronecker": partial(moored, network, importance=Kronecker(), pull=mooring.Budget(0.1)),
+    "estimated": partial(moored, network, pull=mooring.Budget(0.1, measured=False)),
+    "kronecker": partial(moored, network, importance=Kronecker(), pull=mooring.Budget(0.1, measured=False)),
     "adapters": partial(moored, adapted),
 }
 
@@ -144,7 +145,12 @@ def fully_sharded_equals_larger_batches() -> None:
         results.append({name: getattr(t, "full_tensor", lambda t=t: t)() for name, t in moor.previous.items()})
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
     with pytest.raises(MooringError, match="cannot calibrate a Budget under fully_shard"):
-        mooring.attach(model, optimizer_of(model), reference=labelled)
+        mooring.attach(model, optimizer_of(model), reference=labelled, pull=mooring.Budget(0.1, measured=False))
+    moor = mooring.attach(model, optimizer_of(model), reference=labelled, pull=mooring.Budget(1e-6))
+    cross_entropy(model(x[0]), labelled[0][1]).backward()
+    moor.optimizer.step()
+    assert moor.measured().nats > 1e-6
+    assert 0 < moor.finish().nats <= 1e-6
 
 
 def generated_apart() -> None:
@@ -171,7 +177,7 @@ def generated_apart() -> None:
 
 def errors_stop_all() -> None:
     """A batch that one rank cannot read stops all ranks, and names the rank to the others."""
-    bad = [*inputs(3), torch.full((6, 5), torch.nan, dtype=F64)]
+    bad = [*inputs(2), torch.full((6, 5), torch.nan, dtype=F64), *inputs(1)]
     model = network()
     message = "not finite" if dist.get_rank() == 1 else "rank 1 could not use its share of the data: .* not finite"
     with pytest.raises(MooringError, match=message):

@@ -32,11 +32,13 @@ class BudgetSolver:
 
     Attributes:
         mu: the multiplier of each group of parameters, from which the next step's search starts.
+        scale: the factor of what may be spent; other than 1 only if forgetting is measured.
     """
 
     def __init__(self, budget: Budget, offload: AnchorOffload) -> None:
         self.budget, self.offload = budget, offload
         self.mu: State = {}
+        self.scale = 1.0
         self.batches: dict[str, list[BatchTerm | SmallBatch]] = {}
         self.kernels: dict[str, tuple[list[object], BudgetKernels | None]] = {}
         self.plan: tuple[Hashable, dict[str, BudgetKernels]] = None, {}
@@ -56,7 +58,7 @@ class BudgetSolver:
         if self.plan[0] == key:  # a model may have thousands of parameters
             for name, kernels in self.plan[1].items():
                 kernels.update_batches()
-                self._solve_in_kernels(name, kernels, self.budget.allowed(task, len(self.plan[1])))
+                self._solve_in_kernels(name, kernels, self.scale * self.budget.allowed(task, len(self.plan[1])))
             return
         groups, moving, plan = self._groups(states), set(moved), {}
         for name, members in groups.items():
@@ -64,7 +66,7 @@ class BudgetSolver:
             fixed = budget_terms([state for state in members if state.parameter not in moving])
             if not free:
                 continue
-            allowed: Number = self.budget.allowed(task, len(groups))
+            allowed: Number = self.scale * self.budget.allowed(task, len(groups))
             # mu is where anchors are kept: waiting for an answer costs less than copying anchors once more
             mu = self._initial_mu(name, free[0].state.anchor.device)
             if fixed:
@@ -169,9 +171,10 @@ class BudgetSolver:
 
     def state(self) -> dict[str, Any]:
         """Return what a saved state carries, as plain values."""
-        return {"mu": {name: float(mu) for name, mu in self.mu.items()}}
+        return {"mu": {name: float(mu) for name, mu in self.mu.items()}, "scale": self.scale}
 
     def load_state(self, state: dict[str, Any] | None) -> None:
         """Continue from a saved state; from the beginning if there is none."""
-        mu = (state or {}).get("mu", {})
+        state = state or {}
+        mu, self.scale = state.get("mu", {}), float(state.get("scale", 1.0))
         self.mu = {name: torch.tensor(value, dtype=torch.float64) for name, value in mu.items()}

@@ -21,6 +21,10 @@ SavedState = State | str | Path | None
 """The state of a Mooring, the file or folder that it was saved to, or None."""
 
 
+MEASURED = "mooring/measured_nats"
+"""The name under which measured forgetting is logged."""
+
+
 class DeferredAttach:
     """The options of `mooring.attach`, kept until a library has created its model and optimizer.
 

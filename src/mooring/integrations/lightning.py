@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from mooring.errors import MooringError
-from mooring.integrations.deferred_attach import DeferredAttach, MooringOwner, SavedState
+from mooring.integrations.deferred_attach import MEASURED, DeferredAttach, MooringOwner, SavedState
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -107,6 +107,16 @@ class MooringCallback(MooringOwner, Callback):
             raise MooringError(f"module={name!r} is not a module of this model; it has {children}")
         self._deferred.attach(modules[name], optimizers[number])
         self.print_coverage()
+
+    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *batch: Any) -> None:
+        """Log what a budget has forgotten so far, as it was measured."""
+        if (value := self.moor.running_forgetting) is not None:
+            pl_module.log(MEASURED, value)
+
+    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Keep a budget that is measured, while the model is still on its device."""
+        if self.consolidate and self.moor.running_forgetting is not None:
+            self.moor.finish()
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Consolidate; Lightning calls this after its last checkpoint, with the model back on the CPU."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError
-from mooring.integrations.deferred_attach import DeferredAttach, MooringOwner, SavedState
+from mooring.integrations.deferred_attach import MEASURED, DeferredAttach, MooringOwner, SavedState
 from mooring.integrations.state_file import NAME
 from mooring.reference.batches import is_row
 
@@ -112,6 +112,16 @@ class MooringCallback(MooringOwner, TrainerCallback):
             self._stage(args, state)
 
     on_epoch_end = on_step_end
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        """Add what a budget has forgotten so far, as it was measured, to what the Trainer logs."""
+        value = self.moor.running_forgetting if self._training else None
+        if value is None:
+            return
+        records = [given.get("logs"), state.log_history[-1] if state.log_history else None]
+        for record in records:
+            if record is not None:
+                record[MEASURED] = value
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Stage the state if the Trainer may save the model as the best so far."""

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mooring.errors import check_number, check_whole, unknown
+from mooring.errors import MooringError, check_number, check_whole, unknown
 from mooring.pulls.proximal import proximal_rate
 from mooring.pulls.pull import Number, check_numbers, per_run
 
@@ -156,7 +156,13 @@ class Budget:
             at most (sqrt(budget) + the sum of |step| since the last pull)^2, where |step|^2 = sum(F * step^2) / 2.
         growth: the budget of each task divided by that of the task before.
         per: "model" for one budget for the whole model, "layer" for an equal share for each layer.
-        over: whether `nats` limits the "mean" over past tasks, or their "sum", which holds tighter with every task.
+        over: whether `nats` limits the "mean" over past tasks, their "sum", which holds tighter with every task, or
+            the "worst" of those that are measured.
+        measured: whether forgetting is measured wherever there is data of past tasks, as with a reference: `nats` then
+            limits the divergence from the original model, or the rise of a loss that was given, on held-out data. If
+            not, and without data, the sum above is all that is known, and limited.
+        distil: whether the gradient of that divergence, on the other part of the reference, is added to the task's;
+            None leaves that to the library. It has no effect on a budget that is not measured.
 
     Example:
         >>> import mooring
@@ -177,15 +183,21 @@ class Budget:
     every: int = 1
     growth: float = 1.0
     per: Literal["model", "layer"] = "model"
-    over: Literal["mean", "sum"] = "mean"
+    over: Literal["mean", "sum", "worst"] = "mean"
+    measured: bool = True
+    distil: bool | None = None
 
     def __post_init__(self) -> None:
         check_numbers("nats", self.nats, 0)
         check_whole("every", self.every, 1)
         check_number("growth", self.growth, 0, above=True)
-        for name, value, allowed in (("per", self.per, ["model", "layer"]), ("over", self.over, ["mean", "sum"])):
+        overs = ["mean", "sum", "worst"]
+        for name, value, allowed in (("per", self.per, ["model", "layer"]), ("over", self.over, overs)):
             if value not in allowed:
                 raise unknown(name, value, allowed)
+        for name, switch in (("measured", self.measured), ("distil", self.distil)):
+            if not (isinstance(switch, bool) or (name == "distil" and switch is None)):
+                raise MooringError(f"{name}={switch!r} is not allowed: give True or False")
 
     def allowed(self, task: int, groups: int = 1) -> Number:
         """Return what one of the groups may spend in a task; the first task after a consolidation is 1.
@@ -194,7 +206,7 @@ class Budget:
             >>> Budget(0.1, growth=2.0, over="sum").allowed(task=3), round(Budget(0.1).allowed(task=3), 3)
             (0.4, 0.3)
         """
-        return self.promised(task) * (task if self.over == "mean" else 1) / groups
+        return self.promised(task) * (1 if self.over == "sum" else task) / groups
 
     def promised(self, task: int) -> Number:
         """Return the limit of a task: the rise of the mean of past losses, or of their sum.

@@ -22,8 +22,8 @@ from mooring.state.norm_statistics import BUFFERS, default_buffers
 DEFAULT_NATS = 0.1
 """Default budget with a reference: its loss may rise by a tenth of a nat."""
 
-DEFAULT_PRODUCT_NATS = 0.01
-"""The same where low-rank adapters train; training turns them to where the estimate is too small by several times."""
+DEFAULT_PRODUCT_NATS = 0.03
+"""The same where low-rank adapters train, which learn hardly more with a larger one (docs/adapters.md)."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Rules:
         Example:
             >>> saved = choose_rules(reference=True).header()
             >>> choose_rules().continued(saved).pull
-            Budget(nats=0.1, every=1, growth=1.0, per='model', over='mean')
+            Budget(nats=0.1, every=1, growth=1.0, per='model', over='mean', measured=True, distil=None)
         """
         options: dict[str, Any] = {}
         own, saved_merge = self.header(), merges.PUBLIC_NAMES.get(saved["merge"], saved["merge"])

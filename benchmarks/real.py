@@ -1,0 +1,232 @@
+"""What fine-tuning learns against what it keeps: Mooring beside other methods, on networks that were trained before.
+
+Each method runs over its dial, and each run is a line of a JSON file, so that an interrupted benchmark continues.
+"Kept" is the accuracy on held-out old data, "nats" the divergence from the original model there, "gauge" the one that
+Mooring measures, and "new" the accuracy on the new task. For the GPT both are of the next character.
+
+    python benchmarks/real.py --task digits --out digits.jsonl
+    python benchmarks/real.py --task cifar100 --data DIR --weights weights.pt --device cuda --out cifar100.jsonl
+    python benchmarks/real.py --task cifar100 --out cifar100.jsonl --table --figure cifar100
+    python benchmarks/real.py --task cifar100 --data DIR --pack cifar100.pt      # then: --data cifar100.pt
+    python benchmarks/real.py --task folder --folder PHOTOS --data DIR --out photos.jsonl
+    python benchmarks/real.py --task gpt-lora --size large --device cuda --out gpt-lora.jsonl
+
+`--data` has Parquet files in the layout of the Hub: imagenet-sample/data, cifar100/data and flowers102/data; or it is a
+file that `--pack` wrote, for a machine without the data sets. `--folder` has a folder of images for each class. Several
+processes can share the work: `--part 0/3`, `--part 1/3` and `--part 2/3`, with the same --out.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from real_networks.methods import METHODS, NOT_FOR_ADAPTERS
+from real_networks.problem import Problem
+from real_networks.results import Row, append_row, draw, print_table, read_rows
+
+from mooring.errors import NonFiniteError
+
+TASKS = ["digits", "cifar100", "flowers102", "folder", "gpt", "gpt-lora"]
+IMAGES = ("cifar100", "flowers102", "folder")
+PRECISIONS = ["float32", "tf32", "bf16"]
+
+Choice = tuple[str, float, int]
+"""A method, the value of its dial, and a seed."""
+
+
+def make_problem(options: argparse.Namespace) -> Problem:
+    """Load the network and the data of a task, once for all runs."""
+    device = torch.device(options.device)
+    torch.set_float32_matmul_precision("highest" if options.precision == "float32" else "high")
+    torch.backends.cudnn.allow_tf32 = options.precision != "float32"
+    torch.backends.cudnn.benchmark = True
+    if options.task == "digits":
+        from real_networks.digits import digits_problem
+
+        problem = digits_problem(options.epochs, device)
+    elif options.task in IMAGES:
+        from real_networks.images import image_problem
+
+        problem = image_problem(read_images(options), options.weights, options.epochs, device)
+    else:
+        from real_networks.text import text_problem
+
+        problem = text_problem(options.size, options.cache, adapters=options.task == "gpt-lora", device=device)
+    problem.precision, problem.steps = options.precision, options.steps
+    problem.batch = options.batch or problem.batch
+    return problem
+
+
+def read_images(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the encoded images of a task."""
+    from real_networks.stored_images import read_folder, read_pack, read_parquet
+
+    if options.data.is_file():
+        images = read_pack(options.data)
+    else:
+        images = {"known": read_parquet(options.data / "imagenet-sample", "test", options.old_images)}
+        if options.task != "folder":
+            for split, count in (("train", options.images), ("test", options.test_images)):
+                images[split] = read_parquet(options.data / options.task, split, count)
+    if options.task == "folder":
+        images["train"], images["test"] = read_folder(options.folder, options.images, options.test_images)
+    return images
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that results depend on; a file has results of one setting."""
+    names = ["task", "precision", "epochs", "batch", "steps"]
+    names += ["old_images", "images", "test_images"] if options.task in IMAGES else []
+    names += ["size"] if options.task.startswith("gpt") else []
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def choices(options: argparse.Namespace, methods: list[str], dials: list[float] | None) -> Iterator[Choice]:
+    """Yield the runs of this part, the same seed of all methods first."""
+    every = [
+        (method, dial, seed)
+        for seed in range(options.seeds)
+        for method in methods
+        for dial in dials or METHODS[method][1]
+    ]
+    index, count = options.part
+    yield from every[index::count]
+
+
+def measure(problem: Problem, choice: Choice, device: str) -> Row:
+    """Train one run, and return its row, which says so if the run diverged."""
+    method, dial, seed = choice
+    row: Row = {"method": method, "dial": dial, "seed": seed}
+    cuda = device.startswith("cuda")
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    try:
+        run = METHODS[method][0](problem, seed, dial)
+    except NonFiniteError:
+        return {**row, "diverged": True}
+    if cuda:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start + run.shared_seconds
+    memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else math.nan
+    row |= {**run.results(), "seconds": seconds, "gib": memory}
+    return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in row.items()}
+
+
+def run_all(options: argparse.Namespace, wanted: list[Choice]) -> None:
+    """Run what is missing within the time, and write a row for each run."""
+    settings, start = settings_of(options), time.monotonic()
+    problem: Problem | None = None
+    took: dict[str, list[float]] = {}
+    for number, choice in enumerate(wanted):
+        begun = time.monotonic()
+        known = took.get(choice[0]) or [s for values in took.values() for s in values]
+        expected = statistics.fmean(known) if known else 0.0
+        if begun - start + expected > 60 * options.minutes:
+            print(f"stopped after {options.minutes:g} minutes: {len(wanted) - number} runs are left", file=sys.stderr)
+            return
+        if problem is None:
+            problem = make_problem(options)
+            print(f"loaded in {time.monotonic() - begun:.0f} s; {len(wanted)} runs to do", file=sys.stderr, flush=True)
+            begun = time.monotonic()
+        row = measure(problem, choice, options.device)
+        append_row(options.out, {**row, "settings": settings})
+        took.setdefault(choice[0], []).append(time.monotonic() - begun)
+        print(progress_line(row, number + 1, wanted, took), file=sys.stderr, flush=True)
+
+
+def progress_line(row: Row, done: int, wanted: list[Choice], took: dict[str, list[float]]) -> str:
+    """Return what a run gave, and an estimate of the time that is left."""
+    everything = statistics.fmean(s for values in took.values() for s in values)
+    left = sum(statistics.fmean(took[method]) if method in took else everything for method, _, _ in wanted[done:])
+    result = "diverged" if row.get("diverged") else f"kept {row['kept']:.1f}, new {row['new']:.1f}"
+    if row.get("gauge") is not None:
+        result += f", gauge {row['gauge']:.3g}"
+    name = f"{row['method']} {row['dial']:g}, seed {row['seed']}"
+    return f"[{done}/{len(wanted)}] {name}: {result}, {took[row['method']][-1]:.1f} s; {left / 60:.1f} min left"
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Return the numbers of "0/3".
+
+    Example:
+        >>> part_of("1/3")
+        (1, 3)
+    """
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part: give one such as 0/3, 1/3 or 2/3")
+    return int(index), int(count)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=TASKS, default="digits")
+    parser.add_argument("--data", type=Path, help="the folder of the data sets, or a file that --pack wrote")
+    parser.add_argument("--folder", type=Path, help="images of a new task, for --task folder")
+    parser.add_argument("--pack", type=Path, help="write the images of the task to this file, and do nothing else")
+    parser.add_argument("--weights", type=Path, help="a state_dict of EfficientNet-Lite0; default: that of its package")
+    parser.add_argument("--old-images", type=int, default=1000, help="images of what is known (default: 1000)")
+    parser.add_argument("--images", type=int, default=4000, help="images of the new task (default: 4000)")
+    parser.add_argument("--test-images", type=int, default=2000, help="test images of the new task (default: 2000)")
+    parser.add_argument("--size", choices=["tiny", "small", "large"], default="small", help="of the GPT")
+    parser.add_argument("--cache", type=Path, default=Path("gpt-cache"), help="folder of the GPT that knows code")
+    parser.add_argument("--methods", help="names with commas between them (default: all)")
+    parser.add_argument("--dials", help="values with commas between them, for all methods (default: each its own)")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, help="default: 5 for digits, 14 for images; 1 for the GPT")
+    parser.add_argument("--batch", type=int, help="batch size of training (default: 20 for digits, 64 for images)")
+    parser.add_argument("--steps", type=int, help="train for at most so many steps, to try everything out")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of training (default: float32)")
+    parser.add_argument("--out", type=Path, default=Path("real.jsonl"), help="the file of results")
+    parser.add_argument("--part", type=part_of, default=(0, 1), help="this process's part of the runs, such as 0/3")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run that would end later than this")
+    parser.add_argument("--table", action="store_true", help="only print the table of what is there")
+    parser.add_argument("--figure", type=Path, help="draw the figure to this path, as .svg and .png")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is missing, and print the table."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    unfit = NOT_FOR_ADAPTERS if options.task == "gpt-lora" else set[str]()
+    allowed = [name for name in METHODS if name not in unfit]
+    methods = options.methods.split(",") if options.methods else allowed
+    if unknown := [name for name in methods if name not in allowed]:
+        parser.error(f"unknown method {unknown[0]!r} for {options.task}; allowed: {', '.join(allowed)}")
+    if options.task in IMAGES and not options.table and (options.data is None or not options.data.exists()):
+        parser.error("give --data, the folder of the data sets or a file that --pack wrote")
+    if options.task == "folder" and not options.table and not (options.folder and options.folder.is_dir()):
+        parser.error("give --folder, which has a folder of images for each class")
+    if options.pack:
+        if options.task not in IMAGES:
+            parser.error(f"{options.task} has no images to pack")
+        from real_networks.stored_images import write_pack
+
+        write_pack(options.pack, read_images(options))
+        return 0
+    dials = [float(value) for value in options.dials.split(",")] if options.dials else None
+    rows = read_rows(options.out)
+    if not options.table:
+        if rows and (other := rows[0].get("settings")) != settings_of(options):
+            parser.error(f"{options.out} has results of {other}: give another --out")
+        known = {(row["method"], row["dial"], row["seed"]) for row in rows}
+        run_all(options, [choice for choice in choices(options, methods, dials) if choice not in known])
+        rows = read_rows(options.out)
+    print_table(rows)
+    if options.figure:
+        draw(rows, options.figure)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Distillation from the original model: the gradient of the divergence on the reference, beside the task's."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mooring.gauge.gauge import Gauge, passive
+
+FIRST_NATS = 0.1
+"""The weight starts at FIRST_NATS / budget: a divergence of the whole budget then counts as this much of a loss."""
+
+RANGE = 100.0
+"""The controller keeps the weight within this factor of the first one."""
+
+SETPOINT = 0.8
+"""The part of the budget that distillation aims at; the pull keeps what is above the whole."""
+
+SPEED = 3.0
+"""The gain of the weight relative to that of the budget's scale: the parameters follow it more slowly."""
+
+LARGEST_RATIO = 1.0
+"""The largest norm of the added gradient relative to the task's: a larger step would only overshoot."""
+
+
+class Distillation:
+    """Batches of the reference with the original model's predictions, one batch for each step in turn.
+
+    Args:
+        reference: the batches, apart from those of the gauge.
+        named: the budget.
+
+    Attributes:
+        weight: the factor of the gradient.
+    """
+
+    def __init__(self, reference: Gauge, named: float) -> None:
+        self.reference, self.weight = reference, first_weight(named)
+
+    def gradients(self, model: nn.Module, parameters: Sequence[Tensor], step: int) -> dict[Tensor, Tensor]:
+        """Return weight * the gradient of the mean divergence on a batch, for parameters on which it depends.
+
+        Args:
+            model: the model.
+            parameters: those that have a gradient in this step.
+            step: the number of the step, which chooses the batch.
+        """
+        with torch.enable_grad(), passive(model, self.reference.settings):
+            sums, counts = self.reference.terms(model, step % len(self.reference))
+            mean = sums.sum() / counts.sum()
+            if not mean.requires_grad:
+                return {}
+            gradients = torch.autograd.grad(mean, list(parameters), allow_unused=True)
+        pairs = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
+        task, added = _norm([p.grad for p, _ in pairs if p.grad is not None]), _norm([g for _, g in pairs])
+        factor = (LARGEST_RATIO * task / added).nan_to_num(0.0).clamp(max=self.weight)
+        return {p: factor.to(g) * g for p, g in pairs}
+
+    def adjust(self, measured: float, named: float, gain: float, *, binding: bool) -> None:
+        """Raise the weight while more than SETPOINT of the budget is measured, and lower it while less is.
+
+        It is not lowered while the budget's pull acts, which gives up more of what is learned and is relaxed first.
+        """
+        if not named or not math.isfinite(measured):
+            return
+        change = (max(measured, 1e-6 * named) / (SETPOINT * named)) ** (SPEED * gain)
+        if binding and change < 1:
+            return
+        first = first_weight(named)
+        self.weight = min(max(self.weight * change, first / RANGE), first * RANGE)
+
+
+def first_weight(named: float) -> float:
+    """Return the weight to start with.
+
+    Example:
+        >>> first_weight(0.1), first_weight(1.0)
+        (1.0, 0.1)
+    """
+    return FIRST_NATS / max(named, 1e-6)
+
+
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t.float()) for t in tensors]))
+    return norm

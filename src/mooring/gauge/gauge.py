@@ -1,0 +1,146 @@
+"""A gauge: batches with the original model's predictions on them, and how far a model is from those."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mooring.backends.eager import autocast_disabled
+from mooring.errors import MooringError, NonFiniteError
+from mooring.gauge.divergence import StoredPredictions
+from mooring.gauge.measurement import Measurement, ratio_of_sums
+from mooring.gauge.settings import Settings, applied_settings, read_settings
+from mooring.observe.output_observer import OutputObserver, class_dimension, find_outputs
+from mooring.reference.batches import Loss, Outputs, device_of, is_pair, scalar_loss, to_device
+from mooring.reference.preserve_model_state import preserve_model_state
+from mooring.reference.reference_labels import IGNORED_LABEL
+
+GAUGE_NOT_FINITE = "the outputs on the gauge are not finite; nothing was changed: check the data and the loss"
+
+
+class Gauge:
+    """Batches of one past task, with what the model at the end of that task, or at the last consolidation, gave.
+
+    Without a loss a batch is measured by the divergence from the stored predictions; with one, by its rise.
+
+    Args:
+        batches: the batches, with labels where the loss needs them.
+        loss: the mean loss on a batch; None for the divergence.
+        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+    """
+
+    def __init__(self, batches: Sequence[Any], loss: Loss | None = None, outputs: Outputs | None = None) -> None:
+        self.batches, self.loss, self.outputs = list(batches), loss, outputs
+        self.targets: list[StoredPredictions | float] = []
+        self.settings: Settings | None = None
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @torch.no_grad()
+    def record(self, model: nn.Module) -> None:
+        """Store what the model gives now; from here on the measured value is 0 until it moves.
+
+        The model's settings, such as its head, are those that it had when this gauge was first recorded.
+        """
+        if self.settings is None:
+            self.settings = read_settings(model)
+        targets: list[StoredPredictions | float] = []
+        with preserve_model_state(model, moves=False), passive(model, self.settings):
+            for batch in self.batches:
+                target = self._target(model, batch)
+                value = target if isinstance(target, float) else float(target.log_probabilities.sum())
+                if math.isnan(value) or value == math.inf:
+                    raise NonFiniteError(GAUGE_NOT_FINITE)
+                targets.append(target)
+        self.targets = targets
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module, indices: Sequence[int] | None = None) -> Measurement:
+        """Return how far a model is from what was recorded, on all batches or on those with these indices."""
+        sums: list[float] = []
+        counts: list[float] = []
+        with preserve_model_state(model, moves=False), passive(model, self.settings):
+            for index in range(len(self)) if indices is None else indices:
+                part = self.terms(model, index)
+                sums += part[0].tolist()
+                counts += part[1].tolist()
+        return ratio_of_sums(sums, counts)
+
+    def terms(self, model: nn.Module, index: int) -> tuple[Tensor, Tensor]:
+        """Return the sum over the predictions of each sample of a batch, and their numbers; with a gradient if enabled.
+
+        With a loss the whole batch is one sample.
+        """
+        batch, target = self.batches[index], self.targets[index]
+        if isinstance(target, float):
+            rise = scalar_loss(self.loss, model, batch, self.outputs) - target
+            return rise.double().reshape(1), torch.ones(1)
+        outputs = _outputs(model, batch, self.outputs)
+        divergence = target.to(outputs.device).divergence(outputs).view(len(outputs), -1)
+        counted = _counted(batch, outputs)
+        if counted is None:
+            return divergence.double().sum(1), torch.full((len(divergence),), float(divergence.shape[1]))
+        counted = counted.to(divergence.device).view_as(divergence)
+        return torch.where(counted, divergence, 0.0).double().sum(1), counted.double().sum(1)
+
+    def _target(self, model: nn.Module, batch: Any) -> StoredPredictions | float:
+        if self.loss is None:
+            return StoredPredictions.of(_outputs(model, batch, self.outputs))
+        return float(scalar_loss(self.loss, model, batch, self.outputs))
+
+
+@contextmanager
+def passive(model: nn.Module, settings: Settings | None) -> Iterator[None]:
+    """Put a model into eval mode, with these settings, for passes that are no part of training; restore both."""
+    training = [module for module in model.modules() if module.training]
+    probing, OutputObserver.probing = OutputObserver.probing, True
+    for module in training:
+        module.training = False
+    try:
+        with autocast_disabled(), applied_settings(model, settings or {}):
+            yield
+    finally:
+        OutputObserver.probing = probing
+        for module in training:
+            module.training = True
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside `DistributedDataParallel`, whose own forward pass would prepare for a reduction."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def _outputs(model: nn.Module, batch: Any, outputs: Outputs | None) -> Tensor:
+    """Return the model's outputs on the inputs of a batch."""
+    batch = to_device(batch, device_of(model))
+    inputs = batch[0] if is_pair(batch) or (isinstance(batch, tuple | list) and len(batch) == 1) else batch
+    if not isinstance(inputs, Tensor | Mapping):
+        raise MooringError(
+            f"a batch of type {type(batch).__name__} cannot be measured: give (inputs, labels), inputs alone, or a "
+            "loss(model, batch)"
+        )
+    returned = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    logits = (outputs or find_outputs)(returned)
+    if logits.ndim < 2 or logits.shape[class_dimension(logits)] < 2:
+        raise MooringError(
+            f"outputs of shape {tuple(logits.shape)} are no distribution over classes, so their divergence cannot be "
+            "measured: give a loss(model, batch), whose rise is measured instead"
+        )
+    return logits
+
+
+def _counted(batch: Any, outputs: Tensor) -> Tensor | None:
+    """Return which predictions count: not padding, and not those whose label is -100; None if all do."""
+    parts = batch if isinstance(batch, Mapping) else batch[0] if is_pair(batch) else None
+    labels = batch.get("labels") if isinstance(batch, Mapping) else batch[1] if is_pair(batch) else None
+    mask = parts.get("attention_mask") if isinstance(parts, Mapping) else None
+    shape = outputs.select(class_dimension(outputs), 0).shape
+    if isinstance(labels, Tensor) and labels.shape == shape and bool((labels == IGNORED_LABEL).any()):
+        return labels != IGNORED_LABEL
+    if isinstance(mask, Tensor) and mask.shape == shape and not bool(mask.all()):
+        return mask != 0
+    return None

@@ -1,0 +1,296 @@
+"""A budget that is measured during training, and kept at the end of a task by a last return towards the anchor."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mooring.backends.budget_solver import BudgetSolver
+from mooring.backends.budget_terms import pull_energy
+from mooring.backends.eager import autocast_disabled
+from mooring.distributed.collectives import world_size
+from mooring.errors import MooringError, UnheldWarning, warn
+from mooring.gauge.controller import next_scale
+from mooring.gauge.distillation import Distillation
+from mooring.gauge.gauge import Gauge, unwrapped
+from mooring.gauge.measurement import Measurement, combine
+from mooring.reference.preserve_model_state import preserve_model_state
+from mooring.state.mooring_state import MooringState, ParameterState
+
+COST = 0.05
+"""The largest part of training's time that measurements may take."""
+
+FORWARD_SHARE = 1 / 3
+"""The part of a training step that a forward pass takes."""
+
+GAIN = 1.0
+"""The controller's gain over one pass through all batches of the gauges."""
+
+FAR, FAR_GAIN = 3.0, 0.5
+"""If a batch exceeds the budget by the first factor, it is acted upon alone, with the second as the gain."""
+
+BISECTIONS = 10
+"""The number of bisections of the last return towards the anchor."""
+
+Ends = list[tuple[ParameterState, Tensor]]
+"""The parameters where training left them, on this rank."""
+
+STRONGEST_PULL = 1e-6
+"""The part of the present estimate that the strongest pull at the end of a task leaves."""
+
+DISTILLED = "distilled"
+"""The name of the data that is distilled in a saved state."""
+
+NOISE = 1e-5
+"""The largest value, relative to the budget, that may be measured right after predictions were stored."""
+
+
+class MeasuredBudget:
+    """Gauges, and the controller that makes the measured value meet the budget.
+
+    Every few steps one batch of a gauge is measured. The latest values of all batches together give the measured value,
+    and the controller adjusts what the budget's estimate may spend.
+
+    Args:
+        states: the states of the moored parameters.
+        solver: solves the budget; its `scale` is what the controller sets.
+
+    Attributes:
+        gauges: one for each past task that has data.
+        distillation: adds the gradient of the divergence on the reference, if that is wanted.
+        latest: the last measured value of each batch in this task; None where there is none yet.
+        noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
+    """
+
+    def __init__(self, states: MooringState, solver: BudgetSolver) -> None:
+        self.states, self.solver, self.budget = states, solver, solver.budget
+        self.gauges: list[Gauge] = []
+        self.distillation: Distillation | None = None
+        self.latest: list[list[float] | None] = []
+        self.noise = 0.0
+
+    @property
+    def interval(self) -> int:
+        """The number of steps between measurements of one batch, so that they cost at most COST of training."""
+        return math.ceil(FORWARD_SHARE / COST)
+
+    @property
+    def named(self) -> float:
+        """The budget of the present task."""
+        return float(self.budget.promised(self.states.tasks))
+
+    def start_task(self, gauge: Gauge | None = None) -> None:
+        """Store the predictions of the present model, also on a new gauge: what is forgotten counts from here."""
+        gauges = [*self.gauges, gauge] if gauge else self.gauges
+        for known in gauges:
+            known.record(unwrapped(self.states.model))
+        if self.distillation:
+            self.distillation.reference.record(unwrapped(self.states.model))
+        self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
+        if gauges:
+            self._warn_of_noise()
+
+    def measure(self) -> Measurement:
+        """Return the measured value on all gauges."""
+        model = unwrapped(self.states.model)
+        result = combine([gauge.measure(model) for gauge in self.gauges], self.budget.over)
+        return Measurement(
+            _agreed(result.nats, self._device), _agreed(result.standard_error, self._device), result.samples
+        )
+
+    def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+        """Return what distillation adds to the gradients of these parameters."""
+        if self.gauges and self.states.tasks and not self.states.steps:
+            self._check_unchanged()
+        if not self.distillation or not self.states.tasks:
+            return {}
+        return self.distillation.gradients(unwrapped(self.states.model), parameters, self.states.steps)
+
+    def after_step(self) -> None:
+        """Measure the next batch if it is due, and adjust what may be spent."""
+        number, remainder = divmod(self.states.steps, self.interval)
+        if not self.gauges or remainder or not self.states.tasks:
+            return
+        index = (number - 1) % len(self.latest)
+        gauge, local = self._batch(index)
+        part = gauge.measure(unwrapped(self.states.model), [local])
+        value = _agreed(part.nats, self._device)
+        far = not value <= FAR * self.named
+        if far:  # what was measured before says little by now
+            self.latest = [None] * len(self.latest)
+        self.latest[index] = [value, float(part.samples)]
+        measured = self.running_value()
+        assert measured is not None
+        gain = FAR_GAIN if far else GAIN / len(self.latest)
+        binding = any(bool(mu > 0) for mu in self.solver.mu.values())
+        self.solver.scale = next_scale(self.solver.scale, measured, self.named, gain=gain, binding=binding)
+        if self.distillation:
+            self.distillation.adjust(measured, self.named, GAIN / len(self.latest), binding=binding)
+
+    @torch.no_grad()
+    @autocast_disabled()
+    def finish(self) -> Measurement:
+        """Return towards the anchor until the measured value is within the budget, and measure once more.
+
+        The budget's own pull goes first, because it gives up least of what was learned. If no pull is strong enough,
+        the parameters are interpolated with the anchor, where the value is 0.
+        """
+        result = self.measure()
+        if result.nats <= self.named:
+            return result
+        ends = [(state, state.theta.clone()) for state in self.states.records.values()]
+        scale = self.solver.scale
+        for path in (self._pull_path(ends), self._straight_path(ends)):
+            if path is not None and (kept := self._last_kept(path)) is not None:
+                self.solver.scale = scale  # that of training, from which the next task starts
+                return kept
+        least = self.measure().nats  # at the anchor
+        self.solver.scale = scale
+        for state, theta in ends:
+            state.theta.copy_(theta)
+        warn(
+            f"the budget of {self.named:g} nats cannot be kept: at the anchor itself {least:.3g} nats are measured; "
+            "check that the model is deterministic in eval mode, and that no buffers or excluded parameters that it "
+            "depends on have changed",
+            UnheldWarning,
+        )
+        return result
+
+    @contextmanager
+    def finished(self) -> Iterator[Measurement]:
+        """Keep the budget inside the context, and restore the parameters after it."""
+        ends = [(state, state.theta.clone()) for state in self.states.records.values()]
+        spent = self.solver.state()
+        try:
+            yield self.finish()
+        finally:
+            with torch.no_grad():
+                for state, theta in ends:
+                    state.theta.copy_(theta)
+            self.solver.load_state(spent)
+
+    def _last_kept(self, path: Callable[[float], None]) -> Measurement | None:
+        """Go to the farthest point of a path, from 0 to 1, that keeps the budget; None if its beginning does not."""
+        path(0.0)
+        if not self.measure().nats <= self.named:
+            return None
+        low, high = 0.0, 1.0
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            path(middle)
+            low, high = (middle, high) if self.measure().nats <= self.named else (low, middle)
+        path(low)
+        while (kept := self.measure()).nats > self.named:  # by rounding
+            low = 0.98 * low if low > 1e-3 else 0.0
+            path(low)
+        return kept
+
+    def _pull_path(self, ends: Ends) -> Callable[[float], None] | None:
+        """Return the path along which the budget's pull gets stronger; None if it has nothing to hold."""
+        energy, task = pull_energy([state for state, _ in ends]), self.states.tasks
+        allowed = float(self.budget.allowed(task))
+        if not (energy and allowed and math.isfinite(energy)):
+            return None
+        moved = [state.parameter for state, _ in ends if state.parameter.requires_grad]
+        start = self.solver.state()
+
+        def path(t: float) -> None:
+            self.solver.load_state(start)  # the search depends on where it starts
+            for state, theta in ends:
+                state.theta.copy_(theta)
+            self.solver.scale = STRONGEST_PULL ** (1 - t) * energy / allowed
+            self.solver.apply_pull(self.states.records.values(), moved, task)
+
+        return path
+
+    def _straight_path(self, ends: Ends) -> Callable[[float], None]:
+        def path(t: float) -> None:
+            for state, theta in ends:
+                anchor = state.device_anchor.to(state.compute_dtype)
+                state.theta.copy_(anchor.lerp(theta.to(state.compute_dtype), t) if t else anchor)
+
+        return path
+
+    def _batch(self, index: int) -> tuple[Gauge, int]:
+        """Return the gauge of a batch, and its number there."""
+        for gauge in self.gauges:
+            if index < len(gauge):
+                return gauge, index
+            index -= len(gauge)
+        raise IndexError(index)
+
+    def running_value(self) -> float | None:
+        """Return the measured value from the latest of each batch; None before the first in a task."""
+        values, parts = iter(self.latest), []
+        for gauge in self.gauges:
+            known = [pair for pair in (next(values) for _ in gauge.batches) if pair is not None]
+            if known:
+                samples = math.fsum(pair[1] for pair in known)
+                parts.append(Measurement(math.fsum(v * n for v, n in known) / samples, 0.0, int(samples)))
+        return combine(parts, self.budget.over).nats if parts else None
+
+    def _check_unchanged(self) -> None:
+        """Warn, and measure no more, if the outputs changed before the first step of a task."""
+        try:
+            first = _agreed(self.gauges[0].measure(unwrapped(self.states.model), [0]).nats, self._device)
+        except MooringError:  # the outputs have another shape
+            first = math.inf
+        if abs(first) <= max(NOISE, 0.1 * self.named) + 3 * self.noise:
+            return
+        warn(
+            f"the model's outputs on past data changed by {first:.2g} nats before the first step of this task, so "
+            "forgetting is only estimated: load or reset weights before attach() or consolidate(), or exclude a head "
+            "that is reset and leave the old one in the model",
+            UnheldWarning,
+        )
+        self.gauges, self.latest, self.distillation = [], [], None
+
+    def _warn_of_noise(self) -> None:
+        with preserve_model_state(self.states.model, moves=False):
+            torch.manual_seed(len(self.latest))  # other random numbers than when predictions were stored
+            self.noise = noise = abs(self.measure().nats)
+        if self.named and noise > max(NOISE, 0.01 * self.named):
+            warn(
+                f"the model gives other outputs on the same data, so {noise:.2g} nats of forgetting are measured where "
+                "there is none: make it deterministic in eval mode, or name a larger budget"
+            )
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.states.records.values())).theta.device
+
+    def named_gauges(self) -> dict[str, Gauge]:
+        """Return the gauges by the names that they have in a saved state."""
+        gauges = {str(number): gauge for number, gauge in enumerate(self.gauges)}
+        return gauges | ({DISTILLED: self.distillation.reference} if self.distillation else {})
+
+    def load_gauges(self, gauges: dict[str, Gauge], state: dict[str, Any]) -> None:
+        """Continue with saved gauges and the state of the controller."""
+        distilled = gauges.pop(DISTILLED, None)
+        self.distillation = Distillation(distilled, self.named) if distilled else None
+        self.gauges = list(gauges.values())
+        self.load_state(state)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the controller carries from step to step, as plain values."""
+        weight = {"weight": self.distillation.weight} if self.distillation else {}
+        return {"latest": self.latest, **weight}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.latest = [None if pair is None else list(map(float, pair)) for pair in state["latest"]]
+        if self.distillation and "weight" in state:
+            self.distillation.weight = state["weight"]
+
+
+def _agreed(value: float, device: torch.device) -> float:
+    """Return the mean over ranks, which all see the same data, so that rounding cannot make them disagree."""
+    if world_size() == 1:
+        return value
+    total = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return float(total) / world_size()

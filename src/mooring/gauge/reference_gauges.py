@@ -1,0 +1,66 @@
+"""Gauges and distillation made from the batches of a reference."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from mooring.distributed.dtensor import sharded
+from mooring.errors import MooringError
+from mooring.gauge.distillation import Distillation
+from mooring.gauge.gauge import Gauge
+from mooring.pulls import Budget
+from mooring.reference.batches import Data, Loss, Outputs, default_loss
+from mooring.reference.preserve_model_state import preserve_model_state
+from mooring.reference.rank_shares import RankShare
+from mooring.reference.reference_labels import prepare_labels
+
+DISTILS_BY_DEFAULT = True
+"""Whether `Budget(distil=None)` distils."""
+
+
+def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]:
+    """Read data, or call a function that makes it, and return the batches; the model does not change.
+
+    On several ranks each reads its share, and all get the batches of all, in the order in which one process reads them.
+    """
+    share = RankShare(model)
+    with preserve_model_state(model, moves=False), share.computing(data):
+        own = list(share.read(data, batches))
+    return share.gather(own)
+
+
+def make_gauge(model: nn.Module, batches: Sequence[Any], loss: Loss | None, outputs: Outputs | None) -> Gauge:
+    """Return a gauge with the present predictions: the divergence, or the rise of a loss that is given.
+
+    Without a loss, the rise of the default one is measured if the model's outputs are no distribution.
+    """
+    gauge = Gauge(batches, loss, outputs)
+    if loss is not None:
+        gauge.record(model)
+        return gauge
+    try:
+        gauge.record(model)
+    except MooringError:
+        with preserve_model_state(model, moves=False):
+            labelled = [prepare_labels(model, batch, seed, outputs) for seed, batch in enumerate(batches)]
+        gauge = Gauge(labelled, partial(default_loss, outputs=outputs), outputs)
+        gauge.record(model)
+    return gauge
+
+
+def make_distillation(
+    model: nn.Module, budget: Budget, batches: Sequence[Any], loss: Loss | None, outputs: Outputs | None
+) -> Distillation | None:
+    """Return the distillation of a budget; None if it does not distil, or the outputs are no distribution."""
+    if not (DISTILS_BY_DEFAULT if budget.distil is None else budget.distil):
+        return None
+    parameters: list[Tensor] = list(model.parameters())
+    if any(map(sharded, parameters)) or loss is not None:
+        reason = "a loss is given" if loss is not None else "parameters are sharded"
+        if budget.distil:
+            raise MooringError(f"Budget(distil=True) does not work where {reason}: leave distil out")
+        return None
+    gauge = make_gauge(model, batches, None, outputs)
+    return None if gauge.loss is not None else Distillation(gauge, float(budget.promised(1)))

@@ -1,0 +1,391 @@
+"""Tests of budgets that are measured on held-out data: what is measured, kept, saved, resumed and refused."""
+
+import copy
+import warnings
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+import mooring
+from mooring.errors import MooringError, NonFiniteError, UnheldWarning
+from mooring.gauge.divergence import MAX_CLASSES, TOP_CLASSES, StoredPredictions
+from mooring.importance import Kronecker
+from mooring.testing.cases import check_equal
+
+SIZE, CLASSES = 6, 4
+
+
+def task(seed, count=12):
+    """Return batches of inputs with labels that a linear rule of this seed gives."""
+    generator = torch.Generator().manual_seed(seed)
+    rule = torch.randn(SIZE, CLASSES, generator=generator)
+    inputs = [torch.randn(16, SIZE, generator=generator) for _ in range(count)]
+    return [(x, (x @ rule).argmax(1)) for x in inputs]
+
+
+def make_model(outputs=CLASSES):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(SIZE, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, outputs))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def train(model, optimizer, batches, epochs=1, loss=cross_entropy):
+    for _ in range(epochs):
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+
+
+@cache
+def pretrained_weights():
+    model, optimizer = make_model()
+    train(model, optimizer, task(1), epochs=10)
+    return model.state_dict()
+
+
+def pretrained():
+    weights = pretrained_weights()
+    model, optimizer = make_model()
+    model.load_state_dict(weights)
+    return model, optimizer
+
+
+@torch.no_grad()
+def divergence(model, original, batches):
+    """Return the mean over samples of sum(p * log(p / q)), written by hand."""
+    p, q = (torch.cat([m.eval()(x) for x, _ in batches]).softmax(1) for m in (original, model))
+    model.train()
+    return float((p * (p / q).log()).sum(1).mean())
+
+
+def test_measured_value_is_the_divergence_on_every_third_batch_of_the_reference():
+    model, optimizer = pretrained()
+    original, reference = copy.deepcopy(model), task(1)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1), reference=reference)
+    assert moor.measured().nats == pytest.approx(0, abs=1e-7)
+    train(model, optimizer, task(2))
+    measurement = moor.measured()
+    assert measurement.nats == pytest.approx(divergence(model, original, reference[::3]), rel=1e-4)
+    assert measurement.samples == 64
+    assert 0 < measurement.standard_error < measurement.nats
+    assert "forgetting=measured" in repr(moor)
+
+
+KRONECKER = {"importance": Kronecker(), "memory": mooring.Memory()}
+
+
+@pytest.mark.parametrize("options", [{}, KRONECKER], ids=["diagonal", "kronecker"])
+@pytest.mark.parametrize("distil", [False, True])
+def test_budget_is_kept_on_the_gauge_at_the_end_of_a_task(options, distil):
+    kept = []
+    for nats in (0.03, 0.3):
+        model, optimizer = pretrained()
+        original, reference = copy.deepcopy(model), task(1)
+        pull = mooring.Budget(nats, distil=distil)
+        moor = mooring.attach(model, optimizer, pull=pull, reference=reference, **options)
+        train(model, optimizer, task(2), epochs=4)
+        moor.consolidate()
+        kept.append(divergence(model, original, reference[::3]))
+        assert kept[-1] <= nats * (1 + 1e-4)
+        assert kept[-1] >= 0.2 * nats
+        assert moor.measured().nats == pytest.approx(0, abs=1e-7)  # of the next task
+    assert kept[0] < kept[1]
+
+
+def test_plain_fine_tuning_would_exceed_the_budgets_of_these_tests():
+    model, optimizer = pretrained()
+    original = copy.deepcopy(model)
+    train(model, optimizer, task(2), epochs=4)
+    assert divergence(model, original, task(1)[::3]) > 1
+
+
+def test_finish_keeps_the_budget_in_place_and_finished_restores_the_parameters():
+    model, optimizer = pretrained()
+    pull = mooring.Budget(0.05, distil=False)
+    moor = mooring.attach(model, optimizer, pull=pull, reference=task(1))
+    with torch.no_grad():
+        model[0].weight.mul_(3)  # no pull has seen this
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    assert moor.measured().nats > 0.05
+    with moor.finished() as measurement:
+        assert measurement.nats <= 0.05
+        assert moor.measured().nats == pytest.approx(measurement.nats, rel=1e-5)
+    check_equal("parameters", model.state_dict(), before)
+    finished = moor.finish()
+    assert moor.measured() == finished
+    assert 0.03 < finished.nats <= 0.05
+    assert moor.finish() == finished
+
+
+def test_rise_of_a_given_loss_is_measured_and_kept():
+    model, optimizer = make_model(outputs=1)
+
+    def loss(model, batch):
+        return mse_loss(model(batch[0]).squeeze(1), batch[1])
+
+    def regression(seed):
+        return [(x, x @ torch.linspace(-seed, seed, SIZE)) for x, _ in task(seed)]
+
+    def step(batches, epochs):
+        for _ in range(epochs):
+            for batch in batches:
+                optimizer.zero_grad()
+                loss(model, batch).backward()
+                optimizer.step()
+
+    step(regression(1), 10)
+    reference = regression(1)
+    before = sum(loss(model.eval(), batch).item() for batch in reference[::3]) / 4
+    moor = mooring.attach(model.train(), optimizer, pull=mooring.Budget(0.05), reference=reference, loss=loss)
+    step(regression(2), 3)
+    moor.consolidate()
+    assert sum(loss(model.eval(), batch).item() for batch in reference[::3]) / 4 - before <= 0.05 * (1 + 1e-4)
+
+
+def test_many_classes_are_stored_as_the_likeliest_and_the_others_together():
+    classes = MAX_CLASSES + 8
+    first, second = (torch.randn(3, classes, generator=torch.Generator().manual_seed(s)) * 2 for s in (0, 1))
+    stored = StoredPredictions.of(first)
+    assert stored.log_probabilities.shape == (3, TOP_CLASSES + 1)
+    p, q = first.double().softmax(1), second.double().softmax(1)
+    expected = []
+    for row in range(3):
+        top = p[row].argsort(descending=True)[:TOP_CLASSES]
+        coarse = [torch.cat([t[row][top], 1 - t[row][top].sum(0, keepdim=True)]) for t in (p, q)]
+        expected.append((coarse[0] * (coarse[0] / coarse[1]).log()).sum())
+    torch.testing.assert_close(stored.divergence(second).double(), torch.stack(expected), rtol=1e-4, atol=1e-6)
+    assert bool((stored.divergence(second).double() <= (p * (p / q).log()).sum(1)).all())
+
+
+def test_padding_and_ignored_labels_do_not_count():
+    torch.manual_seed(0)
+    model = nn.Embedding(8, 8)
+    tokens = torch.randint(8, (4, 5))
+    labels = tokens.roll(-1, 1).clone()
+    labels[:, 3:] = -100
+    moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), reference=[(tokens, labels)] * 4)
+    p = model.weight.detach().softmax(1)
+    with torch.no_grad():
+        model.weight.add_(torch.randn(8, 8))
+    each = (p * (p.log() - model.weight.detach().log_softmax(1))).sum(1)[tokens]
+    assert moor.measured().nats == pytest.approx(float(each[:, :3].mean()), rel=1e-5)
+
+
+def run(interrupt=None, **options):
+    """Train two tasks after a reference; with `interrupt`, save and load everything at that step."""
+    model, optimizer = pretrained()
+    pull = mooring.Budget(0.05, **options)
+    moor = mooring.attach(model, optimizer, pull=pull, reference=task(1))
+    for number, seed in enumerate((2, 3)):
+        for step, (x, y) in enumerate(task(seed, 20)):
+            if (number, step) == interrupt:
+                saved = [copy.deepcopy(part.state_dict()) for part in (model, optimizer, moor)]
+                random = torch.get_rng_state()
+                model, optimizer = make_model()
+                torch.set_rng_state(random)
+                moor = mooring.attach(model, optimizer)
+                for part, state in zip((model, optimizer, moor), saved, strict=True):
+                    part.load_state_dict(state)
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+        moor.consolidate()
+    return {**model.state_dict(), **{f"moor.{name}": t for name, t in moor.state_dict().items()}}
+
+
+@pytest.mark.parametrize("interrupt", [(0, 3), (0, 16), (1, 0)])
+def test_killed_and_resumed_equals_never_interrupted(interrupt):
+    check_equal("resumed", run(interrupt), run())
+
+
+def test_state_without_the_gauge_has_no_data_and_continues_with_the_estimate():
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, reference=task(1))
+    state = moor.state_dict(gauge=False)
+    assert not [key for key in state if key.startswith("gauge.")]
+    other = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    other.load_state_dict(state)
+    assert "forgetting=estimated" in repr(other)
+    with pytest.raises(MooringError, match="only estimated"):
+        other.measured()
+
+
+@pytest.mark.parametrize("over", ["mean", "sum", "worst"])
+def test_several_past_tasks_are_each_measured(over):
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05, over=over), reference=task(1))
+    train(model, optimizer, task(2), epochs=3)
+    moor.consolidate(data=task(2)[:4])
+    original = copy.deepcopy(model)
+    train(model, optimizer, task(3), epochs=3)
+    moor.finish()
+    values = [divergence(model, original, batches) for batches in (task(1)[::3], task(2)[:4])]
+    expected = {"mean": sum(values) / 2, "sum": sum(values), "worst": max(values)}[over]
+    assert moor.measured().nats == pytest.approx(expected, rel=1e-3)
+    assert expected <= 0.05 * (1 + 1e-3)
+
+
+def test_one_batch_serves_as_gauge_too():
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.02), reference=task(1)[:1])
+    train(model, optimizer, task(2), epochs=3)
+    assert moor.finish().nats <= 0.02
+
+
+def test_certain_model_is_measured_without_errors():
+    model, optimizer = pretrained()
+    with torch.no_grad():
+        model[-1].weight.mul_(1000)
+        model[-1].bias.mul_(1000)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.02), reference=task(1))
+    assert moor.measured().nats == 0
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4
+    train(model, optimizer, task(2))
+    assert moor.finish().nats <= 0.02
+
+
+def test_non_deterministic_model_warns_and_a_budget_that_cannot_be_kept_is_named():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(SIZE, CLASSES)
+
+        def forward(self, x):
+            return self.layer(x) + torch.randn(len(x), CLASSES)
+
+    torch.manual_seed(0)
+    model = Noisy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with pytest.warns(UserWarning, match="other outputs on the same data"):
+        moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.01, distil=False), reference=task(1))
+    train(model, optimizer, task(2))
+    with pytest.warns(UnheldWarning, match="cannot be kept: at the anchor itself"):
+        moor.finish()
+
+
+def test_outputs_that_are_not_finite_on_the_gauge_are_refused_and_nothing_changes():
+    model, optimizer = pretrained()
+    reference = task(1)
+    reference[3][0][0, 0] = torch.inf
+    with pytest.raises(NonFiniteError) as error:
+        mooring.attach(model, optimizer, reference=reference)
+    assert "\n" not in str(error.value)
+
+
+def test_gradient_that_is_not_finite_stops_before_the_step():
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, reference=task(1))
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    with pytest.raises(NonFiniteError):
+        train(model, optimizer, [(torch.full((4, SIZE), torch.nan), torch.zeros(4, dtype=torch.int64))])
+    check_equal("parameters", model.state_dict(), before)
+    assert moor.steps == 0
+
+
+def test_head_that_is_switched_after_the_reference_is_measured_with_the_old_one():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.old, self.new = nn.Linear(SIZE, 16), nn.Linear(16, CLASSES), nn.Linear(16, CLASSES)
+            self.head = "old"
+
+        def forward(self, x):
+            return getattr(self, self.head)(self.body(x).relu())
+
+    torch.manual_seed(0)
+    model = Heads()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    train(model, optimizer, task(1), epochs=5)
+    original = copy.deepcopy(model)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.02), reference=task(1), exclude="new")
+    model.head = "new"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, task(2), epochs=5)
+    measured = moor.measured().nats
+    assert model.head == "new"
+    model.head = "old"
+    assert measured == pytest.approx(divergence(model, original, task(1)[::3]), rel=1e-3)
+
+
+def test_weights_that_change_before_the_first_step_end_the_measurement_with_a_warning():
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, reference=task(1), exclude="3")
+    with torch.no_grad():
+        model[-1].weight.normal_()
+    with pytest.warns(UnheldWarning, match="changed by .* nats before the first step"):
+        train(model, optimizer, task(2)[:1])
+    assert "forgetting=estimated" in repr(moor)
+
+
+def test_measuring_and_distilling_leave_the_importance_and_the_mode_as_they_are():
+    moors = []
+    for measured in (True, False):
+        model, optimizer = pretrained()
+        reference = task(1)[:3]  # too few to hold any out
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        pull = mooring.Budget(1e9, measured=measured)
+        options = {"importance": Kronecker(), "pull": pull, "reference": reference}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            moors.append(mooring.attach(model, optimizer, **options))
+        train(model, optimizer, task(2)[:1])
+        assert all(module.training for module in model.modules())
+    for name, scores in moors[0].current.items():
+        torch.testing.assert_close(scores, moors[1].current[name])
+
+
+def test_distillation_adds_the_gradient_of_the_divergence_on_the_other_batches():
+    model, optimizer = pretrained()
+    reference = task(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    original = copy.deepcopy(model).eval()
+    mooring.attach(model, optimizer, pull=mooring.Budget(1e6), reference=reference)
+    train(model, optimizer, task(2)[:1])  # at the anchor the divergence has no gradient
+    twin = copy.deepcopy(model)
+    x, y = task(2)[1]
+    for module in (model, twin):
+        torch.manual_seed(5)
+        module.zero_grad()
+        cross_entropy(module(x), y).backward()
+    step = {name: p.grad.clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    old = reference[2][0]  # the batches 1, 2, 4, 5, ... are distilled in turn
+    p = original(old).softmax(1).detach()
+    value = (p * (p.log() - twin.eval()(old).log_softmax(1))).sum(1).mean()
+    added = dict(zip(step, torch.autograd.grad(value, list(twin.parameters())), strict=True))
+    weight = 0.1 / 1e6
+    for name, parameter in model.named_parameters():
+        expected = twin.get_parameter(name) - 0.05 * (step[name] + weight * added[name])
+        torch.testing.assert_close(parameter, expected)
+        assert torch.equal(parameter.grad, step[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"measured": 1}, "measured=1 is not allowed"),
+        ({"distil": "yes"}, "distil='yes' is not allowed"),
+        ({"over": "best"}, "unknown over 'best'"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(options, message):
+    with pytest.raises(MooringError, match=message):
+        mooring.Budget(0.1, **options)
+
+
+def test_measurements_cost_at_most_a_twentieth_of_the_passes_of_training():
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05, distil=False), reference=task(1))
+    passes = []
+    model.register_forward_hook(lambda *_: passes.append(model.training))
+    train(model, optimizer, task(2, 20), epochs=7)
+    assert passes.count(True) == moor.steps == 140
+    assert passes.count(False) - 1 <= 0.05 * 3 * 140  # a step costs three forward passes; one checks the start

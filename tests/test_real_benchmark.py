@@ -1,0 +1,130 @@
+"""Tests that the benchmark of real networks runs in miniature, continues a file, and refuses what does not fit."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BRIEF = ["--steps", "2", "--seeds", "1"]
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("real")
+
+
+@pytest.fixture
+def rows(bench, tmp_path):
+    """Return a function that runs the benchmark and returns its rows."""
+
+    def run(*arguments):
+        out = tmp_path / "results.jsonl"
+        assert bench.main([*map(str, arguments), *BRIEF, "--out", str(out)]) == 0
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    return run
+
+
+def check(row):
+    assert 0 <= row["kept"] <= 100
+    assert 0 <= row["new"] <= 100
+    assert row["nats"] >= -1e-6
+    if row["method"].startswith("budget") and row["method"] != "budget-estimated":
+        assert row["gauge"] <= row["dial"]
+
+
+def test_digits_run_and_continue_where_they_stopped(rows, capsys, tmp_path):
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    (first,) = rows("--methods", "plain", "--dials", "1")
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"method": "plain"')  # killed in the middle of a line
+    capsys.readouterr()
+    everything = ["--methods", "plain,wise-ft,distillation,budget", "--dials", "1"]
+    out = tmp_path / "results.jsonl"
+    bench = importlib.import_module("real")
+    assert bench.main([*everything, *BRIEF, "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    known = importlib.import_module("real_networks.results").read_rows(out)
+    assert known[0] == first
+    assert [row["method"] for row in known] == ["plain", "wise-ft", "distillation", "budget"]
+    for row in known:
+        check(row)
+    assert known[1]["nats"] == pytest.approx(first["nats"])  # with the dial at 1 it is plain
+    assert "[3/3] budget 1, seed 0" in captured.err
+    assert "task digits, precision float32, steps 2" in captured.out
+    with pytest.raises(SystemExit):
+        bench.main([*everything, "--steps", "3", "--out", str(out)])
+    assert "has results of {'task': 'digits'" in capsys.readouterr().err
+
+
+def test_parts_are_all_runs_once(bench):
+    options = [bench.make_parser().parse_args(["--part", f"{part}/3"]) for part in range(3)]
+    parts = [list(bench.choices(option, ["plain", "ewc"], None)) for option in options]
+    assert len({choice for part in parts for choice in part}) == sum(map(len, parts)) == 3 * (3 + 4)
+
+
+def test_no_run_is_started_after_the_time_limit(bench, tmp_path, capsys):
+    assert bench.main(["--minutes", "-1", "--out", str(tmp_path / "none.jsonl")]) == 0
+    assert "runs are left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--task", "cifar100"], "give --data"),
+        (["--task", "folder", "--data", "."], "give --folder"),
+        (["--task", "gpt-lora", "--methods", "lora"], "unknown method 'lora' for gpt-lora"),
+        (["--part", "3/3"], "'3/3' is no part"),
+        (["--pack", "x.pt"], "digits has no images to pack"),
+    ],
+)
+def test_bad_options_are_refused(bench, capsys, arguments, line):
+    with pytest.raises(SystemExit):
+        bench.main(arguments)
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.faults  # slow
+def test_every_method_runs_on_the_digits(rows):
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    known = rows("--dials", "0.5")
+    assert len(known) == len(importlib.import_module("real_networks.methods").METHODS)
+    for row in known:
+        check(row)
+
+
+@pytest.mark.faults  # slow
+@pytest.mark.parametrize("task", ["gpt", "gpt-lora"])
+def test_gpt_runs(rows, tmp_path, task):
+    small = ["--size", "tiny", "--cache", tmp_path / "cache", "--dials", "0.5"]
+    for row in rows("--task", task, "--methods", "plain,wise-ft,budget", *small):
+        check(row)
+
+
+@pytest.mark.faults  # slow
+def test_packed_images_equal_those_of_a_folder(bench, tmp_path, monkeypatch):
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    stored = importlib.import_module("real_networks.stored_images")
+    generator = torch.Generator().manual_seed(0)
+    for number in range(10):
+        folder = tmp_path / "photos" / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(256, (20, 30, 3), generator=generator, dtype=torch.uint8)
+        image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
+    images = dict(zip(("train", "test"), stored.read_folder(tmp_path / "photos", 100, 100), strict=True))
+    assert {name: len(pairs) for name, pairs in images.items()} == {"train": 8, "test": 2}
+    images["known"] = images["train"]
+    stored.write_pack(tmp_path / "pack.pt", images)
+    assert stored.read_pack(tmp_path / "pack.pt") == images
+    network = importlib.import_module("efficientnet_lite")
+    torch.save(network.EfficientNetLite0().state_dict(), tmp_path / "weights.pt")
+    paths = ["--data", tmp_path / "pack.pt", "--weights", tmp_path / "weights.pt", "--out", tmp_path / "rows.jsonl"]
+    small = ["--task", "cifar100", "--methods", "plain,linear-probe,budget", "--dials", "0.1", "--batch", "4"]
+    assert bench.main([*small, *map(str, paths), *BRIEF]) == 0
+    known = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["method"] for row in known] == ["plain", "linear-probe", "budget"]
+    assert known[1]["nats"] == pytest.approx(0, abs=1e-6)
