@@ -40,10 +40,21 @@ ROWS: dict[str, dict[str, Any]] = {
     "explicit unchecked": {"importance": mooring.EWC(), "pull": Interpolation(), "check_finite": False},
     "explicit": {"importance": mooring.EWC(), "pull": Interpolation()},
     "penalty": {"importance": mooring.EWC(), "pull": Penalty(1e-4)},
+    "measured": {"pull": Budget(1e-6, distil=False)},
+    "default": {"pull": Budget(1e-6)},
 }
-"""Options of `attach` by row; the pull is a budget unless it is named."""
+"""Options of `attach` by row; the pull is a budget that is not measured unless it is named."""
 
-DEFAULT_ROWS = ("diagonal", "lean", "kronecker", "kronecker blocks", "kronecker observed", "explicit")
+DEFAULT_ROWS = (
+    "default",
+    "measured",
+    "diagonal",
+    "lean",
+    "kronecker",
+    "kronecker blocks",
+    "kronecker observed",
+    "explicit",
+)
 SPENT_SHARE = 0.1
 """The budget of a timed step, as a part of what a step without a pull would spend."""
 
@@ -156,7 +167,8 @@ def measure_row(
     """Return the costs of one row."""
     nats = torch.tensor(options.nats, dtype=torch.float64, device=device)
     rules = dict(ROWS[name])
-    rules.setdefault("pull", Budget(nats, every=rules.pop("every", 1)))
+    spends = "pull" not in rules
+    rules.setdefault("pull", Budget(nats, every=rules.pop("every", 1), measured=False))
     trainer = Trainer(work, device)
     before = time.perf_counter()
     moors: list[mooring.Mooring] = []
@@ -168,7 +180,6 @@ def measure_row(
     wait(device)
     attach_seconds = time.perf_counter() - before
     (moor,) = moors
-    spends = isinstance(moor.pull, Budget)
     nats.fill_(torch.inf)
     trainer.step()
     if spends:
