@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def equation_rows() -> list[tuple[str, str, str]]:
     return [(number, function, pattern.replace("\\|", "|")) for number, function, pattern in rows]
 
 
+@cache
 def source_code() -> dict[str, str]:
     """Return the code of every module but the conformance suite, without docstrings and comments."""
     code = {}

@@ -32,6 +32,7 @@ def bench(monkeypatch, tmp_path, capsys):
     return run
 
 
+@pytest.mark.faults
 def test_step_is_the_default_and_prints_a_ratio_for_each_method_and_precision(bench):
     out, results = bench("--runs", 2, "--loop-runs", 1, "--dtype", "float32,float64", *BRIEF)
     assert [(row["dtype"], row["method"]) for row in results] == [
@@ -99,6 +100,7 @@ def test_first_reports_a_failed_process_in_one_line(bench, capsys, monkeypatch):
     assert capsys.readouterr().err == "error: a fresh process failed: RuntimeError: no room\n"
 
 
+@pytest.mark.faults
 def test_scaling_plots_measurements_and_the_limit(bench, tmp_path):
     picture = tmp_path / "scaling.png"
     small = ["--matmul", 64, "--copy", 4096]

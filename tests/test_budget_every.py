@@ -19,7 +19,11 @@ def trained(importance, every, steps, lr=0.05):
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     data = [(torch.randn(16, 6).double(), torch.randint(3, (16,))) for _ in range(8)]
     moor = mooring.attach(
-        model, optimizer, importance=importance, pull=mooring.Budget(NATS, every=every), reference=data[:4]
+        model,
+        optimizer,
+        importance=importance,
+        pull=mooring.Budget(NATS, every=every, measured=False),
+        reference=data[:4],
     )
     free = torch.optim.SGD(model.parameters(), lr=lr)  # the same step without a pull
     spent, bounds, since = [], [], 0.0

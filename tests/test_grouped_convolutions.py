@@ -68,7 +68,7 @@ def test_grouped_convolution_is_moored_as_its_groups(name, blocks):
         for parameter_name, p in model.named_parameters():
             p.requires_grad_("bias" not in parameter_name)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=20.0)
-        pull, importance = mooring.Budget(1e-3), Kronecker(blocks=blocks)
+        pull, importance = mooring.Budget(1e-3, measured=False), Kronecker(blocks=blocks)
         with mooring.attach(
             model, optimizer, importance=importance, pull=pull, reference=data, memory=mooring.Memory()
         ) as moor:

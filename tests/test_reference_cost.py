@@ -43,7 +43,13 @@ def test_reference_is_read_in_one_pass_and_calibrated_in_few(importance, labels)
     model = net()
     passes = counted(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mooring.attach(model, optimizer, importance=importance, pull=mooring.Budget(0.1), reference=reference(32, labels))
+    mooring.attach(
+        model,
+        optimizer,
+        importance=importance,
+        pull=mooring.Budget(0.1, measured=False),
+        reference=reference(32, labels),
+    )
     assert passes[True] == 32 + 8  # each batch once, and the 8 of the calibration once more
     assert passes[False] <= 8 + 2 * (7 + 4 * 8 + 2 * 8)  # where the model is, a search, all directions, two corrections
 
@@ -122,7 +128,7 @@ def cross_entropy(model, batch):
 @pytest.mark.parametrize("importance", [mooring.EWC(decay=None, per_sample=True), Kronecker()])
 def test_calibration_solves_the_mean_rise_over_all_directions(importance, nats, stored, monkeypatch):
     monkeypatch.setattr(calibration, "STORED_BYTES", 1 << 20 if stored else 0)
-    model, data, budget = net(), reference(8), mooring.Budget(nats)
+    model, data, budget = net(), reference(8), mooring.Budget(nats, measured=False)
     moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=importance, pull=budget)
     moor.estimate(data)
     expected = by_bisection(moor._states, budget, data, cross_entropy)

@@ -32,6 +32,7 @@ from mooring.pulls import Budget, GradientPull
 from mooring.pulls.pull import check_numbers
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import estimate
+from mooring.reference.memory_estimate import check_memory
 from mooring.reference.rank_calibration import EqualData, calibrate_on_all_ranks, check_calibratable
 from mooring.siblings import ATTACHED, observers_of_siblings, parameters_of_siblings
 from mooring.state.memory import Memory
@@ -514,9 +515,12 @@ class Mooring:
         self, meter: MeasuredBudget, data: Data, loss: Loss | None, batches: int | None, progress: bool | None
     ) -> Gauge:
         """Return a gauge of a part of the data; the importance is estimated on the other part if no step did that."""
-        read = read_batches(self.model, data, batches)
         known = self._states.memory.accumulates or not self.steps
-        if read and known and any(m.count for m in self._states.records.values()):
+        estimated = known and any(m.count for m in self._states.records.values())
+        if not estimated:
+            check_memory(self._states)  # before anything is read
+        read = read_batches(self.model, data, batches)
+        if read and estimated:
             held_out = read
         else:
             held_out, others = split_reference(read)

@@ -68,6 +68,7 @@ def test_ten_thousand_runs_are_planned_in_seconds(tmp_path, monkeypatch):
     assert sum(map(len, fleets)) == 10_000
 
 
+@pytest.mark.faults
 def test_ten_thousand_stored_runs_are_read_in_seconds(folder):
     specs, study = all_specs(), Study(folder / "study.sqlite")
     start = time.process_time()
@@ -94,6 +95,7 @@ def usage_of(folder, study: str, command: str, *arguments: str) -> dict[str, flo
     return json.loads(ended.out.splitlines()[-1])
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("arguments", [["show"], ["show", "--json"], ["report"]], ids=" ".join)
 def test_ten_times_the_runs_are_shown_and_reported_in_less_than_ten_times_the_time(folder, arguments):
     thousand, ten_thousand = (usage_of(folder, study, *arguments) for study in ("thousand", "study"))

@@ -29,7 +29,9 @@ def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "network", [pytest.param(n, marks=[pytest.mark.faults] * (n == "resnet18-third")) for n in NETWORKS]
+)
 def test_seed_trained_with_others_equals_the_seed_alone(network, tmp_path):
     """Compare to 1e-6: the mlp in float32, deep networks in float64."""
     settings = replace(SEEDS, network=network, epochs=2, dtype="float32" if network == "mlp" else "float64")

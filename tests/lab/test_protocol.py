@@ -52,6 +52,7 @@ def tuned(study: Study, **overrides) -> Tuned:
     return tune(study, **{**SETTINGS, **arguments, **overrides})
 
 
+@pytest.mark.faults
 def test_best_is_that_of_all_combinations_by_average_accuracy_on_the_first_tasks(study, tmp_path):
     choices = {choice.method: choice for choice in tuned(study).choices}
     first = select_tasks(STREAM, 0, 2)

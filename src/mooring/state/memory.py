@@ -42,7 +42,7 @@ class Memory:
         >>> lean = Memory(previous="8bit", current="none")
         >>> data = [torch.randn(8, 256, dtype=torch.bfloat16) for _ in range(4)]
         >>> moor = mooring.attach(model, optimizer, reference=data, memory=lean)
-        >>> kept = sum(t.nbytes for name, t in moor.state_dict().items() if name != "mooring")
+        >>> kept = sum(t.nbytes for name, t in moor.state_dict(gauge=False).items() if name != "mooring")
         >>> round(kept / model.weight.numel(), 2)  # 2 for the anchor, 1 for the importance, 8 / 256 for its blocks
         3.03
     """
