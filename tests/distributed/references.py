@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy
@@ -19,6 +22,7 @@ from distributed.ranks import run_cases
 from mooring.distributed.collectives import one_process
 from mooring.errors import MooringError
 from mooring.importance import EWC, MAS, Kronecker
+from mooring.integrations.state_file import save
 
 F64 = torch.float64
 
@@ -88,6 +92,7 @@ def references() -> None:
     runs["own share"] = own_share
     if hasattr(torch.cpu.Stream, "record_event"):  # otherwise FSDP2 needs GPUs
         runs["fsdp"] = fully_sharded_equals_larger_batches
+        runs["state file"] = sharded_return_and_state_file_equal_one_process
     runs["generated"] = generated_apart
     runs["errors"] = errors_stop_all
     runs["missing layer"] = one_rank_reaches_a_branch
@@ -151,6 +156,38 @@ def fully_sharded_equals_larger_batches() -> None:
     moor.optimizer.step()
     assert moor.measured().nats > 1e-6
     assert 0 < moor.finish().nats <= 1e-6
+
+
+def sharded_return_and_state_file_equal_one_process() -> None:
+    """The last return moves shards that forward passes left gathered, and all ranks write the state of one process."""
+    from torch.distributed.fsdp import fully_shard
+
+    x = inputs(2)
+    labelled = [(part, part.argmax(1) % 3) for part in x]
+    pull = mooring.Budget(1e-4, distil=False)
+    ends = []
+    for file, reference in (("one", [tuple(map(torch.cat, zip(*labelled, strict=True)))]), ("two", labelled)):
+        model, shard = network(), file == "two"
+        for module in (model[2], model) if shard else ():
+            fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        with nullcontext() if shard else one_process():
+            moor = mooring.attach(model, optimizer_of(model), pull=pull, reference=reference)
+            rows = x[0].chunk(dist.get_world_size())[dist.get_rank()] if shard else x[0]
+            cross_entropy(model(rows + 1), torch.zeros(len(rows), dtype=torch.long)).backward()
+            moor.optimizer.step()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(1.1)  # more than the budget's pull allowed
+            before = moor.measured().nats
+            after = moor.finish().nats
+            path = save(moor, Path(f"{file}.safetensors"))
+        assert before > 1e-4 >= after > 0
+        ends.append((before, after, load_file(path) if path.exists() else None))
+    assert (ends[1][2] is None) == (dist.get_rank() > 0)
+    torch.testing.assert_close(ends[1][:2], ends[0][:2], rtol=1e-9, atol=1e-12)
+    for key, tensor in (ends[1][2] or {}).items():
+        if key != "mooring" and not key.startswith("gauge."):  # batches of another size
+            torch.testing.assert_close(tensor, ends[0][2][key], rtol=1e-9, atol=1e-12, msg=key)
 
 
 def generated_apart() -> None:
