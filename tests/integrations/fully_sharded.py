@@ -1,5 +1,7 @@
 """Trainers whose model Accelerate shards with FSDP2, on ranks on the CPU, where it would ignore its plugin."""
 
+import sys
+
 import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
@@ -7,7 +9,7 @@ from transformers import Trainer
 
 import mooring
 from integrations.gpt import adapted_gpt, arguments, gpt, same, text
-from mooring.distributed.dtensor import gathered, reshard
+from mooring.distributed.dtensor import gathered, is_fully_sharded, reshard
 from mooring.integrations.transformers import MooringCallback
 
 TINY = 1e-3
@@ -19,7 +21,7 @@ class ShardedTrainer(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        if not dist.is_initialized():
+        if not dist.is_initialized() or self.is_fsdp_enabled:  # as `accelerate launch --use_fsdp` asks for on a GPU
             return
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
@@ -53,18 +55,28 @@ def fine_tune(model: torch.nn.Module, folder: str, resume: str | None = None, **
 def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights as one process has them."""
     reshard(model)
-    return {name: gathered(p.detach()) for name, p in model.named_parameters()}
+    return {name: gathered(p.detach()).cpu() for name, p in model.named_parameters()}
 
 
 def one_of_two(adapters: bool) -> None:
-    """Fine-tune on one of two ranks, resume from the middle, and check that both end with the same weights."""
+    """Fine-tune on one of two ranks on the CPU."""
     dist.init_process_group("gloo")
+    fine_tune_and_resume(adapters)
+
+
+def fine_tune_and_resume(adapters: bool, **options: object) -> None:
+    """Fine-tune shards, resume from the middle, check that both end with the same weights, and save those."""
     model = adapted_gpt() if adapters else gpt()
-    fine_tune(model, "two")
+    fine_tune(model, "two", **options)
+    assert is_fully_sharded(model)
     weights = whole(model)
     resumed = adapted_gpt() if adapters else gpt()
-    fine_tune(resumed, "two", "two/checkpoint-2", save_strategy="no")
+    fine_tune(resumed, "two", "two/checkpoint-2", save_strategy="no", **options)
     assert same(weights, whole(resumed))
     if dist.get_rank() == 0:
         torch.save(weights, "weights.pt")
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    fine_tune_and_resume(sys.argv[1] == "lora", use_cpu=False)
