@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy
@@ -17,8 +20,10 @@ import mooring
 from adapters.low_rank_nets import Adapted
 from distributed.ranks import run_cases
 from mooring.distributed.collectives import one_process
+from mooring.distributed.dtensor import gathered
 from mooring.errors import MooringError
 from mooring.importance import EWC, MAS, Kronecker
+from mooring.integrations.state_file import save
 
 F64 = torch.float64
 
@@ -88,6 +93,8 @@ def references() -> None:
     runs["own share"] = own_share
     if hasattr(torch.cpu.Stream, "record_event"):  # otherwise FSDP2 needs GPUs
         runs["fsdp"] = fully_sharded_equals_larger_batches
+        for make in (network, adapted):
+            runs[f"shards of {make.__name__}"] = partial(sharded_return_and_state_file_equal_one_process, make)
     runs["generated"] = generated_apart
     runs["errors"] = errors_stop_all
     runs["missing layer"] = one_rank_reaches_a_branch
@@ -151,6 +158,52 @@ def fully_sharded_equals_larger_batches() -> None:
     moor.optimizer.step()
     assert moor.measured().nats > 1e-6
     assert 0 < moor.finish().nats <= 1e-6
+
+
+def sharded_return_and_state_file_equal_one_process(make: Callable[[], nn.Module]) -> None:
+    """Two tasks and the last return move shards as one process would, and all ranks write the state of one process."""
+    from torch.distributed.fsdp import fully_shard
+
+    x, world = inputs(2), dist.get_world_size()
+    labelled = [(part, part.argmax(1) % 3) for part in x]
+    ends = []
+    for file, reference in (("one", [tuple(map(torch.cat, zip(*labelled, strict=True)))]), ("two", labelled)):
+        model, shard = make(), file == "two"
+        for module in (model[2], model) if shard else ():
+            fully_shard(module, mesh=init_device_mesh("cpu", (world,)))
+        with nullcontext() if shard else one_process():
+            pull = mooring.Budget(1e-4, distil=False)
+            moor = mooring.attach(model, optimizer_of(model), pull=pull, reference=reference)
+            for step in range(6):
+                if step == 3:
+                    moor.consolidate()
+                rows = x[step % 2].chunk(world)[dist.get_rank()] if shard else x[step % 2]
+                moor.optimizer.zero_grad()
+                cross_entropy(model(rows + 1), torch.full((len(rows),), step % 3)).backward()
+                moor.optimizer.step()
+            energy = moor.pull_energy()
+            with torch.no_grad():
+                for p in moor.optimizer.param_groups[0]["params"]:
+                    p.add_(0.3)  # more than the budget's pull allowed
+            before, after = moor.measured().nats, moor.finish().nats
+            path = save(moor, Path(f"{make.__name__}-{file}.safetensors"))
+        assert energy > 0
+        assert before > 1e-4 >= after > 0
+        assert not moor.coverage().unheld
+        ends.append(([energy, before, after], load_file(path) if path.exists() else {}))
+    torch.testing.assert_close(ends[1][0], ends[0][0], rtol=1e-7, atol=1e-12)
+    assert bool(ends[1][1]) == (dist.get_rank() == 0)
+    for key, tensor in ends[1][1].items():
+        if key != "mooring" and not key.startswith("gauge."):  # batches of another size
+            torch.testing.assert_close(tensor, ends[0][1][key], rtol=1e-9, atol=1e-12, msg=key)
+    reloaded = mooring.attach(model, optimizer_of(model), pull=pull)
+    moor.detach()
+    kept = {key: gathered(t) for key, t in moor.state_dict().items()}
+    states = [ends[1][1]]
+    dist.broadcast_object_list(states)
+    reloaded.load_state_dict(states[0])
+    for key, tensor in reloaded.state_dict().items():
+        assert torch.equal(gathered(tensor), kept[key]), key
 
 
 def generated_apart() -> None:

@@ -149,13 +149,26 @@ def test_non_finite_loss_stops_before_the_update(tmp_path):
         train(model, callback, 0, tmp_path)
 
 
-@pytest.mark.parametrize("option", ["deepspeed", "fsdp"])
-def test_unsupported_options_are_refused_before_training(option):
-    args = SimpleNamespace(**{"deepspeed": None, "fsdp": [], option: ["full_shard"]})
-    with pytest.raises(
-        MooringError, match=f"does not support {option}, (whose|because) .*: train on one device or with DDP"
-    ):
-        MooringCallback().on_init_end(args, None, None)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"deepspeed": "config.json"},
+            "does not support deepspeed, whose .*: train on one device, with DDP or with FSDP2",
+        ),
+        ({"fsdp": True, "fsdp_plugin_args": {"fsdp_version": 1}}, "does not support FSDP1, which flattens parameters"),
+        ({"fsdp": True, "fsdp_config": {"xla": True}}, "does not support FSDP on XLA"),
+    ],
+    ids=["deepspeed", "FSDP1", "XLA"],
+)
+def test_unsupported_options_are_refused_before_training(options, message):
+    with pytest.raises(MooringError, match=message):
+        MooringCallback().on_init_end(SimpleNamespace(**{"fsdp_config": None} | options), None, None)
+
+
+def test_fsdp2_is_not_refused():
+    args = SimpleNamespace(fsdp=True, fsdp_config={}, fsdp_plugin_args={"fsdp_version": 2})
+    MooringCallback().on_init_end(args, None, None)
 
 
 def test_bad_options_are_refused_when_the_callback_is_created(tmp_path):

@@ -1,5 +1,6 @@
 """The Kronecker factors of a base layer's curvature, kept for a low-rank product that is added to it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -17,6 +18,7 @@ from mooring.adapters.sides import (
     side_shape,
     to_codes,
 )
+from mooring.distributed.dtensor import gathered, local_part, reduce_over_shards
 from mooring.errors import MooringError, check_number, check_whole
 from mooring.importance.kronecker_factors import FACTOR_SLOTS, KroneckerFactors, layer_rows
 from mooring.importance.observed_factors import ObservedFactors
@@ -166,10 +168,12 @@ class ProductFactors(KroneckerFactors):
         self.basis = self.past_inputs, vectors.to(dtype), curvature
 
     def is_anchored(self, anchor: Tensor) -> bool:
-        """Return whether the anchor of B is not 0; the device is asked once for each anchor."""
+        """Return whether the anchor of B is not 0 on any rank; the device is asked once for each anchor."""
         key = id(anchor), anchor._version
         if self._anchor is None or self._anchor[:2] != key:
-            self._anchor = (*key, bool(anchor.any()))
+            assert self.low_rank is not None
+            flag = anchor.any().to(self.low_rank.b.device, torch.float32)
+            self._anchor = (*key, bool(reduce_over_shards([flag], [self.low_rank.b], "max")[0]))
         return self._anchor[2]
 
     def outputs_in_basis(self) -> Tensor:
@@ -182,26 +186,27 @@ class ProductFactors(KroneckerFactors):
 
     def diagonal(self, like: Tensor) -> Tensor:
         """Return the curvature of each weight of B on this task, for the present A."""
-        return self._b_diagonal(self.inputs, self.outputs, 1 / max(1, self.count) ** 2, like)
+        return self._b_diagonal(self.inputs, self.outputs, 1 / max(1, self.count) ** 2)
 
     def past_diagonal(self, like: Tensor) -> Tensor:
         """Return the curvature of each weight of B over past tasks, for the present A."""
-        return self._b_diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks, like)
+        return self._b_diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks)
 
     def past_diagonal_of_a(self, like: Tensor) -> Tensor:
-        """Return the curvature of each weight of A over past tasks, for the present B; 0 while B is 0."""
+        """Return the curvature of each weight of A on this rank over past tasks, for the present B; 0 while B is 0."""
         assert self.low_rank is not None
-        b = self.low_rank.b.detach().flatten(1).to(self.inputs).mT
+        b = gathered(self.low_rank.b.detach()).flatten(1).to(self.inputs).mT
         rows = (rows_times(b, self.past_factor("outputs"), b.shape[-1]) * b).sum(1)
         columns = side_diagonal(self.past_factor("inputs"), self.low_rank.inputs)
-        return (self.tasks * self.low_rank.scale**2 * rows.unsqueeze(-1) * columns).reshape(like.shape)
+        whole = self.tasks * self.low_rank.scale**2 * rows.unsqueeze(-1) * columns
+        return local_part(whole.reshape(self.low_rank.a.shape), self.low_rank.a)
 
-    def _b_diagonal(self, inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
+    def _b_diagonal(self, inputs: Tensor, outputs: Tensor, scale: float) -> Tensor:
         assert self.low_rank is not None
-        a = self.low_rank.a.detach().flatten(1).to(inputs)
+        a = gathered(self.low_rank.a.detach()).flatten(1).to(inputs)
         columns = input_gram(a, rows_times(a, inputs, a.shape[-1]), self.low_rank.scale).diagonal().to(inputs)
         rows = side_diagonal(outputs, self.low_rank.outputs)
-        return (scale * rows.unsqueeze(-1) * columns).reshape(like.shape)
+        return local_part((scale * rows.unsqueeze(-1) * columns).reshape(self.low_rank.b.shape), self.low_rank.b)
 
     @property
     def nbytes(self) -> int:
@@ -211,7 +216,9 @@ class ProductFactors(KroneckerFactors):
         return sum(t.nbytes for t in self.slots().values()) + vectors - of_this_task
 
 
-def observe_products(products: dict[str, LowRank], largest: int, a: Tensor, b: Tensor) -> dict[str, ObservedFactors]:
+def observe_products(
+    products: dict[str, LowRank], largest: int, a: Tensor, b: Tensor, firsts: Mapping[Tensor, Tensor]
+) -> dict[str, ObservedFactors]:
     """Return the factors of one call of a module that adds low-rank products.
 
     Args:
@@ -219,6 +226,7 @@ def observe_products(products: dict[str, LowRank], largest: int, a: Tensor, b: T
         largest: as for `factor_shapes`.
         a: the module's input.
         b: the gradient of the mean loss with respect to its output.
+        firsts: the whole A of a product, where its own is sharded.
     """
     observed: dict[str, ObservedFactors] = {}
     known: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # several products of a layer have the same factors
@@ -226,7 +234,7 @@ def observe_products(products: dict[str, LowRank], largest: int, a: Tensor, b: T
         x, g = _rows(low_rank, a, b)
         (n, places), gradients, shapes = g.shape[:2], g.flatten(0, 1), factor_shapes(low_rank, largest)
         wide = torch.promote_types(g.dtype, torch.float32)
-        first = low_rank.a.detach().flatten(1).to(wide)
+        first = firsts.get(low_rank.a, low_rank.a).detach().flatten(1).to(wide)
         key = type(low_rank.layer), *shapes
         if isinstance(low_rank.layer, nn.Embedding):
             projected = first.mT[x.flatten()]

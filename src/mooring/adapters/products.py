@@ -18,7 +18,6 @@ SAMPLES = 8
 MAX_ROUNDING = 0.01
 """The largest difference of such values, relative to the largest of them: bfloat16 rounds by 0.004."""
 
-SHARDED = "its factors are sharded over ranks, and only whole ones are held through their product"
 SHARED = "its factors belong to several products, so each is held by its own scores"
 EXCLUDED = "the other factor of its product is excluded, so it is held by its own scores"
 EMPTY = "is empty: its product has rank 0 and adds nothing"
@@ -117,8 +116,9 @@ def sample_layer(layer: nn.Module) -> list[float]:
         >>> sample_layer(layer)
         [1.0, 1.0, 1.0, 1.0]
     """
-    tensors = [t.detach().reshape(-1) for t in (*layer.parameters(), *layer.buffers()) if t.numel() and not t.is_meta]
-    samples = [t[:: max(1, len(t) // SAMPLES)][:SAMPLES] for t in tensors if not sharded(t) and not t.is_complex()]
+    known = (t for t in (*layer.parameters(), *layer.buffers()) if t.numel() and not t.is_meta and not sharded(t))
+    tensors = [t.detach().reshape(-1) for t in known if not t.is_complex()]
+    samples = [t[:: max(1, len(t) // SAMPLES)][:SAMPLES] for t in tensors]
     return [value for sample in samples for value in sample.double().cpu().tolist()]
 
 
@@ -162,8 +162,6 @@ def check_same_layers(saved: Mapping[str, Any], products: Products, names: Mappi
 def _refusal(product: LowRank, uses: Counter[Tensor], moorable: Collection[Tensor]) -> str:
     """Return why a product is not held as one; empty if it is."""
     both = product.a, product.b
-    if any(map(sharded, both)):
-        return SHARDED
     if max(uses[p] for p in both) > 1:
         return SHARED
     if any(p not in moorable for p in both):

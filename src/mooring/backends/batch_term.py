@@ -32,6 +32,11 @@ class BatchTerm(ABC):
         self.d, self.curvature, self.removed = (torch.zeros(size, dtype=dtype, device=device) for _ in range(3))
         self.zero = self.d.new_zeros(())
 
+    @property
+    def placed_like(self) -> Tensor:
+        """A tensor with the placements over which what is spent is to be added up."""
+        return self.state.parameter
+
     @abstractmethod
     def is_valid(self) -> bool:
         """Return whether the parameters still are what the batch was made for."""

@@ -139,7 +139,7 @@ class BudgetSolver:
         spent, parameters = [], []
         for term in self._staged(terms):
             spent.append(term.spent(mu))
-            parameters.append(term.state.parameter)
+            parameters.append(term.placed_like)
         total = torch.stack(reduce_over_shards(spent, parameters)).sum(0)
         return total.to(mu.device) if isinstance(mu, Tensor) else total
 
@@ -148,7 +148,7 @@ class BudgetSolver:
         spent, parameters = [], []
         for term in self._staged(terms):
             spent.append(term.energy())
-            parameters.append(term.state.parameter)
+            parameters.append(term.placed_like)
         return torch.stack(reduce_over_shards(spent, parameters)).sum(0)
 
     def _kernels(self, name: str, terms: Sequence[Term]) -> BudgetKernels | None:

@@ -24,6 +24,11 @@ class DiagonalTerm:
     def __init__(self, state: ParameterState) -> None:
         self.state = state
 
+    @property
+    def placed_like(self) -> Tensor:
+        """A tensor with the placements over which what is spent is to be added up."""
+        return self.state.parameter
+
     def tensors(self) -> State:
         """Return the tensors that `spent_rule` reads."""
         return self.state.pull_tensors()
@@ -109,5 +114,5 @@ def pull_rule(budget: Budget) -> Any:
 def pull_energy(states: Collection[ParameterState]) -> float:
     """Return the sum of previous * d^2 / 2 over all parameters."""
     terms = budget_terms(states)
-    spent = reduce_over_shards([term.energy() for term in terms], [term.state.parameter for term in terms])
+    spent = reduce_over_shards([term.energy() for term in terms], [term.placed_like for term in terms])
     return math.fsum(float(value) for value in spent)  # they may be on several devices

@@ -19,6 +19,7 @@ from mooring.adapters.product import (
 from mooring.adapters.product_factors import ProductFactors
 from mooring.adapters.sides import rows_times
 from mooring.backends.eigen import eigen
+from mooring.distributed.dtensor import gathered, local_part, local_tensor, to_dtensor
 from mooring.state.mooring_state import ParameterState
 
 
@@ -67,8 +68,8 @@ class ProductStack:
         self.inputs, self.vectors = stacks
         self.anchors: tuple[Tensor, Tensor] | None = None
         if self.factors[0].is_anchored(states[0].anchor):
-            firsts = [state.held_with.device_anchor for state in states if state.held_with]
-            self.anchors = self._joined(firsts), self._joined([state.device_anchor for state in states])
+            firsts = [_whole_anchor(state.held_with) for state in states if state.held_with]
+            self.anchors = self._joined(firsts), self._joined([_whole_anchor(state) for state in states])
             self.start = self.to_basis(self.anchors[1])
         self.rows, self.residual = self.outputs, self.outputs
 
@@ -88,8 +89,8 @@ class ProductStack:
         return inputs, vectors
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return tensors of all layers as one, (layers, rows, columns)."""
-        return torch.stack([t.detach() for t in tensors]).to(self.dtype).flatten(2)
+        """Return tensors of all layers as one, (layers, rows, columns); shards are gathered."""
+        return torch.stack([gathered(t.detach()) for t in tensors]).to(self.dtype).flatten(2)
 
     def _firsts(self) -> list[Tensor]:
         return [_first(state) for state in self.states]
@@ -165,7 +166,8 @@ class ProductStack:
         """Subtract from each B a displacement that is given in the eigenbases, (layers, out, rank)."""
         change, seconds = self.from_basis(removed @ self.rows.mT), self._seconds()
         parts = change.to(seconds[0].dtype).reshape(-1, *seconds[0].shape).unbind()
-        torch._foreach_sub_(seconds, list(parts))
+        changes = [local_part(part, p) for part, p in zip(parts, seconds, strict=True)]
+        torch._foreach_sub_([local_tensor(p) for p in seconds], changes)
 
     def residuals(self) -> Tensor:
         """Return the residual of all products together at each of `RETREATS` towards the anchor."""
@@ -178,7 +180,12 @@ class ProductStack:
         assert self.anchors is not None
         for live, anchors in zip((self._firsts(), self._seconds()), self.anchors, strict=True):
             for p, anchor in zip(live, anchors, strict=True):
-                p.lerp_(anchor.reshape(p.shape).to(p.dtype), (1 - fraction).to(p))
+                theta, goal = local_tensor(p), local_part(anchor.reshape(p.shape).to(p.dtype), p)
+                theta.lerp_(goal, (1 - fraction).to(theta))
+
+
+def _whole_anchor(state: ParameterState) -> Tensor:
+    return gathered(to_dtensor(state.device_anchor, state.parameter))
 
 
 def _basis(factors: ProductFactors) -> tuple[Tensor, Tensor, Tensor]:

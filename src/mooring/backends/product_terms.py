@@ -106,6 +106,11 @@ class ProductTerm(BatchTerm):
         """The energy at the best B, because A has turned away from the anchor; 0-d, float64."""
         return torch.cat([stack.residual for stack in self.stacks]).sum()
 
+    @property
+    def placed_like(self) -> Tensor:
+        """A whole tensor: every rank computes what all products spend, of whole factors."""
+        return self.zero
+
     def energy(self) -> Tensor:
         """Return what the products spend, with the residual."""
         return super().energy() + self.residual

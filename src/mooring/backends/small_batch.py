@@ -36,6 +36,11 @@ class SmallBatch:
         self.previous = torch.cat([scores.reshape(-1).to(states[0].compute_dtype) for scores in self._kept])
         self.update()
 
+    @property
+    def placed_like(self) -> Tensor:
+        """A tensor with the placements over which what is spent is to be added up; small ones are whole."""
+        return self.state.parameter
+
     def is_valid(self) -> bool:
         """Return whether the parameters still have the importances and dtypes that the batch was made for."""
         kept = zip(self.states, self._kept, strict=True)

@@ -122,7 +122,7 @@ def _contribution(p: Tensor, total: int, observed: ObservedFactors | None, shape
     """Return this rank's term in the sum of a parameter's factors; zeros if its layer did not run here."""
     dtype = torch.promote_types(p.dtype, torch.float32)
     if observed is None:
-        return tuple(p.new_zeros(shape, dtype=dtype) for shape in (*shapes, ()))
+        return tuple(torch.zeros(shape, dtype=dtype, device=p.device) for shape in (*shapes, ()))
     share, ranks = observed.samples / total, world_size()
     return (
         observed.inputs.to(dtype) * share,

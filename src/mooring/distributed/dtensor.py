@@ -69,8 +69,7 @@ def to_dtensor(part: Tensor, like: Any, *, rows: bool = False) -> Tensor:
 def local_part(whole: Any, like: Any, *, rows: bool = False) -> Tensor:
     """Return the part of a whole tensor that the parameter `like` has on this rank; a scalar is not split."""
     if not (rows or whole.shape == like.shape) or not sharded(like):
-        full: Tensor = whole.full_tensor() if sharded(whole) else whole
-        return full
+        return gathered(whole)
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = like.device_mesh
@@ -80,6 +79,17 @@ def local_part(whole: Any, like: Any, *, rows: bool = False) -> Tensor:
         return local_tensor(whole.redistribute(mesh, like.placements))
     whole = DTensor.from_local(whole.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False)
     return local_tensor(whole.redistribute(mesh, like.placements)).clone()  # so that the whole can be freed
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Return the whole of a sharded tensor, which every rank must ask for; a plain tensor is returned as it is.
+
+    Example:
+        >>> gathered(torch.zeros(2))
+        tensor([0., 0.])
+    """
+    whole: Tensor = tensor.full_tensor() if sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return whole
 
 
 def reduce_over_shards(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.backends.eager import autocast_disabled
+from mooring.distributed.dtensor import reshard
 from mooring.errors import MooringError, NonFiniteError
 from mooring.gauge.divergence import StoredPredictions
 from mooring.gauge.measurement import Measurement, ratio_of_sums
@@ -95,7 +96,10 @@ class Gauge:
 
 @contextmanager
 def passive(model: nn.Module, settings: Settings | None) -> Iterator[None]:
-    """Put a model into eval mode, with these settings, for passes that are no part of training; restore both."""
+    """Put a model into eval mode, with these settings, for passes that are no part of training; restore both.
+
+    Parameters that a pass left gathered are sharded again, because the next pass would not see that shards moved.
+    """
     training = [module for module in model.modules() if module.training]
     probing, OutputObserver.probing = OutputObserver.probing, True
     for module in training:
@@ -104,6 +108,7 @@ def passive(model: nn.Module, settings: Settings | None) -> Iterator[None]:
         with autocast_disabled(), applied_settings(model, settings or {}):
             yield
     finally:
+        reshard(model)
         OutputObserver.probing = probing
         for module in training:
             module.training = True

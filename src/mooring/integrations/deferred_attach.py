@@ -9,6 +9,7 @@ from torch import nn
 
 from mooring.attachment import attach, create_mooring
 from mooring.distributed.collectives import rank
+from mooring.distributed.dtensor import gathered
 from mooring.errors import MooringError, unknown
 from mooring.importance import State
 from mooring.integrations.state_file import load, load_for, save
@@ -136,11 +137,17 @@ class MooringOwner:
 
     def print_coverage(self) -> None:
         """Print on stderr, in the first process, what is held in the training that begins; not if verbose is false."""
-        if self.verbose and rank() == 0:
-            print(f"mooring: {self.moor.coverage().summary}", file=sys.stderr)
+        if not self.verbose:
+            return
+        summary = self.moor.coverage().summary  # ranks with shards find it together
+        if rank() == 0:
+            print(f"mooring: {summary}", file=sys.stderr)
 
     def save(self, path: str | Path) -> Path:
-        """Write the state to a file or folder, for `state=` in another process; a kill leaves the old file as it is."""
+        """Write the state to a file or folder, for `state=` in another process; a kill leaves the old file as it is.
+
+        Of a sharded model every rank must call this, and the first one writes.
+        """
         return save(self.moor, path)
 
 
@@ -153,7 +160,7 @@ def _check_same_weights(before: nn.Module, model: nn.Module) -> None:
         if other is None or other.shape != p.shape or other.is_meta or p.is_meta:
             continue  # `load_state_dict` names parameters that do not fit
         narrow = min(p.dtype, other.dtype, key=lambda dtype: dtype.itemsize)  # it may have been saved rounded
-        if not torch.equal(p.cpu().to(narrow), other.cpu().to(narrow)):
+        if not torch.equal(gathered(p).cpu().to(narrow), gathered(other).cpu().to(narrow)):
             raise MooringError(
                 f"this callback moors another model, whose weights are not this one's ({name!r} differs): create a "
                 "callback for each model, or load the first one's weights to continue its tasks"

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from mooring.distributed.collectives import rank
+from mooring.distributed.dtensor import gathered, local_tensor, reduce_over_shards, reshard, sharded
 from mooring.errors import MooringError
 from mooring.importance import State
 from mooring.moor import Mooring
@@ -24,17 +26,44 @@ def state_path(path: str | Path) -> Path:
     return Path(path) if str(path).endswith(".safetensors") else Path(path) / NAME
 
 
-def save(moor: Mooring, path: str | Path) -> Path:
-    """Write the state and the fingerprint of the model's weights atomically, to a file or into a folder."""
+def save(moor: Mooring, path: str | Path, *, writes: bool | None = None) -> Path:
+    """Write the state and the fingerprint of the model's weights atomically, to a file or into a folder.
+
+    Of a sharded model the file is that of one process: every rank must call this, and shards are gathered one tensor
+    at a time.
+
+    Args:
+        moor: the Mooring.
+        path: the file or folder.
+        writes: whether this process writes the file; by default each does, but of a sharded model the first rank.
+    """
     from safetensors.torch import save_file
 
     file = state_path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.tmp")
-    state = {key: tensor.detach().contiguous() for key, tensor in moor.state_dict().items()}
-    save_file(state, unfinished, metadata={"weights": json.dumps(fingerprint(moor.model))})
-    os.replace(unfinished, file)
+    writes = not is_sharded(moor) or rank() == 0 if writes is None else writes
+    state = _gather(moor.state_dict(), keep=writes)
+    weights = fingerprint(moor.model)
+    if writes:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_name(f"{file.name}.tmp")
+        save_file(state, unfinished, metadata={"weights": json.dumps(weights)})
+        os.replace(unfinished, file)
     return file
+
+
+def is_sharded(moor: Mooring) -> bool:
+    """Return whether parameters are sharded, so that the state is gathered from all ranks."""
+    return any(sharded(p) for group in moor.optimizer.param_groups for p in group["params"])
+
+
+def _gather(state: State, *, keep: bool) -> State:
+    """Return a state with whole tensors; nothing if it is not kept. What was gathered is moved to the CPU."""
+    whole: State = {}
+    for key, tensor in state.items():
+        full = gathered(tensor.detach())
+        if keep:
+            whole[key] = (full.cpu() if sharded(tensor) else full).contiguous()
+    return whole
 
 
 def load(path: str | Path) -> State:
@@ -51,9 +80,10 @@ def load_for(model: nn.Module, files: Sequence[Path]) -> tuple[State, Path]:
     The state of other weights would pull the model to the wrong anchors without an error.
     """
     existing = [file for file in files if file.is_file()]
+    present = fingerprint(model)
     for file in existing:
         state, weights = read(file)
-        if belongs(weights, fingerprint(model)):
+        if belongs(weights, present):
             return state, file
     if existing:
         raise MooringError(
@@ -76,7 +106,7 @@ def read(file: Path) -> tuple[State, dict[str, float]]:
 
 @torch.no_grad()
 def fingerprint(model: nn.Module) -> dict[str, float]:
-    """Return the sum of each trainable parameter, which differs between training steps.
+    """Return the sum of each trainable parameter, which differs between training steps; of shards, on every rank.
 
     Example:
         >>> layer = nn.Linear(2, 1, bias=False)
@@ -84,8 +114,15 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
         >>> fingerprint(layer)
         {'weight': 1.0}
     """
-    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-    return {name: p.cpu().sum(dtype=torch.float64).item() for name, p in trained}
+    reshard(model)  # an evaluation leaves parameters gathered, maybe in a narrower dtype
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    sums = reduce_over_shards([_sum(p) for p in trained.values()], list(trained.values()))
+    return {name: total.item() for name, total in zip(trained, sums, strict=True)}
+
+
+def _sum(p: Tensor) -> Tensor:
+    """Return the sum of a parameter on the CPU; of a shard, on its device, where shards are added up."""
+    return local_tensor(p).sum(dtype=torch.float64) if sharded(p) else p.cpu().sum(dtype=torch.float64)
 
 
 def belongs(weights: dict[str, float], model: dict[str, float]) -> bool:

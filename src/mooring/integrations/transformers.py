@@ -13,7 +13,7 @@ from torch import nn
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError
 from mooring.integrations.deferred_attach import MEASURED, DeferredAttach, MooringOwner, SavedState
-from mooring.integrations.state_file import NAME
+from mooring.integrations.state_file import NAME, is_sharded, save
 from mooring.reference.batches import is_row
 
 try:
@@ -26,13 +26,6 @@ __all__ = ["MooringCallback", "last_checkpoint"]
 
 STAGED = "mooring-next.safetensors"
 """The state of the checkpoint in progress: written before it, and moved into it when it is complete."""
-
-
-UNSUPPORTED = {
-    "deepspeed": "whose optimizer steps on flattened copies of parameters that no hook can see",
-    "fsdp": "because the state of shards is not gathered into the Trainer's checkpoints yet",
-}
-"""Options of the Trainer that are refused, and why."""
 
 
 class MooringCallback(MooringOwner, TrainerCallback):
@@ -102,8 +95,8 @@ class MooringCallback(MooringOwner, TrainerCallback):
             folders = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
             folders.append(_folder(args, state))
             file = self._deferred.resume_from(*(folder / NAME for folder in folders), _output(args) / STAGED)
-            if args.should_save and file.name == STAGED and folders[-1].is_dir():
-                self.save(folders[-1])  # before the next checkpoint overwrites the staged file
+            if file.name == STAGED and folders[-1].is_dir():
+                self._write(args, folders[-1])  # before the next checkpoint overwrites the staged file
         self.print_coverage()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
@@ -130,13 +123,11 @@ class MooringCallback(MooringOwner, TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Move the staged state into the checkpoint that the Trainer has written."""
-        if not args.should_save:
-            return
-        if self._staged == state.global_step:
+        if self._staged != state.global_step:
+            self._write(args, _folder(args, state))
+        elif args.should_save:
             os.replace(_output(args) / STAGED, _folder(args, state) / NAME)
-            self._staged = -1
-        else:
-            self.save(_folder(args, state))
+        self._staged = -1
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Load the state of the best weights if the Trainer loaded those, then consolidate and save."""
@@ -146,9 +137,10 @@ class MooringCallback(MooringOwner, TrainerCallback):
             self._deferred.resume_from(Path(state.best_model_checkpoint) / NAME)
         if self.consolidate:
             self.moor.consolidate()
-        if args.should_save and args.save_strategy != "no":
-            self.save(_output(args))
-            (_output(args) / STAGED).unlink(missing_ok=True)
+        if args.save_strategy != "no":
+            self._write(args, _output(args))
+            if args.should_save:
+                (_output(args) / STAGED).unlink(missing_ok=True)
         self._training = False
 
     def _stage(self, args: TrainingArguments, state: TrainerState) -> None:
@@ -156,9 +148,14 @@ class MooringCallback(MooringOwner, TrainerCallback):
 
         If the process is killed between the two, the checkpoint is complete and the staged file has its state.
         """
-        if args.should_save and self._staged != state.global_step:
-            self.save(_output(args) / STAGED)
+        if self._staged != state.global_step:
+            self._write(args, _output(args) / STAGED)
             self._staged = state.global_step
+
+    def _write(self, args: TrainingArguments, path: Path) -> None:
+        """Write the state in the processes that save; those with shards all take part in gathering it."""
+        if args.should_save or is_sharded(self.moor):
+            save(self.moor, path, writes=args.should_save)
 
 
 class CollatedRows:
@@ -231,7 +228,24 @@ def _folder(args: TrainingArguments, state: TrainerState) -> Path:
 
 
 def _check_supported(args: TrainingArguments) -> None:
-    """Refuse DeepSpeed and FSDP, with the reason."""
-    for option, reason in UNSUPPORTED.items():
-        if getattr(args, option, None):
-            raise MooringError(f"MooringCallback does not support {option}, {reason}: train on one device or with DDP")
+    """Refuse DeepSpeed, FSDP1 and FSDP on XLA, with the reason; FSDP2 is supported."""
+    if getattr(args, "deepspeed", None):
+        raise MooringError(
+            "MooringCallback does not support deepspeed, whose optimizer steps on flattened copies of parameters that "
+            "no hook can see: train on one device, with DDP or with FSDP2"
+        )
+    if not getattr(args, "fsdp", None):
+        return
+    config = args.fsdp_config
+    if isinstance(config, dict) and config.get("xla"):
+        raise MooringError("MooringCallback does not support FSDP on XLA: train on GPUs, or without fsdp")
+    if _fsdp_version(args) == 1:
+        raise MooringError(
+            'MooringCallback does not support FSDP1, which flattens parameters: give fsdp_config={"version": 2}'
+        )
+
+
+def _fsdp_version(args: TrainingArguments) -> int:
+    """Return the version of FSDP that the Trainer's options ask for."""
+    plugin = getattr(args, "fsdp_plugin_args", None) or {}  # transformers 4 has environment variables instead
+    return int(plugin.get("fsdp_version", os.environ.get("FSDP_VERSION", 1)))

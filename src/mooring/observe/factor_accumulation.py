@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from mooring.distributed.dtensor import gathered, to_dtensor
 from mooring.importance.observed_factors import ObservedFactors, along_directions, gradient_scales, is_explained
 from mooring.state.mooring_state import MooringState, ParameterState
 
@@ -88,5 +89,5 @@ def _compared(state: ParameterState, g: Tensor, observed: ObservedFactors) -> Te
     """Return the gradient that a step uses in the form of `ObservedFactors.gradient`; that of a B is whole."""
     dtype = observed.gradient.dtype
     if state.held_with:
-        return g.flatten(1).to(dtype)
+        return gathered(to_dtensor(g, state.parameter)).flatten(1).to(dtype)
     return along_directions(g, dtype, transposed=observed.transposed)

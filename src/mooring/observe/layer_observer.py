@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mooring.adapters.product_factors import factor_shapes, observe_products
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_factors, world_size
+from mooring.distributed.dtensor import gathered_parameters, sharded
 from mooring.errors import MooringError
 from mooring.importance.kronecker_factors import is_transposed
 from mooring.importance.observed_factors import FactorShapes, ObservedFactors, observe, observed_shapes
@@ -43,6 +44,7 @@ class LayerObserver:
         self._open: dict[int, dict[Tensor, ObservedFactors]] = {}
         self._versions: dict[Tensor, list[int]] = {}
         self._handles: dict[nn.Module, Any] = {}
+        self._gathered: dict[Tensor, Tensor] = {}
         self._layers: dict[nn.Module, dict[str, Tensor]] = {}
         self.hook_layers()
 
@@ -76,7 +78,7 @@ class LayerObserver:
         a = a.detach()
 
         def on_gradient(b: Tensor) -> None:
-            own = {name: p for name, p in self._layers.get(module, {}).items() if _accumulates(p)}
+            own = {name: p for name, p in self._layers.get(module, {}).items() if _accumulates(self._leaf(p))}
             if own and not OutputObserver.probing:
                 with torch.no_grad(), autocast_disabled():
                     observed = self._observe(module, own, a, b)
@@ -91,8 +93,17 @@ class LayerObserver:
         names, importance = own.keys() - products.keys(), self.states.importance
         observed = observe(module, a, b, names, importance.blocks, importance.places) if names else {}
         if products:
-            observed |= observe_products(products, self.states.largest_side, a, b)
+            firsts = {product.a: self._leaf(product.a) for product in products.values() if sharded(product.a)}
+            observed |= observe_products(products, self.states.largest_side, a, b, firsts)
         return observed
+
+    def _leaf(self, p: Tensor) -> Tensor:
+        """Return the tensor that the running backward pass differentiates: of a shard, the gathered parameter."""
+        if not sharded(p):
+            return p
+        if p not in self._gathered:
+            self._gathered = gathered_parameters(self.states.model)
+        return self._gathered.get(p, p)
 
     def _add_use(self, p: Tensor, observed: ObservedFactors) -> None:
         """Add a call of a layer to the running backward pass, and at its start drop passes that were thrown away."""
@@ -105,6 +116,8 @@ class LayerObserver:
             uses[p].add_use(observed)
             return
         uses[p] = observed
+        if sharded(p):  # its gradient appears after the pass, so every pass counts
+            return
         untouched = self._versions.get(p) == gradient_versions([p])
         if p in self._passes and (p.grad is None or not (untouched or bool(p.grad.any()))):
             del self._passes[p]
@@ -126,6 +139,7 @@ class LayerObserver:
         predictions, so the gradient of a single one is larger by their number per sample.
         """
         observed, self._passes, self._open, self._versions = self._passes, {}, {}, {}
+        self._gathered = {}
         if not self.due:
             return {}
         for factors in observed.values():

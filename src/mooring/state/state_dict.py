@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.adapters.product_factors import ROOT_SLOTS
 from mooring.adapters.products import check_same_layers
 from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError, warn
 from mooring.importance import State
+from mooring.importance.kronecker_factors import FACTOR_SLOTS
 from mooring.state.displacement import displaced
 from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState, ParameterState
@@ -29,6 +31,9 @@ REQUIRED_KEYS = ("importance", "options", "merge", "tasks", "steps", "moored", "
 
 HEADER = "mooring"
 
+WHOLE_SLOTS = {*FACTOR_SLOTS, *ROOT_SLOTS}
+"""The slots of factors, which are whole on every rank even if their parameter is sharded."""
+
 
 def pack_state(states: Collection[ParameterState], buffers: Mapping[str, Tensor], header: dict[str, Any]) -> State:
     """Return the flat dictionary: `slot.parameter`, `buffer.name`, and a header of JSON bytes."""
@@ -38,8 +43,10 @@ def pack_state(states: Collection[ParameterState], buffers: Mapping[str, Tensor]
     flat = {HEADER: torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)}
     for state in states:
         for slot, tensor in state.slots().items():
-            rows = slot in BLOCK_SLOTS
-            flat[f"{slot}.{state.name}"] = to_dtensor(tensor.contiguous(), state.parameter, rows=rows)
+            kept = tensor.contiguous()
+            if slot not in WHOLE_SLOTS:
+                kept = to_dtensor(kept, state.parameter, rows=slot in BLOCK_SLOTS)
+            flat[f"{slot}.{state.name}"] = kept
     return flat | {f"buffer.{name}": tensor for name, tensor in buffers.items()}
 
 
@@ -131,10 +138,12 @@ def _read_parameter(
         key = f"{slot}.{new.name}"
         if key not in flat:
             raise MooringError(f"the state does not fit: {key!r} is missing")
-        if flat[key].shape != to_dtensor(like, new.parameter).shape:
-            have, want = tuple(flat[key].shape), tuple(to_dtensor(like, new.parameter).shape)
-            raise MooringError(f"the state does not fit: {key!r} has shape {have}, the model needs {want}")
-        part = local_part(flat[key].detach(), new.parameter)
+        want = like.shape if slot in WHOLE_SLOTS else to_dtensor(like, new.parameter).shape
+        if flat[key].shape != want:
+            have = tuple(flat[key].shape)
+            raise MooringError(f"the state does not fit: {key!r} has shape {have}, the model needs {tuple(want)}")
+        saved = flat[key].detach()
+        part = saved if slot in WHOLE_SLOTS else local_part(saved, new.parameter)
         slots[slot] = like.copy_(part) if slot == "anchor" else part.to(like, copy=True)  # anchors may be offloaded
     anchor = slots.pop("anchor")
     factors = None
