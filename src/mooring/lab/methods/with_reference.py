@@ -7,7 +7,7 @@ from mooring.lab.methods.proximal_steps import layer_curvature
 from mooring.lab.methods.strengths import DIGITS_STRENGTHS
 
 NATS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+WEIGHTS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 METHODS = [
     Method(
