@@ -84,6 +84,14 @@ def test_other_networks_are_the_same_on_both(network: str) -> None:
     torch.testing.assert_close(tensors(cpu), tensors(cuda), **EXACT)
 
 
+@pytest.mark.parametrize("network", ["lab.test_fleet:normalised", "lab.test_fleet:convolving", "cnn6"])
+def test_distillation_of_other_networks_is_the_same_on_both(network: str) -> None:
+    stream = class_stream(tasks=2, images=100)
+    specs = [spec_for("distil", stream, seed, epochs=1, network=network, strength=0.3) for seed in (0, 1)]
+    cpu, cuda = run_on_both(specs, stream)
+    torch.testing.assert_close(tensors(cpu), tensors(cuda), **EXACT)
+
+
 @pytest.mark.parametrize("method", ["plain", "explicit-mas", "er"])
 def test_run_fails_in_the_same_step_on_both_and_the_others_continue(method: str) -> None:
     stream = STREAMS["classes"]
@@ -95,7 +103,7 @@ def test_run_fails_in_the_same_step_on_both_and_the_others_continue(method: str)
     assert [status for _, status, _ in outcomes[1]] == ["finished", "unstable", "finished"]
 
 
-@pytest.mark.parametrize("method", ["explicit-ewc", "si", "er", "a-gem"])
+@pytest.mark.parametrize("method", ["explicit-ewc", "si", "er", "a-gem", "distil", "budget-distil"])
 def test_fleet_resumed_in_a_captured_task_equals_uninterrupted(method: str, tmp_path) -> None:
     from mooring.lab.fleet import checkpoint
 

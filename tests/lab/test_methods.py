@@ -14,6 +14,7 @@ from mooring.pulls import Blend
 IMPORTANCES = {"ewc": EWC, "mas": MAS, "si": SI, "rwalk": RWalk, "uniform": Uniform, "random": Random}
 SIGNS = {"si-absolute": "absolute", "si-signed": "signed", "si-negative": 0.001}
 CONTROLS = ["plain", "frozen", "frozen-after-first", "joint"]
+REFERENCES = ["distil", "budget-measured", "budget-distil"]
 NAMES = [
     *CONTROLS,
     *IMPORTANCES,
@@ -26,11 +27,12 @@ NAMES = [
     "budget-kronecker",
     "a-gem",
     "er",
+    *REFERENCES,
 ]
 
 
 def test_registry_has_exactly_the_documented_methods():
-    assert len(NAMES) == 46
+    assert len(NAMES) == 49
     assert set(METHODS) == set(NAMES)
     assert all(method.name == name for name, method in METHODS.items())
 
@@ -109,7 +111,7 @@ def test_budget_uses_the_same_fisher_as_the_proximal_step():
 def test_pull_accepts_one_strength_per_run():
     strengths = torch.tensor([0.5, 1.0])
     for name, method in METHODS.items():
-        if method.has_strength:
+        if method.has_strength and method.importance is not None:
             assert any(value is strengths for value in vars(method.pull(strengths)).values()), name
 
 
@@ -119,8 +121,16 @@ def test_controls_and_replay_have_no_importance():
         assert (method.importance, method.strength, method.observes_outputs) == (None, None, False)
     assert [find_method(name).frozen for name in CONTROLS] == ["never", "always", "after first", "never"]
     assert [find_method(name).data for name in (*CONTROLS, "er", "a-gem")] == ["task"] * 3 + ["joint", "er", "a-gem"]
-    assert {name for name, method in METHODS.items() if method.memory} == {"er", "a-gem"}
-    assert find_method("er").memory == find_method("a-gem").memory == 500
+    assert {name for name, method in METHODS.items() if method.memory} == {"er", "a-gem", *REFERENCES}
+    assert all(find_method(name).memory == 500 for name in ("er", "a-gem", *REFERENCES))
+
+
+def test_methods_with_a_reference_measure_or_distil_or_both():
+    assert {name for name, method in METHODS.items() if method.data == "reference"} == set(REFERENCES)
+    assert [find_method(name).measures for name in REFERENCES] == [False, True, True]
+    assert [find_method(name).distils for name in REFERENCES] == [True, False, True]
+    assert find_method("budget-measured").importance(0) == find_method("budget-kronecker").importance(0)
+    assert find_method("distil").importance is None
 
 
 def test_only_unclamped_penalties_can_extrapolate():

@@ -116,7 +116,7 @@ class TrainingFlags:
     batch: Annotated[int | None, option("Samples per batch.")] = None
     momentum: Annotated[float | None, option("Momentum of SGD; 0.9 by default.")] = None
     weight_decay: Annotated[float | None, option("Weight decay of SGD; 0 by default.")] = None
-    memory: Annotated[int | None, option("Samples that replay methods keep; 500 by default.")] = None
+    memory: Annotated[int | None, option("Samples of past tasks that some methods keep; 500 by default.")] = None
     heads: Annotated[
         str | None, option("A new task's head: inherit starts from the previous task's, fresh at random.")
     ] = None

@@ -62,13 +62,23 @@ class Distillation:
 
         It is not lowered while the budget's pull acts, which gives up more of what is learned and is relaxed first.
         """
-        if not named or not math.isfinite(measured):
-            return
-        change = (max(measured, 1e-6 * named) / (SETPOINT * named)) ** (SPEED * gain)
-        if binding and change < 1:
-            return
-        first = first_weight(named)
-        self.weight = min(max(self.weight * change, first / RANGE), first * RANGE)
+        self.weight = next_weight(self.weight, measured, named, gain, binding=binding)
+
+
+def next_weight(weight: float, measured: float, named: float, gain: float, *, binding: bool) -> float:
+    """Return the weight after a measurement; the arguments are those of `Distillation.adjust`.
+
+    Example:
+        >>> round(next_weight(1.0, 0.16, 0.1, 1.0, binding=False), 3), next_weight(1.0, 0.01, 0.1, 1.0, binding=True)
+        (8.0, 1.0)
+    """
+    if not named or not math.isfinite(measured):
+        return weight
+    change = math.pow(max(measured, 1e-6 * named) / (SETPOINT * named), SPEED * gain)
+    if binding and change < 1:
+        return weight
+    first = first_weight(named)
+    return min(max(weight * change, first / RANGE), first * RANGE)
 
 
 def first_weight(named: float) -> float:

@@ -39,7 +39,7 @@ _METHODS = {
     "penalty": ("ewc", "mas", "rwalk", "uniform", "random", "l2-sp", *_SIGNS),
     "explicit": tuple(f"soft-{name}" for name in ("ewc", "mas", "si", "rwalk")),
     "merging": ("sfa", "wise-ft", "imm-mean", "imm-mode", "cofima"),
-    "replay": ("a-gem", "er"),
+    "replay": ("a-gem", "er", "distil"),
 }
 _PREFIXES = {
     "plain": "controls",

@@ -62,6 +62,7 @@ def save(fleet: Fleet, path: Path) -> None:
         "calls": fleet.stack.calls,
         "memory": None if fleet.memory is None else [fleet.memory.offered, fleet.memory.drawn],
         "groups": [_method_header(state) for _, state in fleet.groups.moored],
+        "reference": None if fleet.reference is None else fleet.reference.sizes(),
     }
     _write(path, header, tensors)
 
@@ -74,6 +75,7 @@ def _tensors_of(fleet: Fleet) -> Tensors:
         tensors |= {f"{kind}/{name}": tensor for name, tensor in own.items()}
     for number, (_, method) in enumerate(fleet.groups.moored):
         tensors[f"held/{number}/mu"] = method.mu
+        tensors |= {} if method.scale is None else {f"held/{number}/scale": method.scale}
         for name, state in method.states.items():
             tensors |= {f"held/{number}/{name}/{slot}": tensor for slot, tensor in state.slots().items()}
     return tensors
@@ -129,6 +131,9 @@ def _restore_fleet(fleet: Fleet, header: Header, tensors: Tensors) -> None:
     fleet.steps, fleet.seconds, fleet.stack.calls = header["steps"], header["seconds"], header["calls"]
     if fleet.memory is not None:
         fleet.memory.offered, fleet.memory.drawn = header["memory"]
+    if fleet.reference is not None:
+        saved = _with_prefix(tensors, "reference/")
+        fleet.reference.load(header["reference"], {name: t.to(fleet.device) for name, t in saved.items()})
 
 
 def runs_in(path: Path) -> set[str]:
@@ -244,6 +249,7 @@ def _tensors_by_kind(fleet: Fleet) -> dict[str, Tensors]:
         "velocity": fleet.sgd.velocity,
         "first": fleet.first,
         "memory": {} if fleet.memory is None else {"kept": fleet.memory.kept},
+        "reference": {} if fleet.reference is None else fleet.reference.tensors(),
     }
 
 
@@ -275,6 +281,7 @@ def _method_header(method: MethodState) -> dict[str, Any]:
 def _restore_method(method: MethodState, parameters: Tensors, header: dict[str, Any], tensors: Tensors) -> None:
     method.tasks, method.steps = header["tasks"], header["steps"]
     method.mu = tensors["mu"].to(method.mu.device)
+    method.scale = None if method.scale is None else tensors["scale"].to(method.mu.device)
     for name, count in header["counts"].items():
         saved = _with_prefix(tensors, f"{name}/").items()
         slots = {slot: to_stack_layout(tensor.to(method.mu.device)) for slot, tensor in saved}

@@ -26,6 +26,7 @@ from mooring.lab.fleet.measurements import cka_of, drift_of, finite_runs
 from mooring.lab.fleet.method_groups import MethodGroups
 from mooring.lab.fleet.method_state import Tensors
 from mooring.lab.fleet.record import LossHistory, RunRecord, versions
+from mooring.lab.fleet.reference import Reference
 from mooring.lab.fleet.reservoir import Reservoir, project_agem
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import Stack
@@ -118,12 +119,15 @@ class Fleet:
         channels_last, augmented = self.common.dtype in ("tf32", "bf16"), (self.common.flips, self.common.shifts)
         self.training_data = TrainingData(stream, self.device, self.dtype, channels_last, *augmented)
         self.evaluation = Evaluation(stream, self.device)
-        self.memory = self.ahead = Reservoir(seeds, self.common.memory or 0) if self.method.memory else None
+        replays = self.method.memory and self.method.data != "reference"
+        self.memory = self.ahead = Reservoir(seeds, self.common.memory or 0) if replays else None
         names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
         self.observer = (
             StackObserver(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
         )
         self.groups = MethodGroups(self.specs, names, self.sgd.lr, self.observer.parameters if self.observer else None)
+        with_reference = (self.method, self.specs, self.training_data, self.groups)
+        self.reference = Reference(*with_reference) if self.method.data == "reference" else None
         self.fused = [FusedStep(state, self.sgd) for _, state in self.groups.groups if has_compiler(self.device)]
         draws = any(state.importance.draws for _, state in self.groups.moored) and self.method.observes_outputs
         self.recorder = GraphRecorder(enabled=bool(self.fused) and self.stack.mode != "sequential" and not draws)
@@ -212,6 +216,9 @@ class Fleet:
             self.ahead, offers = deepcopy(self.memory), epoch == 0 and not self.method.stores_after_tasks
             count, updates = self.method.recalls, self.method.updates
             replayed = self.ahead.plan(order, sizes, offer=offers, count=count, updates=updates)
+        elif self.reference is not None and self.reference.distillation:
+            steps = len(sizes) * self.method.updates
+            replayed = self.reference.distillation.plan(len(self.specs), epoch * steps, steps)
         if self.method.updates > 1:
             order, sizes = repeat_batches(order, sizes, self.method.updates)
         self.epoch_indices.load(order, sizes, replayed, self.position.step)
@@ -231,6 +238,8 @@ class Fleet:
             self.groups.count_factors()
         for fused in self.fused:
             fused.count_step()
+        if self.reference is not None and self.reference.budgets:
+            self.reference.budgets.after_step(self.stack, epoch * len(sizes) + step + 1)
 
     def _step(self, task: int, size: int, replay_size: int) -> None:
         """Take one iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
@@ -242,7 +251,12 @@ class Fleet:
         loss, gradients, probes = self._compute_gradients(indices, head_task)
         if replayed is not None and self.method.data == "a-gem":
             gradients = project_agem(gradients, self._gradients(self._forward(replayed, None)[1].sum()))
-        finite = self._update(gradients, probes, indices.shape[1])
+        added: Tensors = {}
+        if replayed is not None and self.reference is not None:
+            added = self._distilled(self.reference, replayed[0], gradients)
+            if not self.method.measures:  # one loss of both
+                gradients, added = {**added, **{n: g + added[n] if n in added else g for n, g in gradients.items()}}, {}
+        finite = self._update(gradients, probes, added, indices.shape[1])
         if self.observer is not None and self.observer.enabled:
             self.groups.accumulate_factors(self.observer.take(), finite)
         loss = loss if finite is None else loss[finite]
@@ -250,14 +264,15 @@ class Fleet:
         self.epoch_indices.advance(size)
         self.now += 1
 
-    def _update(self, gradients: Tensors, probes: Tensors, samples: int) -> Tensor | None:
+    def _update(self, gradients: Tensors, probes: Tensors, added: Tensors, samples: int) -> Tensor | None:
         """Apply penalty, step, importance and pull; return which runs are finite if some were removed."""
         if self.fused:
-            args = self.stack.parameters, gradients, probes, samples, self.first_bad, self.now
+            args = self.stack.parameters, gradients, probes, added, samples, self.first_bad, self.now
             run_fused_steps(self.fused, self.groups, *args, new=not self.kernels_are_compiled)
             self.kernels_are_compiled = True
             return None
         penalized = self.groups.penalized_gradients(self.stack.parameters, gradients)
+        penalized |= {name: penalized[name] + g for name, g in added.items()}
         finite = finite_runs([*penalized.values(), *probes.values()])
         failed = not bool(finite.all())
         if failed:
@@ -283,6 +298,8 @@ class Fleet:
             finite = finite_runs([p.detach() for p in self.stack.parameters.values()])
             self.first_bad = torch.where(finite | (self.first_bad < NEVER), self.first_bad, self.steps - 1)
         self._remove_failed()
+        if self.reference is not None and self.reference.budgets:
+            self.reference.budgets.finish(self.stack)
         self.groups.consolidate(self.stack.parameters)
         self.expand_strength_groups()
         extrapolates = self.groups.record_stability(self.records)
@@ -293,6 +310,8 @@ class Fleet:
             return
         if self.memory is not None and self.method.stores_after_tasks:
             self.memory.offer(self.training_data.epoch_order(self.specs, "task", task, 0))
+        if self.reference is not None and task + 1 < len(self.stream.tasks):
+            self.reference.start_task(self.training_data.epoch_order(self.specs, "task", task, 0), self.stack)
         if task == 0:
             tensors = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -332,6 +351,18 @@ class Fleet:
         losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
         return logits, losses.view_as(indices).mean(1)
 
+    def _distilled(self, reference: Reference, samples: Tensor, gradients: Tensors) -> Tensors:
+        """Return what distillation adds to the task's gradients; its own pass is not observed."""
+        assert reference.distillation is not None
+        observes = self.observer is not None and self.observer.enabled
+        if self.observer is not None:
+            self.observer.enabled = False
+        divergence = reference.distillation.samples.divergence(self.stack, samples)
+        own = self._gradients(divergence.double().mean(1).sum())
+        if self.observer is not None:
+            self.observer.enabled = observes
+        return reference.distillation.weighted(own, gradients, self.groups.names)
+
     def _gradients(self, loss: Tensor, keep: bool = False) -> Tensors:
         """Return the gradient of each parameter that the loss depends on."""
         trained = {name: p for name, p in self.stack.parameters.items() if p.requires_grad}
@@ -360,6 +391,8 @@ class Fleet:
         self.specs = [spec for group in groups for spec in group]
         self.records = [record.for_run(spec) for record, spec in zip(self.records, self.specs, strict=True)]
         self.groups.set_strengths(self.specs)
+        if self.reference is not None and self.reference.distillation:
+            self.reference.distillation.set_strengths(self.specs)
 
     def keep(self, rows: Tensor) -> None:
         """Keep the runs in these rows, those of a method next to each other; a row may occur several times."""
@@ -369,6 +402,8 @@ class Fleet:
         self.sgd.keep(rows)
         for memory in {id(m): m for m in (self.memory, self.ahead) if m is not None}.values():
             memory.keep(rows)
+        if self.reference is not None:
+            self.reference.keep(rows)
         self.epoch_indices.keep(rows)
         self.first = {name: p[rows] for name, p in self.first.items()}
         self.loss_history.keep(rows)

@@ -43,6 +43,7 @@ class FusedStep:
         parameters: Tensors,
         gradients: Tensors,
         probes: Tensors,
+        added: Tensors,
         samples: int,
         first_bad: Tensor,
         now: Tensor,
@@ -56,6 +57,7 @@ class FusedStep:
             parameters: of the whole stack; changed in place.
             gradients: of the task's loss, of the whole stack.
             probes: the gradients of the importance's own function of the outputs.
+            added: what the optimizer gets beside the task's gradients.
             samples: in the batch.
             first_bad: of the whole stack; lowered to the present step where a gradient is not finite.
             now: the step, int64 of shape (1,).
@@ -67,6 +69,7 @@ class FusedStep:
         state = self.method_state
         for name, g in gradients.items():
             stacked = {"theta": parameters[name].detach(), "g": to_stack_layout(g), "velocity": self.sgd.velocity[name]}
+            stacked |= {"added": to_stack_layout(added[name])} if name in added else {}
             tensors = {key: flatten_per_run(tensor)[rows] for key, tensor in stacked.items()}
             tensors |= self.sgd.per_run_numbers(rows)
             if state is not None and name in state.states:
@@ -132,7 +135,7 @@ class FusedStep:
     def _kernel(self, tensors: Tensors) -> RunKernel:
         kind = (*((key, tensor.shape[1:2] == (1,)) for key, tensor in tensors.items()), self.pulls)
         if kind not in self.kernels:
-            checked, pulls = [key for key in ("g", "probe") if key in tensors], self.pulls
+            checked, pulls = [key for key in ("g", "probe", "added") if key in tensors], self.pulls
             method = None if self.method_state is None else self.method_state.method
             numbers = (n for n in (self.sgd.momentum, self.sgd.weight_decay) if not isinstance(n, Tensor))
             key = (method, pulls, *numbers)  # with the kinds of its tensors, all that `_rule` depends on
@@ -144,6 +147,8 @@ class FusedStep:
         pull, g = self._pull(tensors), tensors["g"]
         if isinstance(pull, GradientPull) and "previous" in tensors:
             g = apply_penalty(pull, tensors)
+        if "added" in tensors:
+            g = g + tensors["added"]
         before = tensors["theta"].clone()
         self.sgd.update(tensors, g)
         if self.method_state is None or "anchor" not in tensors:

@@ -21,7 +21,8 @@ def fleet_shape(spec: RunSpec) -> tuple[object, ...]:
     method = find_method(spec.method)
     training = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory, spec.flips, spec.shifts, spec.dtype)
     replay = (method.recalls, method.past_only, method.updates)
-    return (*training, method.data, *replay, method.frozen, method.observes_outputs, method.observes_layers)
+    uses = (method.measures, method.distils, method.observes_outputs, method.observes_layers)
+    return (*training, method.data, *replay, method.frozen, *uses)
 
 
 def strength_group_key(spec: RunSpec) -> str:

@@ -26,6 +26,7 @@ class MethodGroups:
             their groups.
 
     Attributes:
+        names: the parameters to moor.
         groups: the rows of each method, with its state if it moors.
 
     Example:
@@ -37,7 +38,7 @@ class MethodGroups:
     def __init__(
         self, specs: Sequence[RunSpec], names: list[str], lr: Tensor, with_factors: Mapping[str, int] | None = None
     ) -> None:
-        self.groups: list[tuple[slice, MethodState | None]] = []
+        self.names, self.groups = frozenset(names), list[tuple[slice, MethodState | None]]()
         begin = 0
         for name, members in groupby(specs, key=lambda spec: find_method(spec.method).name):
             runs, method = list(members), find_method(name)

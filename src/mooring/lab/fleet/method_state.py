@@ -42,6 +42,7 @@ class MethodState:
     Attributes:
         states: the state of each parameter, by name; its tensors have a leading run axis.
         mu: the multiplier of each run's budget.
+        scale: the factor of what each run may spend, float64 of shape (runs,); None if nothing is measured.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class MethodState:
         self.pull = method.pull(strength)
         self.states: dict[str, ParameterState] = {}
         self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
+        self.scale = torch.ones_like(self.mu) if method.measures else None
         self.tasks = self.steps = 0
 
     @torch.no_grad()
@@ -137,15 +139,27 @@ class MethodState:
         if not moved:
             return
         allowed: Tensor | float = budget.allowed(self.tasks)
+        if self.scale is not None:
+            allowed = self.scale * allowed
         if fixed:
-            zero = torch.zeros_like(self.mu)
-            allowed = (allowed - _total_spent(fixed, zero, zero.bool())[0]).clamp(min=0)
+            allowed = (allowed - self._unpulled(fixed)).clamp(min=0)
         self.mu.copy_(budget_solved(lambda mu, done: _total_spent(moved, mu, done), allowed, self.mu))
         for term in moved:
             if has_compiler(self.mu.device) and not isinstance(term, KroneckerTerm):
                 apply_budget_pull(_flat_tensors(term), self.mu)
             else:
                 term.apply_pull(budget, self.mu)
+
+    @torch.no_grad()
+    def spent(self) -> Tensor:
+        """Return what each run has spent by the estimate of its budget, float64 of shape (runs,)."""
+        terms = [term for state in self.states.values() if (term := budget_term(state)) is not None]
+        return self._unpulled(terms) if terms else torch.zeros_like(self.mu)
+
+    def _unpulled(self, terms: Sequence[DiagonalTerm]) -> Tensor:
+        """Return what these parameters spend without a pull."""
+        zero = torch.zeros_like(self.mu)
+        return _total_spent(terms, zero, zero.bool())[0]
 
     @torch.no_grad()
     def consolidate(self, parameters: Tensors) -> None:
@@ -185,6 +199,7 @@ class MethodState:
         self.importances = [self.importances[row] for row in rows.tolist()]
         self.importance_keys = [self.importance_keys[row] for row in rows.tolist()]
         self.lr, self.mu = self.lr[rows], self.mu[rows]
+        self.scale = None if self.scale is None else self.scale[rows]
         self.set_strength(self.strength[rows])
         for state in self.states.values():
             state.select_runs(rows, to_stack_layout)

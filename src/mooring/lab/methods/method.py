@@ -15,7 +15,7 @@ from mooring.errors import MooringError
 
 if TYPE_CHECKING:
     from mooring.importance import Importance
-    from mooring.pulls import Pull
+    from mooring.pulls import Budget, Pull
     from mooring.pulls.merges import Merge
     from mooring.pulls.pull import Number
 
@@ -45,8 +45,10 @@ class Method:
         anchors: the parameters to hold on to: those at the end of the "last" task, or those at the "start".
         dial: the strengths that a sweep tries.
         frozen: when the backbone is frozen: "never", "always" or "after first".
-        data: the source of batches: "task", "joint" (all tasks), "er" (the task and a memory), or "a-gem" (the task,
-            with a second gradient from a memory).
+        data: the source of batches: "task", "joint" (all tasks), "er" (the task and a memory), "a-gem" (the task,
+            with a second gradient from a memory), or "reference" (the task, with a memory of which only the inputs are
+            used: a `Budget` is measured on it and, with distil=True, distilled; without an importance it is distilled
+            with the strength as the weight).
         memory: the default number of samples in the memory; None for a method without a memory.
         recalls: the number of samples drawn from the memory in each step; None means the batch size.
         past_only: whether a task's samples enter the memory at its end, so that steps draw samples of past tasks only;
@@ -68,7 +70,7 @@ class Method:
     anchors: Literal["last", "start"] = "last"
     dial: tuple[float, ...] = ()
     frozen: Literal["never", "always", "after first"] = "never"
-    data: Literal["task", "joint", "er", "a-gem"] = "task"
+    data: Literal["task", "joint", "er", "a-gem", "reference"] = "task"
     memory: int | None = None
     recalls: int | None = None
     past_only: bool = False
@@ -93,7 +95,8 @@ class Method:
                     f"pull of method {self.name!r} must take one argument, the strength, used or not ({error}): "
                     "give a function such as lambda strength: Interpolation()"
                 ) from error
-        if self.importance is None and (self.pull is not default or self.strength is not None):
+        strength_only = self.data == "reference" and self.pull is default
+        if self.importance is None and (self.pull is not default or self.strength is not None) and not strength_only:
             raise MooringError(
                 f"method {self.name!r} has a pull or a strength and no importance, so it would pull nothing: give an "
                 "importance, such as lambda seed: EWC(), or leave both out"
@@ -108,6 +111,26 @@ class Method:
     def stores_after_tasks(self) -> bool:
         """Whether a task's samples enter the memory at its end, not while it is trained."""
         return self.past_only or self.data == "a-gem"
+
+    @property
+    def measures(self) -> bool:
+        """Whether forgetting is measured on a memory."""
+        return self.data == "reference" and self.importance is not None
+
+    @property
+    def distils(self) -> bool:
+        """Whether the predictions on a memory are distilled."""
+        return self.data == "reference" and (self.importance is None or bool(self._budget.distil))
+
+    @property
+    def _budget(self) -> Budget:
+        pull = self.pull(self.strength or 0.0)
+        if not isinstance(pull, mooring.Budget):
+            raise MooringError(
+                f"method {self.name!r} measures on a reference, and {type(pull).__name__} has no budget to keep: give "
+                "a pull such as lambda nats: Budget(nats), or data='task'"
+            )
+        return pull
 
     @property
     def observes_outputs(self) -> bool:

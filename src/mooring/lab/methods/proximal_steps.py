@@ -10,6 +10,7 @@ from mooring.lab.methods.strengths import DIGITS_STRENGTHS
 
 if TYPE_CHECKING:
     from mooring.importance import EWC
+    from mooring.importance.kronecker import Kronecker
 
 
 def mean_fisher(seed: int) -> EWC:
@@ -20,6 +21,16 @@ def mean_fisher(seed: int) -> EWC:
         True
     """
     return mooring.EWC(decay=None, per_sample=True)
+
+
+def layer_curvature(seed: int) -> Kronecker:
+    """Return the curvature of whole layers, observed in every fourth step; it is the same for every seed.
+
+    Example:
+        >>> layer_curvature(seed=0).every
+        4
+    """
+    return mooring.importance.Kronecker(every=4)
 
 
 METHODS = [
@@ -44,7 +55,7 @@ METHODS = [
     Method(
         "budget-kronecker",
         "a budget in nats (its strength), with the curvature of whole layers instead of single weights",
-        lambda seed: mooring.importance.Kronecker(every=4),
+        layer_curvature,
         lambda nats: mooring.Budget(nats),
         DIGITS_STRENGTHS["budget-kronecker"],
         merge="sum",

@@ -1,10 +1,17 @@
 """The registry of methods."""
 
 from mooring.errors import MooringError, unknown
-from mooring.lab.methods import baselines, interpolations, penalties, proximal_steps
+from mooring.lab.methods import baselines, interpolations, penalties, proximal_steps, with_reference
 from mooring.lab.methods.method import Method
 
-FAMILIES = (baselines.CONTROLS, penalties.METHODS, interpolations.METHODS, proximal_steps.METHODS, baselines.REPLAY)
+FAMILIES = (
+    baselines.CONTROLS,
+    penalties.METHODS,
+    interpolations.METHODS,
+    proximal_steps.METHODS,
+    baselines.REPLAY,
+    with_reference.METHODS,
+)
 METHODS: dict[str, Method] = {method.name: method for family in FAMILIES for method in family}
 
 VARIANTS = {m.name: m for m in (*interpolations.VARIANTS, *penalties.VARIANTS, *baselines.VARIANTS)}

@@ -21,6 +21,10 @@ STRENGTHS = {
     "wise-ft": (0.5, 0.5),
     "cofima": (1.0, 1.0),
     "l2-sp": (0.1, 100.0),
+    # elsewhere a weight of 1, and the budget in nats that `attach` has by default
+    "distil": (1.0, 1.0),
+    "budget-measured": (0.003, 0.1),
+    "budget-distil": (0.003, 0.1),
 }
 """The strengths on the digits and those of the paper."""
 

@@ -32,7 +32,7 @@ class RunSpec:
         batch: the number of samples in a batch.
         momentum: the momentum of SGD, whose state is reset at the start of each task.
         weight_decay: the weight decay of SGD.
-        memory: the number of samples that a replay method keeps; None for other methods.
+        memory: the number of samples of past tasks that a method keeps; None for methods that keep none.
         heads: the initial head of a task: "inherit" copies the previous task's head, "fresh" keeps the random one.
         init: the fingerprint of the weights that the backbone starts from; empty for random weights.
         dtype: "float32" or "float64" for parameters and arithmetic. On a GPU also "tf32" or "bf16", which apply to

@@ -12,7 +12,7 @@ class Training:
 
     Attributes:
         lr: the learning rate of methods without a learning rate of their own.
-        memory: the number of samples that replay methods keep; None means the method's default.
+        memory: the number of samples of past tasks that a method keeps; None means the method's default.
         init: a safetensors file with the backbone's initial weights.
         dtype: the dtype of parameters and arithmetic; "auto" means tf32 on a GPU and float32 elsewhere.
         paper: take the default strengths from the paper; False takes those tuned on the digits.
