@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.gauge.controller import next_scale
 from mooring.gauge.distillation import Distillation
 from mooring.gauge.gauge import Gauge, unwrapped
-from mooring.gauge.measurement import Measurement, combine
+from mooring.gauge.host_copy import HostCopy
+from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.state.mooring_state import MooringState, ParameterState
 
@@ -49,6 +51,21 @@ NOISE = 1e-5
 """The largest value, relative to the budget, that may be measured right after predictions were stored."""
 
 
+@dataclass(frozen=True)
+class _PendingMeasurement:
+    """A measurement of one batch whose result is on its way to the host.
+
+    Attributes:
+        index: the number of the batch.
+        terms: the sums and counts of its samples, (2, samples).
+        binding: whether the pull acted in that step.
+    """
+
+    index: int
+    terms: HostCopy
+    binding: HostCopy
+
+
 class MeasuredBudget:
     """Gauges, and the controller that makes the measured value meet the budget.
 
@@ -72,6 +89,7 @@ class MeasuredBudget:
         self.distillation: Distillation | None = None
         self.latest: list[list[float] | None] = []
         self.noise = 0.0
+        self._pending: _PendingMeasurement | None = None
 
     @property
     def interval(self) -> int:
@@ -85,6 +103,7 @@ class MeasuredBudget:
 
     def start_task(self, gauge: Gauge | None = None) -> None:
         """Store the predictions of the present model, also on a new gauge: what is forgotten counts from here."""
+        self.settle()
         gauges = [*self.gauges, gauge] if gauge else self.gauges
         for known in gauges:
             known.record(unwrapped(self.states.model))
@@ -104,6 +123,7 @@ class MeasuredBudget:
 
     def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Return what distillation adds to the gradients of these parameters."""
+        self.settle()
         if self.gauges and self.states.tasks and not self.states.steps:
             self._check_unchanged()
         if not self.distillation or not self.states.tasks:
@@ -117,8 +137,23 @@ class MeasuredBudget:
             return
         index = (number - 1) % len(self.latest)
         gauge, local = self._batch(index)
-        part = gauge.measure(unwrapped(self.states.model), [local])
-        value = _agreed(part.nats, self._device)
+        terms = _mean_over_ranks(gauge.sums_and_counts(unwrapped(self.states.model), [local]))
+        self._pending = _PendingMeasurement(index, HostCopy(terms), HostCopy(self._binding(terms.device)))
+        if self._pending.terms.ready:
+            self.settle()
+
+    def settle(self) -> None:
+        """Adjust what may be spent by the last measurement, if its result was not read yet.
+
+        On a GPU the result is read in the next step, after its backward pass is queued, so that the GPU has work while
+        the host waits. Nothing depends on it before.
+        """
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        index, binding = pending.index, bool(pending.binding.tolist())
+        part = ratio_of_sums(*pending.terms.tolist())
+        value = part.nats
         far = not value <= FAR * self.named
         if far:  # what was measured before says little by now
             self.latest = [None] * len(self.latest)
@@ -126,10 +161,14 @@ class MeasuredBudget:
         measured = self.running_value()
         assert measured is not None
         gain = FAR_GAIN if far else GAIN / len(self.latest)
-        binding = any(bool(mu > 0) for mu in self.solver.mu.values())
         self.solver.scale = next_scale(self.solver.scale, measured, self.named, gain=gain, binding=binding)
         if self.distillation:
             self.distillation.adjust(measured, self.named, GAIN / len(self.latest), binding=binding)
+
+    def _binding(self, device: torch.device) -> Tensor:
+        """Return whether the budget's pull acts, on a device."""
+        multipliers = [mu.to(device, non_blocking=True) for mu in self.solver.mu.values()]
+        return torch.stack(multipliers).gt(0).any() if multipliers else torch.zeros((), dtype=torch.bool, device=device)
 
     @torch.no_grad()
     @autocast_disabled()
@@ -139,6 +178,7 @@ class MeasuredBudget:
         The budget's own pull goes first, because it gives up least of what was learned. If no pull is strong enough,
         the parameters are interpolated with the anchor, where the value is 0.
         """
+        self.settle()
         result = self.measure()
         if result.nats <= self.named:
             return result
@@ -163,6 +203,7 @@ class MeasuredBudget:
     @contextmanager
     def finished(self) -> Iterator[Measurement]:
         """Keep the budget inside the context, and restore the parameters after it."""
+        self.settle()
         ends = [(state, state.theta.clone()) for state in self.states.records.values()]
         spent = self.solver.state()
         try:
@@ -225,6 +266,7 @@ class MeasuredBudget:
 
     def running_value(self) -> float | None:
         """Return the measured value from the latest of each batch; None before the first in a task."""
+        self.settle()
         values, parts = iter(self.latest), []
         for gauge in self.gauges:
             known = [pair for pair in (next(values) for _ in gauge.batches) if pair is not None]
@@ -247,7 +289,11 @@ class MeasuredBudget:
             "that is reset and leave the old one in the model",
             UnheldWarning,
         )
-        self.gauges, self.latest, self.distillation = [], [], None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all gauges, so that forgetting is only estimated."""
+        self.gauges, self.latest, self.distillation, self._pending = [], [], None, None
 
     def _warn_of_noise(self) -> None:
         with preserve_model_state(self.states.model, moves=False):
@@ -277,6 +323,7 @@ class MeasuredBudget:
 
     def state(self) -> dict[str, Any]:
         """Return what the controller carries from step to step, as plain values."""
+        self.settle()
         weight = {"weight": self.distillation.weight} if self.distillation else {}
         return {"latest": self.latest, **weight}
 
@@ -294,3 +341,11 @@ def _agreed(value: float, device: torch.device) -> float:
     total = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return float(total) / world_size()
+
+
+def _mean_over_ranks(values: Tensor) -> Tensor:
+    """Return the mean over ranks, as `_agreed` does, on the device."""
+    if world_size() > 1:
+        dist.all_reduce(values)
+        values /= world_size()
+    return values
