@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 import mooring
 from mooring.gauge import coarse_divergence as coarse
 from mooring.gauge.gauge import Gauge
+from mooring.gauge.pass_cost import DISTILLATION, distillation_schedule
 from mooring.gauge.placement import placed
 from waiting import waiting_refused
 
@@ -97,6 +98,52 @@ def test_loss_of_the_model_is_computed_on_the_gauge_only_where_outputs_need_the_
     gauge.record(model)
     assert gauge.measure(model).nats == 0
     assert sum(losses) == 1 + (6 if needs_labels else 0)  # one pass finds out
+
+
+def count_samples(model, optimizer, batches):
+    """Return the number of samples in passes of the gauge with a gradient, and in those of training."""
+    counts = [0, 0]
+
+    def hook(model, args, returned):
+        counts[model.training] += len(returned) if torch.is_grad_enabled() else 0
+
+    handle = model.register_forward_hook(hook)
+    for batch in batches:
+        step(model, optimizer, batch)
+    handle.remove()
+    return counts
+
+
+@pytest.mark.parametrize(("distil", "part"), [(None, DISTILLATION.price), (True, 1.0), (False, 0.0)])
+def test_distillation_costs_the_stated_part_of_the_passes_of_training(distil, part):
+    model, optimizer, _ = moored(distil=distil)
+    distilled, trained = count_samples(model, optimizer, data(2) * 3)
+    assert distilled <= part * trained
+    assert distilled >= 0.5 * part * trained
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_measurements_cost_at_most_a_twentieth_where_most_weights_are_frozen_too(frozen):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(SIZE, 24), nn.ReLU(), nn.Linear(24, CLASSES))
+    model[0].requires_grad_(not frozen)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    mooring.attach(model, optimizer, pull=mooring.Budget(1e-3, distil=False), reference=data(1), progress=False)
+    passes = []
+    model.register_forward_hook(lambda *_: passes.append(model.training))
+    for batch in data(2) * 10:
+        step(model, optimizer, batch)
+    cost = 2 if frozen else 3  # the passes of a step, in forward passes
+    assert 0 < passes.count(False) - 1 <= 0.05 * cost * 80  # one checks the start
+
+
+def test_batches_that_cannot_be_split_are_distilled_less_often():
+    model, whole = nn.Linear(2, 2), [{"x": torch.zeros(4, 2), "shift": torch.zeros(1, 2)}]
+    parts, every = distillation_schedule(model, whole)
+    assert parts == whole
+    assert every >= 1 / DISTILLATION.price
+    assert [len(x) for x, _ in distillation_schedule(model, [(torch.zeros(3, 2), torch.zeros(3))])[0]] != [3]
+    assert distillation_schedule(model, []) == ([], 1)
 
 
 def test_measurement_is_settled_when_it_is_read():

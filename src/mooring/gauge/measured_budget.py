@@ -20,14 +20,9 @@ from mooring.gauge.distillation import Distillation
 from mooring.gauge.gauge import Gauge, unwrapped
 from mooring.gauge.host_copy import HostCopy
 from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
+from mooring.gauge.pass_cost import measuring_interval
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.state.mooring_state import MooringState, ParameterState
-
-COST = 0.05
-"""The largest part of training's time that measurements may take."""
-
-FORWARD_SHARE = 1 / 3
-"""The part of a training step that a forward pass takes."""
 
 GAIN = 1.0
 """The controller's gain over one pass through all batches of the gauges."""
@@ -80,6 +75,7 @@ class MeasuredBudget:
         gauges: one for each past task that has data.
         distillation: adds the gradient of the divergence on the reference, if that is wanted.
         latest: the last measured value of each batch in this task; None where there is none yet.
+        interval: the number of steps between measurements of one batch.
         noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
     """
 
@@ -88,13 +84,9 @@ class MeasuredBudget:
         self.gauges: list[Gauge] = []
         self.distillation: Distillation | None = None
         self.latest: list[list[float] | None] = []
+        self.interval = 1
         self.noise = 0.0
         self._pending: _PendingMeasurement | None = None
-
-    @property
-    def interval(self) -> int:
-        """The number of steps between measurements of one batch, so that they cost at most COST of training."""
-        return math.ceil(FORWARD_SHARE / COST)
 
     @property
     def named(self) -> float:
@@ -110,6 +102,7 @@ class MeasuredBudget:
         if self.distillation:
             self.distillation.reference.record(unwrapped(self.states.model))
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
+        self.interval = measuring_interval(self.states.model)
         if gauges:
             self._warn_of_noise()
 
@@ -324,14 +317,16 @@ class MeasuredBudget:
     def state(self) -> dict[str, Any]:
         """Return what the controller carries from step to step, as plain values."""
         self.settle()
-        weight = {"weight": self.distillation.weight} if self.distillation else {}
-        return {"latest": self.latest, **weight}
+        distils = self.distillation
+        schedule = {"weight": distils.weight, "distils_every": distils.every} if distils else {}
+        return {"latest": self.latest, "interval": self.interval, **schedule}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.latest = [None if pair is None else list(map(float, pair)) for pair in state["latest"]]
+        self.interval = state.get("interval", measuring_interval(self.states.model))
         if self.distillation and "weight" in state:
-            self.distillation.weight = state["weight"]
+            self.distillation.weight, self.distillation.every = state["weight"], state.get("distils_every", 1)
 
 
 def _agreed(value: float, device: torch.device) -> float:
