@@ -27,7 +27,7 @@ def data(seed, count=8):
 def moored(device="cpu", nats=1e-4, reference=None, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(SIZE, 24), nn.ReLU(), nn.Linear(24, CLASSES)).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pull = mooring.Budget(nats, **options)
     moor = mooring.attach(model, optimizer, pull=pull, reference=reference or data(1), progress=False)
     return model, optimizer, moor
