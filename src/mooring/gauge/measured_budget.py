@@ -20,7 +20,7 @@ from mooring.gauge.distillation import Distillation
 from mooring.gauge.gauge import Gauge, unwrapped
 from mooring.gauge.host_copy import HostCopy
 from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
-from mooring.gauge.pass_cost import measuring_interval
+from mooring.gauge.pass_cost import MEASURING_INTERVAL
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.state.mooring_state import MooringState, ParameterState
 
@@ -75,7 +75,6 @@ class MeasuredBudget:
         gauges: one for each past task that has data.
         distillation: adds the gradient of the divergence on the reference, if that is wanted.
         latest: the last measured value of each batch in this task; None where there is none yet.
-        interval: the number of steps between measurements of one batch.
         noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
     """
 
@@ -84,7 +83,6 @@ class MeasuredBudget:
         self.gauges: list[Gauge] = []
         self.distillation: Distillation | None = None
         self.latest: list[list[float] | None] = []
-        self.interval = 1
         self.noise = 0.0
         self._pending: _PendingMeasurement | None = None
 
@@ -102,7 +100,6 @@ class MeasuredBudget:
         if self.distillation:
             self.distillation.reference.record(unwrapped(self.states.model))
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
-        self.interval = measuring_interval(self.states.model)
         if gauges:
             self._warn_of_noise()
 
@@ -125,7 +122,7 @@ class MeasuredBudget:
 
     def after_step(self) -> None:
         """Measure the next batch if it is due, and adjust what may be spent."""
-        number, remainder = divmod(self.states.steps, self.interval)
+        number, remainder = divmod(self.states.steps, MEASURING_INTERVAL)
         if not self.gauges or remainder or not self.states.tasks:
             return
         index = (number - 1) % len(self.latest)
@@ -319,12 +316,11 @@ class MeasuredBudget:
         self.settle()
         distils = self.distillation
         schedule = {"weight": distils.weight, "distils_every": distils.every} if distils else {}
-        return {"latest": self.latest, "interval": self.interval, **schedule}
+        return {"latest": self.latest, **schedule}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.latest = [None if pair is None else list(map(float, pair)) for pair in state["latest"]]
-        self.interval = state.get("interval", measuring_interval(self.states.model))
         if self.distillation and "weight" in state:
             self.distillation.weight, self.distillation.every = state["weight"], state.get("distils_every", 1)
 

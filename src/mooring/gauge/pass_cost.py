@@ -1,8 +1,8 @@
 """What measurements and distillation may cost, and how often and on how much data they therefore run.
 
 A training step is a forward pass, and a backward pass of about twice its cost. Where most weights are frozen, as with
-adapters, their gradients are not computed, and both passes cost the same. All parts are of a step on a batch that is as
-large as those of the reference.
+adapters, their gradients are not computed, and both passes cost about the same. All parts are of a step on a
+batch that is as large as those of the reference.
 """
 
 import math
@@ -17,10 +17,13 @@ from mooring.gauge.placement import tensors_in
 from mooring.reference.batches import is_pair
 
 MEASURED_PART = 0.05
-"""The largest part of training's time that measurements may take."""
+"""The largest part of training's time that measurements may take, where all weights are trained."""
 
-FORWARD_PART, FORWARD_PART_FROZEN = 1 / 3, 1 / 2
-"""The part of a training step that a forward pass takes, and the same where most weights are frozen."""
+FORWARD_PART = 1 / 3
+"""The part of a training step that a forward pass takes then."""
+
+MEASURING_INTERVAL = math.ceil(FORWARD_PART / MEASURED_PART)
+"""The number of steps between measurements of one batch."""
 
 TOKEN_TYPES = (torch.int32, torch.int64)
 
@@ -41,17 +44,6 @@ class DistillationCost:
 DISTILLATION = DistillationCost(price=0.25, samples=1 / 2)
 DISTILLATION_OF_TOKENS = DistillationCost(price=0.1, samples=1 / 5)
 """That of models which read tokens, and of adapters."""
-
-
-def measuring_interval(model: nn.Module) -> int:
-    """Return the number of steps between measurements of one batch.
-
-    Example:
-        >>> model = nn.Linear(2, 2)
-        >>> measuring_interval(model), measuring_interval(model.requires_grad_(False))
-        (7, 10)
-    """
-    return math.ceil((FORWARD_PART_FROZEN if mostly_frozen(model) else FORWARD_PART) / MEASURED_PART)
 
 
 def mostly_frozen(model: nn.Module) -> bool:
