@@ -3,10 +3,12 @@
 The models have random weights and the shapes of GPT-2 (124 M) and of a Llama of 1.1 B. Blocks of plain and moored steps
 alternate in one process, and the ratio is the median over the turns. Each turn is as long as the interval in which
 training observes layers, or a multiple of it, so that the ratio contains that. Peak memory is measured in turns of its
-own, relative to the peak of plain steps.
+own, relative to the peak of plain steps. The budget is so small that it is spent: "active" is the part of the turns
+after which the pull acted.
 
     python benchmarks/adapter_cost.py --device cuda                       # both models, PEFT's targets and all layers
     python benchmarks/adapter_cost.py --device cuda --model gpt2 --json
+    python benchmarks/adapter_cost.py --device cuda --budgets default     # without the other two budgets
     python benchmarks/adapter_cost.py --tiny                              # in miniature, on a CPU
 """
 
@@ -14,7 +16,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
@@ -34,6 +36,17 @@ TARGETS = {
     "llama": {"default": ["q_proj", "v_proj"], "all": "all-linear"},
 }
 """The layers that PEFT adapts by default, and all of them."""
+
+
+NATS = 1e-6
+
+BUDGETS: dict[str, dict[str, Any]] = {
+    "estimated": {"measured": False},
+    "no distillation": {"distil": False},
+    "default": {},
+    "every step": {"distil": True},
+}
+"""Options of a budget: estimated only, or measured with distillation in no step, in some, or in every one."""
 
 
 def base_model(name: str, dtype: torch.dtype, device: torch.device, *, tiny: bool) -> nn.Module:
@@ -59,10 +72,12 @@ class Training:
         name: the model's.
         targets: the layers to adapt.
         rank: the rank of the adapters.
-        moored: whether they are moored with the default options.
+        budget: the options of the budget that they are moored with; None for plain training.
     """
 
-    def __init__(self, given: argparse.Namespace, name: str, targets: Any, rank: int, *, moored: bool) -> None:
+    def __init__(
+        self, given: argparse.Namespace, name: str, targets: Any, rank: int, budget: dict[str, Any] | None
+    ) -> None:
         self.device = torch.device(given.device)
         self.base = base_model(name, given.dtype, self.device, tiny=given.tiny)
         self.model = get_peft_model(
@@ -75,18 +90,18 @@ class Training:
         self.generator = torch.Generator(self.device).manual_seed(1)
         self.moor: mooring.Mooring | None = None
         self.attach_seconds = 0.0
-        if moored:
-            self._attach(Product(dtype=given.factors))
+        if budget is not None:
+            self._attach(Product(dtype=given.factors), mooring.Budget(NATS, **budget))
 
     def batch(self) -> torch.Tensor:
         """Return random tokens."""
         return torch.randint(self.vocabulary, self.shape, generator=self.generator, device=self.device)
 
-    def _attach(self, product: Product) -> None:
+    def _attach(self, held: Product, pull: mooring.Budget) -> None:
         reference = [{"input_ids": tokens, "labels": tokens} for tokens in (self.batch() for _ in range(4))]
         start = time.perf_counter()
         self.moor = mooring.attach(
-            self.model, self.optimizer, reference=reference, adapters=product, pull=mooring.Budget(1e-6), progress=False
+            self.model, self.optimizer, reference=reference, adapters=held, pull=pull, progress=False
         )
         self.wait()
         self.attach_seconds = time.perf_counter() - start
@@ -112,6 +127,11 @@ class Training:
         self.wait()
         return (time.perf_counter() - start) / steps
 
+    def pull_acts(self) -> bool:
+        """Return whether the budget is spent, so that the last step pulled."""
+        solver = self.moor._step.budget if self.moor is not None else None
+        return solver is not None and any(bool(mu > 0) for mu in solver.mu.values())
+
     def peak_bytes(self, steps: int) -> int:
         """Return the largest memory that is in use during some steps; 0 on a CPU."""
         if self.device.type != "cuda":
@@ -122,38 +142,38 @@ class Training:
         return torch.cuda.max_memory_allocated(self.device)
 
 
-def alternate(
-    one: Callable[[int], float], other: Callable[[int], float], turns: int, block: int
-) -> tuple[float, float]:
-    """Return the median time of a step of `one`, and the median ratio of that of `other` to it."""
-    times, ratios = [], []
+def alternate(plain: Training, moored: Training, turns: int, block: int) -> tuple[float, float, float]:
+    """Return the median time of a plain step, the median ratio of a moored one to it, and how often the pull acted."""
+    times, ratios, active = [], [], 0
     for turn in range(turns):
         if turn % 2:
-            a, b = one(block), other(block)
+            a, b = plain.seconds(block), moored.seconds(block)
         else:
-            b, a = other(block), one(block)
+            b, a = moored.seconds(block), plain.seconds(block)
         times.append(a)
         ratios.append(b / a)
-    return statistics.median(times), statistics.median(ratios)
+        active += moored.pull_acts()
+    return statistics.median(times), statistics.median(ratios), active / turns
 
 
-def measure(given: argparse.Namespace, name: str, targets: str, rank: int) -> dict[str, Any]:
+def measure(given: argparse.Namespace, name: str, targets: str, rank: int, budget: str) -> dict[str, Any]:
     """Return the cost of a moored step of one model; only one model is in memory while its peak is measured."""
     layers = TARGETS[name][targets]
-    plain = Training(given, name, layers, rank, moored=False)
+    plain = Training(given, name, layers, rank, None)
     plain.seconds(given.warmup)
     plain_peak = plain.peak_bytes(2)
-    moored = Training(given, name, layers, rank, moored=True)
+    moored = Training(given, name, layers, rank, BUDGETS[budget])
     assert moored.moor is not None
     moored.seconds(given.warmup)
-    plain_seconds, ratio = alternate(plain.seconds, moored.seconds, given.turns, given.block)
-    energy, products = moored.moor.pull_energy(), len(moored.moor.coverage().held) // 2
+    plain_seconds, ratio, active = alternate(plain, moored, given.turns, given.block)
+    products = len(moored.moor.coverage().held) // 2
     del plain
     peak = moored.peak_bytes(given.block)
     return {
         "model": name,
         "targets": targets,
         "rank": rank,
+        "budget": budget,
         "products": products,
         "plain_ms": 1e3 * plain_seconds,
         "ratio": ratio,
@@ -161,17 +181,17 @@ def measure(given: argparse.Namespace, name: str, targets: str, rank: int) -> di
         "plain_peak_mib": plain_peak / 2**20,
         "peak_mib": peak / 2**20,
         "kept_mib": sum(t.nbytes for key, t in moored.moor.state_dict().items() if key != "mooring") / 2**20,
-        "spent_part": energy / 1e-6,
+        "active": active,
     }
 
 
 def line(row: dict[str, Any]) -> str:
     """Return the results of one case in a line."""
     return (
-        f"{row['model']:6s} {row['targets']:8s} r={row['rank']:<3d} {row['products']:4d} products"
+        f"{row['model']:6s} {row['targets']:8s} r={row['rank']:<3d} {row['products']:4d} products {row['budget']:15s}"
         f"   plain {row['plain_ms']:8.2f} ms   moored {row['ratio']:.3f}   attach {row['attach_steps']:.0f} steps"
         f"   peak {row['peak_mib']:.0f} of {row['plain_peak_mib']:.0f} MiB   kept {row['kept_mib']:.0f} MiB"
-        f"   spent {row['spent_part']:.2f}"
+        f"   active {row['active']:.2f}"
     )
 
 
@@ -181,6 +201,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", choices=["gpt2", "llama"], nargs="+", default=["gpt2", "llama"])
     parser.add_argument("--targets", choices=["default", "all"], nargs="+", default=["default", "all"])
     parser.add_argument("--rank", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--budgets", choices=list(BUDGETS), nargs="+", default=list(BUDGETS)[:3])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default=None, help="of the base model: bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--factors", default=None, help="the dtype in which factors are kept")
@@ -200,8 +221,8 @@ def main(arguments: list[str] | None = None) -> int:
     given, rows = parse(arguments), []
     for name in given.model:
         for targets in given.targets:
-            for rank in given.rank:
-                row = measure(given, name, targets, rank)
+            for rank, budget in product(given.rank, given.budgets):
+                row = measure(given, name, targets, rank, budget)
                 rows.append(row)
                 if not given.json:
                     print(line(row), flush=True)

@@ -50,13 +50,16 @@ class Block(nn.Module):
         self.kernel, self.stride, self.skips = kernel, stride, stride == 1 and inputs == outputs
         if expansion > 1:
             self.expand_conv, self.bn0 = nn.Conv2d(inputs, wide, 1, bias=False), batch_norm(wide)
-        self.depthwise_conv, self.bn1 = nn.Conv2d(wide, wide, kernel, stride, groups=wide, bias=False), batch_norm(wide)
+        inside = kernel // 2 if stride == 1 else 0  # then the padding is the same on all sides, and needs no copy
+        self.depthwise_conv = nn.Conv2d(wide, wide, kernel, stride, inside, groups=wide, bias=False)
+        self.bn1 = batch_norm(wide)
         self.project_conv, self.bn2 = nn.Conv2d(wide, outputs, 1, bias=False), batch_norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, (n, outputs, height / stride, width / stride)."""
         wide = functional.relu6(self.bn0(self.expand_conv(x))) if hasattr(self, "expand_conv") else x
-        wide = functional.relu6(self.bn1(self.depthwise_conv(pad_same(wide, self.kernel, self.stride))))
+        padded = wide if self.stride == 1 else pad_same(wide, self.kernel, self.stride)
+        wide = functional.relu6(self.bn1(self.depthwise_conv(padded)))
         projected: Tensor = self.bn2(self.project_conv(wide))
         return projected + x if self.skips else projected
 

@@ -45,7 +45,7 @@ def make_problem(options: argparse.Namespace) -> Problem:
     device = torch.device(options.device)
     torch.set_float32_matmul_precision("highest" if options.precision == "float32" else "high")
     torch.backends.cudnn.allow_tf32 = options.precision != "float32"
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = options.search_kernels  # anew for each batch size, of which there are several
     if options.task == "digits":
         from real_networks.digits import digits_problem
 
@@ -53,7 +53,10 @@ def make_problem(options: argparse.Namespace) -> Problem:
     elif options.task in IMAGES:
         from real_networks.images import image_problem
 
-        problem = image_problem(read_images(options), options.weights, options.epochs, device)
+        start = time.monotonic()
+        images = read_images(options)
+        print(f"read images in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+        problem = image_problem(images, options.weights, options.epochs, device, channels_last=options.channels_last)
     else:
         from real_networks.text import text_problem
 
@@ -83,6 +86,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that results depend on; a file has results of one setting."""
     names = ["task", "precision", "epochs", "batch", "steps"]
     names += ["old_images", "images", "test_images"] if options.task in IMAGES else []
+    names += ["channels_last"] if options.channels_last else []
     names += ["size"] if options.task.startswith("gpt") else []
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
@@ -186,9 +190,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="train for at most so many steps, to try everything out")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of training (default: float32)")
+    parser.add_argument("--channels-last", action="store_true", help="keep images and convolutions in that format")
+    parser.add_argument("--search-kernels", action="store_true", help="let cuDNN try all its kernels first")
     parser.add_argument("--out", type=Path, default=Path("real.jsonl"), help="the file of results")
     parser.add_argument("--part", type=part_of, default=(0, 1), help="this process's part of the runs, such as 0/3")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run that would end later than this")
+    parser.add_argument("--profile", action="store_true", help="only print where the time of plain steps goes")
     parser.add_argument("--table", action="store_true", help="only print the table of what is there")
     parser.add_argument("--figure", type=Path, help="draw the figure to this path, as .svg and .png")
     return parser
@@ -213,6 +220,11 @@ def main(arguments: list[str] | None = None) -> int:
         from real_networks.stored_images import write_pack
 
         write_pack(options.pack, read_images(options))
+        return 0
+    if options.profile:
+        from real_networks.step_profile import profile_steps
+
+        print(profile_steps(make_problem(options)))
         return 0
     dials = [float(value) for value in options.dials.split(",")] if options.dials else None
     rows = read_rows(options.out)

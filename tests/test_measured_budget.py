@@ -347,7 +347,7 @@ def test_distillation_adds_the_gradient_of_the_divergence_on_the_other_batches()
     reference = task(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     original = copy.deepcopy(model).eval()
-    mooring.attach(model, optimizer, pull=mooring.Budget(1e6), reference=reference)
+    mooring.attach(model, optimizer, pull=mooring.Budget(1e6, distil=True), reference=reference)
     train(model, optimizer, task(2)[:1])  # at the anchor the divergence has no gradient
     twin = copy.deepcopy(model)
     x, y = task(2)[1]

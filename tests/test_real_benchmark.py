@@ -1,9 +1,11 @@
 """Tests that the benchmark of real networks runs in miniature, continues a file, and refuses what does not fit."""
 
 import importlib
+import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +105,25 @@ def test_gpt_runs(rows, tmp_path, task):
     small = ["--size", "tiny", "--cache", tmp_path / "cache", "--dials", "0.5"]
     for row in rows("--task", task, "--methods", "plain,wise-ft,budget", *small):
         check(row)
+
+
+def test_images_are_resized_as_pillow_does_and_keep_their_order(bench):
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    stored = importlib.import_module("real_networks.stored_images")
+    generator = torch.Generator().manual_seed(0)
+    encoded, expected = [], []
+    for number, (height, width) in enumerate([(16, 16), (20, 16), (24, 24), (16, 16)]):
+        picture = image.fromarray(
+            torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8).numpy()
+        )
+        picture.save(file := io.BytesIO(), format="png")
+        encoded.append((file.getvalue(), number))
+        expected.append(np.asarray(picture.resize((24, 24), image.Resampling.BICUBIC)))
+    images, labels = stored.decoded(encoded, 24, torch.device("cpu"))
+    difference = images.int() - torch.from_numpy(np.stack(expected)).permute(0, 3, 1, 2).int()
+    assert difference.abs().max() <= 2  # Pillow computes in whole numbers
+    assert difference.ne(0).float().mean() < 0.05
+    assert labels.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.faults  # slow

@@ -33,7 +33,12 @@ class Features(nn.Module):
 
 
 def image_problem(
-    images: dict[str, Encoded], weights: Path | None, epochs: int | None, device: torch.device
+    images: dict[str, Encoded],
+    weights: Path | None,
+    epochs: int | None,
+    device: torch.device,
+    *,
+    channels_last: bool = False,
 ) -> Problem:
     """Return the problem of a new task.
 
@@ -42,13 +47,15 @@ def image_problem(
         weights: a state_dict; None for that of the package.
         epochs: of the new task; None for the default.
         device: where all of it is kept.
+        channels_last: whether images and convolutions are in that memory format.
     """
+    layout = torch.channels_last if channels_last else torch.contiguous_format
     known, new_train, new_test = (decoded(images[name], PIXELS, device) for name in ("known", "train", "test"))
     order = torch.randperm(len(known[0]), generator=torch.Generator().manual_seed(0)).to(device)
     size = round(REFERENCE * len(order))
     reference, old_test = ((known[0][i], known[1][i]) for i in (order[:size], order[size:]))
     classes = 1 + max(int(labels.max()) for _, labels in (new_train, new_test))
-    original: Any = pretrained(weights).to(device)
+    original: Any = pretrained(weights).to(device, memory_format=layout)
     old, original.fc = original.fc, nn.Identity()
 
     def network(seed: int) -> nn.Module:
@@ -56,10 +63,10 @@ def image_problem(
         return TwoHeads(Features(copy.deepcopy(original)), copy.deepcopy(old), nn.Linear(FEATURES, classes).to(device))
 
     def optimizer(parameters: Any, factor: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=1e-4 * factor)
+        return torch.optim.AdamW(parameters, lr=1e-4 * factor, fused=device.type == "cuda")
 
     def prepare(images: Tensor) -> Tensor:
-        return (images.float() / 255 - MEAN) / STD
+        return images.to(torch.float32, memory_format=layout).mul_(1 / (255 * STD)).sub_(MEAN / STD)
 
     data = reference, old_test, new_train, new_test
     return Problem(network, *data, optimizer, epochs or 14, 64, 32, 10.0, prepare)

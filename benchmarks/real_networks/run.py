@@ -2,6 +2,7 @@
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -25,6 +26,7 @@ class Run:
         penalty: a term that is added to the loss of a step, by its number.
         after_step: is called after each step.
         gauge: the divergence that Mooring measured at the end.
+        train_seconds: the time of training, without evaluation and what comes before it.
         shared_seconds: the time of a training that this run shares with others.
     """
 
@@ -40,7 +42,7 @@ class Run:
         self.after_step: Callable[[], None] = lambda: None
         self.moor: Any = None
         self.gauge = math.nan
-        self.shared_seconds = 0.0
+        self.train_seconds = self.shared_seconds = 0.0
 
     def _is_old_head(self, name: str) -> bool:
         return self.model.new_head is not None and name.startswith("old.")
@@ -53,6 +55,7 @@ class Run:
 
     def train(self) -> None:
         """Learn the new task."""
+        start = time.perf_counter()
         self.model.train()
         (x, y), problem = self.problem.new_train, self.problem
         batches = shuffled(len(x), problem.batch, problem.epochs, x.device)
@@ -65,6 +68,9 @@ class Run:
             loss.backward()
             self.optimizer.step()
             self.after_step()
+        if x.device.type == "cuda":
+            torch.cuda.synchronize(x.device)
+        self.train_seconds += time.perf_counter() - start
 
     def old_batch(self, step: int) -> Batch:
         """Return a batch of the reference, in turn."""
@@ -93,6 +99,7 @@ class Run:
             "rise": float(cross_entropy(old, old_y.flatten()) - cross_entropy(before, old_y.flatten())),
             "new_loss": float(cross_entropy(new, new_y.flatten())),
             "gauge": self.gauge,
+            "train_seconds": self.train_seconds,
         }
 
     def _outputs(self, model: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:

@@ -4,12 +4,21 @@ import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 Encoded = list[tuple[bytes, int]]
 """Encoded images with their labels."""
+
+DECODERS = 8
+"""The number of threads that decode; more of them only wait for each other."""
+
+RESIZED_TOGETHER = 256
+"""The number of images that are resized at a time."""
 
 
 def read_parquet(folder: Path, split: str, count: int) -> Encoded:
@@ -59,22 +68,38 @@ def read_pack(path: Path) -> dict[str, Encoded]:
 
 
 def decoded(images: Sequence[tuple[bytes, int]], pixels: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return images as (n, 3, pixels, pixels), uint8, and their labels, on a device."""
+    """Return images as (n, 3, pixels, pixels), uint8, and their labels, on a device, where they are resized too."""
+    with ThreadPoolExecutor(DECODERS) as pool:
+        arrays = list(pool.map(decode, (data for data, _ in images)))
+    result = torch.empty((len(arrays), 3, pixels, pixels), dtype=torch.uint8, device=device)
+    by_size: dict[tuple[int, ...], list[int]] = {}
+    for index, array in enumerate(arrays):
+        by_size.setdefault(array.shape, []).append(index)
+    for indices in by_size.values():
+        for start in range(0, len(indices), RESIZED_TOGETHER):
+            part = indices[start : start + RESIZED_TOGETHER]
+            stored = torch.from_numpy(np.stack([arrays[index] for index in part])).to(device)
+            result[torch.tensor(part, device=device)] = resized(stored.permute(0, 3, 1, 2), pixels)
+    return result, torch.tensor([label for _, label in images], device=device)
 
-    def one(pair: tuple[bytes, int]) -> Tensor:
-        return decode(pair[0], pixels)
 
-    with ThreadPoolExecutor() as pool:
-        tensors = list(pool.map(one, images))
-    return torch.stack(tensors).to(device), torch.tensor([label for _, label in images], device=device)
-
-
-def decode(data: bytes, pixels: int) -> Tensor:
-    """Return an image as (3, pixels, pixels), uint8."""
-    import numpy as np
+def decode(data: bytes) -> Any:
+    """Return an image as an array (height, width, 3), uint8, in the size that it is stored in."""
     from PIL import Image
 
-    image = Image.open(io.BytesIO(data)).convert("RGB")
-    if image.size != (pixels, pixels):
-        image = image.resize((pixels, pixels), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def resized(images: Tensor, pixels: int) -> Tensor:
+    """Return images (n, 3, height, width), uint8, in another size, by Pillow's bicubic filter, which rounds twice.
+
+    Example:
+        >>> resized(torch.full((1, 3, 8, 8), 7, dtype=torch.uint8), 4)[0, 0, 0]
+        tensor([7, 7, 7, 7], dtype=torch.uint8)
+    """
+    if images.shape[2:] == (pixels, pixels):
+        return images
+    values = images.float()
+    for size in ((images.shape[2], pixels), (pixels, pixels)):
+        values = interpolate(values, size=size, mode="bicubic", antialias=True).round_().clamp_(0, 255)
+    return values.to(torch.uint8)

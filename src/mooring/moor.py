@@ -350,6 +350,8 @@ class Mooring:
                 it out of a state that others get; they then have the estimate alone.
         """
         self._refuse_interrupted()
+        if self._meter is not None:
+            self._meter.settle()
         header = {**self._states.header(), **self._rules.header()}
         if self._step.budget:
             header["spending"] = self._step.budget.state()
@@ -530,6 +532,8 @@ class Mooring:
         return make_gauge(self.model, held_out, loss, self._outputs)
 
     def _end_task(self) -> None:
+        if self._meter is not None:
+            self._meter.settle()
         self._step.end_task()
         if self._meter is not None and self._meter.gauges and self.steps:
             self._meter.finish()
@@ -544,7 +548,7 @@ class Mooring:
         return self._meter
 
     def _load_gauges(self, meter: MeasuredBudget, header: dict[str, Any], state: State) -> None:
-        meter.gauges, meter.latest, meter.distillation = [], [], None
+        meter.clear()
         if "gauges" not in header:
             return
         gauges = unpack_gauges(header["gauges"], state, self._loss, self._outputs)

@@ -92,7 +92,7 @@ class StepMeter(Protocol):
     """Measures forgetting during training: `mooring.gauge.measured_budget.MeasuredBudget`."""
 
     def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-        """Return what to add to the gradients of these parameters, where it is not 0."""
+        """Return what to add to the gradients of these parameters, where it is not 0, in tensors of its own."""
 
     def after_step(self) -> None:
         """Measure, if that is due after this step."""
@@ -324,7 +324,7 @@ class TrainingStep:
         for p, added in meter.gradients(list(by_parameter)).items():
             assert p.grad is not None
             factor = by_parameter[p].grad_scale
-            gradients[p] = p.grad + (added if factor is None else factor * added).to(p.grad.dtype)
+            gradients[p] = (added if factor is None else added.mul_(factor)).to(p.grad.dtype).add_(p.grad)
         return gradients
 
     def _penalize(self, pull: GradientPull, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:

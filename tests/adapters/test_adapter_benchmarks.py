@@ -32,11 +32,14 @@ def test_cost_of_a_step_is_measured(monkeypatch, capsys, model, products):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench = importlib.import_module("adapter_cost")
     options = ["--tiny", "--turns", "1", "--warmup", "1", "--block", "2", "--rank", "4", "--targets", "all", "--json"]
+    options += ["--budgets", "no distillation", "default"]
     assert bench.main(["--model", model, *options]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["products"] == products
-    assert row["ratio"] > 0
-    assert row["kept_mib"] > 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["budget"] for row in rows] == ["no distillation", "default"]
+    for row in rows:
+        assert row["products"] == products
+        assert row["ratio"] > 0
+        assert row["kept_mib"] > 0
 
 
 PEERS = ["Mooring", "O-LoRA", "LoRA-Null", "CorDA (KPM)", "OSF"]

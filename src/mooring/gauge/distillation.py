@@ -1,4 +1,7 @@
-"""Distillation from the original model: the gradient of the divergence on the reference, beside the task's."""
+"""Distillation from the original model: the gradient of the divergence on the reference, beside the task's.
+
+It is a pass of its own, before the optimizer's step, when the activations of the training batch are freed.
+"""
 
 import math
 from collections.abc import Sequence
@@ -25,18 +28,19 @@ LARGEST_RATIO = 1.0
 
 
 class Distillation:
-    """Batches of the reference with the original model's predictions, one batch for each step in turn.
+    """Batches of the reference with the original model's predictions, one batch in turn for each step that distils.
 
     Args:
         reference: the batches, apart from those of the gauge.
         named: the budget.
+        every: the number of steps from one that distils to the next. The weight is larger by as much there.
 
     Attributes:
-        weight: the factor of the gradient.
+        weight: the factor of the gradient in the mean over steps.
     """
 
-    def __init__(self, reference: Gauge, named: float) -> None:
-        self.reference, self.weight = reference, first_weight(named)
+    def __init__(self, reference: Gauge, named: float, every: int = 1) -> None:
+        self.reference, self.weight, self.every = reference, first_weight(named), every
 
     def gradients(self, model: nn.Module, parameters: Sequence[Tensor], step: int) -> dict[Tensor, Tensor]:
         """Return weight * the gradient of the mean divergence on a batch, for parameters on which it depends.
@@ -46,16 +50,18 @@ class Distillation:
             parameters: those that have a gradient in this step.
             step: the number of the step, which chooses the batch.
         """
+        if (step + 1) % self.every:
+            return {}
         with torch.enable_grad(), passive(model, self.reference.settings):
-            sums, counts = self.reference.terms(model, step % len(self.reference))
+            sums, counts = self.reference.terms(model, step // self.every % len(self.reference))
             mean = sums.sum() / counts.sum()
             if not mean.requires_grad:
                 return {}
             gradients = torch.autograd.grad(mean, list(parameters), allow_unused=True)
         pairs = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
         task, added = _norm([p.grad for p, _ in pairs if p.grad is not None]), _norm([g for _, g in pairs])
-        factor = (LARGEST_RATIO * task / added).nan_to_num(0.0).clamp(max=self.weight)
-        return {p: factor.to(g) * g for p, g in pairs}
+        factor = (LARGEST_RATIO * task / added).nan_to_num(0.0).clamp(max=self.every * self.weight)
+        return {p: g.mul_(factor.to(g)) for p, g in pairs}
 
     def adjust(self, measured: float, named: float, gain: float, *, binding: bool) -> None:
         """Raise the weight while more than SETPOINT of the budget is measured, and lower it while less is.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError
+from mooring.gauge.coarse_divergence import at_least_float32, coarse_divergence, coarse_log_probabilities, likeliest
 from mooring.observe.output_observer import class_dimension
 
 MAX_CLASSES = 1024
@@ -37,9 +38,9 @@ class StoredPredictions:
         """
         logits = rows_of_logits(outputs)
         if logits.shape[-1] <= MAX_CLASSES:
-            return cls(logits.log_softmax(-1))
-        classes = logits.topk(TOP_CLASSES, -1).indices
-        return cls(_coarse(logits, classes), classes)
+            return cls(at_least_float32(logits).log_softmax(-1))
+        classes = likeliest(logits, TOP_CLASSES)
+        return cls(coarse_log_probabilities(logits, classes), classes)
 
     def divergence(self, outputs: Tensor) -> Tensor:
         """Return the divergence of each prediction: sum(p * (log p - log q)), p stored and q of the outputs.
@@ -58,29 +59,25 @@ class StoredPredictions:
                 f"the model's outputs have shape {tuple(outputs.shape)}, other than when they were stored: keep the "
                 "old outputs in the model, and add a head beside them"
             )
-        q = logits.log_softmax(-1) if self.classes is None else _coarse(logits, self.classes)
+        if self.classes is not None:
+            return coarse_divergence(logits, self.log_probabilities, self.classes)
+        q = at_least_float32(logits).log_softmax(-1)
         p = self.log_probabilities.to(q)
         return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(-1)
 
     def to(self, device: torch.device) -> "StoredPredictions":
         """Return the same on a device."""
+        if self.log_probabilities.device == device:
+            return self
         classes = None if self.classes is None else self.classes.to(device)
         return StoredPredictions(self.log_probabilities.to(device), classes)
 
 
 def rows_of_logits(outputs: Tensor) -> Tensor:
-    """Return outputs as (predictions, classes), in at least float32.
+    """Return outputs as (predictions, classes).
 
     Example:
         >>> rows_of_logits(torch.zeros(2, 5, 3, 3)).shape, rows_of_logits(torch.zeros(2, 3, 5)).shape
         (torch.Size([18, 5]), torch.Size([6, 5]))
     """
-    rows = outputs.movedim(class_dimension(outputs), -1).flatten(0, -2)
-    return rows.to(torch.promote_types(rows.dtype, torch.float32))
-
-
-def _coarse(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the log-probabilities of these classes, and last that of all others together."""
-    log_q = logits.log_softmax(-1)
-    others = log_q.scatter(-1, classes, -torch.inf).logsumexp(-1, keepdim=True)
-    return torch.cat([log_q.gather(-1, classes), others], -1)
+    return outputs.movedim(class_dimension(outputs), -1).flatten(0, -2)

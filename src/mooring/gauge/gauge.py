@@ -13,6 +13,7 @@ from mooring.distributed.dtensor import reshard
 from mooring.errors import MooringError, NonFiniteError
 from mooring.gauge.divergence import StoredPredictions
 from mooring.gauge.measurement import Measurement, ratio_of_sums
+from mooring.gauge.placement import placed
 from mooring.gauge.settings import Settings, applied_settings, read_settings
 from mooring.observe.output_observer import OutputObserver, class_dimension, find_outputs
 from mooring.reference.batches import Loss, Outputs, device_of, is_pair, scalar_loss, to_device
@@ -37,6 +38,8 @@ class Gauge:
         self.batches, self.loss, self.outputs = list(batches), loss, outputs
         self.targets: list[StoredPredictions | float] = []
         self.settings: Settings | None = None
+        self._placed: tuple[torch.device, list[Any]] | None = None
+        self._drops_labels: bool | None = None
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -51,8 +54,8 @@ class Gauge:
             self.settings = read_settings(model)
         targets: list[StoredPredictions | float] = []
         with preserve_model_state(model, moves=False), passive(model, self.settings):
-            for batch in self.batches:
-                target = self._target(model, batch)
+            for index in range(len(self)):
+                target = self._target(model, index)
                 value = target if isinstance(target, float) else float(target.log_probabilities.sum())
                 if math.isnan(value) or value == math.inf:
                     raise NonFiniteError(GAUGE_NOT_FINITE)
@@ -62,36 +65,51 @@ class Gauge:
     @torch.no_grad()
     def measure(self, model: nn.Module, indices: Sequence[int] | None = None) -> Measurement:
         """Return how far a model is from what was recorded, on all batches or on those with these indices."""
-        sums: list[float] = []
-        counts: list[float] = []
+        return ratio_of_sums(*self.sums_and_counts(model, range(len(self)) if indices is None else indices).tolist())
+
+    @torch.no_grad()
+    def sums_and_counts(self, model: nn.Module, indices: Sequence[int]) -> Tensor:
+        """Return the terms of some batches, (2, samples), on the model's device, without waiting for it."""
         with preserve_model_state(model, moves=False), passive(model, self.settings):
-            for index in range(len(self)) if indices is None else indices:
-                part = self.terms(model, index)
-                sums += part[0].tolist()
-                counts += part[1].tolist()
-        return ratio_of_sums(sums, counts)
+            return torch.cat([torch.stack(self.terms(model, index)) for index in indices], 1)
 
     def terms(self, model: nn.Module, index: int) -> tuple[Tensor, Tensor]:
         """Return the sum over the predictions of each sample of a batch, and their numbers; with a gradient if enabled.
 
         With a loss the whole batch is one sample.
         """
-        batch, target = self.batches[index], self.targets[index]
+        target = self.targets[index]
         if isinstance(target, float):
-            rise = scalar_loss(self.loss, model, batch, self.outputs) - target
-            return rise.double().reshape(1), torch.ones(1)
-        outputs = _outputs(model, batch, self.outputs)
-        divergence = target.to(outputs.device).divergence(outputs).view(len(outputs), -1)
+            rise = (scalar_loss(self.loss, model, self.batches[index], self.outputs) - target).double().reshape(1)
+            return rise, torch.ones_like(rise)
+        batch = self._on_device(model, index)
+        outputs = self._outputs_on(model, batch)
+        target = self.targets[index] = target.to(outputs.device)
+        divergence = target.divergence(outputs).view(len(outputs), -1)
         counted = _counted(batch, outputs)
         if counted is None:
-            return divergence.double().sum(1), torch.full((len(divergence),), float(divergence.shape[1]))
+            sums = divergence.double().sum(1)
+            return sums, torch.full_like(sums, float(divergence.shape[1]))
         counted = counted.to(divergence.device).view_as(divergence)
         return torch.where(counted, divergence, 0.0).double().sum(1), counted.double().sum(1)
 
-    def _target(self, model: nn.Module, batch: Any) -> StoredPredictions | float:
+    def _target(self, model: nn.Module, index: int) -> StoredPredictions | float:
         if self.loss is None:
-            return StoredPredictions.of(_outputs(model, batch, self.outputs))
-        return float(scalar_loss(self.loss, model, batch, self.outputs))
+            return StoredPredictions.of(self._outputs_on(model, self._on_device(model, index)))
+        return float(scalar_loss(self.loss, model, self.batches[index], self.outputs))
+
+    def _on_device(self, model: nn.Module, index: int) -> Any:
+        """Return a batch on the model's device, where it is kept if there is room."""
+        device = device_of(model)
+        if self._placed is None or self._placed[0] != device:
+            self._placed = device, placed(self.batches, device)
+        return to_device(self._placed[1][index], device, non_blocking=True)
+
+    def _outputs_on(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the outputs on a batch; labels are left out if they change nothing but cost the model's own loss."""
+        if self._drops_labels is None:
+            self._drops_labels = _ignores_labels(model, batch, self.outputs)
+        return _outputs(model, _without_labels(batch) if self._drops_labels else batch, self.outputs)
 
 
 @contextmanager
@@ -120,8 +138,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _outputs(model: nn.Module, batch: Any, outputs: Outputs | None) -> Tensor:
-    """Return the model's outputs on the inputs of a batch."""
-    batch = to_device(batch, device_of(model))
+    """Return the model's outputs on the inputs of a batch on its device."""
     inputs = batch[0] if is_pair(batch) or (isinstance(batch, tuple | list) and len(batch) == 1) else batch
     if not isinstance(inputs, Tensor | Mapping):
         raise MooringError(
@@ -138,14 +155,33 @@ def _outputs(model: nn.Module, batch: Any, outputs: Outputs | None) -> Tensor:
     return logits
 
 
+def _without_labels(batch: Any) -> Any:
+    if not isinstance(batch, Mapping):
+        return batch
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+@torch.no_grad()
+def _ignores_labels(model: nn.Module, batch: Any, outputs: Outputs | None) -> bool:
+    """Return whether a mapping's labels change nothing but the loss; decoders of some models read them."""
+    if not isinstance(batch, Mapping) or "labels" not in batch:
+        return False
+    with preserve_model_state(model, moves=False):
+        expected = _outputs(model, batch, outputs)
+        try:
+            return torch.equal(_outputs(model, _without_labels(batch), outputs), expected)
+        except Exception:  # whatever a model raises that needs its labels
+            return False
+
+
 def _counted(batch: Any, outputs: Tensor) -> Tensor | None:
-    """Return which predictions count: not padding, and not those whose label is -100; None if all do."""
+    """Return which predictions count: not those whose label is -100, or, if there are none, not padding."""
     parts = batch if isinstance(batch, Mapping) else batch[0] if is_pair(batch) else None
     labels = batch.get("labels") if isinstance(batch, Mapping) else batch[1] if is_pair(batch) else None
     mask = parts.get("attention_mask") if isinstance(parts, Mapping) else None
     shape = outputs.select(class_dimension(outputs), 0).shape
-    if isinstance(labels, Tensor) and labels.shape == shape and bool((labels == IGNORED_LABEL).any()):
-        return labels != IGNORED_LABEL
-    if isinstance(mask, Tensor) and mask.shape == shape and not bool(mask.all()):
-        return mask != 0
-    return None
+    labelled = labels != IGNORED_LABEL if isinstance(labels, Tensor) and labels.shape == shape else None
+    present = mask != 0 if isinstance(mask, Tensor) and mask.shape == shape else None
+    if labelled is None or present is None:
+        return present if labelled is None else labelled
+    return torch.where(labelled.all(), present, labelled)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +18,11 @@ from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.gauge.controller import next_scale
 from mooring.gauge.distillation import Distillation
 from mooring.gauge.gauge import Gauge, unwrapped
-from mooring.gauge.measurement import Measurement, combine
+from mooring.gauge.host_copy import HostCopy
+from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
+from mooring.gauge.pass_cost import MEASURING_INTERVAL
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.state.mooring_state import MooringState, ParameterState
-
-COST = 0.05
-"""The largest part of training's time that measurements may take."""
-
-FORWARD_SHARE = 1 / 3
-"""The part of a training step that a forward pass takes."""
 
 GAIN = 1.0
 """The controller's gain over one pass through all batches of the gauges."""
@@ -47,6 +44,21 @@ DISTILLED = "distilled"
 
 NOISE = 1e-5
 """The largest value, relative to the budget, that may be measured right after predictions were stored."""
+
+
+@dataclass(frozen=True)
+class _PendingMeasurement:
+    """A measurement of one batch whose result is on its way to the host.
+
+    Attributes:
+        index: the number of the batch.
+        terms: the sums and counts of its samples, (2, samples).
+        binding: whether the pull acted in that step.
+    """
+
+    index: int
+    terms: HostCopy
+    binding: HostCopy
 
 
 class MeasuredBudget:
@@ -72,11 +84,7 @@ class MeasuredBudget:
         self.distillation: Distillation | None = None
         self.latest: list[list[float] | None] = []
         self.noise = 0.0
-
-    @property
-    def interval(self) -> int:
-        """The number of steps between measurements of one batch, so that they cost at most COST of training."""
-        return math.ceil(FORWARD_SHARE / COST)
+        self._pending: _PendingMeasurement | None = None
 
     @property
     def named(self) -> float:
@@ -85,6 +93,7 @@ class MeasuredBudget:
 
     def start_task(self, gauge: Gauge | None = None) -> None:
         """Store the predictions of the present model, also on a new gauge: what is forgotten counts from here."""
+        self.settle()
         gauges = [*self.gauges, gauge] if gauge else self.gauges
         for known in gauges:
             known.record(unwrapped(self.states.model))
@@ -104,6 +113,7 @@ class MeasuredBudget:
 
     def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Return what distillation adds to the gradients of these parameters."""
+        self.settle()
         if self.gauges and self.states.tasks and not self.states.steps:
             self._check_unchanged()
         if not self.distillation or not self.states.tasks:
@@ -112,13 +122,28 @@ class MeasuredBudget:
 
     def after_step(self) -> None:
         """Measure the next batch if it is due, and adjust what may be spent."""
-        number, remainder = divmod(self.states.steps, self.interval)
+        number, remainder = divmod(self.states.steps, MEASURING_INTERVAL)
         if not self.gauges or remainder or not self.states.tasks:
             return
         index = (number - 1) % len(self.latest)
         gauge, local = self._batch(index)
-        part = gauge.measure(unwrapped(self.states.model), [local])
-        value = _agreed(part.nats, self._device)
+        terms = _mean_over_ranks(gauge.sums_and_counts(unwrapped(self.states.model), [local]))
+        self._pending = _PendingMeasurement(index, HostCopy(terms), HostCopy(self._binding(terms.device)))
+        if self._pending.terms.ready:
+            self.settle()
+
+    def settle(self) -> None:
+        """Adjust what may be spent by the last measurement, if its result was not read yet.
+
+        On a GPU the result is read in the next step, after its backward pass is queued, so that the GPU has work while
+        the host waits. Nothing depends on it before.
+        """
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        index, binding = pending.index, bool(pending.binding.tolist())
+        part = ratio_of_sums(*pending.terms.tolist())
+        value = part.nats
         far = not value <= FAR * self.named
         if far:  # what was measured before says little by now
             self.latest = [None] * len(self.latest)
@@ -126,10 +151,14 @@ class MeasuredBudget:
         measured = self.running_value()
         assert measured is not None
         gain = FAR_GAIN if far else GAIN / len(self.latest)
-        binding = any(bool(mu > 0) for mu in self.solver.mu.values())
         self.solver.scale = next_scale(self.solver.scale, measured, self.named, gain=gain, binding=binding)
         if self.distillation:
             self.distillation.adjust(measured, self.named, GAIN / len(self.latest), binding=binding)
+
+    def _binding(self, device: torch.device) -> Tensor:
+        """Return whether the budget's pull acts, on a device."""
+        multipliers = [mu.to(device, non_blocking=True) for mu in self.solver.mu.values()]
+        return torch.stack(multipliers).gt(0).any() if multipliers else torch.zeros((), dtype=torch.bool, device=device)
 
     @torch.no_grad()
     @autocast_disabled()
@@ -139,6 +168,7 @@ class MeasuredBudget:
         The budget's own pull goes first, because it gives up least of what was learned. If no pull is strong enough,
         the parameters are interpolated with the anchor, where the value is 0.
         """
+        self.settle()
         result = self.measure()
         if result.nats <= self.named:
             return result
@@ -163,6 +193,7 @@ class MeasuredBudget:
     @contextmanager
     def finished(self) -> Iterator[Measurement]:
         """Keep the budget inside the context, and restore the parameters after it."""
+        self.settle()
         ends = [(state, state.theta.clone()) for state in self.states.records.values()]
         spent = self.solver.state()
         try:
@@ -225,6 +256,7 @@ class MeasuredBudget:
 
     def running_value(self) -> float | None:
         """Return the measured value from the latest of each batch; None before the first in a task."""
+        self.settle()
         values, parts = iter(self.latest), []
         for gauge in self.gauges:
             known = [pair for pair in (next(values) for _ in gauge.batches) if pair is not None]
@@ -247,7 +279,11 @@ class MeasuredBudget:
             "that is reset and leave the old one in the model",
             UnheldWarning,
         )
-        self.gauges, self.latest, self.distillation = [], [], None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all gauges, so that forgetting is only estimated."""
+        self.gauges, self.latest, self.distillation, self._pending = [], [], None, None
 
     def _warn_of_noise(self) -> None:
         with preserve_model_state(self.states.model, moves=False):
@@ -277,14 +313,16 @@ class MeasuredBudget:
 
     def state(self) -> dict[str, Any]:
         """Return what the controller carries from step to step, as plain values."""
-        weight = {"weight": self.distillation.weight} if self.distillation else {}
-        return {"latest": self.latest, **weight}
+        self.settle()
+        distils = self.distillation
+        schedule = {"weight": distils.weight, "distils_every": distils.every} if distils else {}
+        return {"latest": self.latest, **schedule}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.latest = [None if pair is None else list(map(float, pair)) for pair in state["latest"]]
         if self.distillation and "weight" in state:
-            self.distillation.weight = state["weight"]
+            self.distillation.weight, self.distillation.every = state["weight"], state.get("distils_every", 1)
 
 
 def _agreed(value: float, device: torch.device) -> float:
@@ -294,3 +332,11 @@ def _agreed(value: float, device: torch.device) -> float:
     total = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return float(total) / world_size()
+
+
+def _mean_over_ranks(values: Tensor) -> Tensor:
+    """Return the mean over ranks, as `_agreed` does, on the device."""
+    if world_size() > 1:
+        dist.all_reduce(values)
+        values /= world_size()
+    return values

@@ -10,6 +10,7 @@ from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError
 from mooring.gauge.distillation import Distillation
 from mooring.gauge.gauge import Gauge
+from mooring.gauge.pass_cost import distillation_schedule
 from mooring.pulls import Budget
 from mooring.reference.batches import Data, Loss, Outputs, default_loss
 from mooring.reference.preserve_model_state import preserve_model_state
@@ -62,5 +63,6 @@ def make_distillation(
         if budget.distil:
             raise MooringError(f"Budget(distil=True) does not work where {reason}: leave distil out")
         return None
-    gauge = make_gauge(model, batches, None, outputs)
-    return None if gauge.loss is not None else Distillation(gauge, float(budget.promised(1)))
+    parts, every = (batches, 1) if budget.distil else distillation_schedule(model, batches)
+    gauge = make_gauge(model, parts, None, outputs)
+    return None if gauge.loss is not None else Distillation(gauge, float(budget.promised(1)), every)

@@ -142,9 +142,9 @@ class LayerObserver:
         self._gathered = {}
         if not self.due:
             return {}
+        predictions = self.predictions() if self.predictions and observed else 0.0  # once: it waits for the device
         for factors in observed.values():
-            per_sample = (self.predictions() if self.predictions else 0) / factors.samples or 1.0
-            factors.outputs = factors.outputs * per_sample
+            factors.outputs = factors.outputs * (predictions / factors.samples or 1.0)
         if observed and world_size() == 1:
             self.samples = min(factors.samples for factors in observed.values())
         parameters = dict.fromkeys(p for own in self._layers.values() for p in own.values())

@@ -54,7 +54,7 @@ def is_row(item: Any) -> bool:
     return not any(isinstance(value, Tensor) for value in item.values()) or (isinstance(ids, Tensor) and ids.ndim < 2)
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
     """Return a batch with its tensors on a device; it may be a tensor, or nested tuples, lists and mappings.
 
     Example:
@@ -62,11 +62,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
         {'x': tensor([0., 0.]), 'name': 'old'}
     """
     if isinstance(batch, Tensor):
-        return batch.to(device)
+        return batch.to(device, non_blocking=non_blocking)
     if isinstance(batch, Mapping):
-        return {key: to_device(part, device) for key, part in batch.items()}
+        return {key: to_device(part, device, non_blocking=non_blocking) for key, part in batch.items()}
     if isinstance(batch, tuple | list):
-        return [to_device(part, device) for part in batch]
+        return [to_device(part, device, non_blocking=non_blocking) for part in batch]
     return batch
 
 

@@ -1,0 +1,109 @@
+"""What measurements and distillation may cost, and how often and on how much data they therefore run.
+
+A training step is a forward pass, and a backward pass of about twice its cost. Where most weights are frozen, as with
+adapters, their gradients are not computed, and both passes cost about the same. All parts are of a step on a
+batch that is as large as those of the reference.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mooring.gauge.placement import tensors_in
+from mooring.reference.batches import is_pair
+
+MEASURED_PART = 0.05
+"""The largest part of training's time that measurements may take, where all weights are trained."""
+
+FORWARD_PART = 1 / 3
+"""The part of a training step that a forward pass takes then."""
+
+MEASURING_INTERVAL = math.ceil(FORWARD_PART / MEASURED_PART)
+"""The number of steps between measurements of one batch."""
+
+TOKEN_TYPES = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class DistillationCost:
+    """What distillation may cost by default.
+
+    Attributes:
+        price: the largest part of a training step, in the mean over steps.
+        samples: the part of a batch of the reference that one step distils.
+    """
+
+    price: float
+    samples: float
+
+
+DISTILLATION = DistillationCost(price=0.25, samples=1 / 2)
+DISTILLATION_OF_TOKENS = DistillationCost(price=0.1, samples=1 / 5)
+"""That of models which read tokens, and of adapters."""
+
+
+def mostly_frozen(model: nn.Module) -> bool:
+    """Return whether less than half of the weights are trained."""
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return 2 * sum(size for size, trained in sizes if trained) < sum(size for size, _ in sizes)
+
+
+def distillation_schedule(model: nn.Module, batches: Sequence[Any]) -> tuple[list[Any], int]:
+    """Return parts of batches, and the number of steps from one that distils such a part to the next.
+
+    Little data in many steps keeps more of what is learned than much data in few. Batches that cannot be split are
+    distilled whole, in fewer steps.
+
+    Example:
+        >>> parts, every = distillation_schedule(nn.Linear(2, 2), [torch.zeros(8, 2)])
+        >>> [len(part) for part in parts], every
+        ([4, 4], 2)
+    """
+    if not batches:
+        return [], 1
+    tokens = any(map(reads_tokens, batches))
+    cost = DISTILLATION_OF_TOKENS if tokens or mostly_frozen(model) else DISTILLATION
+    parts, largest = [], 0.0
+    for batch in batches:
+        count = samples_of(batch)
+        size = math.ceil(cost.samples * count) if count else 0
+        parts += [_rows(batch, start, start + size) for start in range(0, count, size)] if size else [batch]
+        largest = max(largest, size / count if size else 1.0)
+    return parts, math.ceil(largest / cost.price)
+
+
+def reads_tokens(batch: Any) -> bool:
+    """Return whether the inputs of a batch are whole numbers.
+
+    Example:
+        >>> reads_tokens({"input_ids": torch.zeros(2, 3, dtype=torch.int64)}), reads_tokens((torch.zeros(2), 1))
+        (True, False)
+    """
+    inputs = batch[0] if is_pair(batch) else batch
+    first = next(tensors_in(inputs), None)
+    return first is not None and first.dtype in TOKEN_TYPES
+
+
+def samples_of(batch: Any) -> int:
+    """Return the number of samples of a batch whose tensors all have as many rows; 0 for another one.
+
+    Example:
+        >>> samples_of((torch.zeros(4, 2), torch.zeros(4))), samples_of([torch.zeros(4, 2), torch.zeros(1, 2)])
+        (4, 0)
+    """
+    rows = {len(t) if t.ndim else 0 for t in tensors_in(batch)}
+    return rows.pop() if len(rows) == 1 else 0
+
+
+def _rows(batch: Any, start: int, stop: int) -> Any:
+    if isinstance(batch, Tensor):
+        return batch[start:stop]
+    if isinstance(batch, Mapping):
+        return {name: _rows(part, start, stop) for name, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        return [_rows(part, start, stop) for part in batch]
+    return batch

@@ -1,0 +1,54 @@
+"""Where the batches of a gauge are kept: on the model's device if they are small, else in pinned memory of the host."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.reference.batches import to_device
+
+RESIDENT_PART = 0.02
+"""The part of a GPU's memory that the batches of one gauge may take there."""
+
+
+def placed(batches: Sequence[Any], device: torch.device) -> list[Any]:
+    """Return batches from which `to_device` makes nothing wait: on the device, or pinned if they would take too much.
+
+    Example:
+        >>> placed([torch.zeros(2)], torch.device("cpu"))
+        [tensor([0., 0.])]
+    """
+    if device.type != "cuda":
+        return list(batches)
+    size = sum(t.nbytes for batch in batches for t in tensors_in(batch) if t.device != device)
+    if size <= RESIDENT_PART * torch.cuda.get_device_properties(device).total_memory:
+        return [to_device(batch, device) for batch in batches]
+    return [_pinned(batch) for batch in batches]
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch.
+
+    Example:
+        >>> [t.shape for t in tensors_in({"x": torch.zeros(2), "y": [torch.zeros(3), "old"]})]
+        [torch.Size([2]), torch.Size([3])]
+    """
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for part in batch.values():
+            yield from tensors_in(part)
+    elif isinstance(batch, tuple | list):
+        for part in batch:
+            yield from tensors_in(part)
+
+
+def _pinned(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.pin_memory() if batch.device.type == "cpu" else batch
+    if isinstance(batch, Mapping):
+        return {key: _pinned(part) for key, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        return [_pinned(part) for part in batch]
+    return batch
