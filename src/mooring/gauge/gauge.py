@@ -12,6 +12,7 @@ from mooring.backends.eager import autocast_disabled
 from mooring.errors import MooringError, NonFiniteError
 from mooring.gauge.divergence import StoredPredictions
 from mooring.gauge.measurement import Measurement, ratio_of_sums
+from mooring.gauge.mixtures import MixedBatches
 from mooring.gauge.settings import Settings, applied_settings, read_settings
 from mooring.observe.output_observer import OutputObserver, class_dimension, find_outputs
 from mooring.reference.batches import Loss, Outputs, device_of, is_pair, scalar_loss, to_device
@@ -33,7 +34,8 @@ class Gauge:
     """
 
     def __init__(self, batches: Sequence[Any], loss: Loss | None = None, outputs: Outputs | None = None) -> None:
-        self.batches, self.loss, self.outputs = list(batches), loss, outputs
+        self.batches = batches if isinstance(batches, MixedBatches) else list(batches)
+        self.loss, self.outputs = loss, outputs
         self.targets: list[StoredPredictions | float] = []
         self.settings: Settings | None = None
 

@@ -10,6 +10,7 @@ from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError
 from mooring.gauge.distillation import Distillation
 from mooring.gauge.gauge import Gauge
+from mooring.gauge.mixtures import MixedBatches, count_inputs
 from mooring.pulls import Budget
 from mooring.reference.batches import Data, Loss, Outputs, default_loss
 from mooring.reference.preserve_model_state import preserve_model_state
@@ -18,6 +19,9 @@ from mooring.reference.reference_labels import prepare_labels
 
 DISTILS_BY_DEFAULT = True
 """Whether `Budget(distil=None)` distils."""
+
+ROUNDS = 16
+"""The number of mixtures of each batch that is distilled; they cost so many forward passes when they are recorded."""
 
 
 def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]:
@@ -63,4 +67,15 @@ def make_distillation(
             raise MooringError(f"Budget(distil=True) does not work where {reason}: leave distil out")
         return None
     gauge = make_gauge(model, batches, None, outputs)
-    return None if gauge.loss is not None else Distillation(gauge, float(budget.promised(1)))
+    if gauge.loss is not None:
+        return None
+    if budget.distil != "unmixed" and _predicts_once(gauge):
+        gauge = Gauge(MixedBatches(batches, ROUNDS), None, outputs)
+        gauge.record(model)
+    return Distillation(gauge, float(budget.promised(1)))
+
+
+def _predicts_once(gauge: Gauge) -> bool:
+    """Return whether there is one prediction for each input; the predictions for many mixtures are then small."""
+    pairs = zip(gauge.batches, gauge.targets, strict=True)
+    return all(not isinstance(t, float) and len(t.log_probabilities) == count_inputs(batch) for batch, t in pairs)

@@ -162,7 +162,8 @@ class Budget:
             limits the divergence from the original model, or the rise of a loss that was given, on held-out data. If
             not, and without data, the sum above is all that is known, and limited.
         distil: whether the gradient of that divergence, on the other part of the reference, is added to the task's;
-            None leaves that to the library. It has no effect on a budget that is not measured.
+            None leaves that to the library. Inputs of floating-point numbers are also mixed with each other, which
+            "unmixed" leaves out. It has no effect on a budget that is not measured.
 
     Example:
         >>> import mooring
@@ -185,7 +186,7 @@ class Budget:
     per: Literal["model", "layer"] = "model"
     over: Literal["mean", "sum", "worst"] = "mean"
     measured: bool = True
-    distil: bool | None = None
+    distil: bool | Literal["unmixed"] | None = None
 
     def __post_init__(self) -> None:
         check_numbers("nats", self.nats, 0)
@@ -196,8 +197,10 @@ class Budget:
             if value not in allowed:
                 raise unknown(name, value, allowed)
         for name, switch in (("measured", self.measured), ("distil", self.distil)):
-            if not (isinstance(switch, bool) or (name == "distil" and switch is None)):
-                raise MooringError(f"{name}={switch!r} is not allowed: give True or False")
+            others = (None, "unmixed") if name == "distil" else ()
+            if not (isinstance(switch, bool) or switch in others):
+                names = "True, False or 'unmixed'" if others else "True or False"
+                raise MooringError(f"{name}={switch!r} is not allowed: give {names}")
 
     def allowed(self, task: int, groups: int = 1) -> Number:
         """Return what one of the groups may spend in a task; the first task after a consolidation is 1.
