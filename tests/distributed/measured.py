@@ -30,7 +30,7 @@ def make_model() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def options(name: str) -> dict:
-    return {"importance": Kronecker()} if name == "kronecker" else {}
+    return {"importance": Kronecker(), "memory": mooring.Memory()} if name == "kronecker" else {}
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, world: int) -> None:

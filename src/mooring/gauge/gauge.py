@@ -13,6 +13,7 @@ from mooring.distributed.dtensor import reshard
 from mooring.errors import MooringError, NonFiniteError
 from mooring.gauge.divergence import StoredPredictions
 from mooring.gauge.measurement import Measurement, ratio_of_sums
+from mooring.gauge.mixtures import MixedBatches
 from mooring.gauge.placement import placed
 from mooring.gauge.settings import Settings, applied_settings, read_settings
 from mooring.observe.output_observer import OutputObserver, class_dimension, find_outputs
@@ -35,10 +36,11 @@ class Gauge:
     """
 
     def __init__(self, batches: Sequence[Any], loss: Loss | None = None, outputs: Outputs | None = None) -> None:
-        self.batches, self.loss, self.outputs = list(batches), loss, outputs
+        self.batches = batches if isinstance(batches, MixedBatches) else list(batches)
+        self.loss, self.outputs = loss, outputs
         self.targets: list[StoredPredictions | float] = []
         self.settings: Settings | None = None
-        self._placed: tuple[torch.device, list[Any]] | None = None
+        self._placed: tuple[torch.device, Sequence[Any]] | None = None
         self._drops_labels: bool | None = None
 
     def __len__(self) -> int:
@@ -102,7 +104,9 @@ class Gauge:
         """Return a batch on the model's device, where it is kept if there is room."""
         device = device_of(model)
         if self._placed is None or self._placed[0] != device:
-            self._placed = device, placed(self.batches, device)
+            mixed = self.batches if isinstance(self.batches, MixedBatches) else None
+            own = placed(mixed.own if mixed else self.batches, device)
+            self._placed = device, MixedBatches(own, mixed.rounds) if mixed else own
         return to_device(self._placed[1][index], device, non_blocking=True)
 
     def _outputs_on(self, model: nn.Module, batch: Any) -> Tensor:

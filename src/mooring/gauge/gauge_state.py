@@ -1,6 +1,6 @@
 """Gauges in a saved state: their batches, as a tree of tensors and plain values, and the stored predictions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from mooring.errors import MooringError
 from mooring.gauge.divergence import StoredPredictions
 from mooring.gauge.gauge import Gauge
+from mooring.gauge.mixtures import MixedBatches
 from mooring.importance import State
 from mooring.reference.batches import Loss, Outputs
 
@@ -21,20 +22,21 @@ def pack_gauges(gauges: Mapping[str, Gauge]) -> tuple[dict[str, Any], State]:
     Example:
         >>> import torch
         >>> description, tensors = pack_gauges({"0": Gauge([torch.zeros(2, 3)])})
-        >>> description, list(tensors)
-        ({'0': {'loss': False, 'batches': [{'tensor': 'gauge.0.0'}], 'targets': [], 'settings': None}}, ['gauge.0.0'])
+        >>> description["0"]["batches"], list(tensors)
+        ([{'tensor': 'gauge.0.0'}], ['gauge.0.0'])
     """
     flat: State = {}
     description: dict[str, dict[str, Any]] = {}
     for name, gauge in gauges.items():
         batches, targets = [], []
-        for index, batch in enumerate(gauge.batches):
+        mixed = gauge.batches if isinstance(gauge.batches, MixedBatches) else MixedBatches(gauge.batches, 0)
+        for index, batch in enumerate(mixed.own):  # mixtures are made again
             batches.append(_pack(batch, f"{PREFIX}{name}.{index}", flat))
         for index, target in enumerate(gauge.targets):
             parts = target if isinstance(target, float) else [target.log_probabilities, target.classes]
             targets.append(_pack(parts, f"{PREFIX}{name}.{index}.target", flat))
         description[name] = {"loss": gauge.loss is not None, "batches": batches, "targets": targets}
-        description[name]["settings"] = gauge.settings
+        description[name] |= {"settings": gauge.settings, "rounds": mixed.rounds}
     return description, flat
 
 
@@ -46,7 +48,9 @@ def unpack_gauges(
     for name, entry in description.items():
         if entry["loss"] and loss is None:
             return None
-        batches = [_unpack(tree, flat) for tree in entry["batches"]]
+        batches: Sequence[Any] = [_unpack(tree, flat) for tree in entry["batches"]]
+        if rounds := entry.get("rounds", 0):
+            batches = MixedBatches(batches, rounds)
         gauge = gauges[name] = Gauge(batches, loss if entry["loss"] else None, outputs)
         gauge.settings = entry["settings"]
         for tree in entry["targets"]:

@@ -10,6 +10,7 @@ from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError
 from mooring.gauge.distillation import Distillation
 from mooring.gauge.gauge import Gauge
+from mooring.gauge.mixtures import MixedBatches, count_inputs
 from mooring.gauge.pass_cost import distillation_schedule
 from mooring.pulls import Budget
 from mooring.reference.batches import Data, Loss, Outputs, default_loss
@@ -19,6 +20,9 @@ from mooring.reference.reference_labels import prepare_labels
 
 DISTILS_BY_DEFAULT = True
 """Whether `Budget(distil=None)` distils."""
+
+ROUNDS = 16
+"""The number of mixtures of each batch that is distilled; they cost so many forward passes when they are recorded."""
 
 
 def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]:
@@ -63,6 +67,17 @@ def make_distillation(
         if budget.distil:
             raise MooringError(f"Budget(distil=True) does not work where {reason}: leave distil out")
         return None
-    parts, every = (batches, 1) if budget.distil else distillation_schedule(model, batches)
+    parts, every = (batches, 1) if budget.distil is True else distillation_schedule(model, batches)
     gauge = make_gauge(model, parts, None, outputs)
-    return None if gauge.loss is not None else Distillation(gauge, float(budget.promised(1)), every)
+    if gauge.loss is not None:
+        return None
+    if budget.distil != "unmixed" and _predicts_once(gauge):
+        gauge = Gauge(MixedBatches(parts, ROUNDS), None, outputs)
+        gauge.record(model)
+    return Distillation(gauge, float(budget.promised(1)), every)
+
+
+def _predicts_once(gauge: Gauge) -> bool:
+    """Return whether there is one prediction for each input; the predictions for many mixtures are then small."""
+    pairs = zip(gauge.batches, gauge.targets, strict=True)
+    return all(not isinstance(t, float) and len(t.log_probabilities) == count_inputs(batch) for batch, t in pairs)

@@ -164,7 +164,8 @@ class Budget:
         distil: whether the gradient of that divergence, on the other part of the reference, is added to the task's.
             True does so in every step, on a whole batch, which about doubles the cost of a step. None does so on parts
             of batches in some steps, for at most a quarter of a step in the mean, and a tenth for adapters and models
-            that read tokens (`mooring.gauge.pass_cost`). It has no effect on a budget that is not measured.
+            that read tokens (`mooring.gauge.pass_cost`). Inputs of floating-point numbers are also mixed with each
+            other; "unmixed" is as None without that. It has no effect on a budget that is not measured.
 
     Example:
         >>> import mooring
@@ -187,7 +188,7 @@ class Budget:
     per: Literal["model", "layer"] = "model"
     over: Literal["mean", "sum", "worst"] = "mean"
     measured: bool = True
-    distil: bool | None = None
+    distil: bool | Literal["unmixed"] | None = None
 
     def __post_init__(self) -> None:
         check_numbers("nats", self.nats, 0)
@@ -198,8 +199,10 @@ class Budget:
             if value not in allowed:
                 raise unknown(name, value, allowed)
         for name, switch in (("measured", self.measured), ("distil", self.distil)):
-            if not (isinstance(switch, bool) or (name == "distil" and switch is None)):
-                raise MooringError(f"{name}={switch!r} is not allowed: give True or False")
+            others = (None, "unmixed") if name == "distil" else ()
+            if not (isinstance(switch, bool) or switch in others):
+                names = "True, False or 'unmixed'" if others else "True or False"
+                raise MooringError(f"{name}={switch!r} is not allowed: give {names}")
 
     def allowed(self, task: int, groups: int = 1) -> Number:
         """Return what one of the groups may spend in a task; the first task after a consolidation is 1.

@@ -9,7 +9,8 @@ from torch import Tensor
 from mooring.errors import UnheldWarning, warn
 from mooring.gauge.controller import next_scale
 from mooring.gauge.distillation import next_weight
-from mooring.gauge.measured_budget import COST, FAR, FAR_GAIN, FORWARD_SHARE, GAIN
+from mooring.gauge.measured_budget import FAR, FAR_GAIN, GAIN
+from mooring.gauge.pass_cost import MEASURING_INTERVAL
 from mooring.lab.fleet.budget_return import return_to_budget
 from mooring.lab.fleet.kept_samples import KeptSamples
 from mooring.lab.fleet.method_groups import MethodGroups, rows_of
@@ -17,9 +18,6 @@ from mooring.lab.fleet.method_state import MethodState
 from mooring.lab.fleet.run_distillation import RunDistillation
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.pulls import Budget
-
-INTERVAL = math.ceil(FORWARD_SHARE / COST)
-"""The number of steps between measurements of one batch."""
 
 
 class RunBudgets:
@@ -50,7 +48,7 @@ class RunBudgets:
             stack: the runs.
             steps: the number of steps taken in this task.
         """
-        number, remainder = divmod(steps, INTERVAL)
+        number, remainder = divmod(steps, MEASURING_INTERVAL)
         if remainder or not self.latest.shape[1]:
             return
         index = (number - 1) % self.latest.shape[1]
