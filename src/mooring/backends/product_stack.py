@@ -180,8 +180,8 @@ class ProductStack:
         assert self.anchors is not None
         for live, anchors in zip((self._firsts(), self._seconds()), self.anchors, strict=True):
             for p, anchor in zip(live, anchors, strict=True):
-                theta, goal = local_tensor(p), local_part(anchor.reshape(p.shape).to(p.dtype), p)
-                theta.lerp_(goal, (1 - fraction).to(theta))
+                part, goal = local_tensor(p), local_part(anchor.reshape(p.shape).to(p.dtype), p)
+                part.lerp_(goal, (1 - fraction).to(part))
 
 
 def _whole_anchor(state: ParameterState) -> Tensor:
