@@ -25,6 +25,10 @@ ROUNDS = 16
 """The number of mixtures of each batch that is distilled; they cost so many forward passes when they are recorded."""
 
 
+MOST_INPUTS = 300
+"""A reference that has more inputs to distil is not mixed: it shows enough by itself."""
+
+
 def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]:
     """Read data, or call a function that makes it, and return the batches; the model does not change.
 
@@ -71,7 +75,8 @@ def make_distillation(
     gauge = make_gauge(model, parts, None, outputs)
     if gauge.loss is not None:
         return None
-    if budget.distil != "unmixed" and _predicts_once(gauge):
+    few = sum(map(count_inputs, parts)) <= MOST_INPUTS
+    if budget.distil != "unmixed" and few and _predicts_once(gauge):
         gauge = Gauge(MixedBatches(parts, ROUNDS), None, outputs)
         gauge.record(model)
     return Distillation(gauge, float(budget.promised(1)), every)
