@@ -143,6 +143,12 @@ def test_garbage_collector_is_restored_after_accepted_and_refused_steps(before):
         (gc.enable if usual else gc.disable)()
 
 
+def test_empty_gradients_are_finite():
+    check_finite("gradient", [("empty", torch.zeros(0, 3)), ("one", torch.ones(1, dtype=torch.bfloat16))])
+    with pytest.raises(NonFiniteError, match="'bad' is not finite"):
+        check_finite("gradient", [("empty", torch.zeros(0)), ("bad", torch.tensor([torch.nan], dtype=torch.float64))])
+
+
 def moored_on_a_gpu(check, pull):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).cuda()

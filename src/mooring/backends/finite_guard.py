@@ -14,6 +14,7 @@ from mooring.backends.eager import has_compiler
 from mooring.backends.kernels.codegen import TRITON_DTYPES, compile_kernel
 from mooring.backends.kernels.launch import launch
 from mooring.backends.kernels.multi_tensor import Layout, locate_lines
+from mooring.diagnose.finite import largest_values
 from mooring.distributed.dtensor import local_tensor, reduce_over_shards
 from mooring.errors import NonFiniteError
 
@@ -62,8 +63,7 @@ class FiniteGuard:
         """
         tensors = [t for _, t in named]
         parts = [local_tensor(t) for t in tensors]
-        largest = torch._foreach_norm(parts, float("inf"))  # NaN if any is
-        bad = (~torch.stack([value.float() for value in largest]).isfinite()).float()
+        bad = (~largest_values(parts).isfinite()).float()
         bad = torch.stack(reduce_over_shards(list(bad), tensors, "max"))
         self._zero_where(bad.amax(), [*parts, *map(local_tensor, others)])
         host = torch.empty_like(bad, device="cpu", pin_memory=True).copy_(bad, non_blocking=True)

@@ -26,13 +26,10 @@ def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
     """
     tensors = [t for _, t in named]
     parts = [local_tensor(t) for t in tensors]
-    norms = _norms(parts)
-    if all_ranks_agree(not norms or bool(torch.stack([n.to(norms[0]) for n in norms]).isfinite().all()), tensors):
+    if all_ranks_agree(not parts or bool(largest_values(parts).isfinite().all()), tensors):
         return
     counts = reduce_over_shards([(~t.isfinite()).sum() for t in parts], tensors)
     bad = {name: (int(count), t.numel()) for (name, t), count in zip(named, counts, strict=True)}
-    if not any(count for count, _ in bad.values()):
-        return  # only a norm has overflowed
     worst = max(bad, key=lambda name: bad[name][0] / max(1, bad[name][1]))
     others = sum(count > 0 for count, _ in bad.values()) - 1
     more = f", and of {others} more" if others else ""
@@ -42,13 +39,21 @@ def check_finite(what: str, named: Sequence[tuple[str, Tensor]]) -> None:
     )
 
 
-def _norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the sum of absolute values of each tensor, in few operations for thousands of small ones."""
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for t in tensors:
-        by_kind.setdefault((t.device, t.dtype), []).append(t)
-    norms: list[Tensor] = []
-    for (_, dtype), members in by_kind.items():
-        wide = torch.promote_types(dtype, torch.float32)
-        norms += torch._foreach_norm(members, 1, dtype=None if wide == dtype else wide)
-    return norms
+def largest_values(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the largest absolute value of each tensor, NaN if it has one, in few operations for thousands of tensors.
+
+    Example:
+        >>> largest_values([torch.tensor([1.0, -3.0]), torch.zeros(0), torch.tensor([torch.nan, 1.0])])
+        tensor([3., 0., nan], dtype=torch.float64)
+    """
+    by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, t in enumerate(tensors):
+        if t.numel():  # an empty tensor has no largest value
+            by_kind.setdefault((t.device, t.dtype), []).append(index)
+    device = tensors[0].device
+    largest = [torch.zeros((), dtype=torch.float64, device=device)] * len(tensors)
+    for indices in by_kind.values():
+        norms = torch._foreach_norm([tensors[index] for index in indices], float("inf"))
+        for index, value in zip(indices, torch.stack(norms).to(device, torch.float64).unbind(), strict=True):
+            largest[index] = value
+    return torch.stack(largest)
