@@ -18,7 +18,6 @@ processes can share the work: `--part 0/3`, `--part 1/3` and `--part 2/3`, with 
 
 import argparse
 import math
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -26,25 +25,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from precision import PRECISIONS, set_precision
 from real_networks.methods import METHODS, NOT_FOR_ADAPTERS
 from real_networks.problem import Problem
-from real_networks.results import Row, append_row, draw, print_table, read_rows
+from real_networks.results import draw, print_table
+from run_log import Choice, Row, Schedule, append_row, choice_of, part_of, read_rows
 
 from mooring.errors import NonFiniteError
 
 TASKS = ["digits", "cifar100", "flowers102", "folder", "gpt", "gpt-lora"]
 IMAGES = ("cifar100", "flowers102", "folder")
-PRECISIONS = ["float32", "tf32", "bf16"]
-
-Choice = tuple[str, float, int]
-"""A method, the value of its dial, and a seed."""
 
 
 def make_problem(options: argparse.Namespace) -> Problem:
     """Load the network and the data of a task, once for all runs."""
     device = torch.device(options.device)
-    torch.set_float32_matmul_precision("highest" if options.precision == "float32" else "high")
-    torch.backends.cudnn.allow_tf32 = options.precision != "float32"
+    set_precision(options.precision)
     torch.backends.cudnn.benchmark = options.search_kernels  # anew for each batch size, of which there are several
     if options.task == "digits":
         from real_networks.digits import digits_problem
@@ -125,48 +121,25 @@ def measure(problem: Problem, choice: Choice, device: str) -> Row:
 
 def run_all(options: argparse.Namespace, wanted: list[Choice]) -> None:
     """Run what is missing within the time, and write a row for each run."""
-    settings, start = settings_of(options), time.monotonic()
+    settings, schedule = settings_of(options), Schedule(wanted, options.minutes)
     problem: Problem | None = None
-    took: dict[str, list[float]] = {}
-    for number, choice in enumerate(wanted):
+    for number, choice in schedule:
         begun = time.monotonic()
-        known = took.get(choice[0]) or [s for values in took.values() for s in values]
-        expected = statistics.fmean(known) if known else 0.0
-        if begun - start + expected > 60 * options.minutes:
-            print(f"stopped after {options.minutes:g} minutes: {len(wanted) - number} runs are left", file=sys.stderr)
-            return
         if problem is None:
             problem = make_problem(options)
             print(f"loaded in {time.monotonic() - begun:.0f} s; {len(wanted)} runs to do", file=sys.stderr, flush=True)
             begun = time.monotonic()
         row = measure(problem, choice, options.device)
         append_row(options.out, {**row, "settings": settings})
-        took.setdefault(choice[0], []).append(time.monotonic() - begun)
-        print(progress_line(row, number + 1, wanted, took), file=sys.stderr, flush=True)
+        schedule.record(number, result_of(row), time.monotonic() - begun)
 
 
-def progress_line(row: Row, done: int, wanted: list[Choice], took: dict[str, list[float]]) -> str:
-    """Return what a run gave, and an estimate of the time that is left."""
-    everything = statistics.fmean(s for values in took.values() for s in values)
-    left = sum(statistics.fmean(took[method]) if method in took else everything for method, _, _ in wanted[done:])
-    result = "diverged" if row.get("diverged") else f"kept {row['kept']:.1f}, new {row['new']:.1f}"
-    if row.get("gauge") is not None:
-        result += f", gauge {row['gauge']:.3g}"
-    name = f"{row['method']} {row['dial']:g}, seed {row['seed']}"
-    return f"[{done}/{len(wanted)}] {name}: {result}, {took[row['method']][-1]:.1f} s; {left / 60:.1f} min left"
-
-
-def part_of(text: str) -> tuple[int, int]:
-    """Return the numbers of "0/3".
-
-    Example:
-        >>> part_of("1/3")
-        (1, 3)
-    """
-    index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no part: give one such as 0/3, 1/3 or 2/3")
-    return int(index), int(count)
+def result_of(row: Row) -> str:
+    """Return what a run gave."""
+    if row.get("diverged"):
+        return "diverged"
+    gauge = f", gauge {row['gauge']:.3g}" if row.get("gauge") is not None else ""
+    return f"kept {row['kept']:.1f}, new {row['new']:.1f}{gauge}"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -231,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.table:
         if rows and (other := rows[0].get("settings")) != settings_of(options):
             parser.error(f"{options.out} has results of {other}: give another --out")
-        known = {(row["method"], row["dial"], row["seed"]) for row in rows}
+        known = {choice_of(row) for row in rows}
         run_all(options, [choice for choice in choices(options, methods, dials) if choice not in known])
         rows = read_rows(options.out)
     print_table(rows)

@@ -45,7 +45,7 @@ SIZES = {
     "tiny": Size(2, 32, 2, 32, 8, 60, 3e-3, 20, 1e-3),
     "small": Size(3, 128, 4, 64, 16, 1500, 3e-3, 150, 1e-3),
     "large": Size(8, 512, 8, 256, 64, 900, 6e-4, 300, 3e-4),
-    "largest": Size(14, 864, 12, 256, 64, 900, 4e-4, 300, 2e-4),  # 125 M
+    "largest": Size(14, 864, 12, 256, 32, 1500, 4e-4, 150, 2e-4),  # 126 M
 }
 
 FISHER = mooring.EWC(decay=None, per_sample=True)
@@ -103,6 +103,13 @@ def batch_of(text: Tensor, size: Size, generator: torch.Generator, device: str) 
     places = torch.randint(len(text) - size.context - 1, (size.batch, 1), generator=generator)
     rows = text[places + torch.arange(size.context + 1)].long().to(device)
     return rows[:, :-1], rows[:, 1:]
+
+
+def batches_of(text: Tensor, size: Size, seed: int, count: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield so many batches, in the order of a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        yield batch_of(text, size, generator, device)
 
 
 # The model
@@ -192,12 +199,15 @@ def pretrained(size: Size, text: Tensor, file: Path, device: str) -> GPT:
     if file.exists():
         model.load_state_dict(torch.load(file, map_location=device, weights_only=True))
         return model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=size.lr, weight_decay=0.01)
+    cuda = device.startswith("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=size.lr, weight_decay=0.01, fused=cuda)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, size.lr, total_steps=size.steps, pct_start=0.1)
-    generator = torch.Generator().manual_seed(1)
+    batches = batches_of(text, size, 1, size.steps, device)
     for _ in bar(size.steps, "training on code"):
         optimizer.zero_grad()
-        loss_of(model, batch_of(text, size, generator, device)).backward()
+        with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
+            loss = loss_of(model, next(batches))
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -217,14 +227,13 @@ def finetune(name: str, size: Size, model: GPT, domains: dict[str, tuple[Tensor,
     start = time.perf_counter()
     if METHODS[name] is not None:
         options = dict(METHODS[name])
-        generator = torch.Generator().manual_seed(2)
         if options.get("reference") == "own":
             options["reference"] = lambda model: model.write(size.batch)  # the model also labels its own text
         else:
-            options["reference"] = [batch_of(domains["code"][0], size, generator, device) for _ in range(32)]
+            options["reference"] = list(batches_of(domains["code"][0], size, 2, 32, device))
         mooring.attach(model, optimizer, **options)
     estimating = time.perf_counter() - start
-    generator, interval = torch.Generator().manual_seed(3), max(1, size.tuning // 10)
+    batches, interval = batches_of(domains["prose"][0], size, 3, size.tuning, device), max(1, size.tuning // 10)
     history = []
     for step in bar(size.tuning + 1, name):
         if step % interval == 0:
@@ -233,7 +242,7 @@ def finetune(name: str, size: Size, model: GPT, domains: dict[str, tuple[Tensor,
         if step == size.tuning:
             break
         optimizer.zero_grad()
-        loss_of(model, batch_of(domains["prose"][0], size, generator, device)).backward()
+        loss_of(model, next(batches)).backward()
         optimizer.step()
     return {"method": name, "curve": history, "seconds": time.perf_counter() - start, "estimating": estimating}
 

@@ -50,7 +50,7 @@ def test_digits_run_and_continue_where_they_stopped(rows, capsys, tmp_path):
     bench = importlib.import_module("real")
     assert bench.main([*everything, *BRIEF, "--out", str(out)]) == 0
     captured = capsys.readouterr()
-    known = importlib.import_module("real_networks.results").read_rows(out)
+    known = importlib.import_module("run_log").read_rows(out)
     assert known[0] == first
     assert [row["method"] for row in known] == ["plain", "wise-ft", "distillation", "budget"]
     for row in known:

@@ -1,11 +1,11 @@
 """What is fine-tuned: a trained network with its old outputs and new ones, and data of both tasks."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from precision import autocast
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -49,9 +49,7 @@ class Problem:
 
     def autocast(self) -> Any:
         """Return the context in which training computes its loss."""
-        if self.precision != "bf16":
-            return nullcontext()
-        return torch.autocast(self.new_train[0].device.type, dtype=torch.bfloat16)
+        return autocast(self.precision, self.new_train[0].device.type)
 
 
 class TwoHeads(nn.Module):

@@ -1,36 +1,14 @@
-"""The rows of results: reading, means over seeds, the table, the hull of other methods, and the figure."""
+"""The rows of results: means over seeds, the table, and the figure."""
 
 import json
 import math
 import statistics
 from pathlib import Path
-from typing import Any
 
-Row = dict[str, Any]
-
-STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
-"""The 97.5 % quantile of Student's distribution, by the number of seeds."""
+from run_log import Row, half_width
+from upper_hull import hull
 
 COLUMNS = ("before", "kept", "new", "nats", "rise", "new_loss", "gauge", "seconds", "gib")
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file; none if it does not exist. A last line that was cut off is left out."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
-
-
-def append_row(path: Path, row: Row) -> None:
-    """Add a row to a file, also after a line that was cut off."""
-    with path.open("a+") as file:
-        file.seek(max(0, file.tell() - 1))
-        whole = file.read() in ("", "\n")
-        file.write(("" if whole else "\n") + json.dumps(row) + "\n")
 
 
 def summarize(rows: list[Row]) -> list[Row]:
@@ -45,31 +23,10 @@ def summarize(rows: list[Row]) -> list[Row]:
         for name in COLUMNS:
             values = [row[name] for row in members if row[name] is not None]
             summary[name] = statistics.fmean(values) if values else math.nan
-            spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
-            summary[f"{name}_error"] = STUDENT.get(len(values), 1.96) * spread
+            summary[f"{name}_error"] = half_width(values)
         summary["highest_gauge"] = max((row["gauge"] for row in members if row["gauge"] is not None), default=math.nan)
         table.append(summary)
     return table
-
-
-def hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the upper right convex hull of (kept, new).
-
-    Example:
-        >>> hull([(0.0, 2.0), (1.0, 1.0), (2.0, 0.0), (0.5, 0.5)])
-        [(0.0, 2.0), (2.0, 0.0)]
-    """
-    border: list[tuple[float, float]] = []
-    for x, y in sorted(points):
-        while border and y >= border[-1][1]:
-            border.pop()
-        while len(border) > 1:
-            (ax, ay), (bx, by) = border[-2:]
-            if (bx - ax) * (y - ay) < (by - ay) * (x - ax):
-                break
-            border.pop()
-        border.append((x, y))
-    return border
 
 
 def print_table(rows: list[Row]) -> None:

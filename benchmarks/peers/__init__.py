@@ -1,0 +1,1 @@
+"""Ways to train adapters that keep what the base model knows, side by side."""
