@@ -36,14 +36,14 @@ def task_maker(given: argparse.Namespace) -> Callable[[int], Task]:
     set_precision(given.precision)
     if given.task == "digits":
         return functools.cache(lambda seed: digits_task(seed, given.epochs))
-    options = {"batch": given.batch, "steps": given.steps}
+    options = {"batch": given.batch, "steps": given.steps, "lr": given.lr}
     make = functools.cache(lambda: gpt_task(given.size, given.folder, given.device, given.precision, **options))
     return lambda seed: make()
 
 
 def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """Return the options that results depend on; a file has results of one setting."""
-    names = ["task", "epochs"] if given.task == "digits" else ["task", "size", "precision", "batch", "steps"]
+    names = ["task", "epochs"] if given.task == "digits" else ["task", "size", "precision", "batch", "steps", "lr"]
     return {name: value for name in names if (value := getattr(given, name)) is not None}
 
 
@@ -108,6 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", default="small", help="of the GPT: tiny, small, large or largest")
     parser.add_argument("--batch", type=int, help="sequences in a batch of the GPT (default: that of the size)")
     parser.add_argument("--steps", type=int, help="of the GPT's fine-tuning (default: those of the size)")
+    parser.add_argument("--lr", type=float, help="learning rate of the GPT's adapters (default: that of the size)")
     parser.add_argument("--device", default="cpu", help="of the GPT")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of training the GPT")
     parser.add_argument("--folder", type=Path, default=Path("cache"), help="where the pre-trained GPT is kept")

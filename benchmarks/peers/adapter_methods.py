@@ -259,10 +259,10 @@ DIALS: dict[str, dict[str, list[float]]] = {
         "KL on new inputs": [1, 0.5, 3],
         "smaller learning rate": [0.1, 0.2, 0.3],
         "smaller rank": [1, 2],
-        "O-LoRA": [3, 10, 1],
+        "O-LoRA": [10, 3, 30],
         "LoRA-Null": [10, 5, 20],
-        "CorDA (KPM)": [0.2, 0.1, 0.4],
-        "OSF": [0.9, 0.97, 0.75],
+        "CorDA (KPM)": [0.1, 0.2, 0.4],
+        "OSF": [0.97, 0.9, 0.75],
     },
 }
 """The values of each method's dial, by the task, those that tell most first."""

@@ -83,7 +83,14 @@ def digits_task(seed: int, epochs: int) -> Task:
 
 
 def gpt_task(
-    size_name: str, folder: Path, device: str, precision: str, *, batch: int | None = None, steps: int | None = None
+    size_name: str,
+    folder: Path,
+    device: str,
+    precision: str,
+    *,
+    batch: int | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
 ) -> Task:
     """Return the task of `examples/finetune_language_model.py`: prose after code. Seeds share the base.
 
@@ -94,6 +101,7 @@ def gpt_task(
         precision: that of the task.
         batch: the number of sequences of each batch; by default that of the size.
         steps: the number of steps; by default that of the size.
+        lr: the usual learning rate; by default that of the size.
     """
     from code_and_prose import CodeAndProse
 
@@ -107,7 +115,7 @@ def gpt_task(
         return kept, learned
 
     def optimizer(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=texts.size.tuning_lr * rate, weight_decay=0.0)
+        return torch.optim.AdamW(parameters, lr=(lr or texts.size.tuning_lr) * rate, weight_decay=0.0)
 
     return Task(
         base=texts.gpt.requires_grad_(False),
