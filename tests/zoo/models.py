@@ -33,6 +33,7 @@ class ZooModel:
         splits: whether the loss on a batch is the mean of those on its halves.
         casts: whether it runs in bfloat16 on every CPU.
         needs: the library that it comes from.
+        nats: a budget that training spends. Below it products of adapters that turn away return to their anchors.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ZooModel:
     splits: bool = True
     casts: bool = True
     needs: str = "torch"
+    nats: float = 1e-6
 
 
 # Data
@@ -391,8 +393,8 @@ MODELS: Sequence[ZooModel] = (
     ),
     entry("vit", vit, named_images, ROWS, **TRANSFORMERS),
     entry("whisper", whisper, recordings, TOKENS, **TRANSFORMERS),
-    entry("lora", adapted("lora"), text, SHIFTED, **PEFT),
-    entry("dora", adapted("dora"), text, SHIFTED, **PEFT),
+    entry("lora", adapted("lora"), text, SHIFTED, **PEFT, nats=1e-3),
+    entry("dora", adapted("dora"), text, SHIFTED, **PEFT, nats=1e-3),
     entry("ia3", adapted("ia3"), text, SHIFTED, **PEFT),
     entry("prompt tuning", adapted("prompt tuning"), text, TOKENS, **PEFT),  # the prompt predicts the first token
     entry("transformer", Translator, next_tokens, SHIFTED),

@@ -47,9 +47,6 @@ class MooredRun:
     def attach(self, *, exclude: Sequence[Sequence[str]] | None = None, **options: Any) -> "MooredRun":
         """Attach a Mooring to each part.
 
-        Low-rank adapters are held by their own parameters here, as other models are; `tests/adapters` has those that
-        are held through their product, in which a factor alone may move.
-
         Args:
             exclude: the excluded names of each part.
             options: those of `mooring.attach`, with an importance.
@@ -60,7 +57,7 @@ class MooredRun:
             options["outputs"] = self.zoo.outputs
         excluded = exclude or [()] * len(self.modules)
         for module, optimizer, names in zip(self.modules, self.optimizers, excluded, strict=True):
-            self.moors.append(mooring.attach(module, optimizer, exclude=names, adapters="parameters", **options))
+            self.moors.append(mooring.attach(module, optimizer, exclude=names, **options))
         return self
 
     def train(self, task: int, count: int, *, start: int = 0, pieces: int = 1, autocast: bool = False) -> None:
@@ -87,6 +84,16 @@ class MooredRun:
     def values(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.named().items()}
 
+    def products(self) -> dict[tuple[str, str], float]:
+        """Return the scale s of each product s B A that is held as one, by the names of A and B."""
+        entries = ((number, entry) for number, moor in enumerate(self.moors) for entry in moor.coverage().parameters)
+        held = {f"{number}.{entry.name}" for number, entry in entries if entry.how == "product"}
+        found = (
+            (number, pair) for number, module in enumerate(self.modules) for pair in low_rank_pairs(module).items()
+        )
+        scales = {(f"{number}.{a}", f"{number}.{b}"): scale for number, ((a, b), scale) in found}
+        return {names: scale for names, scale in scales.items() if held.issuperset(names)}
+
     def statuses(self) -> dict[str, str]:
         entries = ((number, entry) for number, moor in enumerate(self.moors) for entry in moor.coverage().parameters)
         return {f"{number}.{entry.name}": entry.status for number, entry in entries}
@@ -105,6 +112,17 @@ class MooredRun:
             optimizer.load_state_dict(state)
         for moor, state in zip(self.moors, saved["moors"], strict=True):
             moor.load_state_dict(state)
+
+
+def low_rank_pairs(module: nn.Module) -> dict[tuple[str, str], float]:
+    """Return the scale of each of PEFT's low-rank products in a module, by the names of A and B."""
+    layers = {name: layer for name, layer in module.named_modules() if hasattr(layer, "lora_A")}
+    return {
+        (clean_name(f"{name}.lora_A.{key}.weight"), clean_name(f"{name}.lora_B.{key}.weight")): scale
+        for name, layer in layers.items()
+        for key, scale in layer.scaling.items()
+        if key in layer.lora_A
+    }
 
 
 def clean_name(name: str) -> str:
@@ -153,20 +171,34 @@ def copied(state: Any) -> Any:
     return [copied(value) for value in state] if isinstance(state, list) else state
 
 
+DAMPING = 0.05
+"""What is added to each eigenvalue of the G of a product, as a part of their mean."""
+
+
 def saved_energy(moor: mooring.Mooring) -> float:
-    """Return the sum of F d^2 / 2, or of tr(G d A d') / 2, over all parameters, from a saved state and the model."""
+    """Return the sum of F d^2 / 2, or of tr(G d A d') / 2, over all parameters, from a saved state and the model.
+
+    For a low-rank product d is the change of s B A, A are the factors of its layer's inputs, and G is damped.
+    """
     state = moor.state_dict()
     tasks = {name: tasks for name, (_, tasks) in json.loads(bytes(state["mooring"].tolist()))["factors"].items()}
+    named = {clean_name(name): p.detach().double() for name, p in moor.model.named_parameters()}
+    pairs = {b: (a, scale) for (a, b), scale in low_rank_pairs(moor.model).items() if b in tasks}
+    firsts = {a for a, _ in pairs.values()}
     total = 0.0
-    for name, p in moor.model.named_parameters():
-        name = clean_name(name)
-        if f"anchor.{name}" not in state:
+    for name, p in named.items():
+        if f"anchor.{name}" not in state or name in firsts:
             continue
-        d = p.detach().double() - state[f"anchor.{name}"].double()
+        anchor = state[f"anchor.{name}"].double()
         if name in tasks:
             inputs, outputs = (state[f"past_{side}.{name}"].double() for side in ("inputs", "outputs"))
-            rows = d.reshape(len(outputs), -1)
-            total += tasks[name] * float((rows * (outputs @ rows @ inputs)).sum()) / 2
+            if name in pairs:
+                first, scale = pairs[name]
+                d = scale * (p @ named[first] - anchor @ state[f"anchor.{first}"].double())
+                outputs = outputs + DAMPING * outputs.trace() / len(outputs) * torch.eye(len(outputs))
+            else:
+                d = (p - anchor).reshape(*outputs.shape[:-1], -1)  # each group of a convolution has factors
+            total += tasks[name] * float((d * (outputs @ d @ inputs)).sum()) / 2
         elif f"previous.{name}" in state:
-            total += float((state[f"previous.{name}"].double().clamp(min=0) * d.square()).sum()) / 2
+            total += float((state[f"previous.{name}"].double().clamp(min=0) * (p - anchor).square()).sum()) / 2
     return total

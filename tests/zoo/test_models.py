@@ -10,12 +10,10 @@ from mooring import Budget, Interpolation, Penalty, Proximal
 from zoo.models import MODELS, ZooModel
 from zoo.moored_runs import IMPORTANCES, MooredRun, clean_name, flat, saved_energy
 
-FAST = ("gpt2", "clip", "resnet", "gan", "scalar parameter")
+FAST = ("gpt2", "clip", "lora", "resnet", "gan", "scalar parameter")
 """The models of the required suite, with their first rule."""
 
 PULLS = {
-    "budget": Budget(1e-6),
-    "budget per layer": Budget(1e-6, per="layer"),
     "interpolation": Interpolation(),
     "penalty": Penalty(1.0),
     "proximal": Proximal(1.0),
@@ -51,12 +49,19 @@ def new_run(zoo: ZooModel, **options) -> MooredRun:
     return MooredRun(zoo, **options)
 
 
-def rules(importance: str, pull: str) -> dict:
-    return {"importance": IMPORTANCES[importance], "pull": PULLS[pull]}
+def rules(zoo: ZooModel, importance: str, pull: str) -> dict:
+    budgets = {"budget": Budget(zoo.nats), "budget per layer": Budget(zoo.nats, per="layer")}
+    return {"importance": IMPORTANCES[importance], "pull": (budgets | PULLS)[pull]}
 
 
 def moved(run: MooredRun, before: dict[str, torch.Tensor]) -> dict[str, float]:
-    return {name: float((p.detach() - before[name]).abs().max()) for name, p in run.named().items()}
+    """Return the largest change of each parameter, or of s B A for the factors of a product that is held as one."""
+    now = run.values()
+    changes = {name: float((p - before[name]).abs().max()) for name, p in now.items()}
+    for (a, b), scale in run.products().items():
+        product, old = (scale * values[b] @ values[a] for values in (now, before))
+        changes[a] = changes[b] = float((product - old).abs().max())
+    return changes
 
 
 def set_trainable(parameters: list[torch.nn.Parameter], trainable: bool) -> None:
@@ -80,7 +85,7 @@ def test_reference_leaves_everything_as_it_is_to_the_bit(zoo, importance, pull):
     next(run.model.modules()).train()
     list(run.model.modules())[-1].eval()
     before = everything(run)
-    run.attach(**rules(importance, pull), reference=zoo.batches(0, 1))
+    run.attach(**rules(zoo, importance, pull), reference=zoo.batches(0, 1))
     after = everything(run)
     assert before.keys() == after.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
@@ -96,7 +101,7 @@ def test_parameters_that_move_under_a_budget_of_nothing_are_those_that_coverage_
         late += [module.get_parameter(names[0])] if names[2:] else []
         excluded.append([clean_name(names[-1])] if names[2:] else [])
     set_trainable(late, False)
-    run.attach(**rules(importance, pull), exclude=excluded)
+    run.attach(**rules(zoo, importance, pull), exclude=excluded)
     run.train(0, 6)
     run.consolidate()
     set_trainable(late, True)
@@ -104,14 +109,27 @@ def test_parameters_that_move_under_a_budget_of_nothing_are_those_that_coverage_
     run.train(1, 4)
     statuses = run.statuses()
     free = {name for name, status in statuses.items() if status in ("unheld", "free by request")}
-    assert len(free) == len(late) + sum(map(len, excluded))
+    factors = {name for names in run.products() for name in names}
+    with_product = [p for name, p in run.named().items() if name in factors and any(p is other for other in late)]
+    assert len(free) == len(late) - len(with_product) + sum(map(len, excluded))
     assert "held" in statuses.values()
     assert {name for name, distance in moved(run, before).items() if distance > 1e-9} == free
 
 
+@cases([("ewc", "budget"), ("kronecker", "budget"), ("mas", "budget")], [zoo for zoo in MODELS if zoo.needs == "peft"])
+def test_adapters_with_a_curvature_are_held_through_their_product(zoo, importance, pull):
+    run = new_run(zoo).attach(**rules(zoo, importance, pull))
+    run.train(0, 1)
+    run.consolidate()
+    expected = {"lora": 4, "dora": 4}.get(zoo.name, 0) if importance != "mas" else 0  # q_proj and v_proj of two layers
+    assert len(run.products()) == expected
+
+
 @cases([("ewc", "budget")])
 def test_samples_are_the_predictions_that_the_loss_averages_over(zoo, importance, pull):
-    run = new_run(zoo).attach(**rules(importance, pull))
+    run = new_run(zoo).attach(
+        **rules(zoo, importance, pull), adapters="parameters"
+    )  # a product has factors, no samples
     run.train(0, 1)
     for moor, module, predictions in zip(run.moors, run.modules, zoo.predictions, strict=True):
         squares = sum(p.grad.square().sum() for p in module.parameters() if p.grad is not None)
@@ -120,25 +138,26 @@ def test_samples_are_the_predictions_that_the_loss_averages_over(zoo, importance
 
 @cases(BUDGETS)
 def test_energy_recomputed_from_the_saved_state_is_within_the_budget(zoo, importance, pull):
-    run = new_run(zoo).attach(**rules(importance, pull))
+    run = new_run(zoo).attach(**rules(zoo, importance, pull))
     for task in (0, 1):
         run.train(task, 6)
         run.consolidate()
     run.train(2, 4)
-    spent = 0.9 if pull == "budget" else 0.3  # not every layer spends its share
+    spent = 0.9 if pull == "budget" and not run.products() else 0.3  # not every layer or product spends its share
     for moor in run.moors:
-        budget = moor.pull.allowed(2)
-        assert spent * budget <= saved_energy(moor) <= budget
+        budget, energy = moor.pull.allowed(2), saved_energy(moor)
+        assert spent * budget <= energy <= budget
+        assert energy == pytest.approx(moor.pull_energy(), rel=1e-5)
 
 
 @cases(BUDGETS + OTHERS)
 def test_run_resumed_in_the_middle_of_a_task_equals_the_uninterrupted_one(zoo, importance, pull):
-    run = new_run(zoo).attach(**rules(importance, pull))
+    run = new_run(zoo).attach(**rules(zoo, importance, pull))
     run.train(0, 4)
     run.consolidate()
     run.train(1, 2)
     saved = run.checkpoint()
-    resumed = new_run(zoo).attach(**rules(importance, pull))
+    resumed = new_run(zoo).attach(**rules(zoo, importance, pull))
     resumed.load(saved)
     for each in (run, resumed):
         each.train(1, 2, start=2)
@@ -151,7 +170,7 @@ def test_run_resumed_in_the_middle_of_a_task_equals_the_uninterrupted_one(zoo, i
 
 @cases(BUDGETS + OTHERS, [zoo for zoo in MODELS if zoo.splits])
 def test_accumulated_gradients_equal_those_of_one_batch(zoo, importance, pull):
-    runs = [new_run(zoo).attach(**rules(importance, pull), buffers="frozen") for _ in range(2)]
+    runs = [new_run(zoo).attach(**rules(zoo, importance, pull), buffers="frozen") for _ in range(2)]
     for run, pieces in zip(runs, (1, 2), strict=True):
         run.train(0, 4)
         run.consolidate()  # batch norm does not depend on the batch from here on
@@ -165,7 +184,7 @@ def test_accumulated_gradients_equal_those_of_one_batch(zoo, importance, pull):
 @cases(BUDGETS + OTHERS, [zoo for zoo in MODELS if zoo.casts])
 def test_autocast_steps_stay_within_a_twentieth_of_plain_ones_and_within_the_budget(zoo, importance, pull):
     options = {"dtype": torch.float32, "lr": 0.01, "momentum": 0.0}
-    runs = [new_run(zoo, **options).attach(**rules(importance, pull)) for _ in range(2)]
+    runs = [new_run(zoo, **options).attach(**rules(zoo, importance, pull)) for _ in range(2)]
     start = runs[0].values()
     for run, autocast in zip(runs, (False, True), strict=True):
         run.train(0, 4, autocast=autocast)
