@@ -145,7 +145,7 @@ def o_lora(task: Task, seed: int, weight: float) -> Trained:
     model = lora(task)
     if "o_lora" not in task.shared:
         weights = [layer.base_layer.weight.detach() for layer in _adapted(model)]
-        task.shared["o_lora"] = [torch.linalg.eigh(w.mT @ w)[1][:, -RANK:].mT for w in weights]
+        task.shared["o_lora"] = [_first_right_vectors(w) for w in weights]
     adapters = [layer.lora_A["default"].weight for layer in _adapted(model)]
     pairs = list(zip(task.shared["o_lora"], adapters, strict=True))
 
@@ -275,6 +275,14 @@ def _endless(batches: Sequence[Batch]) -> Iterator[Batch]:
 
 def _adapted(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "lora_A")]
+
+
+def _first_right_vectors(weight: Tensor) -> Tensor:
+    """Return the right singular vectors of the largest singular values, (rank, in), from the smaller Gram matrix."""
+    if weight.shape[1] <= weight.shape[0]:
+        return torch.linalg.eigh(weight.mT @ weight)[1][:, -RANK:].mT
+    values, vectors = torch.linalg.eigh(weight @ weight.mT)
+    return (weight.mT @ vectors[:, -RANK:] / values[-RANK:].sqrt()).mT
 
 
 def _target_names(task: Task) -> list[str]:
