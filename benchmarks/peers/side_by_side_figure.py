@@ -48,7 +48,7 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
             _panel(axes, comparison)
         shown = [name for name in NAMES if any(comparison.of(name) for comparison in comparisons)]
         marks = [Line2D([], [], label=name, **_style(name)) for name in shown]
-        figure.legend(handles=marks, loc="outside lower center", ncols=min(5, 2 * len(comparisons)), fontsize=8)
+        figure.legend(handles=marks, loc="outside lower center", ncols=3 if len(comparisons) == 1 else 5, fontsize=8)
         figure.savefig(path, dpi=150, metadata={"Software": None} if path.suffix == ".png" else None)
 
 
