@@ -239,6 +239,19 @@ def test_parameters_that_change_their_form_within_a_task_are_planned_anew(change
     assert again is next(iter(moor._step.fused_step.plans.values()))
 
 
+def test_channels_last_depthwise_and_pointwise_weights_run_in_kernels(told):
+    """Strides of dimensions of size 1 differ between tensors in the same order, and say nothing."""
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 1)).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, pull=Budget(1e-3))
+    model(torch.randn(2, 4, 5, 5).to(memory_format=torch.channels_last)).square().mean().backward()
+    optimizer.step()
+    moor.consolidate()
+    for state in moor._states.records.values():
+        tensors = {**state.pull_tensors(), "theta": state.parameter}
+        assert mooring.backends.fused.is_fusable(tensors), (state.name, {n: t.stride() for n, t in tensors.items()})
+
+
 def test_a_rule_that_cannot_be_written_is_left_to_the_step(told):
     class Sorted(ParameterPull):
         def rate(self, previous, current, lr):

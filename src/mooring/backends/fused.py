@@ -60,7 +60,9 @@ class _KernelGroup:
         """Return each tensor with the strides of its parameter, copied where it has others."""
         strides = (stride for _, stride in self.layout.formats["theta"])
         return [
-            t if t.stride() == stride else torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
+            t
+            if has_strides(t, stride)
+            else torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
             for t, stride in zip(tensors, strides, strict=True)
         ]
 
@@ -147,6 +149,18 @@ class FusedRule:
         return self.kernels[key]
 
 
+def has_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
+    """Return whether the elements are where these strides put them; the stride of a dimension of size 1 says nothing.
+
+    Example:
+        >>> depthwise = torch.zeros(8, 1, 3, 3)
+        >>> has_strides(depthwise, depthwise.to(memory_format=torch.channels_last).stride())
+        True
+    """
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(size == 1 or own == other for size, own, other in pairs)
+
+
 def is_fusable(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether a kernel can address everything: on one GPU, with the strides of the parameter."""
     theta = tensors["theta"]
@@ -156,7 +170,7 @@ def is_fusable(tensors: Mapping[str, Tensor]) -> bool:
     kept = [t for name, t in tensors.items() if name not in (*MOVING_TENSORS, *BLOCK_SLOTS)]
     return (
         dense
-        and all(t.ndim == 0 or t.stride() == theta.stride() for t in kept)
+        and all(t.ndim == 0 or has_strides(t, theta.stride()) for t in kept)
         and all(t.device == theta.device and t.dtype in TRITON_DTYPES for t in tensors.values())
     )
 
