@@ -200,6 +200,19 @@ def test_one_launch_for_all_parameters_that_are_alike(told):
     assert Rules.runs == 4
 
 
+@gpu
+def test_on_a_gpu_samples_that_are_counted_there_leave_no_parameter_to_the_step(monkeypatch):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance=EWC(decay=None, per_sample=True))
+    monkeypatch.setattr(mooring.step, "run_in_chunks", None)  # which does those that are left
+    labels = torch.tensor([0, 1, -100], device="cuda")
+    nn.functional.cross_entropy(model(torch.randn(3, 4, device="cuda")), labels).backward()
+    optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(moor.current[name], 2 * p.grad.square())
+
+
 def test_a_parameter_in_another_order_of_memory_is_left_to_the_step(told):
     model = nn.Linear(4, 3)
     model.weight = nn.Parameter(torch.randn(4, 3).t())  # dense, but neither contiguous nor channels last

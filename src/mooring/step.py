@@ -280,9 +280,10 @@ class TrainingStep:
     def _check_finite(self, what: str, named: list[tuple[str, Tensor]], others: Sequence[Tensor] = ()) -> None:
         """Raise if a tensor is not finite; on a GPU it and `others` become 0 instead, and the next step raises.
 
-        That is too late for the inputs of a layer, of which the factors are a sum.
+        That is too late for the inputs of a layer, of which the factors are a sum, except in an estimate, which is
+        thrown away then.
         """
-        waits = self.check == "wait" or (self.layers is not None and self.layers.due)
+        waits = self.check == "wait" or (self.watch is not None and self.layers is not None and self.layers.due)
         on_gpu = bool(named) and has_compiler(named[0][1].device)
         if waits or not on_gpu or not FiniteGuard.can_check([*(t for _, t in named), *others]):
             check_finite(what, named)

@@ -122,7 +122,7 @@ class FusedRule:
         by_key: dict[Hashable, list[int]] = {}
         remaining = []
         for index, arg in enumerate(args):
-            if is_fusable(arg.tensors) and all(isinstance(number, int | float) for number in arg.numbers.values()):
+            if is_fusable(arg.tensors) and all(map(_is_number, arg.numbers.values(), args[0].numbers.values())):
                 key: Hashable = kernel_key(arg.tensors), tuple(arg.numbers), arg.dtype, arg.kind
                 by_key.setdefault(key, []).append(index)
             else:
@@ -145,6 +145,11 @@ class FusedRule:
             except NotImplementedError:  # a user's own rule with an operation that is not elementwise
                 self.kernels[key] = None
         return self.kernels[key]
+
+
+def _is_number(number: Number, first: Number) -> bool:
+    """Return whether a kernel can read a number without a wait: of the host, or one tensor of all parameters."""
+    return isinstance(number, int | float) or (number is first and number.device.type == "cuda")
 
 
 def is_fusable(tensors: Mapping[str, Tensor]) -> bool:
