@@ -51,7 +51,7 @@ def test_reference_is_read_in_one_pass_and_calibrated_in_few(importance, labels)
         reference=reference(32, labels),
     )
     assert passes[True] == 32 + 8  # each batch once, and the 8 of the calibration once more
-    assert passes[False] <= 8 + 2 * (7 + 4 * 8 + 2 * 8)  # where the model is, a search, all directions, two corrections
+    assert passes[False] <= 2 * (7 + 2 * 8)  # a search with one batch, and all batches twice, each with two signs
 
 
 def solved(rise):
@@ -82,13 +82,16 @@ def test_factor_stops_at_its_bounds():
     assert solved(lambda q: 1.0) == MAX_FACTOR
 
 
-def by_bisection(states, budget, batches, loss):
-    """Return the factor by the definition: bisection of the mean rise over all directions, each with its opposite."""
+def by_bisection(states, budget, batches, loss, directions):
+    """Return the factor by the definition: bisection of the mean rise over batches, each along v and -v of one of them.
+
+    Directions are rounded to bfloat16 by neither this nor, as far as the result shows, the calibration.
+    """
     held = calibration._states_of_this_task(states)
     parameters = [state.parameter for state in held]
     anchors = [p.detach().clone() for p in parameters]
     generator, probes = torch.Generator().manual_seed(states.tasks), []
-    for _ in range(4):
+    for _ in range(directions):
         signs = torch.randint(2, (len(batches),), generator=generator) * 2 - 1
         total = sum(sign * loss(states.model, batch) for sign, batch in zip(signs, batches, strict=True))
         gradient = torch.autograd.grad(total, parameters)
@@ -98,7 +101,8 @@ def by_bisection(states, budget, batches, loss):
     @torch.no_grad()
     def rise(q):
         rises = []
-        for probe in probes:
+        for index, probe in enumerate(probes):
+            measured = batches[index // 2 :: directions]
             for p, anchor, v in zip(parameters, anchors, probe, strict=True):
                 p.copy_(anchor + v)
             if (spent := pull_energy(held)) < q:
@@ -106,10 +110,10 @@ def by_bisection(states, budget, batches, loss):
                     p.copy_(anchor + v * (q / spent) ** 0.5)
             solver = BudgetSolver(mooring.Budget(q), AnchorOffload(1))
             solver.apply_pull(held, parameters, 1)
-            displaced = [float(loss(states.model, batch)) for batch in batches]
+            displaced = [float(loss(states.model, batch)) for batch in measured]
             for p, anchor in zip(parameters, anchors, strict=True):
                 p.copy_(anchor)
-            rises += [after - float(loss(states.model, batch)) for after, batch in zip(displaced, batches, strict=True)]
+            rises += [at - float(loss(states.model, batch)) for at, batch in zip(displaced, measured, strict=True)]
         return sum(rises) / len(rises)
 
     low, high = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
@@ -123,15 +127,15 @@ def cross_entropy(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize(("stored_bytes", "directions"), [(1 << 20, 4), (1000, 4), (0, 2)])
 @pytest.mark.parametrize("nats", [0.01, 0.3])
 @pytest.mark.parametrize("importance", [mooring.EWC(decay=None, per_sample=True), Kronecker()])
-def test_calibration_solves_the_mean_rise_over_all_directions(importance, nats, stored, monkeypatch):
-    monkeypatch.setattr(calibration, "STORED_BYTES", 1 << 20 if stored else 0)
+def test_calibration_solves_the_mean_rise_over_all_batches(importance, nats, stored_bytes, directions, monkeypatch):
+    monkeypatch.setattr(calibration, "STORED_BYTES", stored_bytes)  # 83 weights take 1,328 in float32
     model, data, budget = net(), reference(8), mooring.Budget(nats, measured=False)
     moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=importance, pull=budget)
     moor.estimate(data)
-    expected = by_bisection(moor._states, budget, data, cross_entropy)
+    expected = by_bisection(moor._states, budget, data, cross_entropy, directions)
     moor.consolidate(data=data)
     assert moor.calibration == [pytest.approx(expected, rel=0.05)]
 
