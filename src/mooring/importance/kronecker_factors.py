@@ -121,7 +121,9 @@ class KroneckerFactors:
         own = KroneckerFactors(self.inputs, self.outputs, a, g, tasks=1, blocked=self.blocked)
         values, vectors = factor_eigenbasis(a)
         own._set_basis((values, vectors))
-        if not self.tasks:  # the consolidation of a first task has the same A, and another scale of G
+        # The consolidation of a first task has the same A. Its G has another scale, and is decomposed again with it,
+        # because a state that is loaded has only the scaled G, and must continue with the same bits.
+        if not self.tasks:
             self.first_inputs = self.count, values, vectors
         return own
 
@@ -194,6 +196,8 @@ def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
         >>> eigenbasis(torch.diag(torch.tensor([1.0, 2.0])))[0]
         tensor([1., 2.])
     """
+    if matrix.shape[-1] == 1:  # such as the input of a bias, for which no solver need run
+        return matrix[..., 0], torch.ones_like(matrix)
     for candidate in (matrix, matrix.double()):
         try:
             values, vectors = torch.linalg.eigh(candidate)

@@ -384,8 +384,8 @@ def direction_pairs(batches: int, directions: int) -> list[tuple[int, int]]:
         >>> direction_pairs(8, 4), len(direction_pairs(3, 4))
         ([(0, 0), (0, 4), (1, 1), (1, 5), (2, 2), (2, 6), (3, 3), (3, 7)], 9)
     """
-    each = min(directions, math.ceil(MIN_PAIRS / batches))
-    return sorted(((batch + k) % directions, batch) for batch in range(batches) for k in range(each))
+    per_batch = min(directions, math.ceil(MIN_PAIRS / batches))
+    return sorted(((batch + k) % directions, batch) for batch in range(batches) for k in range(per_batch))
 
 
 def _parts(parameters: Sequence[Tensor]) -> list[list[int]]:
