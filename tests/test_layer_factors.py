@@ -207,3 +207,13 @@ def test_factors_of_images_equal_those_of_their_rows(name, dtype, monkeypatch):
     for slot in ("inputs", "outputs", "gradient", "noise"):
         one, two = getattr(found, slot), getattr(expected, slot)
         torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_half_of_a_wide_product_is_mirrored(dtype, close, monkeypatch):
+    monkeypatch.setattr(kronecker_factors, "MIN_MIRRORED", 10)
+    rows = torch.randn(40, 22, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found, expected = kronecker_factors.squares(rows), rows.mT @ rows
+    for stop in (6, 12, 18):  # the bands
+        assert torch.equal(found[stop:, :stop], found[:stop, stop:].mT)
+    torch.testing.assert_close(found, expected, rtol=close, atol=close * float(expected.max()))

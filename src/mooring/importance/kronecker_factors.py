@@ -22,6 +22,9 @@ FACTOR_SLOTS = ("inputs", "outputs", "past_inputs", "past_outputs")
 MIN_BLOCK_SHARE = 8
 """Blocks may be smaller than asked for by this factor, where a size has no larger divisor."""
 
+MIRRORED_BANDS, MIN_MIRRORED = 4, 1536
+"""The number of bands in which the half of a symmetric product is computed, and the least size for that."""
+
 LAZY = "its layer has no shape yet"
 """Why the parameters of a lazy layer have no factors before its first call."""
 
@@ -435,10 +438,22 @@ def group_rows(rows: Tensor, groups: int) -> Tensor:
 
 
 def squares(rows: Tensor, blocks: int | None = None) -> Tensor:
-    """Return the sum of r r' over rows r, in at least float32; with blocks, those along its diagonal."""
+    """Return the sum of r r' over rows r, in at least float32; with blocks, those along its diagonal.
+
+    A wide sum is computed in bands from its diagonal on, and mirrored: five eighths of the products.
+    """
     if blocks is not None:
         rows = split_rows(rows, block_size(rows.shape[-1], blocks))
-    return float32_product(rows.mT, rows)
+    if rows.ndim > 2 or rows.shape[-1] < MIN_MIRRORED:
+        return float32_product(rows.mT, rows)
+    size = rows.shape[-1]
+    total = rows.new_empty(size, size, dtype=torch.promote_types(rows.dtype, torch.float32))
+    width = -(-size // MIRRORED_BANDS)
+    for start in range(0, size, width):
+        stop = min(size, start + width)
+        total[start:stop, start:] = float32_product(rows[:, start:stop].mT, rows[:, start:])
+        total[stop:, start:stop] = total[start:stop, stop:].mT
+    return total
 
 
 def bias_factor(b: Tensor, blocks: int | None = None) -> Tensor:
