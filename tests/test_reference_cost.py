@@ -10,6 +10,7 @@ import mooring
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import pull_energy
 from mooring.errors import MooringError
+from mooring.gauge.reference_gauges import ROUNDS
 from mooring.importance import Kronecker
 from mooring.reference import calibration, memory_estimate
 from mooring.reference.calibration import MAX_FACTOR, MIN_FACTOR, FactorSearch
@@ -52,6 +53,17 @@ def test_reference_is_read_in_one_pass_and_calibrated_in_few(importance, labels)
     )
     assert passes[True] == 32 + 8  # each batch once, and the 8 of the calibration once more
     assert passes[False] <= 2 * (7 + 2 * 8)  # a search with one batch, and all batches twice, each with two signs
+
+
+@pytest.mark.parametrize(("distil", "distilled"), [(True, 21 * (1 + ROUNDS)), ("unmixed", 2 * 21), (False, 0)])
+def test_reference_of_a_measured_budget_is_read_and_recorded_once(distil, distilled):
+    """Mixtures are recorded beside the batches; without them, halves of batches are distilled."""
+    model = net()
+    passes, data = counted(model), reference(32, labels=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mooring.attach(model, optimizer, pull=mooring.Budget(0.1, distil=distil), reference=data)
+    assert passes[True] == 21  # without a calibration
+    assert passes[False] == 11 + 2 + distilled  # the gauge, of which two batches show that outputs are the same
 
 
 def solved(rise):
