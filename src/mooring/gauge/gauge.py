@@ -109,7 +109,7 @@ class Gauge:
             mixed = self.batches if isinstance(self.batches, MixedBatches) else None
             own = placed(mixed.own if mixed else self.batches, device)
             self._placed = device, MixedBatches(own, mixed.rounds) if mixed else own
-        return to_device(self._placed[1][index], device, non_blocking=True)
+        return to_device(self._placed[1][index], device)
 
     def _outputs_on(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the outputs on a batch; labels are left out if they change nothing but cost the model's own loss."""

@@ -176,13 +176,16 @@ def _unlabelled(batch: Any) -> Tensor | Mapping[str, Any] | None:
 def _predict(
     model: nn.Module, batch: Any, seed: int, outputs: Outputs | None
 ) -> tuple[Tensor, tuple[Any, Tensor] | None]:
-    """Return the logits of inputs, and the inputs with drawn labels; the model's own loss and None if it has one."""
+    """Return the logits of inputs, and the inputs with drawn labels; the model's own loss and None if it has one.
+
+    These inputs are where they were, so that a batch which is kept takes no memory of the device.
+    """
     inputs = to_device(batch, device_of(model))
     returned = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     if isinstance(inputs, Mapping) and (loss := returned_loss(returned)) is not None:
         return loss, None
     logits = (outputs or find_outputs)(returned)
-    return logits, (inputs, _draw_labels(logits.detach(), inputs, seed))
+    return logits, (batch, _draw_labels(logits.detach(), inputs, seed))
 
 
 def _draw_classes(logits: Tensor, generator: torch.Generator) -> Tensor:
