@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import mooring
+from live_memory import peak_bytes
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import pull_energy
 from mooring.errors import MooringError
 from mooring.gauge.reference_gauges import ROUNDS
-from mooring.importance import Kronecker
+from mooring.importance import Kronecker, sampled_places
 from mooring.reference import calibration, memory_estimate
 from mooring.reference.calibration import MAX_FACTOR, MIN_FACTOR, FactorSearch
 from mooring.state.offload import AnchorOffload
@@ -144,6 +145,7 @@ def cross_entropy(model, batch):
 @pytest.mark.parametrize("importance", [mooring.EWC(decay=None, per_sample=True), Kronecker()])
 def test_calibration_solves_the_mean_rise_over_all_batches(importance, nats, stored_bytes, directions, monkeypatch):
     monkeypatch.setattr(calibration, "STORED_BYTES", stored_bytes)  # 83 weights take 1,328 in float32
+    monkeypatch.setattr(calibration, "EXACT_BYTES", stored_bytes)
     model, data, budget = net(), reference(8), mooring.Budget(nats, measured=False)
     moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=importance, pull=budget)
     moor.estimate(data)
@@ -188,3 +190,59 @@ def test_memory_estimate_counts_what_is_allocated():
         tensors = [state.anchor, *state.factors.slots().values(), *state.factors.basis]
         kept += sum(t.numel() * t.element_size() for t in tensors)
     assert estimated == kept
+
+
+class LanguageModel(nn.Module):
+    """A small stack of linear layers between an embedding and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5000, 32), nn.Linear(32, 5000, bias=False)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3))
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def depthwise_network():
+    layers = []
+    for _ in range(3):
+        layers += [nn.Conv2d(8, 32, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1, groups=32)]
+        layers += [nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+
+
+INPUTS = {
+    LanguageModel: lambda: torch.randint(5000, (8, 64)),
+    depthwise_network: lambda: torch.randn(16, 8, 24, 24),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the budget could not be calibrated")  # the weights are random
+@pytest.mark.parametrize("options", [{}, {"measured": False}], ids=["measured", "calibrated"])
+@pytest.mark.parametrize("importance", [mooring.EWC(decay=None, per_sample=True), Kronecker()], ids=repr)
+@pytest.mark.parametrize("make", INPUTS)
+def test_attach_takes_little_more_memory_than_training(make, importance, options, monkeypatch):
+    """Large models keep directions in bfloat16, and take windows of images in parts; so do these miniatures."""
+    monkeypatch.setattr(calibration, "EXACT_BYTES", 0)
+    monkeypatch.setattr(sampled_places, "MAX_WINDOWS", 1 << 17)
+    torch.manual_seed(0)
+    model, batches = make(), [INPUTS[make]() for _ in range(4)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    state, labels = [*model.parameters(), *model.buffers()], batches[0].numel() if make is LanguageModel else 16
+
+    def attach():
+        pull = mooring.Budget(0.1, **options)
+        mooring.attach(model, optimizer, importance=importance, pull=pull, reference=batches).detach()
+
+    def train():
+        for batch in batches[:2]:
+            optimizer.zero_grad()
+            cross_entropy(lambda x: model(x).flatten(0, -2), (batch, torch.zeros(labels, dtype=torch.int64))).backward()
+            optimizer.step()
+
+    of_attach = peak_bytes(attach, state)
+    assert of_attach < 1.1 * peak_bytes(train, state)

@@ -81,7 +81,10 @@ class KroneckerFactors:
             torch.zeros(*lead, *factor_shape(size, blocks, groups), dtype=dtype, device=parameter.device)
             for size in (shape[1:].numel(), shape[0] // groups)
         )
-        return cls(inputs, outputs, inputs.clone(), outputs.clone(), blocked=blocks is not None and groups == 1)
+        past_inputs, past_outputs = (t.new_zeros(()).expand_as(t) for t in (inputs, outputs))  # replaced, not written
+        if runs:
+            past_inputs, past_outputs = inputs.clone(), outputs.clone()
+        return cls(inputs, outputs, past_inputs, past_outputs, blocked=blocks is not None and groups == 1)
 
     def select_runs(self, rows: Tensor) -> None:
         """Keep the runs in these rows, in this order."""

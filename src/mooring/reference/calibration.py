@@ -30,8 +30,8 @@ DIRECTIONS, RECOMPUTED_DIRECTIONS = 4, 2
 MIN_PAIRS = 8
 """Pairs of a batch and a direction along which its loss is measured; with more batches, each along one direction."""
 
-STORED_BYTES = 1 << 30
-"""All directions are in memory at once if they take at most this; in bfloat16 if they take more in their own dtype."""
+EXACT_BYTES, STORED_BYTES = 1 << 26, 1 << 30
+"""Directions are in memory at once if they take at most the second; in bfloat16 if they take more than the first."""
 
 MOVED_AT_ONCE = 1 << 26
 """Weights of the parameters that are displaced at once; there is a copy of so many."""
@@ -217,10 +217,8 @@ class _Losses:
             totals = [[torch.zeros_like(p, dtype=dtype) for p in parameters] for _ in signs]
             for index in range(len(self.batches)):
                 self._backward(index, 1.0)
-                known = [i for i, p in enumerate(parameters) if p.grad is not None]
                 for total, own in zip(totals, signs, strict=True):
-                    gradients = [g for i in known if (g := parameters[i].grad) is not None]
-                    torch._foreach_add_([total[i] for i in known], gradients, alpha=own[index])
+                    _add_gradients(total, parameters, own[index])
                 for p, _ in kept:
                     p.grad = None
             return totals
@@ -262,13 +260,15 @@ class _Calibration:
         self.distance = _norm(
             (m.parameter.to(m.compute_dtype) - m.device_anchor, m.compute_dtype) for m in _trained(states)
         )
-        self.held = _states_of_this_task(states)
-        self.parameters = [m.parameter for m in self.held]
+        self.dtypes = [m.compute_dtype for m in _trained(states)]
+        self.parameters = [m.parameter for m in _trained(states)]
         size = DIRECTIONS * sum(p.numel() * p.element_size() for p in self.parameters)
-        self.dtype = None if size <= STORED_BYTES else torch.bfloat16  # rounded, it is a direction no worse
+        self.dtype = None if size <= EXACT_BYTES else torch.bfloat16  # rounded, it is a direction no worse
         narrow = DIRECTIONS * sum(p.numel() * (self.dtype or p.dtype).itemsize for p in self.parameters)
         self.stored = narrow <= STORED_BYTES
         self.count, self.parts = DIRECTIONS if self.stored else RECOMPUTED_DIRECTIONS, _parts(self.parameters)
+        self._compute_directions(0)  # before the eigenbases, which need the memory of the backward passes
+        self.held = _states_of_this_task(states)
         self.budget = dataclasses.replace(budget, growth=1.0)
         self.solver = BudgetSolver(self.budget, AnchorOffload(1))
 
@@ -305,21 +305,25 @@ class _Calibration:
     def _direction(self, index: int) -> tuple[list[Tensor], float]:
         """Return a direction, which is kept, and the factor of it that is as long as the parameters moved."""
         if index not in self.directions:
-            self.directions.clear()
             self._restore()
-            together = range(self.count) if self.stored else [index]
-            gradients = self.losses.gradients([self.signs[i] for i in together], self.parameters, self.dtype)
-            self.losses.check_finite()
-            self.directions = {i: self._with_scale(v, i) for i, v in zip(together, gradients, strict=True)}
+            self._compute_directions(index)
         return self.directions[index]
+
+    def _compute_directions(self, index: int) -> None:
+        """Compute the directions that are stored, or a single one, where the parameters are."""
+        self.directions.clear()
+        together = range(self.count) if self.stored else [index]
+        gradients = self.losses.gradients([self.signs[i] for i in together], self.parameters, self.dtype)
+        self.losses.check_finite()
+        self.directions = {i: self._with_scale(v, i) for i, v in zip(together, gradients, strict=True)}
 
     def _with_scale(self, v: list[Tensor], index: int) -> tuple[list[Tensor], float]:
         """Return a gradient and its scale; a random direction if it is zero."""
-        norm = _norm((g, m.compute_dtype) for g, m in zip(v, self.held, strict=True))
+        norm = _norm(zip(v, self.dtypes, strict=True))
         if not norm:
             generator = torch.Generator().manual_seed(self.seed + index)
-            v = [torch.randn(m.anchor.shape, generator=generator).to(m.anchor) for m in self.held]
-            norm = _norm((g, m.compute_dtype) for g, m in zip(v, self.held, strict=True))
+            v = [torch.randn(p.shape, generator=generator).to(p) for p in self.parameters]
+            norm = _norm(zip(v, self.dtypes, strict=True))
         return v, (self.distance or 1.0) / norm
 
     @torch.no_grad()
@@ -375,6 +379,12 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
         held.append(own)
     states.join_products({own.parameter: own for own in held})
     return held
+
+
+def _add_gradients(total: Sequence[Tensor], parameters: Sequence[Tensor], sign: float) -> None:
+    """Add sign * the gradients of parameters to a total."""
+    pairs = [(part, p.grad) for part, p in zip(total, parameters, strict=True) if p.grad is not None]
+    torch._foreach_add_([part for part, _ in pairs], [gradient for _, gradient in pairs], alpha=sign)
 
 
 def direction_pairs(batches: int, directions: int) -> list[tuple[int, int]]:

@@ -111,6 +111,7 @@ def estimate(
                         raise MooringError(SWITCHED_OFF if estimated.products.switched_off else NO_DEPENDENCE)
                     with preserve_other_gradients(value, model):
                         value.backward()  # type: ignore[no-untyped-call]
+                    del value  # the hooks of its graph hold the inputs of all layers, beside those of the next batch
                 with _name_losses(losses):
                     step.before(optimizer, (optimizer,), {})
                 step.after(optimizer, (optimizer,), {})
