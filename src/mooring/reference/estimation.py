@@ -86,7 +86,7 @@ def estimate(
     share, kept, losses = RankShare(model), list[Any](), list[Tensor]()
     memory = replace(states.memory, current=None)  # in full precision until the mean is complete
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
-    estimated.tasks, estimated.observed_every = states.tasks, 1
+    estimated.tasks, estimated.observed_every, estimated.copies_anchors = states.tasks, 1, False
     output_observer, layer_observer = make_observers(estimated, outputs)
     step = TrainingStep(estimated, Interpolation(), output_observer, layer_observer, "follow", True)
     for observer in observers:
@@ -193,7 +193,7 @@ def _replace(states: MooringState, estimated: MooringState) -> None:
             for name in ("inputs", "outputs", "count"):
                 setattr(m.factors, name, getattr(new.factors, name))
     for m in estimated.records.values():
-        m.anchor.copy_(m.theta)  # a forward pass may have written to the parameter, which was restored since
+        m.anchor = states.memory.new_anchor(m.theta)
     states.records.update(estimated.records)
     states.diagonal_reasons |= estimated.diagonal_reasons
 
