@@ -138,7 +138,7 @@ class Mooring:
         Args:
             data: batches of this task, or a function that makes them, as for `estimate`. Of the batches that importance
                 is estimated from, the first 8 calibrate; after training, all do. A few hundred samples are enough,
-                best held out. They are kept in memory meanwhile, and evaluated about ten times.
+                best held out. They are kept in memory meanwhile, and evaluated about five times.
             loss: as for `estimate`.
             batches: as for `estimate`.
             progress: as for `estimate`.

@@ -24,7 +24,7 @@ from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
 
 CALIBRATION_BATCHES = 8
-"""Number of batches kept for calibration, which evaluates each about ten times."""
+"""Number of batches kept for calibration, which evaluates each about five times."""
 
 NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
 NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
