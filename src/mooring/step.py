@@ -328,7 +328,9 @@ class TrainingStep:
         for p, added in meter.gradients(list(by_parameter)).items():
             assert p.grad is not None
             factor = by_parameter[p].grad_scale
-            gradients[p] = (added if factor is None else added.mul_(factor)).to(p.grad.dtype).add_(p.grad)
+            gradients[p] = (added if factor is None else added.mul_(factor)).to(p.grad.dtype)
+        if gradients:
+            torch._foreach_add_(list(gradients.values()), [p.grad for p in gradients if p.grad is not None])
         return gradients
 
     def _penalize(self, pull: GradientPull, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
