@@ -430,3 +430,13 @@ def test_batch_that_does_not_fit_the_model_is_named_and_nothing_changes(batch, r
     ):
         mooring.attach(model, optimizer, reference=[torch.ones(8, 3), batch])
     mooring.attach(model, optimizer)  # the first attempt left nothing
+
+
+def test_anchor_of_a_wider_dtype_is_computed_with_after_a_reference():
+    model = nn.Linear(6, 4)
+    memory = mooring.Memory(anchor=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, memory=memory, reference=[torch.randn(8, 6)] * 2)
+    for state in moor._states.records.values():
+        assert state.anchor.dtype == state.compute_dtype == torch.float64
+        assert state.anchor.data_ptr() != state.parameter.data_ptr()

@@ -122,7 +122,8 @@ class FusedRule:
         by_key: dict[Hashable, list[int]] = {}
         remaining = []
         for index, arg in enumerate(args):
-            if is_fusable(arg.tensors) and all(map(_is_number, arg.numbers.values(), args[0].numbers.values())):
+            plain = all(_is_number(number, args[0].numbers.get(name)) for name, number in arg.numbers.items())
+            if plain and is_fusable(arg.tensors):
                 key: Hashable = kernel_key(arg.tensors), tuple(arg.numbers), arg.dtype, arg.kind
                 by_key.setdefault(key, []).append(index)
             else:
@@ -147,7 +148,7 @@ class FusedRule:
         return self.kernels[key]
 
 
-def _is_number(number: Number, first: Number) -> bool:
+def _is_number(number: Number, first: Number | None) -> bool:
     """Return whether a kernel can read a number without a wait: of the host, or one tensor of all parameters."""
     return isinstance(number, int | float) or (number is first and number.device.type == "cuda")
 

@@ -194,6 +194,7 @@ def _replace(states: MooringState, estimated: MooringState) -> None:
                 setattr(m.factors, name, getattr(new.factors, name))
     for m in estimated.records.values():
         m.anchor = states.memory.new_anchor(m.theta)
+        m.choose_dtype()
     states.records.update(estimated.records)
     states.diagonal_reasons |= estimated.diagonal_reasons
 
