@@ -20,9 +20,8 @@ from itertools import product
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from finetuning.models import LLAMA_1B, LLAMA_TINY, gpt2, llama, with_adapters
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import mooring
 from mooring.adapters import Product
@@ -53,15 +52,8 @@ def base_model(name: str, dtype: torch.dtype, device: torch.device, *, tiny: boo
     """Return a language model with random weights."""
     torch.manual_seed(0)
     if name == "gpt2":
-        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100, "n_positions": 64} if tiny else {}
-        model: nn.Module = GPT2LMHeadModel(GPT2Config(**sizes))
-    else:
-        sizes = {"hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 4}
-        if not tiny:
-            sizes = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32}
-        vocabulary = 100 if tiny else 32000
-        model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=4, vocab_size=vocabulary))
-    return model.to(device, dtype)
+        return gpt2(tiny, dropout=0.1).to(device, dtype)
+    return llama(LLAMA_TINY if tiny else LLAMA_1B, 100 if tiny else 32000, 4).to(device, dtype)
 
 
 class Training:
@@ -80,9 +72,7 @@ class Training:
     ) -> None:
         self.device = torch.device(given.device)
         self.base = base_model(name, given.dtype, self.device, tiny=given.tiny)
-        self.model = get_peft_model(
-            self.base, LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, fan_in_fan_out=name == "gpt2")
-        )
+        self.model = with_adapters(self.base, targets, rank, transposed=name == "gpt2")
         adapters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(adapters, lr=1e-3, fused=self.device.type == "cuda")
         self.shape = (2, 16) if given.tiny else BATCHES[name]

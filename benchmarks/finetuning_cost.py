@@ -2,13 +2,16 @@
 
 The models have random weights and real shapes. Each row reports the time of a moored step over a plain one of the same
 run, in which blocks of both alternate; the time of `attach(reference=...)` in plain steps; and the peak memory of
-attach and of moored training over that of plain training. The budget is set so low that it is spent in each step, and
-the row says in what share of steps it was: an unspent budget pulls nothing and is cheaper.
+attach and of moored training over that of plain training. The reference is in pinned memory, as a loader has it. The
+first attach of a row compiles kernels; a second one, which is in the table, finds them compiled. The budget is set so
+low that it is spent in each step, and the row says in what share of steps it was: an unspent budget pulls nothing and
+is cheaper. Two models of seven billion parameters do not fit: there plain and moored steps come one after the other.
 
     python benchmarks/finetuning_cost.py --device cuda                              # all models but the largest
-    python benchmarks/finetuning_cost.py --device cuda --only gpt2 --rows diagonal,kronecker
-    python benchmarks/finetuning_cost.py --device cuda --only llama-7b --rows lean
+    python benchmarks/finetuning_cost.py --device cuda --only gpt2 --rows diagonal,kronecker --precision tf32
+    python benchmarks/finetuning_cost.py --device cuda --only llama-7b --rows lean --only llama-7b-lora
     python benchmarks/finetuning_cost.py --tiny --json results.json                 # in miniature, on a CPU
+    python benchmarks/finetuning_cost.py --table results.json                       # as tables of the documentation
 """
 
 import argparse
@@ -21,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from finetuning.models import NAMES, Workload, workload
+from finetuning.models import ADAPTED, NAMES, Workload, workload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mooring
 from mooring import Budget, Interpolation, Memory, Penalty
+from mooring.errors import MooringError
 from mooring.importance import Kronecker
 
 FISHER = {"importance": mooring.EWC(decay=None, per_sample=True)}
@@ -42,6 +46,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "penalty": {"importance": mooring.EWC(), "pull": Penalty(1e-4)},
     "measured": {"pull": Budget(1e-6, distil=False)},
     "default": {"pull": Budget(1e-6)},
+    "product": {},
 }
 """Options of `attach` by row; the pull is a budget that is not measured unless it is named."""
 
@@ -55,6 +60,9 @@ DEFAULT_ROWS = (
     "kronecker observed",
     "explicit",
 )
+ADAPTED_ROWS = ("product", "measured", "default")
+"""The rows of a model, and of one with LoRA, which is moored through its product."""
+
 SPENT_SHARE = 0.1
 """The budget of a timed step, as a part of what a step without a pull would spend."""
 
@@ -70,16 +78,25 @@ class Trainer:
     def __init__(self, work: Workload, device: torch.device) -> None:
         torch.manual_seed(0)
         self.work, self.device = work, device
-        self.model = work.build().to(device, work.dtype)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=device.type == "cuda")
+        self.model = work.make(device)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=device.type == "cuda")
         generator = torch.Generator().manual_seed(1)
         self.batches = [self.to_device(work.batch(generator)) for _ in range(2)]
         self.steps = 0
 
     def to_device(self, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a batch on the device, with floating-point inputs in the model's dtype."""
+        """Return a batch on the device."""
         inputs, labels = (part.to(self.device) for part in batch)
-        return inputs.to(self.work.dtype) if inputs.is_floating_point() else inputs, labels
+        return inputs, labels
+
+    def reference(self, batches: int, *, labels: bool) -> list[Any]:
+        """Return batches of the host, pinned for a GPU, with labels or without."""
+        generator = torch.Generator().manual_seed(2)
+        drawn = [self.work.batch(generator) for _ in range(batches)]
+        if self.device.type == "cuda":
+            drawn = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in drawn]
+        return drawn if labels else [inputs for inputs, _ in drawn]
 
     def step(self) -> None:
         """Take one training step."""
@@ -88,14 +105,11 @@ class Trainer:
         self.optimizer.step()
         self.steps += 1
 
-    def attach(self, options: dict[str, Any], batches: int, *, labels: bool) -> "mooring.Mooring":
-        """Moor the model to a reference of its own batches; with labels, by the loss of training."""
-        generator = torch.Generator().manual_seed(2)
-        drawn = (self.to_device(self.work.batch(generator)) for _ in range(batches))
-        reference = [batch if labels else batch[0] for batch in drawn]
-        loss = {"loss": self.work.loss} if labels else {}
+    def attach(self, options: dict[str, Any], reference: list[Any], *, labels: bool) -> "mooring.Mooring":
+        """Moor the model to a reference; with labels, by the loss of training."""
+        loss = {"loss": lambda model, batch: self.work.loss(model, self.to_device(batch))} if labels else {}
         return mooring.attach(
-            self.model, self.optimizer, reference=reference, batches=batches, progress=False, **loss, **options
+            self.model, self.optimizer, reference=reference, batches=len(reference), progress=False, **loss, **options
         )
 
 
@@ -152,9 +166,10 @@ def measure_plain(work: Workload, device: torch.device, options: argparse.Namesp
     trainer = Trainer(work, device)
     highest = peak(lambda: seconds(trainer.step, 3, device), device)
     times = [seconds(trainer.step, options.block, device) for _ in range(options.turns)]
-    parameters = sum(p.numel() for p in trainer.model.parameters())
+    parameters = list(trainer.model.parameters())
     return {
-        "parameters": parameters,
+        "parameters": sum(p.numel() for p in parameters),
+        "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
         "plain_ms": 1e3 * statistics.median(times),
         "plain_peak": highest,
         "plain_operations": operations(trainer.step),
@@ -170,15 +185,21 @@ def measure_row(
     spends = "pull" not in rules
     rules.setdefault("pull", Budget(nats, every=rules.pop("every", 1), measured=False))
     trainer = Trainer(work, device)
-    before = time.perf_counter()
+    reference = trainer.reference(options.reference, labels=options.labels)
     moors: list[mooring.Mooring] = []
 
     def attach() -> None:
-        moors.append(trainer.attach(rules, options.reference, labels=options.labels))
+        moors.append(trainer.attach(rules, reference, labels=options.labels))
 
-    attach_peak = peak(attach, device)
-    wait(device)
-    attach_seconds = time.perf_counter() - before
+    first_seconds = seconds(attach, 1, device)
+    moors.pop().detach()
+    attach_seconds = 0.0
+
+    def attach_again() -> None:
+        nonlocal attach_seconds
+        attach_seconds = seconds(attach, 1, device)
+
+    attach_peak = peak(attach_again, device)
     (moor,) = moors
     nats.fill_(torch.inf)
     trainer.step()
@@ -186,7 +207,7 @@ def measure_row(
         nats.fill_(SPENT_SHARE * moor.pull_energy())
     moored_peak = peak(lambda: seconds(trainer.step, 3, device), device)
     shares = [spent_share(trainer, moor, float(nats)) for _ in range(3)] if spends else []
-    ratios, times = alternate(work, trainer, device, options)
+    ratios, times = alternate(work, trainer, device, plain, options)
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return {
         "row": name,
@@ -194,11 +215,14 @@ def measure_row(
         "quartiles": [low, high],
         "step_ms": 1e3 * statistics.median(times),
         "operations": operations(trainer.step) - plain["plain_operations"],
+        "first_attach_seconds": first_seconds,
         "attach_seconds": attach_seconds,
         "attach_steps": 1e3 * attach_seconds / plain["plain_ms"],
         "attach_peak_ratio": attach_peak and attach_peak / plain["plain_peak"],
         "moored_peak_ratio": moored_peak and moored_peak / plain["plain_peak"],
-        "state_bytes_per_parameter": state_bytes(moor) / plain["parameters"],
+        "state_bytes": state_bytes(moor, gauge=False),
+        "reference_bytes": state_bytes(moor, gauge=True) - state_bytes(moor, gauge=False),
+        "state_bytes_per_parameter": state_bytes(moor, gauge=False) / plain["parameters"],
         "spent_of_budget": shares,
         "calibration": moor.calibration,
     }
@@ -211,9 +235,15 @@ def spent_share(trainer: Trainer, moor: "mooring.Mooring", nats: float) -> float
 
 
 def alternate(
-    work: Workload, moored: Trainer, device: torch.device, options: argparse.Namespace
+    work: Workload, moored: Trainer, device: torch.device, known: dict[str, Any], options: argparse.Namespace
 ) -> tuple[list[float], list[float]]:
-    """Return ratios of moored to plain steps, and the times of moored steps, over turns in which both are measured."""
+    """Return ratios of moored to plain steps, and the times of moored steps, over turns in which both are measured.
+
+    If only one model fits, the plain steps are those that are known.
+    """
+    if work.alone:
+        times = [seconds(moored.step, options.block, device) for _ in range(options.turns)]
+        return [1e3 * spent / known["plain_ms"] for spent in times], times
     plain = Trainer(work, device)
     seconds(plain.step, 2, device)
     ratios, times = [], []
@@ -225,9 +255,9 @@ def alternate(
     return ratios, times
 
 
-def state_bytes(moor: "mooring.Mooring") -> int:
-    """Return the bytes of what a mooring keeps, without eigenbases."""
-    return sum(t.numel() * t.element_size() for t in moor.state_dict().values())
+def state_bytes(moor: "mooring.Mooring", *, gauge: bool) -> int:
+    """Return the bytes of what a mooring saves, which has no eigenbases, with the data of a measured budget or not."""
+    return sum(t.numel() * t.element_size() for t in moor.state_dict(gauge=gauge).values())
 
 
 def line(row: dict[str, Any]) -> str:
@@ -250,26 +280,69 @@ HEADS |= {"operations": 12}
 HEAD = f"{'row':26}" + "".join(head.rjust(width) for head, width in HEADS.items())
 
 
-def run_model(name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all rows of a model, and print them as they come."""
+def run_model(
+    name: str, device: torch.device, options: argparse.Namespace, save: Callable[[dict[str, Any]], None]
+) -> None:
+    """Measure all rows of a model, and print and save them as they come, while there is time."""
     work = workload(name, tiny=options.tiny)
     plain = measure_plain(work, device, options)
     print(f"\n{name}: {plain['parameters'] / 1e6:.1f} M parameters, plain step {plain['plain_ms']:.1f} ms\n{HEAD}")
     rows: list[dict[str, Any]] = []
-    for row in options.rows:
+    for row in options.rows or (ADAPTED_ROWS if name.endswith(ADAPTED) else DEFAULT_ROWS):
+        if time.monotonic() > options.deadline:
+            print(f"no time for {row!r}: give more --minutes")
+            continue
         gc.collect()
         try:
             rows.append(measure_row(row, work, device, plain, options))
-        except (mooring.MooringError, torch.OutOfMemoryError) as error:
+        except (MooringError, torch.OutOfMemoryError) as error:
             rows.append({"row": row, "refused": str(error).splitlines()[0]})
         print(line(rows[-1]), flush=True)
-    return {"model": name, **plain, "rows": rows}
+        save({"model": name, **plain, "rows": rows})
+
+
+def cell(value: float | None, form: str) -> str:
+    """Return a number in a form, and a dash for none."""
+    return "-" if value is None else format(value, form)
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Return the tables of the documentation, of time and of memory, from saved results."""
+    times = ["| model | row | step | quartiles | attach, plain steps | with compilation | operations |"]
+    memory = ["| model | row | peak of attach | peak of training | bytes per weight | bytes of the reference |"]
+    parts = [times, memory]
+    for part in parts:
+        part.append("| --- | --- |" + " ---: |" * (part[0].count("|") - 3))
+    for model in results["models"]:
+        for row in model["rows"]:
+            start = f"| {model['model']} | {row['row']} |"
+            if "refused" in row:
+                for part in parts:
+                    part.append(f"{start} {row['refused']} |")
+                continue
+            low, high = row["quartiles"]
+            first = 1e3 * row["first_attach_seconds"] / model["plain_ms"]
+            times.append(
+                f"{start} {row['step_ratio']:.3f} | {low:.3f} to {high:.3f} | {row['attach_steps']:.0f} | "
+                f"{first:.0f} | {row['operations']} |"
+            )
+            memory.append(
+                f"{start} {cell(row['attach_peak_ratio'], '.2f')} | {cell(row['moored_peak_ratio'], '.2f')} | "
+                f"{row['state_bytes_per_parameter']:.2f} | {row['reference_bytes']} |"
+            )
+    plain = [
+        f"- {model['model']}: {model['parameters'] / 1e6:.1f} M weights, {model['trained_parameters'] / 1e6:.1f} M "
+        f"trained; plain step {model['plain_ms']:.1f} ms, peak {cell(model['plain_peak'], '.3g')} bytes"
+        for model in results["models"]
+    ]
+    head = f"{results['device']}, torch {results['torch']}, float32 products in {results['precision']}."
+    return "\n".join([head, "", *plain, "", *times, "", *memory])
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=NAMES, action="append", help="a model (default: all but llama-7b)")
+    parser.add_argument("--only", choices=NAMES, action="append", help="a model (default: all but those of 7 B)")
     parser.add_argument("--rows", help=f"comma-separated: {', '.join(ROWS)} (default: {','.join(DEFAULT_ROWS)})")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="miniatures that run in seconds on a CPU")
@@ -278,28 +351,41 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--nats", type=float, default=0.1, help="the budget that attach calibrates")
     parser.add_argument("--turns", type=int, default=0, help="turns of plain and moored blocks (default: 7, or 2)")
     parser.add_argument("--block", type=int, default=0, help="steps in a block (default: 10, or 2 if tiny)")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--precision", choices=["float32", "tf32"], default="float32", help="of float32 products")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
+    parser.add_argument("--json", type=Path, help="write the results to this file, after each row")
+    parser.add_argument("--table", type=Path, help="print saved results as tables of the documentation, and stop")
     options = parser.parse_args(arguments)
-    options.rows = options.rows.split(",") if options.rows else list(DEFAULT_ROWS)
-    if unknown := [row for row in options.rows if row not in ROWS]:
+    options.deadline = time.monotonic() + 60 * options.minutes
+    options.rows = options.rows.split(",") if options.rows else None
+    if unknown := [row for row in options.rows or () if row not in ROWS]:
         parser.error(f"unknown row {unknown[0]!r}: choose from {', '.join(ROWS)}")
     options.turns = options.turns or (2 if options.tiny else 7)
     options.block = options.block or (2 if options.tiny else 10)
     options.reference = options.reference or (2 if options.tiny else 32)
-    options.only = options.only or [name for name in NAMES if name != "llama-7b"]
+    options.only = options.only or [name for name in NAMES if not name.startswith("llama-7b")]
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    if options.table:
+        print(tables(json.loads(options.table.read_text())))
+        return
+    torch.set_float32_matmul_precision("high" if options.precision == "tf32" else "highest")
     device = torch.device(options.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    results = [run_model(model, device, options) for model in options.only]
-    if options.json:
-        options.json.write_text(
-            json.dumps({"device": name, "torch": torch.__version__, "models": results}, indent=1) + "\n"
-        )
+    print(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads, products in {options.precision}")
+    head, models = {"device": name, "torch": torch.__version__, "precision": options.precision}, dict[str, Any]()
+
+    def save(model: dict[str, Any]) -> None:
+        models[model["model"]] = model
+        if options.json:
+            options.json.write_text(json.dumps({**head, "models": list(models.values())}, indent=1) + "\n")
+
+    for model in options.only:
+        if time.monotonic() <= options.deadline:
+            run_model(model, device, options, save)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Tests that the benchmarks run in miniature on a CPU, and of what they print and write as JSON."""
 
+import gc
 import importlib
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -248,6 +250,42 @@ def test_finetuning_cost_spends_its_budget_in_every_step(monkeypatch, tmp_path, 
     assert explicit["spent_of_budget"] == []
     assert kronecker["attach_steps"] == pytest.approx(1e3 * kronecker["attach_seconds"] / model["plain_ms"])
     assert capsys.readouterr().out.count("\nkronecker ") == 1
+    main(["--table", str(kept)])
+    times, memory = (part.splitlines() for part in capsys.readouterr().out.split("\n\n")[2:])
+    assert len(times) == len(memory) == 2 + len(model["rows"])
+    assert times[2].startswith(f"| efficientnet | kronecker | {kronecker['step_ratio']:.3f} | ")
+    assert f" | {kronecker['state_bytes_per_parameter']:.2f} | 0 |" in memory[2]
+
+
+@pytest.mark.filterwarnings("ignore:the budget could not be calibrated")  # the weights are random
+def test_finetuning_cost_moors_adapters_by_their_product_one_model_at_a_time(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench, kept = importlib.import_module("finetuning_cost"), tmp_path / "results.json"
+    alive, made = weakref.WeakSet(), []
+
+    class Counted(bench.Trainer):
+        def __init__(self, *given):
+            gc.collect()
+            made.append(len(alive))
+            super().__init__(*given)
+            alive.add(self)
+
+    monkeypatch.setattr(bench, "Trainer", Counted)
+    brief = ["--tiny", "--turns", "1", "--block", "1", "--reference", "1", "--json", str(kept)]
+    bench.main([*brief, "--only", "llama-7b-lora", "--rows", "product,measured"])
+    (model,) = json.loads(kept.read_text())["models"]
+    assert made == [0, 0, 0]  # the plain one, and that of each row
+    assert model["trained_parameters"] < model["parameters"] / 2
+    assert all(0.98 < share <= 1 for share in model["rows"][0]["spent_of_budget"])
+    assert model["rows"][0]["reference_bytes"] == 0 < model["rows"][1]["reference_bytes"]
+
+
+def test_finetuning_cost_stops_in_time(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    main, kept = importlib.import_module("finetuning_cost").main, tmp_path / "results.json"
+    main(["--tiny", "--only", "many-tensors", "--minutes", "0", "--json", str(kept)])
+    assert "many-tensors" not in capsys.readouterr().out
+    assert not kept.exists()
 
 
 def test_sampled_places_compares_with_all_places(monkeypatch, tmp_path, capsys):

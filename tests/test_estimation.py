@@ -12,6 +12,7 @@ from torch import nn
 import mooring
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Kronecker
+from mooring.reference import reference_labels
 from mooring.reference.reference_labels import add_sampled_labels
 from mooring.testing import check_equal
 from stateful_net import StatefulNet, model_unchanged
@@ -137,6 +138,19 @@ def test_labels_are_sampled_per_position_and_other_batches_are_unchanged():
     assert torch.equal(torch.get_rng_state(), state)
     for batch in ((tokens, y), {"x": tokens, "labels": y}, "text"):
         assert add_sampled_labels(embedding, batch, seed=0) is batch
+
+
+@pytest.mark.parametrize("at_once", [1 << 24, 7 * 11])
+def test_labels_of_many_classes_are_drawn_in_parts_from_the_prediction(at_once, monkeypatch):
+    monkeypatch.setattr(reference_labels, "MAX_PROBABILITIES", at_once)
+    logits = torch.randn(11).repeat(2, 3000, 1)
+    _, drawn = add_sampled_labels(nn.Identity(), logits, seed=5)
+    if at_once > logits.numel():  # as torch draws them
+        generator = torch.Generator().manual_seed(5)
+        expected = torch.multinomial(logits.flatten(0, 1).softmax(-1), 1, generator=generator)
+        assert torch.equal(drawn, expected.view(2, 3000))
+    frequencies = drawn.flatten().bincount(minlength=11) / drawn.numel()
+    torch.testing.assert_close(frequencies, logits[0, 0].softmax(-1), rtol=0, atol=0.03)
 
 
 def test_reference_consolidate_and_estimate_agree_before_the_first_step():
@@ -416,3 +430,13 @@ def test_batch_that_does_not_fit_the_model_is_named_and_nothing_changes(batch, r
     ):
         mooring.attach(model, optimizer, reference=[torch.ones(8, 3), batch])
     mooring.attach(model, optimizer)  # the first attempt left nothing
+
+
+def test_anchor_of_a_wider_dtype_is_computed_with_after_a_reference():
+    model = nn.Linear(6, 4)
+    memory = mooring.Memory(anchor=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, memory=memory, reference=[torch.randn(8, 6)] * 2)
+    for state in moor._states.records.values():
+        assert state.anchor.dtype == state.compute_dtype == torch.float64
+        assert state.anchor.data_ptr() != state.parameter.data_ptr()

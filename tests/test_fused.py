@@ -11,7 +11,7 @@ import mooring.state.offload
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, memory_format, multi_tensor_source
-from mooring.importance import Importance
+from mooring.importance import Importance, Kronecker
 from mooring.pulls import Blend, Budget, ParameterPull, Pull
 from mooring.testing import CASES, Case
 
@@ -200,6 +200,19 @@ def test_one_launch_for_all_parameters_that_are_alike(told):
     assert Rules.runs == 4
 
 
+@gpu
+def test_on_a_gpu_samples_that_are_counted_there_leave_no_parameter_to_the_step(monkeypatch):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance=EWC(decay=None, per_sample=True))
+    monkeypatch.setattr(mooring.step, "run_in_chunks", None)  # which does those that are left
+    labels = torch.tensor([0, 1, -100], device="cuda")
+    nn.functional.cross_entropy(model(torch.randn(3, 4, device="cuda")), labels).backward()
+    optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(moor.current[name], 2 * p.grad.square())
+
+
 def test_a_parameter_in_another_order_of_memory_is_left_to_the_step(told):
     model = nn.Linear(4, 3)
     model.weight = nn.Parameter(torch.randn(4, 3).t())  # dense, but neither contiguous nor channels last
@@ -355,3 +368,19 @@ def test_on_a_gpu_a_budget_is_kept_by_kernels_as_without(pull, dtype, monkeypatc
     close = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 3e-2}[dtype]
     for one, two in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))
+
+
+@gpu
+@pytest.mark.parametrize("importance", [EWC(decay=None, per_sample=True), Kronecker()], ids=repr)
+def test_on_a_gpu_kernels_sum_the_energy_of_all_terms(importance):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 70), nn.LayerNorm(70), nn.Linear(70, 70), nn.Linear(70, 5)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pull = Budget(0.1, measured=False)
+    moor = mooring.attach(model, optimizer, importance=importance, pull=pull, reference=[torch.randn(16, 30)] * 4)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.01 * torch.randn_like(p))
+    solver, states = moor._step.budget, list(moor._states.records.values())
+    assert solver.energy(states) == pytest.approx(moor.pull_energy(), rel=1e-5)
+    assert solver.kernels[""][1] is not None

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import mooring
-from mooring.importance import Kronecker, kronecker_factors
+from mooring.importance import Kronecker, kronecker_factors, observed_factors
 from mooring.importance.kronecker_factors import batch_factors, layer_rows
 from mooring.importance.observed_factors import observe
 
@@ -180,3 +180,40 @@ def test_layer_that_does_not_divide_into_blocks_is_named():
 def test_blocks_must_be_a_whole_number():
     with pytest.raises(mooring.errors.MooringError, match="blocks=0"):
         Kronecker(blocks=0)
+
+
+CONVOLUTIONS = {
+    "1 x 1": nn.Conv2d(4, 8, 1),
+    "1 x 1, strided": nn.Conv2d(4, 8, 1, stride=2),
+    "wide, few places": nn.Conv2d(64, 48, 1),
+    "3 x 3": nn.Conv2d(4, 8, 3, stride=2, padding=1),
+    "depthwise": nn.Conv2d(4, 4, 5, padding=2, groups=4),
+    "two groups": nn.Conv2d(4, 6, 3, dilation=2, groups=2, padding=1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_factors_of_images_equal_those_of_their_rows(name, dtype, monkeypatch):
+    torch.manual_seed(0)
+    layer = CONVOLUTIONS[name]
+    a = torch.randn(5, layer.in_channels, 7, 7, dtype=dtype)
+    b = torch.randn(5, layer.out_channels, *layer(a.float()).shape[2:], dtype=dtype)
+    found = observed_factors.observe(layer, a, b, ["weight"])["weight"]
+    monkeypatch.setattr(observed_factors, "_observe_image", None)
+    monkeypatch.setattr(observed_factors, "has_channels_first", lambda *_: False)
+    expected = observed_factors.observe(layer, a, b, ["weight"])["weight"]
+    close = 1e-12 if dtype == torch.float64 else 1e-5
+    for slot in ("inputs", "outputs", "gradient", "noise"):
+        one, two = getattr(found, slot), getattr(expected, slot)
+        torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_half_of_a_wide_product_is_mirrored(dtype, close, monkeypatch):
+    monkeypatch.setattr(kronecker_factors, "MIN_MIRRORED", 10)
+    rows = torch.randn(40, 22, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found, expected = kronecker_factors.squares(rows), rows.mT @ rows
+    for stop in (6, 12, 18):  # the bands
+        assert torch.equal(found[stop:, :stop], found[:stop, stop:].mT)
+    torch.testing.assert_close(found, expected, rtol=close, atol=close * float(expected.max()))

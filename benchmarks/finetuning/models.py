@@ -1,7 +1,8 @@
 """Networks that people fine-tune, with random weights and real shapes, and their batches."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -21,16 +22,53 @@ class Workload:
     """A model and the batches that it trains on.
 
     Attributes:
-        build: makes the model on the CPU.
+        build: makes the model, on torch's default device and in its default dtype.
         batch: makes a batch (inputs, labels) on the CPU from a generator.
         loss: the mean loss, loss(model, batch).
-        dtype: the dtype of the parameters.
+        dtype: the dtype of the parameters; adapters have float32.
+        alone: whether two of them are too large for one GPU.
     """
 
     build: Callable[[], nn.Module]
     batch: Callable[[torch.Generator], tuple[Tensor, Tensor]]
     loss: Callable[[nn.Module, Any], Tensor]
     dtype: torch.dtype = torch.float32
+    alone: bool = False
+
+    def make(self, device: torch.device) -> nn.Module:
+        """Return the model, made on a device: on the CPU seven billion random numbers take minutes."""
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(self.dtype)
+        try:
+            with device:
+                return self.build()
+        finally:
+            torch.set_default_dtype(default)
+
+
+class SmallTensors(nn.Module):
+    """A sum of many small linear layers: 2,000 tensors, whose work is far less than their kernel launches.
+
+    Args:
+        count: the number of tensors.
+        width: the number of inputs and classes.
+    """
+
+    def __init__(self, count: int = 2000, width: int = 16) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(width, width) / (count * width) ** 0.5 for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x times the sum of all weights; the backward pass makes a gradient for each."""
+        return torch.einsum("bi,tij->bj", x, torch.stack(list(self.weights)))
+
+
+def with_adapters(model: nn.Module, targets: Any, rank: int = 16, *, transposed: bool = False) -> nn.Module:
+    """Return a model with LoRA; of GPT-2 the weights are transposed."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, fan_in_fan_out=transposed)
+    return get_peft_model(model, config)
 
 
 def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -63,12 +101,12 @@ def efficientnet(tiny: bool) -> nn.Module:
     return model.eval()
 
 
-def gpt2(tiny: bool) -> nn.Module:
-    """Return GPT-2 with 124 M parameters, without dropout; with two narrow layers if tiny."""
+def gpt2(tiny: bool, dropout: float = 0.0) -> nn.Module:
+    """Return GPT-2 with 124 M parameters; with two narrow layers if tiny."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes: dict[str, Any] = GPT2_TINY if tiny else {}
-    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout))
 
 
 def llama(sizes: dict[str, int], vocabulary: int, key_value_heads: int) -> nn.Module:
@@ -88,6 +126,16 @@ def images(count: int, pixels: int, classes: int) -> Callable[[torch.Generator],
     return batch
 
 
+def vectors(count: int, width: int) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
+    """Return a function that makes batches of noise, with a label for each vector."""
+
+    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(count, width, generator=generator)
+        return noise, torch.randint(width, (count,), generator=generator)
+
+    return batch
+
+
 def tokens(count: int, length: int, vocabulary: int) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
     """Return a function that makes batches of random tokens, with the next ones as labels."""
 
@@ -100,9 +148,16 @@ def tokens(count: int, length: int, vocabulary: int) -> Callable[[torch.Generato
 
 def workload(name: str, *, tiny: bool = False) -> Workload:
     """Return the model and the batches of a name in `NAMES`; a miniature for a CPU if tiny."""
+    if name.endswith(ADAPTED):
+        base = workload(name.removesuffix(ADAPTED), tiny=tiny)
+        gpt = name.startswith("gpt2")
+        targets = ["c_attn"] if gpt else ["q_proj", "v_proj"]  # PEFT's default
+        return replace(base, build=lambda: with_adapters(base.build(), targets, transposed=gpt))
     if name == "efficientnet":
         batch = images(2, 32, 10) if tiny else images(64, 224, 100)
         return Workload(lambda: efficientnet(tiny), batch, cross_entropy)
+    if name == "many-tensors":
+        return Workload(lambda: SmallTensors(20 if tiny else 2000), vectors(64, 16), cross_entropy)
     if name == "gpt2":
         batch = tokens(2, 16, 100) if tiny else tokens(8, 1024, 50257)
         return Workload(lambda: gpt2(tiny), batch, next_token_loss)
@@ -110,8 +165,11 @@ def workload(name: str, *, tiny: bool = False) -> Workload:
     sizes, heads = (LLAMA_1B, 4) if name == "llama-1b" else (LLAMA_7B, 32)
     if tiny:
         sizes, heads = LLAMA_TINY, 4
-    vocabulary = 100 if tiny else 32000
-    return Workload(lambda: llama(sizes, vocabulary, heads), batch, next_token_loss, torch.bfloat16)
+    build, alone = partial(llama, sizes, 100 if tiny else 32000, heads), name == "llama-7b"
+    return Workload(build, batch, next_token_loss, torch.bfloat16, alone)
 
 
-NAMES = ("efficientnet", "gpt2", "llama-1b", "llama-7b")
+ADAPTED = "-lora"
+"""The end of the name of a model with LoRA."""
+
+NAMES = ("efficientnet", "gpt2", "gpt2-lora", "llama-1b", "llama-1b-lora", "llama-7b", "llama-7b-lora", "many-tensors")

@@ -138,7 +138,7 @@ class Mooring:
         Args:
             data: batches of this task, or a function that makes them, as for `estimate`. Of the batches that importance
                 is estimated from, the first 8 calibrate; after training, all do. A few hundred samples are enough,
-                best held out. They are kept in memory meanwhile, and evaluated about ten times.
+                best held out. They are kept in memory meanwhile, and evaluated about five times.
             loss: as for `estimate`.
             batches: as for `estimate`.
             progress: as for `estimate`.
@@ -162,9 +162,13 @@ class Mooring:
         carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         self._step.invalidate()
         with self._states.restored_on_error():
-            scale, gauge = carried, None
+            scale, gauge, recorded = carried, None, list[Gauge]()
             if data is not None and self._meter is not None:
+                distilled = self._meter.distillation
                 gauge = self._hold_out(self._meter, data, loss, batches, progress)
+                if not self.steps:  # so that nothing moves from here on
+                    new = self._meter.distillation if self._meter.distillation is not distilled else None
+                    recorded = [gauge, new.reference] if new else [gauge]
             elif data is not None:
                 scale = self._scale(data, loss, batches, progress)
             with autocast_disabled():
@@ -172,7 +176,7 @@ class Mooring:
         if self.tasks:
             self._step.norms.consolidate()
             if self._meter is not None:
-                self._meter.start_task(gauge)
+                self._meter.start_task(gauge, recorded)
 
     def measured(self) -> Measurement:
         """Measure forgetting now: the divergence from the original model on the gauges, or the rise of a loss.

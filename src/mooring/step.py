@@ -137,7 +137,8 @@ class TrainingStep:
         self.meter: StepMeter | None = None
         self.fused_step = FusedRule(lambda kind: self._step_rule(*kind))
         self.fused_penalty = FusedRule(lambda kind: penalty_rule(pull)) if isinstance(pull, GradientPull) else None
-        self._small_gradients: dict[Tensor, Tensor] = {}
+        self._small_gradients: list[Tensor | None] = []
+        self._small_key: list[tuple[int, int, tuple[int, ...]]] = []
         self.reset()
 
     def reset(self) -> None:
@@ -275,14 +276,17 @@ class TrainingStep:
         gradients = {p: p.grad for p in parameters if p.grad is not None and p.grad.layout == torch.strided}
         gradients |= penalized or {}
         kind = "penalized gradient" if penalized else "gradient"
-        self._check_finite(kind, [(self.states.name(p), g) for p, g in gradients.items()], [step.g for step in steps])
+        checked = {id(g) for g in gradients.values()}
+        others = [step.g for step in steps if id(step.g) not in checked]
+        self._check_finite(kind, [(self.states.name(p), g) for p, g in gradients.items()], others)
 
     def _check_finite(self, what: str, named: list[tuple[str, Tensor]], others: Sequence[Tensor] = ()) -> None:
         """Raise if a tensor is not finite; on a GPU it and `others` become 0 instead, and the next step raises.
 
-        That is too late for the inputs of a layer, of which the factors are a sum.
+        That is too late for the inputs of a layer, of which the factors are a sum, except in an estimate, which is
+        thrown away then.
         """
-        waits = self.check == "wait" or (self.layers is not None and self.layers.due)
+        waits = self.check == "wait" or (self.watch is not None and self.layers is not None and self.layers.due)
         on_gpu = bool(named) and has_compiler(named[0][1].device)
         if waits or not on_gpu or not FiniteGuard.can_check([*(t for _, t in named), *others]):
             check_finite(what, named)
@@ -324,12 +328,14 @@ class TrainingStep:
         for p, added in meter.gradients(list(by_parameter)).items():
             assert p.grad is not None
             factor = by_parameter[p].grad_scale
-            gradients[p] = (added if factor is None else added.mul_(factor)).to(p.grad.dtype).add_(p.grad)
+            gradients[p] = (added if factor is None else added.mul_(factor)).to(p.grad.dtype)
+        if gradients:
+            torch._foreach_add_(list(gradients.values()), [p.grad for p in gradients if p.grad is not None])
         return gradients
 
     def _penalize(self, pull: GradientPull, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
         """Return the penalized gradient of each parameter."""
-        gradients = [self._penalized_gradient(step.state.parameter) for step in steps]
+        gradients = self._penalized_gradients([step.state.parameter for step in steps])
 
         def args(index: int) -> KernelArgs:
             step, state = steps[index], steps[index].state
@@ -350,18 +356,18 @@ class TrainingStep:
             run_in_chunks(penalty_rule(pull), arg.tensors, arg.numbers, arg.dtype)
         return {step.state.parameter: gradient for step, gradient in zip(steps, gradients, strict=True)}
 
-    def _penalized_gradient(self, p: Tensor) -> Tensor:
-        """Return a tensor for the penalized gradient of a parameter; a small one is kept from step to step.
+    def _penalized_gradients(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors for the penalized gradients of parameters; small ones are kept from step to step.
 
-        To allocate one takes as long as the whole step of a small parameter.
+        To allocate one takes as long as the whole step of a small parameter, and so does a look at its form: small ones
+        are all kept as long as the parameters, which a model may replace, are where they were.
         """
-        if p.numel() > SMALL_GRADIENT:
-            return torch.empty_like(p)
-        known = self._small_gradients.get(p)
-        fits = known is not None and (known.shape, known.dtype, known.device) == (p.shape, p.dtype, p.device)
-        if known is None or not fits or known is p.grad or known.stride() != p.stride():
-            known = self._small_gradients[p] = torch.empty_like(p)
-        return known
+        key = [(id(p), p.data_ptr(), p.stride()) for p in parameters]
+        known = self._small_gradients
+        if key != self._small_key or any(t is p.grad for t, p in zip(known, parameters, strict=True) if t is not None):
+            known = [None if p.numel() > SMALL_GRADIENT else torch.empty_like(p) for p in parameters]
+            self._small_key, self._small_gradients = key, known
+        return [torch.empty_like(p) if t is None else t for t, p in zip(known, parameters, strict=True)]
 
     def _copy_parameters(self, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
         """Return the parameters before the step, stored in the memory of `current`, which is computed anew after it."""
@@ -501,7 +507,7 @@ class TrainingStep:
     def invalidate(self) -> None:
         """Discard plans of kernels and copies of anchors: tensors that are kept have other addresses now."""
         self.fused_step.invalidate()
-        self._small_gradients = {}
+        self._small_gradients, self._small_key = [], []
         self.states.offload.invalidate()
         if self.fused_penalty:
             self.fused_penalty.invalidate()

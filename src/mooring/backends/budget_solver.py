@@ -90,7 +90,11 @@ class BudgetSolver:
     @torch.no_grad()
     def energy(self, states: Collection[ParameterState]) -> float:
         """Return what the parameters spend where they are: the sum of previous * d^2 / 2."""
-        energies = [self._energy(self._terms(name, members)) for name, members in self._groups(states).items()]
+        energies = []
+        for name, members in self._groups(states).items():
+            terms = self._terms(name, members)
+            kernels = None if any(isinstance(term, ProductTerm) for term in terms) else self._kernels(name, terms)
+            energies.append(self._energy(terms) if kernels is None else kernels.energy())
         return math.fsum(map(float, energies))
 
     def _groups(self, states: Collection[ParameterState]) -> dict[str, list[ParameterState]]:

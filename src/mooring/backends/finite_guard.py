@@ -15,7 +15,7 @@ from mooring.backends.kernels.codegen import TRITON_DTYPES, compile_kernel
 from mooring.backends.kernels.launch import launch
 from mooring.backends.kernels.multi_tensor import Layout, locate_lines
 from mooring.diagnose.finite import largest_values
-from mooring.distributed.dtensor import local_tensor, reduce_over_shards
+from mooring.distributed.dtensor import local_tensor, reduce_over_shards, sharded
 from mooring.errors import NonFiniteError
 
 
@@ -47,11 +47,11 @@ class FiniteGuard:
     def can_check(tensors: Sequence[Tensor]) -> bool:
         """Return whether all tensors are on one GPU for which kernels can be made, dense in memory."""
         parts = [local_tensor(t) for t in tensors]
-        return (
-            bool(parts)
-            and has_compiler(parts[0].device)
-            and all(t.device == parts[0].device and t.dtype in TRITON_DTYPES and _is_dense(t) for t in parts)
-        )
+        if not parts or not has_compiler(parts[0].device):
+            return False
+        kinds = {(t.device, t.dtype) for t in parts}
+        known = all(device == parts[0].device and dtype in TRITON_DTYPES for device, dtype in kinds)
+        return known and all(map(_is_dense, parts))
 
     def check(self, what: str, named: Sequence[tuple[str, Tensor]], others: Sequence[Tensor] = ()) -> None:
         """Begin to check some tensors; they are 0 afterwards if a value of one of them is not finite.
@@ -64,7 +64,8 @@ class FiniteGuard:
         tensors = [t for _, t in named]
         parts = [local_tensor(t) for t in tensors]
         bad = (~largest_values(parts).isfinite()).float()
-        bad = torch.stack(reduce_over_shards(list(bad), tensors, "max"))
+        if any(map(sharded, tensors)):
+            bad = torch.stack(reduce_over_shards(list(bad), tensors, "max"))
         self._zero_where(bad.amax(), [*parts, *map(local_tensor, others)])
         host = torch.empty_like(bad, device="cpu", pin_memory=True).copy_(bad, non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -123,6 +124,8 @@ def _is_dense(t: Tensor) -> bool:
         >>> _is_dense(torch.zeros(2, 3).T), _is_dense(torch.zeros(2, 3)[:, :2])
         (True, False)
     """
-    if t.layout != torch.strided or t.is_contiguous():
-        return t.layout == torch.strided
+    if t.layout != torch.strided:
+        return False
+    if t.is_contiguous():
+        return True
     return t.numel() == 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))

@@ -124,7 +124,8 @@ class FusedRule:
         by_key: dict[Hashable, list[int]] = {}
         remaining = []
         for index, arg in enumerate(args):
-            if is_fusable(arg.tensors) and all(isinstance(number, int | float) for number in arg.numbers.values()):
+            plain = all(_is_number(number, args[0].numbers.get(name)) for name, number in arg.numbers.items())
+            if plain and is_fusable(arg.tensors):
                 key: Hashable = kernel_key(arg.tensors), tuple(arg.numbers), arg.dtype, arg.kind
                 by_key.setdefault(key, []).append(index)
             else:
@@ -159,6 +160,11 @@ def has_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
     """
     pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return all(size == 1 or own == other for size, own, other in pairs)
+
+
+def _is_number(number: Number, first: Number | None) -> bool:
+    """Return whether a kernel can read a number without a wait: of the host, or one tensor of all parameters."""
+    return isinstance(number, int | float) or (number is first and number.device.type == "cuda")
 
 
 def is_fusable(tensors: Mapping[str, Tensor]) -> bool:

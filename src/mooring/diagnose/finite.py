@@ -51,6 +51,8 @@ def largest_values(tensors: Sequence[Tensor]) -> Tensor:
         if t.numel():  # an empty tensor has no largest value
             by_kind.setdefault((t.device, t.dtype), []).append(index)
     device = tensors[0].device
+    if len(by_kind) == 1 and len(next(iter(by_kind.values()))) == len(tensors):
+        return torch.stack(torch._foreach_norm(list(tensors), float("inf"))).to(torch.float64)
     largest = [torch.zeros((), dtype=torch.float64, device=device)] * len(tensors)
     for indices in by_kind.values():
         norms = torch._foreach_norm([tensors[index] for index in indices], float("inf"))

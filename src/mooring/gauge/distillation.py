@@ -4,7 +4,7 @@ It is a pass of its own, before the optimizer's step, when the activations of th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -58,10 +58,13 @@ class Distillation:
             if not mean.requires_grad:
                 return {}
             gradients = torch.autograd.grad(mean, list(parameters), allow_unused=True)
-        pairs = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
-        task, added = _norm([p.grad for p, _ in pairs if p.grad is not None]), _norm([g for _, g in pairs])
-        factor = (LARGEST_RATIO * task / added).nan_to_num(0.0).clamp(max=self.every * self.weight)
-        return {p: g.mul_(factor.to(g)) for p, g in pairs}
+        added = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
+        task = _norm([p.grad for p in added if p.grad is not None])
+        factor = (LARGEST_RATIO * task / _norm(list(added.values()))).nan_to_num(0.0)
+        factor = factor.clamp(max=self.every * self.weight)
+        for (device, dtype), group in by_kind(added.values()).items():
+            torch._foreach_mul_(group, factor.to(device, dtype))
+        return added
 
     def adjust(self, measured: float, named: float, gain: float, *, binding: bool) -> None:
         """Raise the weight while more than SETPOINT of the budget is measured, and lower it while less is.
@@ -97,6 +100,26 @@ def first_weight(named: float) -> float:
     return FIRST_NATS / max(named, 1e-6)
 
 
+def by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+    """Return tensors by device and dtype, for operations on many at once.
+
+    Example:
+        >>> {dtype: len(group) for (_, dtype), group in by_kind([torch.zeros(2), torch.zeros(3)]).items()}
+        {torch.float32: 2}
+    """
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for t in tensors:
+        groups.setdefault((t.device, t.dtype), []).append(t)
+    return groups
+
+
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t.float()) for t in tensors]))
+    """Return the norm of many tensors together, in float32."""
+    norms: list[Tensor] = []
+    for (_, dtype), group in by_kind(tensors).items():
+        if dtype.itemsize > 2:
+            norms += torch._foreach_norm(group)
+        else:  # many at once would give norms of that dtype
+            norms += [torch.linalg.vector_norm(t, dtype=torch.float32) for t in group]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float32) for n in norms]))
     return norm

@@ -1,6 +1,5 @@
 """A gauge: batches with the original model's predictions on them, and how far a model is from those."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -47,21 +46,24 @@ class Gauge:
         return len(self.batches)
 
     @torch.no_grad()
-    def record(self, model: nn.Module) -> None:
+    def record(self, model: nn.Module, known: Sequence[StoredPredictions | float] = ()) -> None:
         """Store what the model gives now; from here on the measured value is 0 until it moves.
 
         The model's settings, such as its head, are those that it had when this gauge was first recorded.
+
+        Args:
+            model: the model.
+            known: what it gives for the first batches, if that was recorded elsewhere.
         """
         if self.settings is None:
             self.settings = read_settings(model)
-        targets: list[StoredPredictions | float] = []
+        targets = list(known)
         with preserve_model_state(model, moves=False), passive(model, self.settings):
-            for index in range(len(self)):
-                target = self._target(model, index)
-                value = target if isinstance(target, float) else float(target.log_probabilities.sum())
-                if math.isnan(value) or value == math.inf:
-                    raise NonFiniteError(GAUGE_NOT_FINITE)
-                targets.append(target)
+            targets += [self._target(model, index) for index in range(len(known), len(self))]
+        sums = [torch.tensor(t) if isinstance(t, float) else t.log_probabilities.sum() for t in targets]
+        totals = torch.stack([total.to(sums[0].device, torch.float64) for total in sums])  # with one wait for all
+        if bool((totals.isnan() | totals.isposinf()).any()):
+            raise NonFiniteError(GAUGE_NOT_FINITE)
         self.targets = targets
 
     @torch.no_grad()
@@ -107,7 +109,7 @@ class Gauge:
             mixed = self.batches if isinstance(self.batches, MixedBatches) else None
             own = placed(mixed.own if mixed else self.batches, device)
             self._placed = device, MixedBatches(own, mixed.rounds) if mixed else own
-        return to_device(self._placed[1][index], device, non_blocking=True)
+        return to_device(self._placed[1][index], device)
 
     def _outputs_on(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the outputs on a batch; labels are left out if they change nothing but cost the model's own loss."""

@@ -1,7 +1,7 @@
 """A budget that is measured during training, and kept at the end of a task by a last return towards the anchor."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +41,9 @@ STRONGEST_PULL = 1e-6
 
 DISTILLED = "distilled"
 """The name of the data that is distilled in a saved state."""
+
+NOISE_BATCHES = 2
+"""The number of batches of each gauge that show whether a model gives the same outputs for the same data."""
 
 NOISE = 1e-5
 """The largest value, relative to the budget, that may be measured right after predictions were stored."""
@@ -91,14 +94,19 @@ class MeasuredBudget:
         """The budget of the present task."""
         return float(self.budget.promised(self.states.tasks))
 
-    def start_task(self, gauge: Gauge | None = None) -> None:
-        """Store the predictions of the present model, also on a new gauge: what is forgotten counts from here."""
+    def start_task(self, gauge: Gauge | None = None, recorded: Collection[Gauge] = ()) -> None:
+        """Store the predictions of the present model, also on a new gauge: what is forgotten counts from here.
+
+        Args:
+            gauge: the gauge of the task that is over.
+            recorded: gauges that have just stored them.
+        """
         self.settle()
         gauges = [*self.gauges, gauge] if gauge else self.gauges
-        for known in gauges:
-            known.record(unwrapped(self.states.model))
-        if self.distillation:
-            self.distillation.reference.record(unwrapped(self.states.model))
+        distilled = [self.distillation.reference] if self.distillation else []
+        for known in [*gauges, *distilled]:
+            if known not in recorded:
+                known.record(unwrapped(self.states.model))
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
         if gauges:
             self._warn_of_noise()
@@ -288,7 +296,9 @@ class MeasuredBudget:
     def _warn_of_noise(self) -> None:
         with preserve_model_state(self.states.model, moves=False):
             torch.manual_seed(len(self.latest))  # other random numbers than when predictions were stored
-            self.noise = noise = abs(self.measure().nats)
+            model, first = unwrapped(self.states.model), range(NOISE_BATCHES)
+            parts = [gauge.measure(model, first[: len(gauge)]) for gauge in self.gauges]
+            self.noise = noise = abs(_agreed(combine(parts, self.budget.over).nats, self._device))
         if self.named and noise > max(NOISE, 0.01 * self.named):
             warn(
                 f"the model gives other outputs on the same data, so {noise:.2g} nats of forgetting are measured where "

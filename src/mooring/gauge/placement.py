@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mooring.reference.batches import to_device
 
-RESIDENT_PART = 0.02
+RESIDENT_PART = 0.005
 """The part of a GPU's memory that the batches of one gauge may take there."""
 
 

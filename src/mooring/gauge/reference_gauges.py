@@ -77,8 +77,9 @@ def make_distillation(
         return None
     few = sum(map(count_inputs, parts)) <= MOST_INPUTS
     if budget.distil != "unmixed" and few and _predicts_once(gauge):
-        gauge = Gauge(MixedBatches(parts, ROUNDS), None, outputs)
-        gauge.record(model)
+        mixed = Gauge(MixedBatches(parts, ROUNDS), None, outputs)
+        mixed.record(model, known=gauge.targets)
+        gauge = mixed
     return Distillation(gauge, float(budget.promised(1)), every)
 
 

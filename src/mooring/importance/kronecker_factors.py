@@ -22,6 +22,9 @@ FACTOR_SLOTS = ("inputs", "outputs", "past_inputs", "past_outputs")
 MIN_BLOCK_SHARE = 8
 """Blocks may be smaller than asked for by this factor, where a size has no larger divisor."""
 
+MIRRORED_BANDS, MIN_MIRRORED = 4, 1536
+"""The number of bands in which the half of a symmetric product is computed, and the least size for that."""
+
 LAZY = "its layer has no shape yet"
 """Why the parameters of a lazy layer have no factors before its first call."""
 
@@ -78,7 +81,10 @@ class KroneckerFactors:
             torch.zeros(*lead, *factor_shape(size, blocks, groups), dtype=dtype, device=parameter.device)
             for size in (shape[1:].numel(), shape[0] // groups)
         )
-        return cls(inputs, outputs, inputs.clone(), outputs.clone(), blocked=blocks is not None and groups == 1)
+        past_inputs, past_outputs = (t.new_zeros(()).expand_as(t) for t in (inputs, outputs))  # replaced, not written
+        if runs:
+            past_inputs, past_outputs = inputs.clone(), outputs.clone()
+        return cls(inputs, outputs, past_inputs, past_outputs, blocked=blocks is not None and groups == 1)
 
     def select_runs(self, rows: Tensor) -> None:
         """Keep the runs in these rows, in this order."""
@@ -121,7 +127,9 @@ class KroneckerFactors:
         own = KroneckerFactors(self.inputs, self.outputs, a, g, tasks=1, blocked=self.blocked)
         values, vectors = factor_eigenbasis(a)
         own._set_basis((values, vectors))
-        if not self.tasks:  # the consolidation of a first task has the same A, and another scale of G
+        # The consolidation of a first task has the same A. Its G has another scale, and is decomposed again with it,
+        # because a state that is loaded has only the scaled G, and must continue with the same bits.
+        if not self.tasks:
             self.first_inputs = self.count, values, vectors
         return own
 
@@ -194,6 +202,8 @@ def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
         >>> eigenbasis(torch.diag(torch.tensor([1.0, 2.0])))[0]
         tensor([1., 2.])
     """
+    if matrix.shape[-1] == 1:  # such as the input of a bias, for which no solver need run
+        return matrix[..., 0], torch.ones_like(matrix)
     for candidate in (matrix, matrix.double()):
         try:
             values, vectors = torch.linalg.eigh(candidate)
@@ -431,10 +441,22 @@ def group_rows(rows: Tensor, groups: int) -> Tensor:
 
 
 def squares(rows: Tensor, blocks: int | None = None) -> Tensor:
-    """Return the sum of r r' over rows r, in at least float32; with blocks, those along its diagonal."""
+    """Return the sum of r r' over rows r, in at least float32; with blocks, those along its diagonal.
+
+    A wide sum is computed in bands from its diagonal on, and mirrored: five eighths of the products.
+    """
     if blocks is not None:
         rows = split_rows(rows, block_size(rows.shape[-1], blocks))
-    return float32_product(rows.mT, rows)
+    if rows.ndim > 2 or rows.shape[-1] < MIN_MIRRORED:
+        return float32_product(rows.mT, rows)
+    size = rows.shape[-1]
+    total = rows.new_empty(size, size, dtype=torch.promote_types(rows.dtype, torch.float32))
+    width = -(-size // MIRRORED_BANDS)
+    for start in range(0, size, width):
+        stop = min(size, start + width)
+        total[start:stop, start:] = float32_product(rows[:, start:stop].mT, rows[:, start:])
+        total[stop:, start:stop] = total[start:stop, stop:].mT
+    return total
 
 
 def bias_factor(b: Tensor, blocks: int | None = None) -> Tensor:

@@ -7,6 +7,12 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from mooring.importance.image_factors import (
+    gradient_of_windows,
+    has_channels_first,
+    image_windows,
+    window_products,
+)
 from mooring.importance.kronecker_factors import (
     bias_factor,
     factor_shape,
@@ -128,6 +134,9 @@ def observe(
 
 def _observe_weight(layer: nn.Module, a: Tensor, b: Tensor, blocks: int | None, places: int | None) -> ObservedFactors:
     n, groups = len(a), layer_groups(layer)
+    whole = (blocks is None or groups > 1) and (places is None or b.shape[2:].numel() <= places)
+    if whole and isinstance(layer, nn.Conv2d) and has_channels_first(layer, a, b):
+        return _observe_image(layer, a, b)
     a_rows, b_rows, share = sample_rows(layer, a, b, places)
     inputs, outputs = weight_factors(a_rows, b_rows, blocks, groups)
     fixed = directions(a_rows.shape[-1] // groups, a_rows.dtype, a.device)
@@ -139,6 +148,22 @@ def _observe_weight(layer: nn.Module, a: Tensor, b: Tensor, blocks: int | None, 
     squares = outputs.diagonal(dim1=-2, dim2=-1).sum(-1).reshape(groups, -1).sum(-1)
     squares = squares * (share * a_rows.shape[1] / n)  # the sum of b^2 in each group
     noise = (squares * along.square().sum((1, 2))).sum() / along.shape[1]
+    return ObservedFactors(n, inputs, outputs, gradient, noise)
+
+
+def _observe_image(layer: nn.Conv2d, a: Tensor, b: Tensor) -> ObservedFactors:
+    """Return the factors of the weight of a convolution from all places, without transposed copies of images."""
+    windows, output_windows = image_windows(layer, a, b)
+    n, groups, size, places = windows.shape
+    inputs = window_products(windows, windows) / n
+    outputs = window_products(output_windows, output_windows) * (n / places)
+    fixed = directions(size, inputs.dtype, a.device)
+    gradient = gradient_of_windows(windows, output_windows, fixed)
+    squares = outputs.diagonal(dim1=-2, dim2=-1).sum(-1) * (places / n)  # the sum of b^2 in each group
+    along = (fixed * (inputs @ fixed)).sum((1, 2)) * n  # the sum of (a' v)^2 over directions v, in each group
+    noise = (squares * along).sum() / (n * places)
+    if groups == 1:
+        inputs, outputs = inputs[0], outputs[0]
     return ObservedFactors(n, inputs, outputs, gradient, noise)
 
 

@@ -27,13 +27,13 @@ class LayerObserver:
     Args:
         states: says which layers to observe, in which iterations, and how many there were in this task.
         predictions: returns the number of predictions that this rank's mean loss averages over in this iteration;
-            None if each sample is one prediction.
+            0 if it is not known. None if each sample is one prediction.
 
     Attributes:
         samples: the number of samples in the last observed iteration; set in a single process only.
     """
 
-    def __init__(self, states: MooringState, predictions: Callable[[], float] | None = None) -> None:
+    def __init__(self, states: MooringState, predictions: Callable[[], float | Tensor] | None = None) -> None:
         self.states, self.predictions, self.paused, self.samples = states, predictions, False, 0
         if is_one_graph(states.model):
             raise MooringError(
@@ -142,9 +142,9 @@ class LayerObserver:
         self._gathered = {}
         if not self.due:
             return {}
-        predictions = self.predictions() if self.predictions and observed else 0.0  # once: it waits for the device
+        predictions = self.predictions() if self.predictions and observed else 0.0
         for factors in observed.values():
-            factors.outputs = factors.outputs * (predictions / factors.samples or 1.0)
+            factors.outputs = factors.outputs * _predictions_per_sample(predictions, factors.samples)
         if observed and world_size() == 1:
             self.samples = min(factors.samples for factors in observed.values())
         parameters = dict.fromkeys(p for own in self._layers.values() for p in own.values())
@@ -163,6 +163,18 @@ class LayerObserver:
         """Remove the hooks."""
         for handle in self._handles.values():
             handle.remove()
+
+
+def _predictions_per_sample(predictions: float | Tensor, samples: int) -> float | Tensor:
+    """Return the number of predictions of a sample; 1 if that of all is 0. The host waits for none on a device.
+
+    Example:
+        >>> _predictions_per_sample(6, 2), _predictions_per_sample(torch.tensor(0), 2), _predictions_per_sample(0, 2)
+        (3.0, tensor(1., dtype=torch.float64), 1.0)
+    """
+    if isinstance(predictions, Tensor):
+        return torch.where(predictions == 0, 1.0, predictions.double() / samples)
+    return predictions / samples or 1.0
 
 
 def _accumulates(p: Tensor) -> bool:
@@ -188,9 +200,9 @@ def make_observers(
         return output_observer, None
     batch_size = getattr(importance, "batch_size", None)
 
-    def predictions() -> float:
+    def predictions() -> float | Tensor:
         if batch_size:
             return float(batch_size) / world_size()
-        return float(output_observer.observation.samples) if output_observer else 0.0
+        return output_observer.observation.samples if output_observer else 0.0
 
     return output_observer, LayerObserver(states, predictions)

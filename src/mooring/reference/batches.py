@@ -54,19 +54,21 @@ def is_row(item: Any) -> bool:
     return not any(isinstance(value, Tensor) for value in item.values()) or (isinstance(ids, Tensor) and ids.ndim < 2)
 
 
-def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch with its tensors on a device; it may be a tensor, or nested tuples, lists and mappings.
+
+    Nothing waits for the copy of pinned memory to a GPU.
 
     Example:
         >>> to_device({"x": torch.zeros(2), "name": "old"}, torch.device("cpu"))
         {'x': tensor([0., 0.]), 'name': 'old'}
     """
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=non_blocking)
+        return batch.to(device, non_blocking=device.type == "cuda")
     if isinstance(batch, Mapping):
-        return {key: to_device(part, device, non_blocking=non_blocking) for key, part in batch.items()}
+        return {key: to_device(part, device) for key, part in batch.items()}
     if isinstance(batch, tuple | list):
-        return [to_device(part, device, non_blocking=non_blocking) for part in batch]
+        return [to_device(part, device) for part in batch]
     return batch
 
 

@@ -1,7 +1,6 @@
 """Calibration: measures on data by what factor the loss rises faster than a budget's estimate."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,11 +24,17 @@ from mooring.state.mooring_state import MooringState, ParameterState, layer_scal
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
 
-DIRECTIONS = 4
-"""Number of probe directions; each is used with its opposite."""
+DIRECTIONS, RECOMPUTED_DIRECTIONS = 4, 2
+"""Number of probe directions, each used with its opposite; the second one if they are not in memory at once."""
 
-STORED_BYTES = 1 << 30
-"""All directions are in memory at once if they take at most this; else each is computed again when it is needed."""
+MIN_PAIRS = 8
+"""Pairs of a batch and a direction along which its loss is measured; with more batches, each along one direction."""
+
+EXACT_BYTES, STORED_BYTES = 1 << 26, 1 << 30
+"""Directions are in memory at once if they take at most the second; in bfloat16 if they take more than the first."""
+
+MOVED_AT_ONCE = 1 << 26
+"""Weights of the parameters that are displaced at once; there is a copy of so many."""
 
 MIN_FACTOR, MAX_FACTOR = 1e-2, 1e6
 """The interval that the factor is searched in."""
@@ -145,8 +150,9 @@ def calibration_factor(
     """Return the factor of a task's curvature at which the measured loss rises by exactly the budget.
 
     The mean over probes v of loss(pulled(theta + v, q)) - loss(theta) = nats is solved for q; the factor is nats / q.
-    pulled(., q) is the pull of `Budget` with q nats allowed and the curvature of this task alone. The rise is measured
-    where the budget is spent, because along the path of training the loss departs from its quadratic approximation.
+    Each batch is measured along one probe direction, or along several if there are few batches. pulled(., q) is the
+    pull of `Budget` with q nats allowed and the curvature of this task alone. The rise is measured where the budget is
+    spent, because along the path of training the loss departs from its quadratic approximation.
 
     A probe v is the gradient of the sum of the batches' losses with random signs: a direction in which outputs on this
     task's data change. Its length is the distance that the parameters moved in this task. Each probe is used with
@@ -186,25 +192,20 @@ class _Losses:
     ) -> None:
         self.model, self.batches = model, batches
         self.loss_on = partial(scalar_loss, loss, model, outputs=outputs)
-        total = 2 * len(batches) + 2 * USUAL_EVALUATIONS + 2 * DIRECTIONS * len(batches) + 2 * len(batches)
+        total = 2 * len(batches) + 2 * USUAL_EVALUATIONS + 4 * max(len(batches), MIN_PAIRS)
         self.passes = progress(range(8 * total), "calibrating the budget", total, show=show)
-        self.undisplaced = [self.at(index) for index in range(len(batches))]
-        if not all(map(math.isfinite, self.undisplaced)):
-            raise NonFiniteError(NOT_FINITE)
+        self.undisplaced: dict[int, Tensor] = {}
 
     @torch.no_grad()
-    def at(self, index: int) -> float:
-        """Return the loss on a batch; infinity if it overflows, as it may far from the anchor."""
+    def rise(self, index: int) -> Tensor:
+        """Return the rise of the loss on a batch since `gradients` was called first, without waiting for it."""
         next(self.passes, None)
-        value = float(self.loss_on(self.batches[index]))
-        return value if math.isfinite(value) else math.inf
+        return self.loss_on(self.batches[index]).double() - self.undisplaced[index]
 
-    def rise(self, index: int) -> float:
-        """Return the rise of the loss on a batch since the parameters were where they began."""
-        return self.at(index) - self.undisplaced[index]
-
-    def gradients(self, signs: Sequence[Sequence[float]], parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Return for each list of signs the gradient of the sum of sign * loss over all batches."""
+    def gradients(
+        self, signs: Sequence[Sequence[float]], parameters: Sequence[Tensor], dtype: torch.dtype | None = None
+    ) -> list[list[Tensor]]:
+        """Return for each list of signs the gradient of the sum of sign * loss over all batches, perhaps in a dtype."""
         kept = [(p, p.grad) for p in self.model.parameters()]
         try:
             for p, _ in kept:
@@ -213,13 +214,11 @@ class _Losses:
                 for index, sign in enumerate(signs[0]):
                     self._backward(index, sign)
                 return [[torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]]
-            totals = [[torch.zeros_like(p) for p in parameters] for _ in signs]
+            totals = [[torch.zeros_like(p, dtype=dtype) for p in parameters] for _ in signs]
             for index in range(len(self.batches)):
                 self._backward(index, 1.0)
                 for total, own in zip(totals, signs, strict=True):
-                    for part, parameter in zip(total, parameters, strict=True):
-                        if parameter.grad is not None:
-                            part.add_(parameter.grad, alpha=own[index])
+                    _add_gradients(total, parameters, own[index])
                 for p, _ in kept:
                     p.grad = None
             return totals
@@ -231,11 +230,17 @@ class _Losses:
         """Add sign * the gradient of the loss on a batch to the gradients."""
         next(self.passes, None)
         with torch.enable_grad():
-            value = sign * self.loss_on(self.batches[index])
+            value = self.loss_on(self.batches[index])
+            self.undisplaced.setdefault(index, value.detach().double())
             if not value.requires_grad:
                 raise MooringError(NO_DEPENDENCE)
             with preserve_other_gradients(value, self.model):
-                value.backward()  # type: ignore[no-untyped-call]
+                (sign * value).backward()  # type: ignore[no-untyped-call]
+
+    def check_finite(self) -> None:
+        """Refuse losses that are not finite where the parameters began."""
+        if not all(map(math.isfinite, _host_values(self.undisplaced.values()))):
+            raise NonFiniteError(NOT_FINITE)
 
 
 class _Calibration:
@@ -252,10 +257,18 @@ class _Calibration:
         generator, count = torch.Generator().manual_seed(self.seed), len(losses.batches)
         self.signs = (torch.randint(2, (DIRECTIONS, count), generator=generator) * 2.0 - 1).tolist()
         self.directions: dict[int, tuple[list[Tensor], float]] = {}
-        self.distance = _norm(m.parameter.to(m.compute_dtype) - m.device_anchor for m in _trained(states))
+        self.distance = _norm(
+            (m.parameter.to(m.compute_dtype) - m.device_anchor, m.compute_dtype) for m in _trained(states)
+        )
+        self.dtypes = [m.compute_dtype for m in _trained(states)]
+        self.parameters = [m.parameter for m in _trained(states)]
+        size = DIRECTIONS * sum(p.numel() * p.element_size() for p in self.parameters)
+        self.dtype = None if size <= EXACT_BYTES else torch.bfloat16  # rounded, it is a direction no worse
+        narrow = DIRECTIONS * sum(p.numel() * (self.dtype or p.dtype).itemsize for p in self.parameters)
+        self.stored = narrow <= STORED_BYTES
+        self.count, self.parts = DIRECTIONS if self.stored else RECOMPUTED_DIRECTIONS, _parts(self.parameters)
+        self._compute_directions(0)  # before the eigenbases, which need the memory of the backward passes
         self.held = _states_of_this_task(states)
-        self.parameters = [m.parameter for m in self.held]
-        self.stored = DIRECTIONS * sum(p.numel() * p.element_size() for p in self.parameters) <= STORED_BYTES
         self.budget = dataclasses.replace(budget, growth=1.0)
         self.solver = BudgetSolver(self.budget, AnchorOffload(1))
 
@@ -266,46 +279,51 @@ class _Calibration:
         self._restore()
 
     def factor(self, nats: float) -> float:
-        """Return the factor at which the mean rise along all directions is nats.
+        """Return the factor at which the mean rise over all pairs of a direction and a batch is nats.
 
-        One direction and one batch show about where that is, and each batch along one direction shows it better. All
-        directions are measured on all batches there, usually once.
+        One pair shows about where that is. Where directions are computed again, those of the first one show it better.
         """
-        search, count = FactorSearch(nats), len(self.losses.batches)
-        every = [*itertools.product(range(DIRECTIONS), range(count))]
-        each_batch = sorted((batch % (DIRECTIONS if self.stored else 1), batch) for batch in range(count))
-        last = STORED_TOLERANCE if self.stored else TOLERANCE
-        for pairs, tolerance in ((every[:1], TOLERANCE), (each_batch, TOLERANCE), (every, last)):
-            search.solve(partial(self._rise, pairs), tolerance)
+        search, pairs = FactorSearch(nats), direction_pairs(len(self.losses.batches), self.count)
+        stages = [(pairs[:1], TOLERANCE), (pairs, STORED_TOLERANCE)]
+        if not self.stored:
+            stages = [(pairs[:1], TOLERANCE), ([p for p in pairs if p[0] == 0], TOLERANCE), (pairs, TOLERANCE)]
+        for measured, tolerance in stages:
+            search.solve(partial(self._rise, measured), tolerance)
         return search.factor
 
     def _rise(self, pairs: Sequence[tuple[int, int]], q: float) -> float:
         """Return the mean rise over pairs of a direction and a batch, of v and -v, where the estimate is q."""
-        rises = []
-        for index, members in itertools.groupby(pairs, key=lambda pair: pair[0]):
-            (v, scale), batches = self._direction(index), [batch for _, batch in members]
+        rises: list[Tensor] = []
+        for index in sorted({index for index, _ in pairs}, key=lambda index: index not in self.directions):
+            v, scale = self._direction(index)
             for by in (scale, -scale):
                 self._displace(v, by, q)
-                rises += [self.losses.rise(batch) for batch in batches]
-        return math.fsum(rises) / len(rises)
+                rises += [self.losses.rise(batch) for of, batch in pairs if of == index]
+        values = _host_values(rises)  # infinite where the loss overflows, as it may far from the anchor
+        return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.inf
 
     def _direction(self, index: int) -> tuple[list[Tensor], float]:
         """Return a direction, which is kept, and the factor of it that is as long as the parameters moved."""
         if index not in self.directions:
-            self.directions.clear()
             self._restore()
-            together = range(DIRECTIONS) if self.stored else [index]
-            gradients = self.losses.gradients([self.signs[i] for i in together], self.parameters)
-            self.directions = {i: self._with_scale(v, i) for i, v in zip(together, gradients, strict=True)}
+            self._compute_directions(index)
         return self.directions[index]
+
+    def _compute_directions(self, index: int) -> None:
+        """Compute the directions that are stored, or a single one, where the parameters are."""
+        self.directions.clear()
+        together = range(self.count) if self.stored else [index]
+        gradients = self.losses.gradients([self.signs[i] for i in together], self.parameters, self.dtype)
+        self.losses.check_finite()
+        self.directions = {i: self._with_scale(v, i) for i, v in zip(together, gradients, strict=True)}
 
     def _with_scale(self, v: list[Tensor], index: int) -> tuple[list[Tensor], float]:
         """Return a gradient and its scale; a random direction if it is zero."""
-        norm = _norm(g.to(m.compute_dtype) for g, m in zip(v, self.held, strict=True))
+        norm = _norm(zip(v, self.dtypes, strict=True))
         if not norm:
             generator = torch.Generator().manual_seed(self.seed + index)
-            v = [torch.randn(m.anchor.shape, generator=generator).to(m.anchor) for m in self.held]
-            norm = _norm(v)
+            v = [torch.randn(p.shape, generator=generator).to(p) for p in self.parameters]
+            norm = _norm(zip(v, self.dtypes, strict=True))
         return v, (self.distance or 1.0) / norm
 
     @torch.no_grad()
@@ -321,8 +339,11 @@ class _Calibration:
         self.solver.apply_pull(self.held, self.parameters, 1)
 
     def _move(self, v: Sequence[Tensor], by: float) -> None:
-        for m, direction in zip(self.held, v, strict=True):
-            m.parameter.copy_(m.anchor.to(m.compute_dtype) + by * direction.to(m.compute_dtype))
+        for indices in self.parts:
+            anchors = [self.held[i].anchor.to(self.held[i].compute_dtype) for i in indices]
+            directions = [v[i].to(anchor.dtype) for i, anchor in zip(indices, anchors, strict=True)]
+            moved = torch._foreach_add(anchors, directions, alpha=by)
+            torch._foreach_copy_([self.parameters[i] for i in indices], moved)
 
     @torch.no_grad()
     def _restore(self) -> None:
@@ -360,5 +381,47 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
     return held
 
 
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.sqrt(math.fsum(float(t.square().sum()) for t in tensors))
+def _add_gradients(total: Sequence[Tensor], parameters: Sequence[Tensor], sign: float) -> None:
+    """Add sign * the gradients of parameters to a total."""
+    pairs = [(part, p.grad) for part, p in zip(total, parameters, strict=True) if p.grad is not None]
+    torch._foreach_add_([part for part, _ in pairs], [gradient for _, gradient in pairs], alpha=sign)
+
+
+def direction_pairs(batches: int, directions: int) -> list[tuple[int, int]]:
+    """Return pairs of a direction and a batch: of each batch one, in turn, or several if there are few batches.
+
+    Example:
+        >>> direction_pairs(8, 4), len(direction_pairs(3, 4))
+        ([(0, 0), (0, 4), (1, 1), (1, 5), (2, 2), (2, 6), (3, 3), (3, 7)], 9)
+    """
+    per_batch = min(directions, math.ceil(MIN_PAIRS / batches))
+    return sorted(((batch + k) % directions, batch) for batch in range(batches) for k in range(per_batch))
+
+
+def _parts(parameters: Sequence[Tensor]) -> list[list[int]]:
+    """Return the indices of parameters in parts of one device and dtype, with at most MOVED_AT_ONCE weights."""
+    parts: list[list[int]] = []
+    size = 0
+    for i, p in enumerate(parameters):
+        first = parameters[parts[-1][0]] if parts else None
+        size += p.numel()
+        if first is None or (first.device, first.dtype) != (p.device, p.dtype) or size > MOVED_AT_ONCE:
+            parts.append([])
+            size = p.numel()
+        parts[-1].append(i)
+    return parts
+
+
+def _norm(tensors: Iterable[tuple[Tensor, torch.dtype]]) -> float:
+    """Return the norm of many tensors together, each computed in a dtype, with one wait for all."""
+    return math.hypot(*_host_values(torch.linalg.vector_norm(t, dtype=dtype) for t, dtype in tensors))
+
+
+def _host_values(numbers: Iterable[Tensor]) -> list[float]:
+    """Return 0-d tensors as numbers, with one wait for each device that they are on."""
+    listed = list(numbers)
+    values = dict[int, float]()
+    for device in {number.device for number in listed}:
+        indices = [i for i, number in enumerate(listed) if number.device == device]
+        values |= zip(indices, torch.stack([listed[i].double() for i in indices]).tolist(), strict=True)
+    return [values[i] for i in range(len(listed))]

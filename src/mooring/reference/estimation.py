@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Importance
@@ -23,7 +24,7 @@ from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
 
 CALIBRATION_BATCHES = 8
-"""Number of batches kept for calibration, which evaluates each about ten times."""
+"""Number of batches kept for calibration, which evaluates each about five times."""
 
 NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
 NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
@@ -82,10 +83,10 @@ def estimate(
         raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
     check_memory(states)
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
-    share, kept = RankShare(model), list[Any]()
+    share, kept, losses = RankShare(model), list[Any](), list[Tensor]()
     memory = replace(states.memory, current=None)  # in full precision until the mean is complete
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
-    estimated.tasks, estimated.observed_every = states.tasks, 1
+    estimated.tasks, estimated.observed_every, estimated.copies_anchors = states.tasks, 1, False
     output_observer, layer_observer = make_observers(estimated, outputs)
     step = TrainingStep(estimated, Interpolation(), output_observer, layer_observer, "follow", True)
     for observer in observers:
@@ -103,18 +104,25 @@ def estimate(
                             value, batch = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
                         else:
                             value = scalar_loss(loss, model, batch, outputs)
-                    if not share.together and not math.isfinite(value.item()):  # else all ranks see the gradient
-                        raise NonFiniteError(NOT_FINITE)
+                    losses.append(value.detach())
+                    if not share.together and value.device.type == "cpu":  # else all ranks see the gradient
+                        _check_losses(losses)
                     if not value.requires_grad:
                         raise MooringError(SWITCHED_OFF if estimated.products.switched_off else NO_DEPENDENCE)
                     with preserve_other_gradients(value, model):
                         value.backward()  # type: ignore[no-untyped-call]
-                step.before(optimizer, (optimizer,), {})
+                    del value  # the hooks of its graph hold the inputs of all layers, beside those of the next batch
+                with _name_losses(losses):
+                    step.before(optimizer, (optimizer,), {})
                 step.after(optimizer, (optimizer,), {})
                 for p in model.parameters():
                     p.grad = None
                 if len(kept) * share.world < CALIBRATION_BATCHES:
                     kept.append(batch)
+            with _name_losses(losses):
+                step.report_bad_gradients()
+            if not share.together:
+                _check_losses(losses)
     finally:
         for observer in observers:
             observer.paused = False
@@ -135,6 +143,23 @@ def estimate(
     _replace(states, estimated)
     states.not_estimated = {*states.names.values()} - {states.names[p] for p in states.trained()}
     return kept
+
+
+def _check_losses(losses: list[Tensor]) -> None:
+    """Refuse losses that are not finite, and forget those that are. Waits for them."""
+    if losses and not all(map(math.isfinite, torch.stack(losses).tolist())):
+        raise NonFiniteError(NOT_FINITE)
+    losses.clear()
+
+
+@contextmanager
+def _name_losses(losses: list[Tensor]) -> Iterator[None]:
+    """Say that the loss is not finite, if that is so, where a gradient is found not to be: it is the cause."""
+    try:
+        yield
+    except NonFiniteError:
+        _check_losses(losses)
+        raise
 
 
 @contextmanager
@@ -168,7 +193,8 @@ def _replace(states: MooringState, estimated: MooringState) -> None:
             for name in ("inputs", "outputs", "count"):
                 setattr(m.factors, name, getattr(new.factors, name))
     for m in estimated.records.values():
-        m.anchor.copy_(m.theta)  # a forward pass may have written to the parameter, which was restored since
+        m.anchor = states.memory.new_anchor(m.theta)
+        m.choose_dtype()
     states.records.update(estimated.records)
     states.diagonal_reasons |= estimated.diagonal_reasons
 

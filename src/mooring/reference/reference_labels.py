@@ -24,6 +24,9 @@ from mooring.reference.batches import (
 IGNORED_LABEL = -100
 """The label that a cross entropy leaves out."""
 
+MAX_PROBABILITIES = 1 << 24
+"""Probabilities that are computed at once when labels are drawn: those of all tokens would fill the memory."""
+
 
 def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None) -> Any:
     """Return a batch whose labels `default_loss` can take.
@@ -173,13 +176,27 @@ def _unlabelled(batch: Any) -> Tensor | Mapping[str, Any] | None:
 def _predict(
     model: nn.Module, batch: Any, seed: int, outputs: Outputs | None
 ) -> tuple[Tensor, tuple[Any, Tensor] | None]:
-    """Return the logits of inputs, and the inputs with drawn labels; the model's own loss and None if it has one."""
+    """Return the logits of inputs, and the inputs with drawn labels; the model's own loss and None if it has one.
+
+    These inputs are where they were, so that a batch which is kept takes no memory of the device.
+    """
     inputs = to_device(batch, device_of(model))
     returned = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     if isinstance(inputs, Mapping) and (loss := returned_loss(returned)) is not None:
         return loss, None
     logits = (outputs or find_outputs)(returned)
-    return logits, (inputs, _draw_labels(logits.detach(), inputs, seed))
+    return logits, (batch, _draw_labels(logits.detach(), inputs, seed))
+
+
+def _draw_classes(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw a class for each row of logits, as `torch.multinomial` does, without its checks, for which the host waits.
+
+    Example:
+        >>> _draw_classes(torch.tensor([[0.0, 99.0], [99.0, 0.0]]), torch.Generator())
+        tensor([1, 0])
+    """
+    probabilities = logits.float().softmax(-1).nan_to_num_(nan=1.0)
+    return probabilities.div_(torch.empty_like(probabilities).exponential_(generator=generator)).argmax(-1)
 
 
 def _draw_labels(logits: Tensor, inputs: Any, seed: int) -> Tensor:
@@ -191,9 +208,9 @@ def _draw_labels(logits: Tensor, inputs: Any, seed: int) -> Tensor:
         )
     if logits.shape[-1] == 1:
         raise MooringError(f"cannot draw labels from a single output, which has no classes: {LOSS_HINT}")
-    probabilities = logits.flatten(0, -2).float().softmax(-1).nan_to_num(nan=1.0)
-    generator = torch.Generator(probabilities.device).manual_seed(seed)
-    labels = torch.multinomial(probabilities, 1, generator=generator).view(logits.shape[:-1])
+    rows, generator = logits.flatten(0, -2), torch.Generator(logits.device).manual_seed(seed)
+    parts = torch.split(rows, max(1, MAX_PROBABILITIES // rows.shape[-1]))
+    labels = torch.cat([_draw_classes(part, generator) for part in parts]).view(logits.shape[:-1])
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     if isinstance(mask, Tensor) and mask.shape == labels.shape:
         labels = labels.masked_fill(mask == 0, IGNORED_LABEL)

@@ -317,6 +317,7 @@ class MooringState:
         self.observed_every = importance.every if importance.by_layer else PRODUCT_EVERY
         self.merged_products: dict[str, ProductFactors] = {}  # of adapters that left the model, by layer
         self.offload = AnchorOffload(memory.staging)
+        self.copies_anchors = True  # not in an estimate, in which no parameter moves
         self.tasks = 0
         self.steps = 0
         self.not_estimated: set[str] = set()  # parameters that did not train when importance was estimated
@@ -526,7 +527,8 @@ class MooringState:
 
     def new_state(self, p: Tensor, task: int) -> ParameterState:
         """Return the state of a parameter that starts here: anchored where it is, free without a past."""
-        anchor = self.memory.new_anchor(local_tensor(p).detach())
+        theta = local_tensor(p).detach()
+        anchor = self.memory.new_anchor(theta) if self.copies_anchors else theta
         if p in self.products:
             product = self.new_product(p) if p in self.products.by_b else None
             return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=product)
