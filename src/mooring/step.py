@@ -91,7 +91,7 @@ class PenalizedGradient:
 class StepMeter(Protocol):
     """Measures forgetting during training: `mooring.gauge.measured_budget.MeasuredBudget`."""
 
-    def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+    def gradients(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
         """Return what to add to the gradients of these parameters, where it is not 0, in tensors of its own."""
 
     def after_step(self) -> None:
@@ -228,7 +228,7 @@ class TrainingStep:
                 (s.state.name, t) for s in steps if (t := observation.gradients.get(s.state.parameter)) is not None
             ]
             self._check_finite("importance gradient", probes)
-        self._apply_penalty(steps, scale)
+        self._apply_penalty(optimizer, steps, scale)
         if self.layers:
             self._accumulate_factors(self.layers, factors, steps)
         if self.importance.needs_step and self.accumulates:
@@ -299,7 +299,9 @@ class TrainingStep:
         if self.guard:
             self.guard.report()
 
-    def _apply_penalty(self, steps: list[ParameterStep], scale: Tensor | None) -> None:
+    def _apply_penalty(
+        self, optimizer: torch.optim.Optimizer, steps: list[ParameterStep], scale: Tensor | None
+    ) -> None:
         """g <- g + force, in a tensor of its own, so that the task's gradient can be restored after the step."""
         penalized: dict[Tensor, Tensor] = {}
         if isinstance(self.pull, GradientPull):
@@ -307,7 +309,7 @@ class TrainingStep:
             for group in self._with_anchors(moored):
                 penalized |= self._penalize(self.pull, group)
         if self.meter:
-            penalized |= self._with_meter(self.meter, steps)
+            penalized |= self._with_meter(self.meter, optimizer, steps)
         if self.check:
             try:
                 self._check_gradients(penalized, steps)
@@ -321,11 +323,13 @@ class TrainingStep:
             self._penalized.append(PenalizedGradient(p, p.grad, gradient, gradient._version))
             p.grad = gradient
 
-    def _with_meter(self, meter: StepMeter, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
+    def _with_meter(
+        self, meter: StepMeter, optimizer: torch.optim.Optimizer, steps: list[ParameterStep]
+    ) -> dict[Tensor, Tensor]:
         """Return the gradients that the meter adds to, in tensors of their own."""
         by_parameter = {step.state.parameter: step for step in steps}
         gradients: dict[Tensor, Tensor] = {}
-        for p, added in meter.gradients(list(by_parameter)).items():
+        for p, added in meter.gradients(list(by_parameter), optimizer).items():
             assert p.grad is not None
             factor = by_parameter[p].grad_scale
             gradients[p] = (added if factor is None else added.mul_(factor)).to(p.grad.dtype)

@@ -17,14 +17,25 @@ FIRST_NATS = 0.1
 RANGE = 100.0
 """The controller keeps the weight within this factor of the first one."""
 
-SETPOINT = 0.8
+SETPOINT = 0.9
 """The part of the budget that distillation aims at; the pull keeps what is above the whole."""
 
 SPEED = 3.0
 """The gain of the weight relative to that of the budget's scale: the parameters follow it more slowly."""
 
 LARGEST_RATIO = 1.0
-"""The largest norm of the added gradient relative to the task's: a larger step would only overshoot."""
+"""The largest norm of the added gradient relative to the task's, where a larger gradient makes a larger step.
+
+There a larger one would only overshoot. Adam and its kin divide gradients by their size and need no limit: what they
+get is the gradient of weight * divergence^2 / (2 * the divergence that is aimed at), which acts at once where a budget
+is exceeded, and hardly where it is not.
+"""
+
+LARGEST_RISE = 10.0
+"""The largest factor by which a divergence above that one raises the weight."""
+
+NORMALIZING = ("Adafactor", "Adadelta", "Adagrad", "Muon", "RMSprop", "Rprop")
+"""Optimizers without betas whose steps do not grow with the gradient."""
 
 
 class Distillation:
@@ -42,13 +53,17 @@ class Distillation:
     def __init__(self, reference: Gauge, named: float, every: int = 1) -> None:
         self.reference, self.weight, self.every = reference, first_weight(named), every
 
-    def gradients(self, model: nn.Module, parameters: Sequence[Tensor], step: int) -> dict[Tensor, Tensor]:
+    def gradients(
+        self, model: nn.Module, parameters: Sequence[Tensor], step: int, *, named: float | None = None
+    ) -> dict[Tensor, Tensor]:
         """Return weight * the gradient of the mean divergence on a batch, for parameters on which it depends.
 
         Args:
             model: the model.
             parameters: those that have a gradient in this step.
             step: the number of the step, which chooses the batch.
+            named: the budget, if the weight is in proportion to the divergence relative to it; None limits the norm by
+                that of the task's gradient.
         """
         if (step + 1) % self.every:
             return {}
@@ -59,9 +74,13 @@ class Distillation:
                 return {}
             gradients = torch.autograd.grad(mean, list(parameters), allow_unused=True)
         added = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
-        task = _norm([p.grad for p in added if p.grad is not None])
-        factor = (LARGEST_RATIO * task / _norm(list(added.values()))).nan_to_num(0.0)
-        factor = factor.clamp(max=self.every * self.weight)
+        weight = self.every * self.weight
+        if named is None:
+            task = _norm([p.grad for p in added if p.grad is not None])
+            factor = (LARGEST_RATIO * task / _norm(list(added.values()))).nan_to_num(0.0).clamp(max=weight)
+        else:
+            relative = mean.detach() / (SETPOINT * max(named, 1e-6))
+            factor = weight * relative.nan_to_num(0.0).clamp(max=LARGEST_RISE)
         for (device, dtype), group in by_kind(added.values()).items():
             torch._foreach_mul_(group, factor.to(device, dtype))
         return added
@@ -74,12 +93,23 @@ class Distillation:
         self.weight = next_weight(self.weight, measured, named, gain, binding=binding)
 
 
+def normalizes_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer divides gradients by their size, as Adam does.
+
+    Example:
+        >>> parameters = [nn.Parameter(torch.zeros(1))]
+        >>> normalizes_gradients(torch.optim.AdamW(parameters)), normalizes_gradients(torch.optim.SGD(parameters))
+        (True, False)
+    """
+    return any("betas" in group for group in optimizer.param_groups) or type(optimizer).__name__ in NORMALIZING
+
+
 def next_weight(weight: float, measured: float, named: float, gain: float, *, binding: bool) -> float:
     """Return the weight after a measurement; the arguments are those of `Distillation.adjust`.
 
     Example:
         >>> round(next_weight(1.0, 0.16, 0.1, 1.0, binding=False), 3), next_weight(1.0, 0.01, 0.1, 1.0, binding=True)
-        (8.0, 1.0)
+        (5.619, 1.0)
     """
     if not named or not math.isfinite(measured):
         return weight

@@ -15,8 +15,8 @@ from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, UnheldWarning, warn
-from mooring.gauge.controller import next_scale
-from mooring.gauge.distillation import Distillation
+from mooring.gauge.controller import first_scale, next_scale, pull_limit
+from mooring.gauge.distillation import Distillation, normalizes_gradients
 from mooring.gauge.gauge import Gauge, unwrapped
 from mooring.gauge.host_copy import HostCopy
 from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
@@ -107,6 +107,8 @@ class MeasuredBudget:
         for known in [*gauges, *distilled]:
             if known not in recorded:
                 known.record(unwrapped(self.states.model))
+        if gauges and not self.gauges:
+            self.solver.scale = first_scale(distils=self.distillation is not None)
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
         if gauges:
             self._warn_of_noise()
@@ -119,14 +121,15 @@ class MeasuredBudget:
             _agreed(result.nats, self._device), _agreed(result.standard_error, self._device), result.samples
         )
 
-    def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-        """Return what distillation adds to the gradients of these parameters."""
+    def gradients(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
+        """Return what distillation adds to the gradients of these parameters, which an optimizer steps."""
         self.settle()
         if self.gauges and self.states.tasks and not self.states.steps:
             self._check_unchanged()
         if not self.distillation or not self.states.tasks:
             return {}
-        return self.distillation.gradients(unwrapped(self.states.model), parameters, self.states.steps)
+        model, named = unwrapped(self.states.model), self.named if normalizes_gradients(optimizer) else None
+        return self.distillation.gradients(model, parameters, self.states.steps, named=named)
 
     def after_step(self) -> None:
         """Measure the next batch if it is due, and adjust what may be spent."""
@@ -152,16 +155,17 @@ class MeasuredBudget:
         index, binding = pending.index, bool(pending.binding.tolist())
         part = ratio_of_sums(*pending.terms.tolist())
         value = part.nats
-        far = not value <= FAR * self.named
+        limit = pull_limit(self.named, distils=self.distillation is not None)
+        far = not value <= FAR * limit
         if far:  # what was measured before says little by now
             self.latest = [None] * len(self.latest)
         self.latest[index] = [value, float(part.samples)]
         measured = self.running_value()
         assert measured is not None
         gain = FAR_GAIN if far else GAIN / len(self.latest)
-        self.solver.scale = next_scale(self.solver.scale, measured, self.named, gain=gain, binding=binding)
+        self.solver.scale = next_scale(self.solver.scale, measured, limit, gain=gain, binding=binding)
         if self.distillation:
-            self.distillation.adjust(measured, self.named, GAIN / len(self.latest), binding=binding)
+            self.distillation.adjust(value, self.named, GAIN / len(self.latest), binding=binding)
 
     def _binding(self, device: torch.device) -> Tensor:
         """Return whether the budget's pull acts, on a device."""

@@ -42,7 +42,7 @@ class DistillationCost:
 
 
 DISTILLATION = DistillationCost(price=0.25, samples=1 / 2)
-DISTILLATION_OF_TOKENS = DistillationCost(price=0.1, samples=1 / 5)
+DISTILLATION_OF_TOKENS = DistillationCost(price=0.2, samples=1 / 5)
 """That of models which read tokens, and of adapters."""
 
 

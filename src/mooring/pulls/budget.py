@@ -163,7 +163,7 @@ class Budget:
             not, and without data, the sum above is all that is known, and limited.
         distil: whether the gradient of that divergence, on the other part of the reference, is added to the task's.
             True does so in every step, on a whole batch, which about doubles the cost of a step. None does so on parts
-            of batches in some steps, for at most a quarter of a step in the mean, and a tenth for adapters and models
+            of batches in some steps, for at most a quarter of a step in the mean, and a fifth for adapters and models
             that read tokens (`mooring.gauge.pass_cost`). Few inputs of floating-point numbers are also mixed with each
             other; "unmixed" is as None without that. It has no effect on a budget that is not measured.
 
