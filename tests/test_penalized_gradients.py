@@ -1,5 +1,8 @@
 """Tests of the gradients with a penalty, which small parameters keep from step to step."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -45,3 +48,23 @@ def test_gradient_accumulated_after_an_interrupted_step_is_not_overwritten():
     force = 10.0 * moor.previous["weight"] * (before - moor.anchor["weight"])
     torch.testing.assert_close(model.weight.detach(), before - 0.01 * (gradient + force))
     assert torch.equal(model.weight.grad, gradient)
+
+
+def test_step_over_many_parameters_makes_no_object_for_each_and_keeps_no_gradient():
+    """Objects that live from the hook before a step to the one after make Python's collector run in each step."""
+    model = nn.ParameterList(torch.randn(2) for _ in range(1500))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, importance="ewc", pull=mooring.Penalty(1.0))
+    alive = []
+    optimizer.register_step_pre_hook(lambda *_: alive.append(len(gc.get_objects())))  # after that of the mooring
+    for number in range(4):
+        for p in model:
+            p.grad = torch.ones_like(p)
+        before = len(gc.get_objects())
+        optimizer.step()
+        if number == 1:
+            moor.consolidate()
+    assert alive[-1] - before < 100
+    kept = weakref.ref(model[0].grad)
+    optimizer.zero_grad()
+    assert kept() is None

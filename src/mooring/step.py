@@ -6,8 +6,8 @@ that apply them to tensors are in `mooring.backends.eager`.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
 
@@ -47,6 +47,10 @@ SMALL_GRADIENT = 1 << 14
 """Weights of a parameter whose penalized gradient is kept between steps."""
 
 
+NO_GRADIENT = torch.empty(0)
+"""Stands for the gradient between steps."""
+
+
 @dataclass(slots=True)
 class ParameterStep:
     """A parameter that has a gradient in this step.
@@ -72,20 +76,22 @@ class ParameterStep:
 
 
 @dataclass(slots=True)
-class PenalizedGradient:
-    """A gradient with a penalty, in the place of the task's until the step is over.
+class PenalizedGradients:
+    """Gradients with a penalty, in the place of the task's until the step is over.
+
+    They are in lists, because an object for each of thousands of parameters makes Python's collector run in each step.
 
     Attributes:
-        parameter: the parameter.
-        task_gradient: the gradient of the task's loss, to be restored.
-        penalized: the gradient that the optimizer gets.
-        version: its version when it was set.
+        parameters: the parameters.
+        task_gradients: the gradients of the task's loss, to be restored.
+        penalized: the gradients that the optimizer gets.
+        versions: their versions when they were set.
     """
 
-    parameter: Tensor
-    task_gradient: Tensor
-    penalized: Tensor
-    version: int
+    parameters: list[Tensor] = field(default_factory=list)
+    task_gradients: list[Tensor] = field(default_factory=list)
+    penalized: list[Tensor] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
 
 class StepMeter(Protocol):
@@ -138,14 +144,19 @@ class TrainingStep:
         self.fused_step = FusedRule(lambda kind: self._step_rule(*kind))
         self.fused_penalty = FusedRule(lambda kind: penalty_rule(pull)) if isinstance(pull, GradientPull) else None
         self._small_gradients: list[Tensor | None] = []
+        self._steps: list[ParameterStep] = []
+        self._kept_steps: dict[int, ParameterStep] = {}  # by the id of the state, to which each has a reference
         self._small_key: list[tuple[int, int, tuple[int, ...]]] = []
+        self._named: tuple[list[int], list[str], list[Tensor]] = [], [], []  # with references, so that ids stay theirs
         self.reset()
 
     def reset(self) -> None:
         """Discard the step under way, if there is one."""
-        self._steps: list[ParameterStep] = []
+        for step in self._steps:
+            step.g = NO_GRADIENT  # the object is kept for the next step, and the gradient's memory is not
+        self._steps = []
         self._observation = Observation()
-        self._penalized: list[PenalizedGradient] = []
+        self._penalized = PenalizedGradients()
         self._before: dict[Tensor, Tensor] = {}
         self._depth = 0
         self._versions: list[int] = []
@@ -246,7 +257,7 @@ class TrainingStep:
 
     def _collect_gradients(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[ParameterStep]:
         """Return the moored parameters that have a gradient, with the gradient of the task's loss."""
-        steps = []
+        steps, kept = [], self._kept_steps
         for group in optimizer.param_groups:
             lr = group.get("lr", 1.0)
             lr = learning_rate(group, self._rate_reader) if lr is None else lr
@@ -258,7 +269,10 @@ class TrainingStep:
             for p in group["params"]:
                 if p.grad is not None and (state := self.states.get_or_create(p)):
                     g = self._task_gradient(state, local_gradient(p), grad_scale, preserves)
-                    steps.append(ParameterStep(state, lr, g, grad_scale))
+                    if (step := kept.get(id(state))) is None:
+                        step = kept[id(state)] = ParameterStep(state, lr, g, grad_scale)
+                    step.lr, step.g, step.grad_scale, step.updates = lr, g, grad_scale, True
+                    steps.append(step)
         return steps
 
     def _task_gradient(self, state: ParameterState, grad: Tensor, grad_scale: Number | None, preserves: bool) -> Tensor:
@@ -276,9 +290,16 @@ class TrainingStep:
         gradients = {p: p.grad for p in parameters if p.grad is not None and p.grad.layout == torch.strided}
         gradients |= penalized or {}
         kind = "penalized gradient" if penalized else "gradient"
-        checked = {id(g) for g in gradients.values()}
+        checked = set(map(id, gradients.values()))
         others = [step.g for step in steps if id(step.g) not in checked]
-        self._check_finite(kind, [(self.states.name(p), g) for p, g in gradients.items()], others)
+        self._check_finite(kind, list(zip(self._names_of(gradients), gradients.values(), strict=True)), others)
+
+    def _names_of(self, parameters: Collection[Tensor]) -> list[str]:
+        """Return the names of parameters, which are looked up when other ones are asked for."""
+        key = list(map(id, parameters))
+        if key != self._named[0]:
+            self._named = key, [self.states.name(p) for p in parameters], list(parameters)
+        return self._named[1]
 
     def _check_finite(self, what: str, named: list[tuple[str, Tensor]], others: Sequence[Tensor] = ()) -> None:
         """Raise if a tensor is not finite; on a GPU it and `others` become 0 instead, and the next step raises.
@@ -307,7 +328,8 @@ class TrainingStep:
         if isinstance(self.pull, GradientPull):
             moored = [step for step in steps if step.state.previous is not None]
             for group in self._with_anchors(moored):
-                penalized |= self._penalize(self.pull, group)
+                added = self._penalize(self.pull, group)
+                penalized = penalized | added if penalized else added
         if self.meter:
             penalized |= self._with_meter(self.meter, optimizer, steps)
         if self.check:
@@ -316,11 +338,13 @@ class TrainingStep:
             except NonFiniteError:
                 self._check_gradients()  # the task's own gradient may be the cause
                 raise
+        replaced = self._penalized = PenalizedGradients(list(penalized), [], list(penalized.values()), [])
         for p, gradient in penalized.items():
             assert p.grad is not None
             if scale is not None:
                 local_tensor(p.grad).div_(scale)  # as the fused kernel leaves it
-            self._penalized.append(PenalizedGradient(p, p.grad, gradient, gradient._version))
+            replaced.task_gradients.append(p.grad)
+            replaced.versions.append(gradient._version)
             p.grad = gradient
 
     def _with_meter(
@@ -500,18 +524,19 @@ class TrainingStep:
 
     def restore_gradients(self, *, finished: bool) -> None:
         """Restore the task's gradients, except of parameters that were given another one since."""
-        for gradient in self._penalized:
-            p, penalized = gradient.parameter, gradient.penalized
-            if p.grad is penalized and (finished or penalized._version == gradient.version):
-                p.grad = gradient.task_gradient
-        self._penalized = []
+        set_aside = self._penalized
+        lists = set_aside.parameters, set_aside.task_gradients, set_aside.penalized, set_aside.versions
+        for p, task_gradient, penalized, version in zip(*lists, strict=False):  # an error may come before the last
+            if p.grad is penalized and (finished or penalized._version == version):
+                p.grad = task_gradient
+        self._penalized = PenalizedGradients()
 
     # Between tasks
 
     def invalidate(self) -> None:
         """Discard plans of kernels and copies of anchors: tensors that are kept have other addresses now."""
         self.fused_step.invalidate()
-        self._small_gradients, self._small_key = [], []
+        self._small_gradients, self._small_key, self._kept_steps = [], [], {}
         self.states.offload.invalidate()
         if self.fused_penalty:
             self.fused_penalty.invalidate()
