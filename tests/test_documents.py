@@ -185,6 +185,22 @@ def test_overhead_benchmark_prints_ratios():
     assert re.search(r"uniform +proximal +\d\.\d{3}", table)
 
 
+NAMES_OF_COSTS = {"efficientnet": "EfficientNet-Lite0", "gpt2": "GPT-2", "gpt2-lora": "GPT-2, LoRA"}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docs" / "figures" / "finetuning-cost").glob("*.json")), ids=str)
+def test_tables_of_fine_tuning_costs_are_those_of_the_results(file):
+    """Each row of the results is in both documents, with the figures that the benchmark prints."""
+    overhead, memory = ((ROOT / "docs" / name).read_text() for name in ("overhead.md", "memory.md"))
+    for model in json.loads(file.read_text())["models"]:
+        for row in model["rows"]:
+            low, high = row["quartiles"]
+            cells = f"| {row['step_ratio']:.3f} | {low:.3f} to {high:.3f} | {row['attach_steps']:.0f} |"
+            assert any(cells in line and NAMES_OF_COSTS[model["model"]] in line for line in overhead.splitlines()), cells
+            peaks = f"| {row['attach_peak_ratio']:.2f} | {row['moored_peak_ratio']:.2f} |"
+            assert any(peaks in line and NAMES_OF_COSTS[model["model"]] in line for line in memory.splitlines()), peaks
+
+
 def test_fleet_benchmark_prints_ratios():
     table = run(ROOT / "benchmarks" / "fleet.py", "--runs", "3", "--repeats", "1")
     assert re.search(r"explicit-ewc +\d+\.\d us +\d+\.\d us +\d+\.\d", table)
