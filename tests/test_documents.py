@@ -196,7 +196,9 @@ def test_tables_of_fine_tuning_costs_are_those_of_the_results(file):
         for row in model["rows"]:
             low, high = row["quartiles"]
             cells = f"| {row['step_ratio']:.3f} | {low:.3f} to {high:.3f} | {row['attach_steps']:.0f} |"
-            assert any(cells in line and NAMES_OF_COSTS[model["model"]] in line for line in overhead.splitlines()), cells
+            assert any(cells in line and NAMES_OF_COSTS[model["model"]] in line for line in overhead.splitlines()), (
+                cells
+            )
             peaks = f"| {row['attach_peak_ratio']:.2f} | {row['moored_peak_ratio']:.2f} |"
             assert any(peaks in line and NAMES_OF_COSTS[model["model"]] in line for line in memory.splitlines()), peaks
 

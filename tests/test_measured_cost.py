@@ -189,7 +189,9 @@ def test_distilling_a_large_vocabulary_needs_no_more_memory_than_training():
     for trained in (plain, model):
         optimizer = torch.optim.SGD(trained[1].parameters(), lr=0.01)
         if trained is model:
-            mooring.attach(model, optimizer, pull=mooring.Budget(0.1, distil=True), reference=[(tokens[:, :-1], tokens[:, 1:])] * 4)
+            mooring.attach(
+                model, optimizer, pull=mooring.Budget(0.1, distil=True), reference=[(tokens[:, :-1], tokens[:, 1:])] * 4
+            )
         for number in range(3):
             if number:
                 torch.cuda.reset_peak_memory_stats()

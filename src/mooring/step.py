@@ -97,7 +97,7 @@ class PenalizedGradients:
 class StepMeter(Protocol):
     """Measures forgetting during training: `mooring.gauge.measured_budget.MeasuredBudget`."""
 
-    def gradients(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
+    def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Return what to add to the gradients of these parameters, where it is not 0, in tensors of its own."""
 
     def after_step(self) -> None:
@@ -239,7 +239,7 @@ class TrainingStep:
                 (s.state.name, t) for s in steps if (t := observation.gradients.get(s.state.parameter)) is not None
             ]
             self._check_finite("importance gradient", probes)
-        self._apply_penalty(optimizer, steps, scale)
+        self._apply_penalty(steps, scale)
         if self.layers:
             self._accumulate_factors(self.layers, factors, steps)
         if self.importance.needs_step and self.accumulates:
@@ -320,9 +320,7 @@ class TrainingStep:
         if self.guard:
             self.guard.report()
 
-    def _apply_penalty(
-        self, optimizer: torch.optim.Optimizer, steps: list[ParameterStep], scale: Tensor | None
-    ) -> None:
+    def _apply_penalty(self, steps: list[ParameterStep], scale: Tensor | None) -> None:
         """g <- g + force, in a tensor of its own, so that the task's gradient can be restored after the step."""
         penalized: dict[Tensor, Tensor] = {}
         if isinstance(self.pull, GradientPull):
@@ -331,7 +329,7 @@ class TrainingStep:
                 added = self._penalize(self.pull, group)
                 penalized = penalized | added if penalized else added
         if self.meter:
-            penalized |= self._with_meter(self.meter, optimizer, steps)
+            penalized |= self._with_meter(self.meter, steps)
         if self.check:
             try:
                 self._check_gradients(penalized, steps)
@@ -347,13 +345,11 @@ class TrainingStep:
             replaced.versions.append(gradient._version)
             p.grad = gradient
 
-    def _with_meter(
-        self, meter: StepMeter, optimizer: torch.optim.Optimizer, steps: list[ParameterStep]
-    ) -> dict[Tensor, Tensor]:
+    def _with_meter(self, meter: StepMeter, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
         """Return the gradients that the meter adds to, in tensors of their own."""
         by_parameter = {step.state.parameter: step for step in steps}
         gradients: dict[Tensor, Tensor] = {}
-        for p, added in meter.gradients(list(by_parameter), optimizer).items():
+        for p, added in meter.gradients(list(by_parameter)).items():
             assert p.grad is not None
             factor = by_parameter[p].grad_scale
             gradients[p] = (added if factor is None else added.mul_(factor)).to(p.grad.dtype)

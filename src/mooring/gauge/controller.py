@@ -1,36 +1,15 @@
 """The controller of a measured budget: how much the estimate may spend so that the measured value meets the budget."""
 
 import math
-from typing import Any
 
 MAX_FALL, MAX_RISE = 8.0, 2.0
 """The largest factors by which one measurement lowers and raises what may be spent."""
 
 RESERVE = 1.2
-"""While a budget is distilled, its pull acts only above this multiple: it gives up more of what is learned."""
+"""A pull in reserve acts only above this multiple of the budget, because it gives up more of what is learned."""
 
 UNUSED_PULL = 1e3
-"""The first scale then: so much may be spent that nothing is pulled before a measurement asks for it."""
-
-
-def pull_limit(named: Any, *, distils: bool) -> Any:
-    """Return the measured value from which the pull acts during a task, for a number or a tensor of budgets.
-
-    Example:
-        >>> pull_limit(0.5, distils=False), pull_limit(0.5, distils=True)
-        (0.5, 0.6)
-    """
-    return RESERVE * named if distils else named
-
-
-def first_scale(*, distils: bool) -> float:
-    """Return the factor of what may be spent, at the start of the first task that is measured.
-
-    Example:
-        >>> first_scale(distils=False)
-        1.0
-    """
-    return UNUSED_PULL if distils else 1.0
+"""The first scale of a pull in reserve: so much may be spent that it waits for a measurement that asks for it."""
 
 
 def next_scale(scale: float, measured: float, named: float, *, gain: float, binding: bool) -> float:

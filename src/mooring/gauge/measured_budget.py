@@ -15,7 +15,7 @@ from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, UnheldWarning, warn
-from mooring.gauge.controller import first_scale, next_scale, pull_limit
+from mooring.gauge.controller import RESERVE, UNUSED_PULL, next_scale
 from mooring.gauge.distillation import Distillation, normalizes_gradients
 from mooring.gauge.gauge import Gauge, unwrapped
 from mooring.gauge.host_copy import HostCopy
@@ -107,8 +107,8 @@ class MeasuredBudget:
         for known in [*gauges, *distilled]:
             if known not in recorded:
                 known.record(unwrapped(self.states.model))
-        if gauges and not self.gauges:
-            self.solver.scale = first_scale(distils=self.distillation is not None)
+        if gauges and not self.gauges and self._pull_waits:
+            self.solver.scale = UNUSED_PULL
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
         if gauges:
             self._warn_of_noise()
@@ -121,14 +121,19 @@ class MeasuredBudget:
             _agreed(result.nats, self._device), _agreed(result.standard_error, self._device), result.samples
         )
 
-    def gradients(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
-        """Return what distillation adds to the gradients of these parameters, which an optimizer steps."""
+    @property
+    def _pull_waits(self) -> bool:
+        """Whether distillation, whose weight has no limit here, holds the budget, and the pull is in reserve."""
+        return self.distillation is not None and normalizes_gradients(self.states.optimizer)
+
+    def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+        """Return what distillation adds to the gradients of these parameters."""
         self.settle()
         if self.gauges and self.states.tasks and not self.states.steps:
             self._check_unchanged()
         if not self.distillation or not self.states.tasks:
             return {}
-        model, named = unwrapped(self.states.model), self.named if normalizes_gradients(optimizer) else None
+        model, named = unwrapped(self.states.model), self.named if self._pull_waits else None
         return self.distillation.gradients(model, parameters, self.states.steps, named=named)
 
     def after_step(self) -> None:
@@ -155,7 +160,7 @@ class MeasuredBudget:
         index, binding = pending.index, bool(pending.binding.tolist())
         part = ratio_of_sums(*pending.terms.tolist())
         value = part.nats
-        limit = pull_limit(self.named, distils=self.distillation is not None)
+        limit = RESERVE * self.named if self._pull_waits else self.named
         far = not value <= FAR * limit
         if far:  # what was measured before says little by now
             self.latest = [None] * len(self.latest)

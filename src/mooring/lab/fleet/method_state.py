@@ -10,7 +10,6 @@ from torch import Tensor
 from mooring.backends.budget_terms import DiagonalTerm, KroneckerTerm, budget_term
 from mooring.backends.eager import apply_penalty, apply_pull, has_compiler, pull_is_due, update_importance
 from mooring.diagnose.stability import divergence_limit, interpolation_weight, tallies
-from mooring.gauge.controller import first_scale
 from mooring.importance import State
 from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.lab.fleet.gpu.run_kernel import apply_budget_pull, total_spent
@@ -64,7 +63,7 @@ class MethodState:
         self.pull = method.pull(strength)
         self.states: dict[str, ParameterState] = {}
         self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
-        self.scale = torch.full_like(self.mu, first_scale(distils=method.distils)) if method.measures else None
+        self.scale = torch.ones_like(self.mu) if method.measures else None
         self.tasks = self.steps = 0
 
     @torch.no_grad()

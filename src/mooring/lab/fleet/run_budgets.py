@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import UnheldWarning, warn
-from mooring.gauge.controller import next_scale, pull_limit
+from mooring.gauge.controller import next_scale
 from mooring.gauge.distillation import next_weight
 from mooring.gauge.measured_budget import FAR, FAR_GAIN, GAIN
 from mooring.gauge.pass_cost import MEASURING_INTERVAL
@@ -60,16 +60,15 @@ class RunBudgets:
     def _adjust(self, rows: slice, state: MethodState, index: int, value: Tensor) -> None:
         """Adjust the runs of a method after a measurement of one batch, of shape (runs,)."""
         latest, named = self.latest[rows], _named(state)
-        limits = pull_limit(named, distils=self.distillation is not None)
-        far = ~(value <= FAR * limits)
+        far = ~(value <= FAR * named)
         latest[far] = math.nan  # what was measured before says little by now
         latest[:, index] = value
         measured, gain = self._running(latest, state), GAIN / latest.shape[1]
         runs = list(zip(measured.tolist(), named.tolist(), (state.mu > 0).tolist(), strict=True))
         gains = [FAR_GAIN if is_far else gain for is_far in far.tolist()]
         assert state.scale is not None
-        scales = zip(state.scale.tolist(), runs, limits.tolist(), gains, strict=True)
-        _fill(state.scale, [next_scale(s, m, limit, gain=g, binding=b) for s, (m, _, b), limit, g in scales])
+        scales = zip(state.scale.tolist(), runs, gains, strict=True)
+        _fill(state.scale, [next_scale(s, m, nats, gain=g, binding=b) for s, (m, nats, b), g in scales])
         if self.distillation is not None:
             weights = zip(self.distillation.weights[rows].tolist(), value.tolist(), runs, strict=True)
             new = [next_weight(w, v, nats, gain, binding=b) for w, v, (_, nats, b) in weights]
