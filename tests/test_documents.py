@@ -136,6 +136,7 @@ def script(strict, *words):
     runpy.run_path(words[0], run_name="__main__")
 
 
+@pytest.mark.faults  # slow
 def test_demo_shows_less_forgetting_with_interpolation():
     table = run(ROOT / "examples" / "digits.py", "--seeds", "1")
     forgotten = {line[:26].strip(): float(line[50:].split()[0]) for line in table.splitlines()[2:]}
@@ -203,6 +204,7 @@ def test_tables_of_fine_tuning_costs_are_those_of_the_results(file):
             assert any(peaks in line and NAMES_OF_COSTS[model["model"]] in line for line in memory.splitlines()), peaks
 
 
+@pytest.mark.faults  # slow
 def test_fleet_benchmark_prints_ratios():
     table = run(ROOT / "benchmarks" / "fleet.py", "--runs", "3", "--repeats", "1")
     assert re.search(r"explicit-ewc +\d+\.\d us +\d+\.\d us +\d+\.\d", table)
@@ -283,6 +285,7 @@ def test_every_example_is_short_documented_and_tested(example):
     assert f'"{example.name}"' in Path(__file__).read_text()
 
 
+@pytest.mark.faults  # slow
 def test_own_images_example_runs(tmp_path):
     table = run(ROOT / "examples" / "own_images.py", "--seeds", "1", "--epochs", "1", cwd=tmp_path)
     assert table.startswith("stripes: 8 classes, 256 training images, 0 broken")
@@ -312,6 +315,7 @@ def test_trainer_examples_run(library, example, options):
     ]
 
 
+@pytest.mark.faults  # slow
 def test_example_study_file_runs_and_is_short(tmp_path):
     study = tmp_path / "study.toml"
     study.write_text((ROOT / "examples" / "study.toml").read_text().replace("epochs = 5", "epochs = 1"))
