@@ -214,6 +214,21 @@ def test_state_without_the_gauge_has_no_data_and_continues_with_the_estimate():
         other.measured()
 
 
+def test_pull_that_waited_for_distillation_holds_once_nothing_is_measured():
+    """With Adam the pull is in reserve; without the gauge it is all there is."""
+    model, _ = pretrained()
+    moor = mooring.attach(
+        model, torch.optim.Adam(model.parameters(), lr=0.05), pull=mooring.Budget(1e-3), reference=task(1)
+    )
+    state = moor.state_dict(gauge=False)
+    moor.detach()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    other = mooring.attach(model, optimizer, pull=mooring.Budget(1e-3))
+    other.load_state_dict(state)
+    train(model, optimizer, task(2))
+    assert 0.9e-3 < other.pull_energy() <= 1e-3 * (1 + 1e-5)
+
+
 @pytest.mark.parametrize("over", ["mean", "sum", "worst"])
 def test_several_past_tasks_are_each_measured(over):
     model, optimizer = pretrained()

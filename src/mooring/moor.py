@@ -552,17 +552,17 @@ class Mooring:
         return self._meter
 
     def _load_gauges(self, meter: MeasuredBudget, header: dict[str, Any], state: State) -> None:
-        meter.clear()
-        if "gauges" not in header:
+        saved = "gauges" in header
+        gauges = unpack_gauges(header["gauges"], state, self._loss, self._outputs) if saved else None
+        if gauges is not None:
+            meter.load_gauges(gauges, header["measured"])
             return
-        gauges = unpack_gauges(header["gauges"], state, self._loss, self._outputs)
-        if gauges is None:
+        meter.clear()
+        if saved:
             warn(
                 "the state's budget was measured by a loss, and none is given, so forgetting is only estimated from "
                 "now on: give attach the loss= and the reference= again"
             )
-            return
-        meter.load_gauges(gauges, header["measured"])
 
     def _strength(self, strength: float | None) -> float:
         if (given := getattr(self.pull, "strength", None) if strength is None else strength) is None:

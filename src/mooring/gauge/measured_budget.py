@@ -299,8 +299,9 @@ class MeasuredBudget:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all gauges, so that forgetting is only estimated."""
+        """Forget all gauges, so that forgetting is only estimated: no more than the budget may be spent by estimate."""
         self.gauges, self.latest, self.distillation, self._pending = [], [], None, None
+        self.solver.scale = min(self.solver.scale, 1.0)
 
     def _warn_of_noise(self) -> None:
         with preserve_model_state(self.states.model, moves=False):
@@ -325,6 +326,7 @@ class MeasuredBudget:
 
     def load_gauges(self, gauges: dict[str, Gauge], state: dict[str, Any]) -> None:
         """Continue with saved gauges and the state of the controller."""
+        self._pending = None
         distilled = gauges.pop(DISTILLED, None)
         self.distillation = Distillation(distilled, self.named) if distilled else None
         self.gauges = list(gauges.values())
