@@ -252,9 +252,9 @@ DIALS: dict[str, dict[str, list[float]]] = {
     },
     "gpt": {
         PLAIN: [RANK],
-        MOORING: [0.1, 0.03, 0.2],
-        "Mooring, every step": [0.1, 0.03, 0.2],
-        "KL on the reference": [0.5, 2, 0.2],
+        MOORING: [0.1, 0.05, 0.03, 0.2],
+        "Mooring, every step": [0.1, 0.05, 0.03, 0.2],
+        "KL on the reference": [0.5, 0.2, 2],
         "replay of the reference": [0.5, 2, 0.2],
         "KL on new inputs": [1, 0.5, 3],
         "smaller learning rate": [0.1, 0.2, 0.3],
