@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import mooring
 from mooring.gauge import coarse_divergence as coarse
 from mooring.gauge.gauge import Gauge
-from mooring.gauge.pass_cost import DISTILLATION, distillation_schedule
+from mooring.gauge.pass_cost import DISTILLATION, DISTILLATION_FOR_ADAM, distillation_schedule
 from mooring.gauge.placement import placed
 from waiting import waiting_refused
 
@@ -24,10 +24,10 @@ def data(seed, count=8):
     return [(x, (x @ rule).argmax(1)) for x in inputs]
 
 
-def moored(device="cpu", nats=1e-4, reference=None, **options):
+def moored(device="cpu", nats=1e-4, reference=None, kind=torch.optim.SGD, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(SIZE, 24), nn.ReLU(), nn.Linear(24, CLASSES)).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = kind(model.parameters(), lr=0.1)
     pull = mooring.Budget(nats, **options)
     moor = mooring.attach(model, optimizer, pull=pull, reference=reference or data(1), progress=False)
     return model, optimizer, moor
@@ -129,6 +129,14 @@ def test_batches_that_cannot_be_split_are_distilled_less_often():
     assert every >= 1 / DISTILLATION.price
     assert [len(x) for x, _ in distillation_schedule(model, [(torch.zeros(3, 2), torch.zeros(3))])[0]] != [3]
     assert distillation_schedule(model, []) == ([], 1)
+
+
+def test_with_adam_every_step_distils_so_many_samples_that_their_gradient_is_no_noise():
+    parts, every = distillation_schedule(nn.Linear(2, 2), [torch.zeros(32, 2)] * 2, normalized=True)
+    assert ([len(part) for part in parts], every) == ([DISTILLATION_FOR_ADAM.fewest] * 4, 1)
+    model, optimizer, _ = moored(kind=torch.optim.AdamW)
+    distilled, trained = count_samples(model, optimizer, data(2) * 3)
+    assert distilled == DISTILLATION_FOR_ADAM.price * trained
 
 
 def test_measurement_is_settled_when_it_is_read():

@@ -18,6 +18,7 @@ from mooring.diagnose.diagnosis import Diagnosis, diagnose, factor_bytes, produc
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
 from mooring.errors import MooringError, warn
+from mooring.gauge.distillation import weight_control
 from mooring.gauge.gauge import Gauge
 from mooring.gauge.gauge_state import PREFIX, pack_gauges, unpack_gauges
 from mooring.gauge.measured_budget import MeasuredBudget
@@ -531,7 +532,8 @@ class Mooring:
         else:
             held_out, others = split_reference(read)
             self._estimate(others, loss, None, progress)
-            meter.distillation = make_distillation(self.model, meter.budget, others, loss, self._outputs)
+            control = weight_control(self.optimizer)
+            meter.distillation = make_distillation(self.model, meter.budget, others, loss, self._outputs, control)
         self._loss = loss
         return make_gauge(self.model, held_out, loss, self._outputs)
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div
 import mooring
 from lab.small import class_stream, domain_stream, spec_for
 from mooring.errors import MooringError, UnheldWarning
-from mooring.gauge.distillation import first_weight, next_weight
+from mooring.gauge.distillation import DIRECT, first_weight, next_weight
 from mooring.gauge.split import split_reference
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet, Position
@@ -36,7 +36,7 @@ class HandDistillation:
 
     def __init__(self, named: float) -> None:
         self.weight, self.batches, self.targets, self.settings = first_weight(named), [], [], None
-        self.reference = self
+        self.reference, self.control = self, DIRECT  # steps of SGD grow with the gradient
         self.limited = 0
 
     def record(self, model) -> None:
@@ -48,8 +48,7 @@ class HandDistillation:
         outputs = model.eval()(**self.batches[number]).log_softmax(-1)
         return kl_div(outputs, self.targets[number], reduction="batchmean", log_target=True)
 
-    def gradients(self, model, parameters, step: int, *, named: float | None) -> dict[torch.Tensor, torch.Tensor]:
-        assert named is None  # SGD's steps grow with the gradient
+    def gradients(self, model, parameters, step: int) -> dict[torch.Tensor, torch.Tensor]:
         with torch.enable_grad():
             added = torch.autograd.grad(self.divergence(model, step), list(parameters), allow_unused=True)
         model.train()

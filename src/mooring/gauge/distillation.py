@@ -5,34 +5,49 @@ It is a pass of its own, before the optimizer's step, when the activations of th
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from mooring.gauge.gauge import Gauge, passive
 
-FIRST_NATS = 0.1
-"""The weight starts at FIRST_NATS / budget: a divergence of the whole budget then counts as this much of a loss."""
-
-RANGE = 100.0
-"""The controller keeps the weight within this factor of the first one."""
-
 SETPOINT = 0.9
 """The part of the budget that distillation aims at; the pull keeps what is above the whole."""
 
-SPEED = 3.0
-"""The gain of the weight relative to that of the budget's scale: the parameters follow it more slowly."""
-
 LARGEST_RATIO = 1.0
-"""The largest norm of the added gradient relative to the task's, where a larger gradient makes a larger step.
+"""The largest norm of the added gradient relative to the task's, where that is limited."""
 
-There a larger one would only overshoot. Adam and its kin divide gradients by their size and need no limit: what they
-get is the gradient of weight * divergence^2 / (2 * the divergence that is aimed at), which acts at once where a budget
-is exceeded, and hardly where it is not.
+
+@dataclass(frozen=True)
+class WeightControl:
+    """How the weight of the added gradient starts, and how it follows the measured value.
+
+    Attributes:
+        first: the weight starts at this number over the budget: a divergence of the whole budget then adds as much to
+            the loss, in nats.
+        speed: the gain of the weight relative to that of the budget's scale: the parameters follow it more slowly.
+        smallest, largest: the range of the weight, as factors of the first one.
+        limited: whether the norm of the added gradient is limited by that of the task's, see LARGEST_RATIO.
+    """
+
+    first: float
+    speed: float
+    smallest: float
+    largest: float
+    limited: bool
+
+
+DIRECT = WeightControl(first=0.1, speed=3.0, smallest=0.01, largest=100.0, limited=True)
+"""For optimizers such as SGD, where a larger gradient makes a larger step, and one beyond the task's overshoots."""
+
+NORMALIZED = WeightControl(first=1.0, speed=1.0, smallest=1e-3, largest=3.0, limited=False)
+"""For optimizers such as Adam, which divide gradients by their size.
+
+A weight that is too large is worse there than one that is too small: the noise of its gradient grows with it, which
+moves the outputs and slows the task down for as long as the optimizer remembers it. So it starts high, where the first
+steps of a new head cannot move the outputs far, and hardly rises; the pull in reserve keeps what is above.
 """
-
-LARGEST_RISE = 10.0
-"""The largest factor by which a divergence above that one raises the weight."""
 
 NORMALIZING = ("Adafactor", "Adadelta", "Adagrad", "Muon", "RMSprop", "Rprop")
 """Optimizers without betas whose steps do not grow with the gradient."""
@@ -45,25 +60,23 @@ class Distillation:
         reference: the batches, apart from those of the gauge.
         named: the budget.
         every: the number of steps from one that distils to the next. The weight is larger by as much there.
+        control: how the weight starts and moves.
 
     Attributes:
         weight: the factor of the gradient in the mean over steps.
     """
 
-    def __init__(self, reference: Gauge, named: float, every: int = 1) -> None:
-        self.reference, self.weight, self.every = reference, first_weight(named), every
+    def __init__(self, reference: Gauge, named: float, every: int = 1, control: WeightControl = DIRECT) -> None:
+        self.reference, self.every, self.control = reference, every, control
+        self.weight = first_weight(named, control)
 
-    def gradients(
-        self, model: nn.Module, parameters: Sequence[Tensor], step: int, *, named: float | None = None
-    ) -> dict[Tensor, Tensor]:
+    def gradients(self, model: nn.Module, parameters: Sequence[Tensor], step: int) -> dict[Tensor, Tensor]:
         """Return weight * the gradient of the mean divergence on a batch, for parameters on which it depends.
 
         Args:
             model: the model.
             parameters: those that have a gradient in this step.
             step: the number of the step, which chooses the batch.
-            named: the budget, if the weight is in proportion to the divergence relative to it; None limits the norm by
-                that of the task's gradient.
         """
         if (step + 1) % self.every:
             return {}
@@ -74,15 +87,12 @@ class Distillation:
                 return {}
             gradients = torch.autograd.grad(mean, list(parameters), allow_unused=True)
         added = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
-        weight = self.every * self.weight
-        if named is None:
+        factor: float | Tensor = self.every * self.weight
+        if self.control.limited:
             task = _norm([p.grad for p in added if p.grad is not None])
-            factor = (LARGEST_RATIO * task / _norm(list(added.values()))).nan_to_num(0.0).clamp(max=weight)
-        else:
-            relative = mean.detach() / (SETPOINT * max(named, 1e-6))
-            factor = weight * relative.nan_to_num(0.0).clamp(max=LARGEST_RISE)
+            factor = (LARGEST_RATIO * task / _norm(list(added.values()))).nan_to_num(0.0).clamp(max=factor)
         for (device, dtype), group in by_kind(added.values()).items():
-            torch._foreach_mul_(group, factor.to(device, dtype))
+            torch._foreach_mul_(group, factor.to(device, dtype) if isinstance(factor, Tensor) else factor)
         return added
 
     def adjust(self, measured: float, named: float, gain: float, *, binding: bool) -> None:
@@ -90,21 +100,24 @@ class Distillation:
 
         It is not lowered while the budget's pull acts, which gives up more of what is learned and is relaxed first.
         """
-        self.weight = next_weight(self.weight, measured, named, gain, binding=binding)
+        self.weight = next_weight(self.weight, measured, named, gain, binding=binding, control=self.control)
 
 
-def normalizes_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer divides gradients by their size, as Adam does.
+def weight_control(optimizer: torch.optim.Optimizer) -> WeightControl:
+    """Return how the weight moves beside an optimizer: by whether it divides gradients by their size, as Adam does.
 
     Example:
         >>> parameters = [nn.Parameter(torch.zeros(1))]
-        >>> normalizes_gradients(torch.optim.AdamW(parameters)), normalizes_gradients(torch.optim.SGD(parameters))
-        (True, False)
+        >>> weight_control(torch.optim.AdamW(parameters)).limited, weight_control(torch.optim.SGD(parameters)).limited
+        (False, True)
     """
-    return any("betas" in group for group in optimizer.param_groups) or type(optimizer).__name__ in NORMALIZING
+    normalizes = any("betas" in group for group in optimizer.param_groups) or type(optimizer).__name__ in NORMALIZING
+    return NORMALIZED if normalizes else DIRECT
 
 
-def next_weight(weight: float, measured: float, named: float, gain: float, *, binding: bool) -> float:
+def next_weight(
+    weight: float, measured: float, named: float, gain: float, *, binding: bool, control: WeightControl = DIRECT
+) -> float:
     """Return the weight after a measurement; the arguments are those of `Distillation.adjust`.
 
     Example:
@@ -113,21 +126,21 @@ def next_weight(weight: float, measured: float, named: float, gain: float, *, bi
     """
     if not named or not math.isfinite(measured):
         return weight
-    change = math.pow(max(measured, 1e-6 * named) / (SETPOINT * named), SPEED * gain)
+    change = math.pow(max(measured, 1e-6 * named) / (SETPOINT * named), control.speed * gain)
     if binding and change < 1:
         return weight
-    first = first_weight(named)
-    return min(max(weight * change, first / RANGE), first * RANGE)
+    first = first_weight(named, control)
+    return min(max(weight * change, first * control.smallest), first * control.largest)
 
 
-def first_weight(named: float) -> float:
+def first_weight(named: float, control: WeightControl = DIRECT) -> float:
     """Return the weight to start with.
 
     Example:
-        >>> first_weight(0.1), first_weight(1.0)
-        (1.0, 0.1)
+        >>> first_weight(0.1), first_weight(0.1, NORMALIZED)
+        (1.0, 10.0)
     """
-    return FIRST_NATS / max(named, 1e-6)
+    return control.first / max(named, 1e-6)
 
 
 def by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:

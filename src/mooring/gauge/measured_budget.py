@@ -16,7 +16,7 @@ from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.gauge.controller import RESERVE, UNUSED_PULL, next_scale
-from mooring.gauge.distillation import Distillation, normalizes_gradients
+from mooring.gauge.distillation import Distillation, weight_control
 from mooring.gauge.gauge import Gauge, unwrapped
 from mooring.gauge.host_copy import HostCopy
 from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
@@ -124,7 +124,7 @@ class MeasuredBudget:
     @property
     def _pull_waits(self) -> bool:
         """Whether distillation, whose weight has no limit here, holds the budget, and the pull is in reserve."""
-        return self.distillation is not None and normalizes_gradients(self.states.optimizer)
+        return self.distillation is not None and not self.distillation.control.limited
 
     def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Return what distillation adds to the gradients of these parameters."""
@@ -133,8 +133,7 @@ class MeasuredBudget:
             self._check_unchanged()
         if not self.distillation or not self.states.tasks:
             return {}
-        model, named = unwrapped(self.states.model), self.named if self._pull_waits else None
-        return self.distillation.gradients(model, parameters, self.states.steps, named=named)
+        return self.distillation.gradients(unwrapped(self.states.model), parameters, self.states.steps)
 
     def after_step(self) -> None:
         """Measure the next batch if it is due, and adjust what may be spent."""
@@ -328,7 +327,8 @@ class MeasuredBudget:
         """Continue with saved gauges and the state of the controller."""
         self._pending = None
         distilled = gauges.pop(DISTILLED, None)
-        self.distillation = Distillation(distilled, self.named) if distilled else None
+        control = weight_control(self.states.optimizer)
+        self.distillation = Distillation(distilled, self.named, control=control) if distilled else None
         self.gauges = list(gauges.values())
         self.load_state(state)
 

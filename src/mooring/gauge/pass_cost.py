@@ -35,15 +35,33 @@ class DistillationCost:
     Attributes:
         price: the largest part of a training step, in the mean over steps.
         samples: the part of a batch of the reference that one step distils.
+        fewest: the number of samples that a step distils at least, if half a batch has so many. The gradient of fewer
+            is so noisy that its noise alone moves the outputs.
     """
 
     price: float
     samples: float
+    fewest: int
+
+    def part_size(self, count: int) -> int:
+        """Return the number of samples of a batch that one step distils.
+
+        Example:
+            >>> [DISTILLATION_FOR_ADAM.part_size(count) for count in (8, 32, 64, 128)]
+            [4, 16, 16, 32]
+        """
+        return math.ceil(max(self.samples * count, min(self.fewest, count / 2)))
 
 
-DISTILLATION = DistillationCost(price=0.25, samples=1 / 2)
-DISTILLATION_OF_TOKENS = DistillationCost(price=0.2, samples=1 / 5)
-"""That of models which read tokens, and of adapters."""
+DISTILLATION = DistillationCost(price=0.25, samples=1 / 2, fewest=1)
+DISTILLATION_FOR_ADAM = DistillationCost(price=0.5, samples=1 / 4, fewest=16)
+"""That of optimizers which divide gradients by their size.
+
+They do not forget a large gradient soon, so the same data in every second step, with twice the weight, learns less.
+"""
+
+DISTILLATION_OF_TOKENS = DistillationCost(price=0.2, samples=1 / 5, fewest=1)
+"""That of models which read tokens, each of which is a prediction, and of adapters."""
 
 
 def mostly_frozen(model: nn.Module) -> bool:
@@ -52,11 +70,18 @@ def mostly_frozen(model: nn.Module) -> bool:
     return 2 * sum(size for size, trained in sizes if trained) < sum(size for size, _ in sizes)
 
 
-def distillation_schedule(model: nn.Module, batches: Sequence[Any]) -> tuple[list[Any], int]:
+def distillation_schedule(
+    model: nn.Module, batches: Sequence[Any], *, normalized: bool = False
+) -> tuple[list[Any], int]:
     """Return parts of batches, and the number of steps from one that distils such a part to the next.
 
     Little data in many steps keeps more of what is learned than much data in few. Batches that cannot be split are
     distilled whole, in fewer steps.
+
+    Args:
+        model: the model.
+        batches: batches of the reference.
+        normalized: whether the optimizer divides gradients by their size.
 
     Example:
         >>> parts, every = distillation_schedule(nn.Linear(2, 2), [torch.zeros(8, 2)])
@@ -66,11 +91,13 @@ def distillation_schedule(model: nn.Module, batches: Sequence[Any]) -> tuple[lis
     if not batches:
         return [], 1
     tokens = any(map(reads_tokens, batches))
-    cost = DISTILLATION_OF_TOKENS if tokens or mostly_frozen(model) else DISTILLATION
+    cost = DISTILLATION_FOR_ADAM if normalized else DISTILLATION
+    if tokens or mostly_frozen(model):
+        cost = DISTILLATION_OF_TOKENS
     parts, largest = [], 0.0
     for batch in batches:
         count = samples_of(batch)
-        size = math.ceil(cost.samples * count) if count else 0
+        size = cost.part_size(count) if count else 0
         parts += [_rows(batch, start, start + size) for start in range(0, count, size)] if size else [batch]
         largest = max(largest, size / count if size else 1.0)
     return parts, math.ceil(largest / cost.price)

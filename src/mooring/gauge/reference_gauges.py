@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError
-from mooring.gauge.distillation import Distillation
+from mooring.gauge.distillation import Distillation, WeightControl
 from mooring.gauge.gauge import Gauge
 from mooring.gauge.mixtures import MixedBatches, count_inputs
 from mooring.gauge.pass_cost import distillation_schedule
@@ -60,7 +60,12 @@ def make_gauge(model: nn.Module, batches: Sequence[Any], loss: Loss | None, outp
 
 
 def make_distillation(
-    model: nn.Module, budget: Budget, batches: Sequence[Any], loss: Loss | None, outputs: Outputs | None
+    model: nn.Module,
+    budget: Budget,
+    batches: Sequence[Any],
+    loss: Loss | None,
+    outputs: Outputs | None,
+    control: WeightControl,
 ) -> Distillation | None:
     """Return the distillation of a budget; None if it does not distil, or the outputs are no distribution."""
     if not (DISTILS_BY_DEFAULT if budget.distil is None else budget.distil):
@@ -71,7 +76,9 @@ def make_distillation(
         if budget.distil:
             raise MooringError(f"Budget(distil=True) does not work where {reason}: leave distil out")
         return None
-    parts, every = (batches, 1) if budget.distil is True else distillation_schedule(model, batches)
+    parts, every = batches, 1
+    if budget.distil is not True:
+        parts, every = distillation_schedule(model, batches, normalized=not control.limited)
     gauge = make_gauge(model, parts, None, outputs)
     if gauge.loss is not None:
         return None
@@ -80,7 +87,7 @@ def make_distillation(
         mixed = Gauge(MixedBatches(parts, ROUNDS), None, outputs)
         mixed.record(model, known=gauge.targets)
         gauge = mixed
-    return Distillation(gauge, float(budget.promised(1)), every)
+    return Distillation(gauge, float(budget.promised(1)), every, control)
 
 
 def _predicts_once(gauge: Gauge) -> bool:
