@@ -12,10 +12,13 @@ from mooring.report.figures.logarithm import logarithm, ticks
 from mooring.report.numbers import printable, shortened
 from mooring.report.picture import Drawing
 from mooring.report.section import Array, Entry, Section, mean_over_seeds
-from mooring.report.style import INK, WIDE, FigureLayout
+from mooring.report.style import INK, NARROW, WIDE, FigureLayout
 
-LEFT, TOP, GAP, LABELS, LINE = 0.68, 0.4, 0.34, 1.45, 0.125
-"""In inches: left and top margin, gap between rows, width of labels, height of a label."""
+LEFT, TOP, GAP, LINE = 0.68, 0.4, 0.34, 0.125
+"""In inches: left and top margin, gap between rows, height of a label."""
+
+LETTERS, LETTER = {WIDE: 26, NARROW: 20}, 0.0555
+"""The longest label at the end of a line, and the width of a letter in inches."""
 
 STYLES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -104,7 +107,7 @@ def _draw(
     columns = 2 if layout is WIDE else 1
     rows = -(-len(families) // columns)
     height = max(1.5, LINE * max(map(len, groups)))
-    width = layout.width / columns - LEFT - LABELS
+    width = layout.width / columns - LEFT - LETTER * LETTERS[layout]
     total = TOP + rows * height + (rows - 1) * (GAP + 0.1) + bottom
     figure = Figure(figsize=(layout.width, total))
     finite = np.concatenate([values[np.isfinite(values)] for values in lines.values()])
@@ -124,7 +127,8 @@ def _draw(
         if number >= len(families) - columns:
             panel.set_xticks(range(len(names)), names, rotation=90)
         places = [kinds.get(_kind(entry), place) for place, entry in enumerate(group)]
-        named = [(section.name(e), lines[e], place) for e, place in zip(group, places, strict=True)]
+        texts = [shortened(section.name(entry), LETTERS[layout]) for entry in group]
+        named = [(text, lines[e], place) for text, e, place in zip(texts, group, places, strict=True)]
         _lines(panel, named, height, family.colour)
     return figure
 
@@ -145,7 +149,7 @@ def _lines(panel: Axes, named: Sequence[tuple[str, Array, int]], height: float, 
         label_y = low + up / height * (high - low)
         path = ([end, right, right + lead], [level, level, label_y])
         panel.add_line(Line2D(*path, color=colour, lw=0.6, alpha=0.7, clip_on=False))
-        panel.text(right + 1.2 * lead, label_y, shortened(name, 26), size=6.5, va="center_baseline", color=INK)
+        panel.text(right + 1.2 * lead, label_y, name, size=6.5, va="center_baseline", color=INK)
 
 
 def _kind(entry: Entry) -> str:
