@@ -74,7 +74,8 @@ def add_heading(panels: PanelGrid, panel: Axes, entry: Entry) -> None:
     letters = int(panel.get_position().width * panels.layout.width * 72 / 4.5)
     accuracy = "did not finish" if entry.accuracy != entry.accuracy else f"{entry.accuracy:.1f} %"
     _above(panel, 0, 7, 14, shortened(entry.method, letters - 2), size=7.5)
-    _above(panel, 0, 0, 4.5, shortened(entry.detail, letters - 7), size=6.5, color=FAINT)
+    detail = entry.detail if len(entry.detail) <= letters - 7 else entry.detail.removeprefix("strength ")
+    _above(panel, 0, 0, 4.5, shortened(detail, letters - 7), size=6.5, color=FAINT)
     _above(panel, 1, 0, 4.5, accuracy, size=6.5, color=FAINT, ha="right")
     position = panel.transAxes + ScaledTranslation(2.2 / 72, 16.8 / 72, panel.figure.dpi_scale_trans)
     family = entry.family
