@@ -139,7 +139,7 @@ def test_report_option_writes_the_page(run, monkeypatch, tmp_path):
     ((results, folder, options),) = calls
     assert {result.spec.key for result in results} == keys()
     assert str(folder) == "page"
-    assert options == {"title": "mooring", "command": " ".join(["mooring", *command]), "baseline": "plain"}
+    assert options == {"command": " ".join(["mooring", *command]), "baseline": "plain"}
     assert run("report", "--to", "other", "--title", "Mine", "--baseline", "ewc") == "page: other/index.html\n"
     assert str(calls[1][1]) == "other"
     assert calls[1][2] == {"title": "Mine", "command": " ".join(["mooring", *command]), "baseline": "ewc"}

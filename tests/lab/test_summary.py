@@ -51,6 +51,21 @@ def test_row_has_mean_std_and_interval_of_every_metric():
     assert row.difference is None
 
 
+def test_intervals_stay_within_the_values_that_a_metric_can_have():
+    high = [run("er", 0, matrix(100, 96, 100)), run("er", 1, matrix(100, 100, 100))]
+    low = [run("er", 0, matrix(4, 4, 0)), run("er", 1, matrix(0, 0, 0))]
+    for results, mean in ((high, 99.0), (low, 1.0)):
+        metrics = summarize(results)[0].metrics
+        half = T2 * math.sqrt(2) / math.sqrt(2)  # accuracies 98 and 100, or 2 and 0: their deviation is sqrt(2)
+        assert metrics["accuracy"].mean == mean
+        assert metrics["accuracy"].std == pytest.approx(math.sqrt(2))
+        assert metrics["accuracy"].low == pytest.approx(max(mean - half, 0.0))
+        assert metrics["accuracy"].high == pytest.approx(min(mean + half, 100.0))
+    metrics = summarize(high)[0].metrics
+    assert metrics["forgetting"].low == 0  # 2 and 0 points
+    assert metrics["backward"].low == pytest.approx(-2 - T2 * math.sqrt(8) / math.sqrt(2))  # -4 and 0, and below 0
+
+
 def test_rows_keep_the_order_of_first_runs_and_sort_seeds():
     mixed = [EWC[2], PLAIN[1], EWC[0], PLAIN[0], EWC[1], PLAIN[2]]
     rows = summarize(mixed)

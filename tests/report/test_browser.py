@@ -24,9 +24,12 @@ SORT = """
   return finding;
 """
 FIGURES = """
-  return Array.from(page.querySelectorAll("figure svg")).map((svg) => {
+  const shown = Array.from(page.querySelectorAll("figure svg")).filter((svg) => svg.getBoundingClientRect().width);
+  return shown.map((svg) => {
     const box = svg.getBoundingClientRect();
-    return { width: box.width, height: box.height, label: svg.getAttribute("aria-label"),
+    const frame = svg.parentElement;
+    return { width: box.width, height: box.height, scrolls: frame.scrollWidth > frame.clientWidth,
+             label: svg.getAttribute("aria-label"),
              texts: svg.querySelectorAll("text").length };
   });
 """
@@ -58,11 +61,11 @@ def page(tmp_path_factory):
 def test_every_column_sorts_up_and_down_with_what_is_missing_last(page):
     seen = look(page, SORT)
     assert not seen.console
-    assert len(seen.findings) == 2 * 12
+    assert len(seen.findings) == 2 * 11
     for number, finding in enumerate(seen.findings):
         order = "ascending" if number % 2 == 0 else "descending"
         assert finding["reachable"]
-        assert finding["sorted"] == [order if column == finding["column"] else "none" for column in range(12)]
+        assert finding["sorted"] == [order if column == finding["column"] else "none" for column in range(11)]
         values = [value for value in finding["values"] if value is not None]
         assert finding["values"] == values + [None] * (len(finding["values"]) - len(values))
         key = float if finding["numeric"] else str
@@ -74,15 +77,17 @@ def test_every_column_sorts_up_and_down_with_what_is_missing_last(page):
 def test_table_is_sorted_by_accuracy_and_console_messages_are_captured(page):
     first = "return [...page.querySelectorAll('th[aria-sort=descending]')].map((head) => head.textContent);"
     seen = look(page, f"inner.console.error('heard'); {first}")
-    assert seen.findings == ["accuracy", "accuracy"]
+    assert seen.findings == ["accuracy %", "accuracy %"]
     assert len(seen.console) == 1
 
 
-def test_every_figure_is_seen_and_described(page):
-    finding = look(page, FIGURES).findings
+@pytest.mark.parametrize("width", [1280, 390], ids=["desktop", "phone"])
+def test_every_figure_is_seen_once_described_and_fits_the_screen(page, width):
+    finding = look(page, FIGURES, width=width).findings
     assert len(finding) == 7 + 7
     for figure in finding:
-        assert figure["width"] > 300
+        assert 300 < figure["width"] <= width
+        assert not figure["scrolls"]
         assert figure["height"] > 100
         assert figure["label"]
         assert figure["texts"] > 5

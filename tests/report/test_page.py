@@ -1,6 +1,9 @@
 """One page that needs nothing else, tells the truth, and is replaced as a whole."""
 
+import base64
+import csv
 import errno
+import io
 import math
 import os
 import re
@@ -63,7 +66,10 @@ def test_the_page_needs_nothing_from_outside(page):
     for tag, attributes in Reader(page).elements:
         assert tag not in ("link", "img", "iframe", "object", "embed")
         for name in ("src", "href", "xlink:href"):
-            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,")), (tag, attributes)
+            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,", "data:text/csv;")), (
+                tag,
+                attributes,
+            )
 
 
 def test_every_figure_is_there_as_svg_as_png_and_in_the_page(page):
@@ -74,7 +80,7 @@ def test_every_figure_is_there_as_svg_as_png_and_in_the_page(page):
     assert {path.name for path in page.parent.iterdir()} == {"index.html", "figures"}
     elements = Reader(page).elements
     assert {attributes["id"] for tag, attributes in elements if tag == "figure"} == {f"figure-{name}" for name in names}
-    assert sum(tag == "svg" for tag, _ in elements) == len(names)
+    assert sum(tag == "svg" for tag, _ in elements) == 2 * len(names)  # for a desktop and for a phone
     for path in (page.parent / "figures").iterdir():
         start = path.read_bytes()[:8]
         assert start == b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else start.startswith(b"<?xml")
@@ -115,17 +121,17 @@ def test_numbers_in_the_table_are_the_metrics_computed_by_hand(page, results):
     titles = [cell["text"].strip() for cell in head]
     cells = dict(zip(titles, row, strict=True))
     assert cells["strength"]["text"] == "100"
-    assert cells["lr"]["text"] == "0.03"
-    expected = {"accuracy": accuracy, "forgetting": forgetting, "learned": learned}
-    for title, values in {**expected, "backward": backward, "forward": forward}.items():
+    assert "lr" not in cells  # it is the same everywhere, and in the sentence above the table
+    expected = {"accuracy %": accuracy, "forgetting points": forgetting, "learned %": learned}
+    for title, values in {**expected, "backward points": backward, "forward points": forward}.items():
         mean, std = statistics.mean(values), statistics.stdev(values)
         assert float(cells[title]["sort"]) == pytest.approx(mean)
         assert cells[title]["text"].replace("\u2212", "-") == f"{mean:.2f} ± {std:.2f}"
     mean, std = statistics.mean(accuracy), statistics.stdev(accuracy)
-    assert cells["95 % interval"]["text"].strip() == f"{mean - half * std:.2f} to {mean + half * std:.2f}"
+    assert cells["95 % interval %"]["text"].strip() == f"{mean - half * std:.2f} to {mean + half * std:.2f}"
     mean, std = statistics.mean(apart), statistics.stdev(apart)
-    assert cells["vs plain"]["text"] == f"+{mean:.2f} {mean - half * std:.2f} to {mean + half * std:.2f}"
-    assert cells["seeds"]["text"] == "3"
+    assert cells["vs plain points"]["text"] == f"+{mean:.2f} {mean - half * std:.2f} to {mean + half * std:.2f}"
+    assert cells["seeds finished"]["text"] == "3"
     assert cells["verdict"]["text"] == "finished"
 
 
@@ -134,11 +140,13 @@ def test_headline_names_the_comparison_and_the_outcome(page):
     assert (
         "8 methods at 10 settings on 5 tasks, 3 seeds (0\u20132), network mlp, 5 epochs a task, batches of 20" in html
     )
-    assert "The best method was er: " in html
-    assert re.search(r"Plain fine-tuning ended \d+\.\d\d points below joint training, the upper bound; er closed", html)
+    assert "<title>Digits</title>" in html
+    gap = (
+        r"Plain fine-tuning ended \d+\.\d\d points below joint training, which sees all tasks at once; er closed \d+ %"
+    )
+    assert re.search(gap, html)
     assert "Of 30 runs, 1 was unstable and 3 were rejected." in html
     assert "All 6 runs finished." in html
-    assert "<nav" in html
 
 
 def test_page_shows_stability_and_unfinished_runs(page):
@@ -185,26 +193,92 @@ def test_only_the_pages_own_script_may_run(page):
 
 def test_one_seed_has_means_and_no_deviations(tmp_path):
     page = write_report([synthetic.run("plain", 0), synthetic.run("ewc", 0)], tmp_path, **PAGE, baseline="plain")
+    head = next(row for row in Reader(page).rows if row[0]["text"] == "method")
     row = next(row for row in Reader(page).rows if row[0]["sort"] == "ewc")
-    assert [bool(re.fullmatch("[\u2212+]?\\d+\\.\\d\\d", cell["text"])) for cell in row[3:10]] == [
-        True,
-        False,
-        *[True] * 5,
-    ]
-    assert row[4] == {"sort": None, "text": "\u2013"}
-    assert not re.search(r"\bnan\b", page.read_text(encoding="utf-8"))
+    titles = ["method", "strength", "accuracy %", "vs plain points", "forgetting points", "learned %"]
+    titles += ["backward points", "forward points", "seeds finished"]  # no interval, and every run finished
+    assert [cell["text"] for cell in head] == titles
+    assert all(re.fullmatch("[\u2212+]?\\d+\\.\\d\\d", cell["text"]) for cell in row[2:8])
+    html = page.read_text(encoding="utf-8")
+    assert not re.search(r"\bnan\b", html)
+    assert "<dt>95 % interval</dt>" not in html
 
 
-def test_figures_without_data_are_left_out(tmp_path):
+def test_parts_without_content_are_left_out(tmp_path):
     bare = [replace(synthetic.run("ewc", 0), losses=[], importance={}, drift={}, cka={}, stability=[], versions={})]
     page = write_report(bare, tmp_path, **PAGE)
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
         f"split-digits-{name}" for name in ("tradeoff", "tasks", "matrices")
     }
     html = page.read_text(encoding="utf-8")
-    assert "<h3>Stability</h3>" not in html
-    assert "<nav" not in html
     assert " vs " not in html
+    assert "stability" not in html
+    explained = re.findall(r"<dt>(.+?)</dt>", html)
+    assert explained == [
+        *("Accuracy", "Forgetting", "Learned", "Backward transfer", "Forward transfer"),
+        *("Runs", "Seeds", "Training time", "Figures"),
+    ]
+
+
+def test_contents_name_every_part_of_the_page(page):
+    html = page.read_text(encoding="utf-8")
+    contents = re.search(r"<nav.*?</nav>", html, re.DOTALL)[0]
+    targets = re.findall(r'href="#([^"]+)"', contents)
+    parts = re.findall(r'<(?:section|figure)[^>]* id="([^"]+)"', html) + re.findall(r'<h3 id="([^"]+)"', html)
+    assert sorted(targets) == sorted(parts)
+    assert len(targets) == len(set(targets)) == 2 * (3 + len(FIGURES)) + 3
+
+
+def test_page_without_a_title_is_named_after_its_methods_and_streams(tmp_path):
+    runs = [synthetic.run("plain", 0, tasks=1), synthetic.run("ewc", 0, tasks=1, stream="permuted digits")]
+    html = write_report(runs, tmp_path, command="mooring run").read_text(encoding="utf-8")
+    assert "<title>2 methods on split digits and permuted digits</title>" in html
+    assert "<h1>2 methods on split digits and permuted digits</h1>" in html
+
+
+def test_no_interval_leaves_the_range_of_a_percentage(tmp_path):
+    runs = [synthetic.run("plain", seed) for seed in (0, 1)]
+    last = [[100.0, 100.0, 100.0, 100.0, 100.0], [100.0, 100.0, 100.0, 100.0, 94.0]]
+    runs = [replace(run, matrix=[*run.matrix[:-1], row]) for run, row in zip(runs, last, strict=True)]
+    page = write_report(runs, tmp_path, **PAGE)
+    row = next(row for row in Reader(page).rows if row[0]["sort"] == "plain")
+    # 100 and 98.8 %: the deviation is 1.2 / sqrt(2), and the interval of Student's t is 12.706 * 0.6 on both sides.
+    assert row[2]["text"].strip() == "91.78 to 100.00"
+    assert "91.78 to 100.00" in page.read_text(encoding="utf-8")
+
+
+def test_downloads_hold_the_numbers_of_the_page(page, results):
+    offered = {a["download"]: a["href"] for tag, a in Reader(page).elements if tag == "a" and "download" in a}
+    assert set(offered) == {"settings.csv", "runs.csv"}
+    tables = {}
+    for name, address in offered.items():
+        kind, content = address.split(",", 1)
+        assert kind == "data:text/csv;charset=utf-8;base64"
+        tables[name] = list(csv.DictReader(io.StringIO(base64.b64decode(content).decode("utf-8"))))
+    runs = tables["runs.csv"]
+    assert len(runs) == len(results) == 36
+    by_key = {(run["stream"], run["method"], run["strength"], run["seed"]): run for run in runs}
+    for result in results:
+        spec = result.spec
+        strength = "" if spec.strength is None else str(spec.strength)
+        row = by_key[spec.stream, spec.method, strength, str(spec.seed)]
+        assert row["status"] == result.status
+        if result.status == "finished":
+            assert float(row["accuracy"]) == pytest.approx(statistics.fmean(result.matrix[-1]), abs=1e-12)
+        else:
+            assert row["accuracy"] == ""
+    setting = next(row for row in tables["settings.csv"] if row["method"] == "mas")
+    accuracy = [statistics.fmean(result.matrix[-1]) for result in results if result.spec.method == "mas"]
+    plain = [
+        statistics.fmean(result.matrix[-1])
+        for result in results
+        if (result.spec.method, result.spec.stream) == ("plain", "split digits")
+    ]
+    assert (setting["seeds"], setting["finished"]) == ("3", "3")
+    assert float(setting["accuracy mean"]) == pytest.approx(statistics.mean(accuracy), abs=1e-9)
+    assert float(setting["accuracy std"]) == pytest.approx(statistics.stdev(accuracy), abs=1e-9)
+    apart = statistics.mean(own - other for own, other in zip(accuracy, plain, strict=True))
+    assert float(setting["difference mean"]) == pytest.approx(apart, abs=1e-9)
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 20])

@@ -1,17 +1,19 @@
 """Families, labels that stand apart, and what is said in words."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from mooring.lab.methods import METHODS
 from mooring.report.families import FAMILIES, family_of
-from mooring.report.figures import matrices
+from mooring.report.figures import layer_figures, matrices
 from mooring.report.figures.labels import place_labels, spread_labels
 from mooring.report.narrative import outcome
 from mooring.report.picture import render_drawing
 from mooring.report.section import mean_over_seeds, sections
-from mooring.report.style import figure_style
+from mooring.report.style import NARROW, WIDE, figure_style
 from report import synthetic
 
 
@@ -19,6 +21,7 @@ def test_every_method_has_a_family_with_its_own_colour_and_marker():
     assert {family_of(method).name for method in synthetic.EVERY_METHOD} == {family.name for family in FAMILIES} - {
         "unknown"
     }
+    assert {name for name in METHODS if family_of(name).name == "unknown"} == set()
     assert family_of("balanced").name == family_of("explicit-").name == family_of("my-own").name == "unknown"
     assert len({family.colour for family in FAMILIES}) == len({family.marker for family in FAMILIES}) == len(FAMILIES)
 
@@ -39,17 +42,62 @@ def test_labels_of_a_crowd_do_not_cover_each_other():
     points = np.column_stack([np.linspace(150, 450, 35), np.linspace(300, 150, 35)]) + chance.normal(0, 4, (35, 2))
     widths = chance.uniform(20, 80, 35)
     middles = place_labels(points, widths, 9.0, (640.0, 420.0))
+    assert np.isfinite(middles).all()
+    gaps = abs(middles[:, None] - points[None]) - np.column_stack([widths / 2, np.full(35, 4.5)])[:, None]
+    assert (gaps >= 3.5 - 1e-9).any(2).all()  # and no marker
     for one, other in itertools.combinations(range(35), 2):
         across, upward = abs(middles[one] - middles[other])
         assert across >= (widths[one] + widths[other]) / 2 - 1e-9 or upward >= 9.0 - 1e-9
 
 
-def test_setting_that_lost_seeds_is_not_the_best():
+def test_setting_that_lost_seeds_is_not_ranked():
     runs = [synthetic.run("ewc", seed) for seed in (0, 1)]
     runs += [synthetic.run("er", 0), synthetic.run("er", 1, status="unstable", reached=2)]
     section = sections(runs, None)[0]
-    assert "The best method was ewc (strength 100)" in outcome(section)[0]
+    assert "The only method that finished in every seed was ewc (strength 100)" in outcome(section)[0]
     assert outcome(section)[-1] == "Of 4 runs, 1 was unstable."
+
+
+def final(method, accuracies):
+    """Return a run for each seed that ends with this accuracy on every task."""
+    runs = [synthetic.run(method, seed, tasks=2) for seed in range(len(accuracies))]
+    return [replace(run, matrix=[run.matrix[0], [a, a]]) for run, a in zip(runs, accuracies, strict=True)]
+
+
+def test_labels_without_room_are_left_out_and_the_first_are_placed():
+    middles = place_labels(np.full((4, 2), 20.0), [30.0] * 4, 9.0, (40.0, 40.0))
+    assert np.isfinite(middles[0]).all()
+    assert np.isnan(middles[-1]).all()
+
+
+@pytest.mark.parametrize(
+    ("plain", "er", "verdict"),
+    [
+        # Seed by seed 5, 6 and 4 points apart, though the intervals of both methods overlap.
+        ([50.0, 70.0, 90.0], [55.0, 76.0, 94.0], "The best method was er"),
+        # 1, 2 and 9 points apart: the interval of the difference contains 0.
+        ([50.0, 70.0, 90.0], [51.0, 72.0, 99.0], "It is not surely the best: seed by seed, its difference"),
+        ([50.0, 70.0], [55.0, 75.0], "It is not called the best: that takes 3 seeds or more, not 2."),
+        ([50.0], [99.0], "It is not called the best: that takes 3 seeds or more, not 1."),
+    ],
+)
+def test_best_method_needs_three_seeds_and_paired_differences_that_exclude_zero(plain, er, verdict):
+    text = outcome(sections([*final("plain", plain), *final("er", er)], None)[0])[0]
+    assert verdict in text
+    assert text.startswith("The best method" if "was er" in verdict else "The method with the highest mean was er: ")
+    assert ("best method was" in text) == ("was er" in verdict)
+
+
+def test_rivals_that_may_be_equal_are_counted_and_named():
+    runs = final("er", [90.0, 91.0, 92.0]) + final("mas", [89.0, 93.0, 90.0]) + final("plain", [10.0, 11.0, 12.0])
+    assert "its difference from 1 of the 2 other methods (mas) may be 0." in outcome(sections(runs, None)[0])[0]
+
+
+def test_joint_training_that_was_passed_is_no_bound():
+    runs = final("plain", [50.0]) + final("joint", [80.0]) + final("er", [85.0])
+    text = " ".join(outcome(sections(runs, None)[0]))
+    assert "er ended 5.00 points above it" in text
+    assert "bound" not in text
 
 
 def test_outcome_has_no_sentence_without_runs_for_it():
@@ -69,6 +117,20 @@ def test_the_heat_map_draws_what_was_scored_and_leaves_the_rest_blank(whole):
     assert np.array_equal(np.ma.getmaskarray(panel.images[0].get_array()), blank)
     labelled = {(int(text.get_position()[1]), int(text.get_position()[0])) for text in panel.texts}
     assert {tuple(cell) for cell in np.argwhere(~blank)} <= labelled
+
+
+def test_every_figure_has_the_colour_of_a_family_for_its_methods():
+    section = sections(synthetic.study(), "plain")[0]
+    families = {family.colour: family.name for family in FAMILIES}
+    with figure_style():
+        drawings = [
+            draw(section, layout)
+            for draw in (layer_figures.draw_drift, layer_figures.draw_importance)
+            for layout in (WIDE, NARROW)
+        ]
+    for drawing in drawings:
+        for panel in drawing.figure.axes:
+            assert {families[line.get_color()] for line in panel.lines} == {panel.get_title(loc="left")}
 
 
 def test_a_study_that_was_continued_has_rows_of_both_kinds():

@@ -56,8 +56,7 @@ def print_results(
         from mooring.report import write_report  # imports matplotlib, which is slow
 
         results = [result for row in rows for result in row.results] + list(searched)
-        title, command = study.store.path.stem, command_line()
-        page = write_report(results, output.report, title=title, command=command, baseline=output.baseline)
+        page = write_report(results, output.report, command=command_line(), baseline=output.baseline)
     if output.json:
         content = {"study": str(study.store.path), "rows": [row.to_json() for row in rows], **entries}
         typer.echo(as_json({**content, "report": None if page is None else str(page)}))

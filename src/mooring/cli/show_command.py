@@ -61,7 +61,7 @@ def report(
     study: StudyFile = Path("mooring.sqlite"),
     to: Annotated[Path | None, option("The folder to write.", "--to", "--out", metavar="DIR")] = None,
     baseline: Baseline = None,
-    title: Annotated[str | None, option("The title of the page.")] = None,
+    title: Annotated[str | None, option("The title of the page; by default its methods and streams.")] = None,
     json: AsJson = False,
 ) -> None:
     """Run `mooring report`."""
@@ -71,7 +71,7 @@ def report(
     store, results = _read(study)
     folder = to or study.with_name(f"{study.stem}-report")
     commands = "\n".join(dict.fromkeys(store.commands()))
-    page = write_report(results, folder, title=title or study.stem, command=commands, baseline=baseline)
+    page = write_report(results, folder, title=title, command=commands, baseline=baseline)
     typer.echo(as_json({"page": str(page), "runs": len(results)}) if json else f"page: {page}")
 
 

@@ -4,12 +4,44 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mooring.lab.model.metrics import paired_difference
 from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.spec import RunSpec
 from mooring.report.numbers import bounds, fixed, given, printable
 from mooring.report.section import Entry, Section
 
-UPPER_BOUND = "joint"
+JOINT = "joint"
+"""The method that sees all tasks at once."""
+
+MIN_SEEDS = 3
+"""With fewer seeds no method is called the best."""
+
+MAX_NAMES = 5
+"""How many methods a sentence names; it counts the others."""
+
+
+def headline(sections: Sequence[Section]) -> str:
+    """Return the title of a page that has none.
+
+    Example:
+        >>> headline([])
+        'No methods'
+    """
+    methods = list(dict.fromkeys(entry.method for section in sections for entry in section.entries))
+    streams = listed([section.stream for section in sections])
+    subject = methods[0] if len(methods) == 1 else f"{len(methods) or 'No'} methods"
+    return f"{subject} on {streams}" if streams else subject
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a phrase, the first few of many.
+
+    Example:
+        >>> listed(["a", "b", "c"]), listed([*"abcdefg"])
+        ('a, b and c', 'a, b, c, d, e and 2 more')
+    """
+    names = names if len(names) <= MAX_NAMES else [*names[:MAX_NAMES], f"{len(names) - MAX_NAMES} more"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def compared(section: Section) -> str:
@@ -69,51 +101,78 @@ def duration(seconds: float) -> str:
 
 def _ranked(section: Section) -> list[Entry]:
     """Return the best setting of each method, best first, without joint training and settings that lost a seed."""
-    complete = (entry for entry in section.shown if entry.complete and entry.row.setting.method != UPPER_BOUND)
+    complete = (entry for entry in section.shown if entry.complete and entry.row.setting.method != JOINT)
     return sorted(complete, key=lambda entry: -entry.accuracy)
 
 
 def _best(section: Section) -> str:
-    """Name the best method, how many others are as good, and how its setting was chosen."""
+    """Name the method with the highest mean, whether it is surely the best, and how its setting was chosen."""
     ranked = _ranked(section)
     if not ranked:
-        others = any(entry.row.setting.method != UPPER_BOUND for entry in section.shown)
+        others = any(entry.row.setting.method != JOINT for entry in section.shown)
         return "No method finished in every seed." if others else ""
-    best = ranked[0]
-    accuracy, forgetting = best.row.metrics["accuracy"], best.row.metrics["forgetting"]
-    interval = "" if accuracy.count < 2 else f" (95 % interval {bounds(accuracy)})"
-    text = f"The best method was {_named(best)}: {fixed(accuracy.mean)} % average accuracy{interval}, "
-    text += f"{fixed(forgetting.mean)} points forgotten."
-    overlapping = sum(entry.row.metrics["accuracy"].high >= accuracy.low for entry in ranked[1:])
-    if overlapping:
-        text += f" The intervals of {overlapping} of the {len(ranked) - 1} other methods overlap its own."
-    settings = sum(entry.contender == best.contender for entry in section.entries)
+    text = _leader(ranked, "method")
+    settings = sum(entry.contender == ranked[0].contender for entry in section.entries)
     if settings > 1:
         text += f" Its setting is the best of {settings}, chosen by the accuracy shown here."
     return text
 
 
 def _best_without_memory(section: Section) -> str:
-    """Name the best method that keeps no old samples, if the best of all methods keeps some."""
+    """Name the leader of the methods that keep no old samples, if the leader of all methods keeps some."""
     ranked = _ranked(section)
     memoryless = [entry for entry in ranked if entry.row.setting.memory is None]
     if not memoryless or memoryless[0] is ranked[0]:
         return ""
-    best = memoryless[0]
-    text = f"Of the methods that keep no old samples, {_named(best)} was best: {fixed(best.accuracy)} %, "
-    return text + f"{fixed(best.row.metrics['forgetting'].mean)} points forgotten."
+    return _leader(memoryless, "method that keeps no old samples")
+
+
+def _leader(ranked: Sequence[Entry], kind: str) -> str:
+    """Return the scores of the first of these methods; it is the best only if it is surely ahead of all others."""
+    first, others = ranked[0], ranked[1:]
+    accuracy, forgetting = first.row.metrics["accuracy"], first.row.metrics["forgetting"]
+    interval = "" if accuracy.count < 2 else f" (95 % interval {bounds(accuracy)})"
+    scores = f"{fixed(accuracy.mean)} % average accuracy{interval}, {fixed(forgetting.mean)} points forgotten."
+    if not others:
+        return f"The only {kind} that finished in every seed was {_named(first)}: {scores}"
+    mean = f"The {kind} with the highest mean was {_named(first)}: {scores}"
+    if accuracy.count < MIN_SEEDS:
+        return f"{mean} It is not called the best: that takes {MIN_SEEDS} seeds or more, not {accuracy.count}."
+    rivals = [entry for entry in others if not _surely_better(first, entry)]
+    if rivals:
+        count = f"{len(rivals)} of the {len(others)} other methods" if len(others) > 1 else "the other method"
+        names = f" ({listed([rival.method for rival in rivals])})" if len(others) > 1 else ""
+        return f"{mean} It is not surely the best: seed by seed, its difference from {count}{names} may be 0."
+    return (
+        f"The best {kind} was {_named(first)}: {scores} Seed by seed it is ahead of every other: the 95 % "
+        "intervals of its differences exclude 0."
+    )
+
+
+def _surely_better(entry: Entry, other: Entry) -> bool:
+    """Return whether accuracy minus the other's, paired by seed, has an interval above 0, from enough seeds."""
+    ours, theirs = (
+        {result.spec.seed: result.metrics["accuracy"] for result in which.row.results} for which in (entry, other)
+    )
+    seeds = sorted(ours.keys() & theirs.keys())
+    if len(seeds) < MIN_SEEDS:
+        return False
+    return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]).low > 0
 
 
 def _gap(section: Section) -> str:
-    """Compare plain fine-tuning with joint training, and say how much of the gap the best method closed."""
-    plain, joint = (_accuracy(section, method) for method in ("plain", UPPER_BOUND))
+    """Compare plain fine-tuning and the most accurate method with joint training."""
+    plain, joint = (_accuracy(section, method) for method in ("plain", JOINT))
     if plain is None or joint is None:
         return ""
     gap = joint - plain
     text = f"Plain fine-tuning ended {fixed(abs(gap))} points {'below' if gap >= 0 else 'above'} joint training"
     best = next(iter(_ranked(section)), None)
-    if gap > 0 and best is not None and best.accuracy > plain:
-        text += f", the upper bound; {best.method} closed {fixed(100 * (best.accuracy - plain) / gap, 0)} % of this gap"
+    if gap > 0 and best is not None and best.accuracy > joint:
+        text += f", which sees all tasks at once; {best.method} ended {fixed(best.accuracy - joint)} points above it"
+    elif gap > 0 and best is not None and best.accuracy > plain:
+        share = fixed(100 * (best.accuracy - plain) / gap, 0)
+        text += f", which sees all tasks at once; {best.method} closed {share} % of this gap"
     return f"{text}."
 
 

@@ -13,7 +13,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from mooring.lab.model.results import Result
-from mooring.report.narrative import compared, duration, outcome, ranges
+from mooring.report.downloads import downloads
+from mooring.report.narrative import compared, duration, headline, outcome, ranges
 from mooring.report.numbers import printable
 from mooring.report.picture import Picture
 from mooring.report.section import Entry, Section
@@ -23,8 +24,9 @@ GENERATOR = "mooring report"
 """The generator in the head of a page; a page with it, and its figures, may be replaced."""
 
 
-def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str, command: str) -> str:
-    """Return one self-contained HTML page."""
+def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str | None, command: str) -> str:
+    """Return one self-contained HTML page; without a title it is named after its methods and streams."""
+    title = title or headline([section for section, _ in parts])
     results = [result for section, _ in parts for result in section.results]
     shown = [
         {
@@ -35,6 +37,7 @@ def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str, comm
             "comparison": comparison(section),
             "stability": stability(section),
             "unfinished": unfinished(section),
+            "seeds": ranges(result.spec.seed for result in section.results),
             "settings": _settings(section.entries),
         }
         for section, pictures in parts
@@ -46,6 +49,8 @@ def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str, comm
         parts=shown,
         baseline=next((section.baseline for section, _ in parts), None),
         provenance=_provenance(results),
+        terms=_terms(shown, results),
+        downloads=downloads([section for section, _ in parts]),
     )
     return standalone_page(Markup(body), title=title, generator=GENERATOR, script=_asset("page.js"))
 
@@ -72,11 +77,23 @@ def standalone_page(body: Markup, *, title: str, generator: str, script: str = "
     )
 
 
+def _terms(parts: Sequence[dict[str, Any]], results: Sequence[Result]) -> set[str]:
+    """Return the terms that the page needs to explain, besides its metrics."""
+    figures = {picture.name.rpartition("-")[2] for part in parts for picture in part["pictures"]}
+    several_seeds = any(len(entry.row.results) > 1 for part in parts for entry in part["section"].entries)
+    used = {
+        "interval": several_seeds,
+        "stability": any(part["stability"] for part in parts),
+        "unfinished": any(result.status != "finished" for result in results),
+    }
+    return figures | {term for term, present in used.items() if present}
+
+
 def _provenance(results: Sequence[Result]) -> dict[str, Any]:
     """Return versions (with their numbers of runs), seeds, runs, steps and time."""
     versions = Counter(", ".join(f"{name} {result.versions[name]}" for name in result.versions) for result in results)
     return {
-        "versions": [(printable(version) or "not recorded", runs) for version, runs in versions.items()],
+        "versions": [(printable(version), runs) for version, runs in versions.items() if version],
         "seeds": ranges(result.spec.seed for result in results),
         "runs": len(results),
         "steps": sum(result.steps for result in results),

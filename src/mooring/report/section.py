@@ -101,7 +101,7 @@ class Section:
     @property
     def at_best(self) -> str:
         """A clause for captions if only one of several settings of a method is shown."""
-        return "" if len(self.shown) == len(self.entries) else ", each method at its best setting"
+        return "" if len(self.shown) == len(self.entries) else ", each method at its most accurate setting"
 
 
 def sections(results: Iterable[Result], baseline: str | None) -> list[Section]:

@@ -14,10 +14,11 @@ from mooring.report.section import Entry, Section
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, its meaning, and whether it holds numbers."""
+    """A column: its title, its meaning, its unit, and whether it holds numbers."""
 
     title: str
     hint: str = ""
+    unit: str = ""
     numeric: bool = True
 
 
@@ -52,27 +53,31 @@ class PageTable:
 
 
 def comparison(section: Section) -> PageTable:
-    """Return all settings with their metrics, best accuracy first."""
+    """Return all settings with their metrics, best accuracy first, without columns that say nothing."""
     columns = [
         Column("method", numeric=False),
         Column("strength", "factor of the penalty"),
         Column("lr", "learning rate"),
-        Column("accuracy", "final accuracy, mean over tasks; mean ± standard deviation over seeds, %"),
-        Column("95 % interval", "confidence interval of the mean accuracy (Student's t); sorted by its lower end"),
-        Column("forgetting", "best accuracy minus final accuracy, mean over tasks"),
-        Column("learned", "accuracy on each task right after it was trained, %"),
-        Column("backward", "backward transfer: the effect of later tasks on earlier ones"),
-        Column("forward", "forward transfer: the effect of earlier tasks on later ones"),
-        Column("seeds", "runs that finished"),
+        Column("accuracy", "final accuracy, mean over tasks; mean ± standard deviation over seeds", "%"),
+        Column("95 % interval", "confidence interval of the mean accuracy (Student's t); sorted by its lower end", "%"),
+        Column("forgetting", "best accuracy minus final accuracy, mean over tasks", "points"),
+        Column("learned", "accuracy on each task right after it was trained", "%"),
+        Column("backward", "backward transfer: the effect of later tasks on earlier ones", "points"),
+        Column("forward", "forward transfer: the effect of earlier tasks on later ones", "points"),
+        Column("seeds", "runs that finished", "finished"),
         Column("verdict", numeric=False),
     ]
     if section.baseline is not None:
         title = f"vs {printable(section.baseline, 30)}"
-        columns.insert(5, Column(title, "accuracy minus the baseline's, seed by seed"))
+        columns.insert(5, Column(title, "accuracy minus the baseline's, seed by seed", "points"))
     ends = [end for entry in section.entries for end in _ends(entry.row.metrics.get("accuracy"))]
     scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
     ranked = sorted(section.entries, key=lambda entry: (math.isnan(entry.accuracy), -entry.accuracy))
-    return PageTable(columns, [_comparison_row(entry, section, scale) for entry in ranked], 3)
+    table = PageTable(columns, [_comparison_row(entry, section, scale) for entry in ranked])
+    # The learning rate is in the sentence above the table if there is one only, and so is that all runs finished.
+    same_lr = len({entry.row.setting.lr for entry in section.entries}) == 1
+    all_finished = not any(entry.row.unfinished for entry in section.entries)
+    return _without_empty(table, [*["lr"] * same_lr, *["verdict"] * all_finished], "accuracy")
 
 
 def stability(section: Section) -> PageTable | None:
@@ -83,14 +88,27 @@ def stability(section: Section) -> PageTable | None:
         Column("p, first task", "largest p of any parameter and seed, after the first task"),
         Column("p, last task", "largest p of any parameter and seed, after the last task reached"),
         Column("safe strength", "smallest over seeds; from this strength on a parameter stops interpolating"),
-        Column("free", "parameters with p = 0, mean over seeds"),
-        Column("interpolate", "parameters with 0 < p < 1, mean over seeds"),
-        Column("extrapolate", "parameters with p from 1 to the limit of divergence, mean over seeds"),
-        Column("diverge", "parameters with p beyond this limit or below 0, mean over seeds"),
-        Column("negative", "parameters with p below 0, mean over seeds"),
+        Column("free", "parameters with p = 0, mean over seeds", "parameters"),
+        Column("interpolate", "parameters with 0 < p < 1, mean over seeds", "parameters"),
+        Column("extrapolate", "parameters with p from 1 to the limit of divergence, mean over seeds", "parameters"),
+        Column("diverge", "parameters with p beyond this limit or below 0, mean over seeds", "parameters"),
+        Column("negative", "parameters with p below 0, mean over seeds", "parameters"),
     ]
     judged = [entry for entry in section.entries if any(result.stability for result in entry.row.results)]
     return PageTable(columns, [_stability_row(entry) for entry in judged]) if judged else None
+
+
+def _without_empty(table: PageTable, hidden: Sequence[str], sorted_by: str) -> PageTable:
+    """Return the table without hidden columns and those in which every cell is missing."""
+    cells = zip(*table.rows, strict=True)
+    kept = [
+        number
+        for number, (column, values) in enumerate(zip(table.columns, cells, strict=True))
+        if column.title not in hidden and any(cell.text != MISSING for cell in values)
+    ]
+    columns = [table.columns[number] for number in kept]
+    order = next((number for number, column in enumerate(columns) if column.title == sorted_by), -1)
+    return PageTable(columns, [[row[number] for number in kept] for row in table.rows], order)
 
 
 def unfinished(section: Section) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -18,7 +19,33 @@ LINES = ("#0a7bbd", "#d55e00", "#009e73", "#b65f93", "#d98c00", "#45a5e0", "#7d8
 """Colours of the lines in one panel; each line is also labelled at its end."""
 
 WIDTH = 10.0
-"""The width of every figure, in inches, so that all have the same scale on the page."""
+"""The width of a figure on a desktop, in inches, so that all have the same scale on the page."""
+
+
+@dataclass(frozen=True)
+class FigureLayout:
+    """The shape of a figure for a screen.
+
+    Attributes:
+        width: in inches, so that text has a readable size if the figure is as wide as the screen.
+        panels: the largest number of small panels in a row.
+        legend: the number of columns of a legend.
+    """
+
+    width: float
+    panels: int
+    legend: int
+
+    def legend_height(self, marks: int) -> float:
+        """Return the height of a legend in inches."""
+        return LEGEND_ROW + NEXT_LEGEND_ROW * (-(-marks // self.legend) - 1)
+
+
+LEGEND_ROW, NEXT_LEGEND_ROW = 0.18, 0.14
+"""The height of the first row of a legend and of each further one, in inches."""
+
+WIDE, NARROW = FigureLayout(WIDTH, 6, 12), FigureLayout(3.4, 2, 3)
+"""The layouts for a desktop and for a phone; the page shows the one that fits."""
 
 _TASKS = LinearSegmentedColormap.from_list("tasks", ["#2f6fb5", "#2a9d8f", "#c29a1f", "#cf5a36"])
 
@@ -69,6 +96,13 @@ def task_colours(tasks: int) -> Sequence[str]:
     return [to_hex(_TASKS(task / max(tasks - 1, 1))) for task in range(tasks)]
 
 
-def add_legend(figure: Figure, marks: Sequence[tuple[Line2D, str]]) -> None:
-    """Add a legend in one row above the panels."""
-    figure.legend(*zip(*marks, strict=True), loc="upper left", ncols=len(marks), bbox_to_anchor=(0.045, 1.0))
+def add_legend(figure: Figure, marks: Sequence[tuple[Line2D, str]], layout: FigureLayout = WIDE) -> None:
+    """Add a legend above the panels, in rows from left to right."""
+    columns = min(len(marks), layout.legend)
+    spacing = {} if layout is WIDE else {"columnspacing": 1.0, "handletextpad": 0.4, "handlelength": 1.4}
+    left = 0.45 if layout is WIDE else 0.0
+    # matplotlib fills a legend by columns.
+    by_column = [mark for column in range(columns) for mark in marks[column::columns]]
+    handles, texts = zip(*by_column, strict=True)
+    anchor = (left / layout.width, 1.0)
+    figure.legend(handles, texts, loc="upper left", ncols=columns, bbox_to_anchor=anchor, labelspacing=0.3, **spacing)

@@ -18,7 +18,12 @@ _FIGURE_ID = re.compile(r'<figure id="figure-([a-z0-9-]+)"')
 
 
 def write_report(
-    results: Sequence[Result], folder: str | os.PathLike[str], *, title: str, command: str, baseline: str | None = None
+    results: Sequence[Result],
+    folder: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    command: str,
+    baseline: str | None = None,
 ) -> Path:
     """Write a self-contained `index.html`, and its figures as `figures/NAME.svg` and `figures/NAME.png`.
 
@@ -28,7 +33,7 @@ def write_report(
     Args:
         results: runs of one or several streams, methods, strengths and seeds, in any order.
         folder: the folder to write; created if it does not exist.
-        title: the title of the page.
+        title: the title of the page; by default its methods and streams.
         command: the command that made the results.
         baseline: the method to compare accuracy with, seed by seed.
 

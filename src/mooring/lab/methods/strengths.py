@@ -15,12 +15,12 @@ STRENGTHS = {
     "proximal-ewc": (1e4, 1e5),
     "budget-ewc": (1e-5, 1e-4),
     "budget-kronecker": (1e-5, 1e-3),
+    "l2-sp": (30.0, 100.0),
     # the middle of the range of a stiffness, two shares and a weight
     "soft": (0.3, 0.3),
     "sfa": (0.5, 0.5),
     "wise-ft": (0.5, 0.5),
     "cofima": (1.0, 1.0),
-    "l2-sp": (0.1, 100.0),
     # elsewhere a weight of 1, and the budget in nats that `attach` has by default
     "distil": (1.0, 1.0),
     "budget-measured": (0.003, 0.1),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
@@ -97,6 +97,17 @@ class Interval:
     low: float
     high: float
     count: int
+
+    def within(self, lowest: float, highest: float) -> "Interval":
+        """Return the interval cut at the bounds of the metric: beyond them it holds nothing that the mean can be.
+
+        Example:
+            >>> confidence_interval([99.0, 100.0]).within(0, 100).high
+            100
+        """
+        if math.isnan(self.low):
+            return self
+        return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" if self.count < 2 else f"{self.mean:.2f} ± {self.std:.2f}"

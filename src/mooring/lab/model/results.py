@@ -16,6 +16,9 @@ Status = Literal["finished", "unstable", "rejected"]
 METRICS = ("accuracy", "forgetting", "learned", "backward", "forward")
 """The names of the metrics, in the order of tables and files."""
 
+SIGNED_METRICS = ("backward", "forward")
+"""The metrics that can be below 0; the others are between 0 and 100 %."""
+
 
 @dataclass(frozen=True)
 class Stability:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mooring.errors import MooringError
 from mooring.lab.model.metrics import Interval, confidence_interval, paired_difference
-from mooring.lab.model.results import METRICS, Result
+from mooring.lab.model.results import METRICS, SIGNED_METRICS, Result
 from mooring.lab.model.spec import FIELD_NAMES, RunSpec
 
 
@@ -19,7 +19,8 @@ class Row:
     Attributes:
         setting: the specification that they share; its seed is always 0.
         results: one result per seed, in order.
-        metrics: an interval for each metric over the finished runs; empty if none finished.
+        metrics: an interval for each metric over the finished runs, within 0 to 100 % (backward and forward transfer:
+            -100 to 100); empty if none finished.
         difference: accuracy minus the baseline's, paired by seed; None without a baseline or common seeds.
     """
 
@@ -105,8 +106,13 @@ def _without_method(setting: RunSpec) -> RunSpec:
 
 def _row(results: Sequence[Result]) -> Row:
     finished = [result.metrics for result in results if result.status == "finished"]
-    intervals = {name: confidence_interval([metrics[name] for metrics in finished]) for name in METRICS if finished}
+    intervals = {name: _interval(name, [metrics[name] for metrics in finished]) for name in METRICS if finished}
     return Row(replace(results[0].spec, seed=0), tuple(results), intervals, None)
+
+
+def _interval(metric: str, values: Sequence[float]) -> Interval:
+    """Return the interval of a metric, cut at the values that it can have."""
+    return confidence_interval(values).within(-100 if metric in SIGNED_METRICS else 0, 100)
 
 
 def _difference(row: Row, base: Row | None) -> Interval | None:

@@ -114,7 +114,7 @@ class Sweep:
         results = [result for row in self.finished_rows for result in row.results]
         seeds = sorted({result.spec.seed for result in results})
         areas = [area_under([_point(result) for result in results if result.spec.seed == seed]) for seed in seeds]
-        return confidence_interval(areas) if areas else None
+        return confidence_interval(areas).within(0, 100) if areas else None
 
     def accuracies(self) -> dict[int, float]:
         """Return the accuracies of the best row, by seed."""

@@ -237,7 +237,7 @@ def _draw_panel(
             for init, level in levels.items():
                 finite = [value for value in metric_values(runs[method][init], metric) if math.isfinite(value)]
                 if finite and schedules[init] == schedule:
-                    points.append((level, confidence_interval(finite)))
+                    points.append((level, confidence_interval(finite).within(0, 100)))
             means = [interval.mean for _, interval in points]
             line: Any = {"color": colour, "label": method, "marker": marker, "ms": 2.5}
             panel.plot([x for x, _ in points], means, "--" if penalty else "-", **line)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from mooring.report.figures import layer_figures, loss_figure, matrices, tasks, tradeoff
 from mooring.report.picture import Drawing, Picture, render_drawing
 from mooring.report.section import Section
-from mooring.report.style import figure_style
+from mooring.report.style import NARROW, WIDE, FigureLayout, figure_style
 
 __all__ = ["draw_pictures"]
 
-_FIGURES: tuple[Callable[[Section], Drawing | None], ...] = (
+_FIGURES: tuple[Callable[[Section, FigureLayout], Drawing | None], ...] = (
     tradeoff.draw,
     tasks.draw,
     matrices.draw,
@@ -21,7 +21,11 @@ _FIGURES: tuple[Callable[[Section], Drawing | None], ...] = (
 
 
 def draw_pictures(section: Section) -> list[Picture]:
-    """Draw the figures of a section, without those that its runs have no numbers for."""
+    """Draw the figures of a section for desktops and phones, without those that its runs have no numbers for."""
+    pictures = []
     with figure_style():
-        drawings = [drawing for draw in _FIGURES if (drawing := draw(section)) is not None]
-        return [render_drawing(drawing, section.slug) for drawing in drawings]
+        for draw in _FIGURES:
+            wide, narrow = draw(section, WIDE), draw(section, NARROW)
+            if wide is not None and narrow is not None:
+                pictures.append(render_drawing(wide, section.slug, narrow.figure))
+    return pictures

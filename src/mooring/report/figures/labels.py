@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from mooring.report.section import Array
 
-_ANGLES = np.deg2rad([0, 180, 35, -35, 145, -145, 90, -90, 65, -65, 115, -115])
-_RADII = (7.0, 13.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0, 100.0, 125.0, 150.0)
+_ANGLES = np.deg2rad([0, 180, 35, -35, 145, -145, 90, -90, 65, -65, 115, -115, 18, -18, 162, -162, 50, -50, 130, -130])
+_RADII = (7.0, 10.0, 13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0, 44.0, 50.0, 57.0, 64.0, 72.0, 80.0, 90.0, 100.0, 125.0)
 
 
 def spread_labels(wanted: Sequence[float], distance: float, top: float) -> list[float]:
@@ -40,9 +40,9 @@ def spread_labels(wanted: Sequence[float], distance: float, top: float) -> list[
 
 
 def place_labels(points: Array, widths: Sequence[float], height: float, size: tuple[float, float]) -> Array:
-    """Return the centre of a label for each point that avoids other labels, points and lines to labels.
+    """Return the centre of a label for each point that covers no other label and no point; NaN if there is no room.
 
-    The search is greedy: the most crowded point comes first and takes the nearest free position.
+    The search is greedy: the first point takes the nearest free position, so that the most important comes first.
 
     Args:
         points: positions in typographic points from the lower left corner, of shape (labels, 2).
@@ -57,28 +57,30 @@ def place_labels(points: Array, widths: Sequence[float], height: float, size: tu
         >>> place_labels(np.array([[50.0, 50.0]]), [20.0], 8.0, (100.0, 100.0)).tolist()
         [[67.0, 50.0]]
     """
-    distances = np.hypot(*(points[:, None] - points[None]).transpose(2, 0, 1))
-    order = np.argsort(-(distances < 40).sum(1), kind="stable")
     halves: Array = np.column_stack([np.array(widths) / 2, np.full(len(points), height / 2)])
-    middles: Array = points.copy()
+    markers = np.unique(points, axis=0)
+    middles: Array = np.full_like(points, np.nan)
     leaders: Array = np.empty((0, 2))
     placed: list[int] = []
-    for index in order:
-        half = halves[index]
+    for index, half in enumerate(halves):
         candidates, nearest = _around(points[index], half)
         lines = points[index] + _ALONG[:, None] * (nearest - points[index])[:, None]
-        cost = _DISTANCE_COST + 1e4 * ((candidates < half) | (candidates > np.array(size) - half)).any(1)
-        cost += 30 * _covers(candidates, half, np.unique(points, axis=0), 3.5).sum(1)
-        cost += 500 * _covers(candidates, half, middles[placed], halves[placed]).sum(1)
-        cost += 8 * _covers(candidates, half, leaders, 1.0).sum(1)
+        taken = ((candidates < half) | (candidates > np.array(size) - half)).any(1)
+        taken |= _covers(candidates, half, markers, MARKER_RADIUS).any(1)
+        taken |= _covers(candidates, half, middles[placed], halves[placed]).any(1)
+        cost = _DISTANCE_COST + 8 * _covers(candidates, half, leaders, 1.0).sum(1)
         crossed = _covers(lines.reshape(-1, 2), np.zeros(2), middles[placed], halves[placed])
         cost += np.minimum(8 * crossed.sum(1).reshape(len(candidates), -1).sum(1), 100)
-        best = int(np.argmin(cost))
-        middles[index] = candidates[best]
-        leaders = np.concatenate([leaders, lines[best]])
-        placed.append(int(index))
+        best = int(np.argmin(np.where(taken, np.inf, cost)))
+        if not taken[best]:
+            middles[index] = candidates[best]
+            leaders = np.concatenate([leaders, lines[best]])
+            placed.append(index)
     return middles
 
+
+MARKER_RADIUS = 3.5
+"""Half the width of the marker of a point, in typographic points."""
 
 _ALONG = np.linspace(0.25, 1.0, 6)
 _DISTANCE_COST = np.repeat(np.array(_RADII), len(_ANGLES)) + np.tile(0.4 * np.arange(len(_ANGLES)), len(_RADII))

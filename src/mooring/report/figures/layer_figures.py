@@ -12,16 +12,23 @@ from mooring.report.figures.logarithm import logarithm, ticks
 from mooring.report.numbers import printable, shortened
 from mooring.report.picture import Drawing
 from mooring.report.section import Array, Entry, Section, mean_over_seeds
-from mooring.report.style import INK, LINES, WIDTH
+from mooring.report.style import INK, NARROW, WIDE, FigureLayout
 
-COLUMNS, LEFT, TOP, GAP, LABELS, LINE = 2, 0.68, 0.4, 0.34, 1.45, 0.125
-"""Panels per row; then in inches: left and top margin, gap between rows, width of labels, height of a label."""
+LEFT, TOP, GAP, LINE = 0.68, 0.4, 0.34, 0.125
+"""In inches: left and top margin, gap between rows, height of a label."""
+
+LETTERS, LETTER = {WIDE: 26, NARROW: 20}, 0.0555
+"""The longest label at the end of a line, and the width of a letter in inches."""
+
+STYLES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+"""Lines of a family share its colour; style and marker tell them apart, and are the same in every panel."""
 
 MAX_LAYER_NAMES = 16
 """With more layers, only some of them are named."""
 
 
-def draw_importance(section: Section) -> Drawing | None:
+def draw_importance(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     """Draw the mean importance by layer, on a logarithmic scale."""
     layers, measured = _collect(section, "importance")
     omitted = sorted({entry.label for entry, y in measured.items() if (y[np.isfinite(y)] <= 0).any()})
@@ -35,11 +42,11 @@ def draw_importance(section: Section) -> Drawing | None:
         "Mean importance of the parameters of each layer for the previous tasks, at the end; mean over seeds, "
         f"logarithmic scale. Importances of different methods have different scales: compare shapes.{note}",
         f"Line charts by family: mean importance of {len(layers)} layers for {len(logs)} methods.",
-        _draw(section, layers, logs, "mean importance", log=True),
+        _draw(section, layout, layers, logs, "mean importance", log=True),
     )
 
 
-def draw_cka(section: Section) -> Drawing | None:
+def draw_cka(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     """Draw the CKA by layer with the model after the first task."""
     layers, values = _collect(section, "cka")
     if not values:
@@ -50,11 +57,11 @@ def draw_cka(section: Section) -> Drawing | None:
         "Debiased linear CKA between the representations of the final model and of the model after the first task; "
         "1 if the representation did not change. Mean over seeds.",
         f"Line charts by family: CKA of {len(layers)} layers for {len(values)} methods.",
-        _draw(section, layers, values, "CKA"),
+        _draw(section, layout, layers, values, "CKA"),
     )
 
 
-def draw_drift(section: Section) -> Drawing | None:
+def draw_drift(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     """Draw the parameter drift by layer since the first task."""
     layers, values = _collect(section, "drift")
     if not values:
@@ -65,7 +72,7 @@ def draw_drift(section: Section) -> Drawing | None:
         "Distance that the parameters of each layer moved after the first task, relative to their norm then. Mean over "
         "seeds.",
         f"Line charts by family: relative drift of {len(layers)} layers for {len(values)} methods.",
-        _draw(section, layers, values, "relative drift"),
+        _draw(section, layout, layers, values, "relative drift"),
     )
 
 
@@ -82,7 +89,14 @@ def _collect(section: Section, measure: str) -> tuple[list[str], dict[Entry, Arr
     return layers, values
 
 
-def _draw(section: Section, layers: Sequence[str], lines: dict[Entry, Array], ylabel: str, log: bool = False) -> Figure:
+def _draw(
+    section: Section,
+    layout: FigureLayout,
+    layers: Sequence[str],
+    lines: dict[Entry, Array],
+    ylabel: str,
+    log: bool = False,
+) -> Figure:
     """Draw a panel for each family, with every line labelled at its end."""
     families = [family for family in section.families if any(entry.family == family for entry in lines)]
     groups = [[entry for entry in lines if entry.family == family] for family in families]
@@ -90,18 +104,19 @@ def _draw(section: Section, layers: Sequence[str], lines: dict[Entry, Array], yl
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys(map(_kind, strong)))}
     names = _names(layers)
     bottom = 0.25 + 0.055 * max(map(len, names))
-    rows = -(-len(families) // COLUMNS)
+    columns = 2 if layout is WIDE else 1
+    rows = -(-len(families) // columns)
     height = max(1.5, LINE * max(map(len, groups)))
-    width = WIDTH / COLUMNS - LEFT - LABELS
+    width = layout.width / columns - LEFT - LETTER * LETTERS[layout]
     total = TOP + rows * height + (rows - 1) * (GAP + 0.1) + bottom
-    figure = Figure(figsize=(WIDTH, total))
+    figure = Figure(figsize=(layout.width, total))
     finite = np.concatenate([values[np.isfinite(values)] for values in lines.values()])
     low, high = float(finite.min()), float(finite.max())
     margin = 0.05 * (high - low) or 0.05
     for number, (family, group) in enumerate(zip(families, groups, strict=True)):
-        row, column = divmod(number, COLUMNS)
-        left, top = LEFT + column * WIDTH / COLUMNS, TOP + row * (height + GAP + 0.1)
-        box = (left / WIDTH, 1 - (top + height) / total, width / WIDTH, height / total)
+        row, column = divmod(number, columns)
+        left, top = LEFT + column * layout.width / columns, TOP + row * (height + GAP + 0.1)
+        box = (left / layout.width, 1 - (top + height) / total, width / layout.width, height / total)
         panel = figure.add_axes(box, xticks=[], xlim=(-0.3, len(names) - 0.7), ylim=(low - margin, high + margin))
         panel.set_title(family.name, loc="left", pad=6)
         if column == 0:
@@ -109,31 +124,32 @@ def _draw(section: Section, layers: Sequence[str], lines: dict[Entry, Array], yl
         if log:
             panel.set_yticks(list(marks := ticks(low, high)), list(marks.values()))
         panel.grid(axis="y")
-        if number >= len(families) - COLUMNS:
+        if number >= len(families) - columns:
             panel.set_xticks(range(len(names)), names, rotation=90)
         places = [kinds.get(_kind(entry), place) for place, entry in enumerate(group)]
-        named = [(section.name(e), lines[e], place) for e, place in zip(group, places, strict=True)]
-        _lines(panel, named, height)
+        texts = [shortened(section.name(entry), LETTERS[layout]) for entry in group]
+        named = [(text, lines[e], place) for text, e, place in zip(texts, group, places, strict=True)]
+        _lines(panel, named, height, family.colour)
     return figure
 
 
-def _lines(panel: Axes, named: Sequence[tuple[str, Array, int]], height: float) -> None:
+def _lines(panel: Axes, named: Sequence[tuple[str, Array, int]], height: float, colour: str) -> None:
     """Draw the lines of one family, and a label at the end of each, joined by a thin line if it had to move."""
     low, high = panel.get_ylim()
     right = panel.get_xlim()[1]
     ends = []
     for _, y, kind in named:
         x = np.flatnonzero(np.isfinite(y))
-        style = ("-", "--", ":")[kind // len(LINES) % 3]
-        panel.plot(x, y[x], style, marker="o", ms=2, color=LINES[kind % len(LINES)], lw=1.1)
+        style, marker = STYLES[kind % len(STYLES)], MARKERS[kind % len(MARKERS)]
+        panel.plot(x, y[x], style, marker=marker, ms=2.8, mew=0, color=colour, lw=1.1)
         ends.append((float(x[-1]), float(y[x[-1]])))
     heights = spread_labels([(level - low) / (high - low) * height for _, level in ends], LINE, height)
     lead = 0.05 * (right + 0.3)
-    for (name, _, kind), (end, level), up in zip(named, ends, heights, strict=True):
+    for (name, _, _), (end, level), up in zip(named, ends, heights, strict=True):
         label_y = low + up / height * (high - low)
         path = ([end, right, right + lead], [level, level, label_y])
-        panel.add_line(Line2D(*path, color=LINES[kind % len(LINES)], lw=0.6, alpha=0.7, clip_on=False))
-        panel.text(right + 1.2 * lead, label_y, shortened(name, 26), size=6.5, va="center_baseline", color=INK)
+        panel.add_line(Line2D(*path, color=colour, lw=0.6, alpha=0.7, clip_on=False))
+        panel.text(right + 1.2 * lead, label_y, name, size=6.5, va="center_baseline", color=INK)
 
 
 def _kind(entry: Entry) -> str:

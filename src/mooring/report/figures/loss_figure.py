@@ -8,10 +8,10 @@ from mooring.report.figures.small_multiples import add_heading, make_grid
 from mooring.report.figures.tasks import labelled_tasks
 from mooring.report.picture import Drawing
 from mooring.report.section import Array, Entry, Section, mean_over_seeds
-from mooring.report.style import FAINT, RULE, add_legend
+from mooring.report.style import FAINT, RULE, WIDE, FigureLayout, add_legend
 
 
-def draw(section: Section) -> Drawing | None:
+def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     """Draw a panel for each method, with plain fine-tuning behind it for comparison."""
     tasks = section.tasks
     histories = {entry: history for entry in section.shown if (history := _loss_history(entry, tasks)) is not None}
@@ -21,9 +21,12 @@ def draw(section: Section) -> Drawing | None:
     lowest = min(float(np.nanmin(y)) for _, y in histories.values())
     highest = max(float(np.nanmax(y)) for _, y in histories.values())
     margin = 0.04 * (highest - lowest) + 0.02
-    panels = make_grid(len(histories), 0.72)
+    present = {entry.family for entry in histories}
+    marks = [(Line2D([], [], color=f.colour, lw=1.6), f.name) for f in section.families if f in present]
+    marks += [] if plain is None else [(Line2D([], [], color=FAINT, lw=0.9), "plain, behind")]
+    panels = make_grid(len(histories), 0.72, layout, len(marks))
     for panel, (entry, (x, y)) in zip(panels.axes, histories.items(), strict=True):
-        add_heading(panel, entry)
+        add_heading(panels, panel, entry)
         panel.set(xlim=(0, tasks), ylim=(lowest - margin, highest + margin))
         panel.vlines(range(1, tasks), lowest - margin, highest + margin, color=RULE, lw=0.6, zorder=0)
         if plain is not None and plain[1] is not y:
@@ -31,14 +34,13 @@ def draw(section: Section) -> Drawing | None:
         panel.plot(x, y, color=entry.family.colour, lw=1.3)
     middles = {number - 0.5: str(number) for number in labelled_tasks(tasks)}
     panels.set_ticks(middles, ticks(lowest, highest), "task", "training loss")
-    marks = [(Line2D([], [], color=family.colour, lw=1.6), family.name) for family in section.families]
-    marks += [] if plain is None else [(Line2D([], [], color=FAINT, lw=0.9), "plain, for comparison")]
-    add_legend(panels.figure, marks)
+    add_legend(panels.figure, marks, layout)
     return Drawing(
         "losses",
         "Training loss",
         "Mean training loss over equal parts of each task; mean over seeds, logarithmic "
-        f"scale{section.at_best}. Vertical lines separate the tasks.",
+        f"scale{section.at_best}. Vertical lines separate the tasks."
+        + ("" if plain is None else " The grey line is plain fine-tuning, for comparison."),
         f"Line charts for {len(histories)} methods: training loss over {tasks} tasks.",
         panels.figure,
     )

@@ -3,13 +3,12 @@
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from mooring.report.figures.small_multiples import TOP, add_heading, make_grid
+from mooring.report.figures.small_multiples import PanelGrid, add_heading, make_grid
 from mooring.report.figures.tasks import axis_floor, labelled_tasks
 from mooring.report.picture import Drawing
 from mooring.report.section import Array, Section, mean_over_seeds
-from mooring.report.style import FAINT, WIDTH
+from mooring.report.style import FAINT, WIDE, FigureLayout
 
 ON_DARK, ON_BRIGHT = "#fdfdfd", "#111111"
 """Text on a coloured cell, whose colour is the same in light and dark mode."""
@@ -18,7 +17,7 @@ MAX_TASKS_WITH_NUMBERS = 6
 """With more tasks, a cell has no room for its number."""
 
 
-def draw(section: Section) -> Drawing | None:
+def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     """Draw a heat map for each method."""
     tasks = section.tasks
     shown = [entry for entry in section.shown if any(run.matrix for run in entry.row.results)]
@@ -27,13 +26,13 @@ def draw(section: Section) -> Drawing | None:
     means = [mean_over_seeds(entry.matrices(tasks))[0] for entry in shown]
     # From trained tasks only: tasks to come are near chance and would take up most of the colours.
     low = axis_floor(np.concatenate([mean[np.tril_indices(tasks)] for mean in means]))
-    panels = make_grid(len(shown), 1.0)
+    panels = make_grid(len(shown), 1.0, layout)
     for panel, entry, mean in zip(panels.axes, shown, means, strict=True):
-        add_heading(panel, entry)
+        add_heading(panels, panel, entry)
         _cells(panel, mean, low)
     labels = {number - 1.0: str(number) for number in labelled_tasks(tasks)}
     panels.set_ticks(labels, labels, "accuracy on task", "after task")
-    _scale(panels.figure, low)
+    _scale(panels, low)
     return Drawing(
         "matrices",
         "Accuracy on each task after each task",
@@ -61,10 +60,12 @@ def _cells(panel: Axes, mean: Array, low: float) -> None:
             panel.text(column, row, f"{value:.0f}", color=ink, size=6.5, ha="center", va="center_baseline")
 
 
-def _scale(figure: Figure, low: float) -> None:
+def _scale(panels: PanelGrid, low: float) -> None:
     """Draw the colour scale, from the floor to 100 %, above the panels."""
-    height = figure.get_size_inches()[1]
-    bar = figure.add_axes((1 - 2.05 / WIDTH, 1 - (TOP - 0.55) / height, 1.5 / WIDTH, 0.08 / height), yticks=[])
+    width, height = panels.figure.get_size_inches()
+    long = 1.5 if panels.layout is WIDE else 1.0
+    box = ((width - long - 0.55) / width, 1 - 0.17 / height, long / width, 0.08 / height)
+    bar = panels.figure.add_axes(box, yticks=[])
     bar.imshow(colormaps["viridis"](np.linspace(0, 1, 64))[None], aspect="auto", interpolation="none")
     bar.set_axis_off()
     bar.text(-2, 0, f"{low:g} % or less", ha="right", va="center_baseline", color=FAINT)

@@ -10,11 +10,11 @@ from matplotlib.transforms import ScaledTranslation
 
 from mooring.report.numbers import shortened
 from mooring.report.section import Entry
-from mooring.report.style import FAINT, WIDTH
+from mooring.report.style import FAINT, LEGEND_ROW, FigureLayout
 
-LEFT, RIGHT, TOP, BOTTOM = 0.52, 0.05, 0.72, 0.42
+LEFT, RIGHT, TOP, BOTTOM = 0.62, 0.05, 0.72 - LEGEND_ROW, 0.42
 ACROSS, BETWEEN = 0.2, 0.48
-"""In inches: the margins of the figure, then the gaps between columns and rows."""
+"""In inches: the margins of the figure below its legend, then the gaps between columns and rows."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,13 @@ class PanelGrid:
         figure: the matplotlib figure.
         axes: the panels in reading order, without ticks.
         columns: the number of panels in a row.
+        layout: the layout of the figure.
     """
 
     figure: Figure
     axes: Sequence[Axes]
     columns: int
+    layout: FigureLayout
 
     def set_ticks(self, x: Mapping[float, str], y: Mapping[float, str], xlabel: str, ylabel: str) -> None:
         """Label the outer panels only: ticks make a figure of many panels slow to draw and hard to read."""
@@ -41,35 +43,39 @@ class PanelGrid:
             panel.set_ylabel(ylabel)
 
 
-def make_grid(count: int, ratio: float) -> PanelGrid:
+def make_grid(count: int, ratio: float, layout: FigureLayout, marks: int = 1) -> PanelGrid:
     """Return a grid of panels as wide as the page.
 
     Args:
         count: the number of panels.
         ratio: the height of a panel over its width.
+        layout: the shape of the figure.
+        marks: the number of entries of its legend.
     """
-    columns = 4 if count <= 4 else 5 if count <= 10 else 6
+    columns = min(4 if count <= 4 else 5 if count <= 10 else 6, layout.panels)
     rows = -(-count // columns)
-    width = (WIDTH - LEFT - RIGHT - ACROSS * (columns - 1)) / columns
+    width = (layout.width - LEFT - RIGHT - ACROSS * (columns - 1)) / columns
     height = width * ratio
-    total = TOP + rows * height + (rows - 1) * BETWEEN + BOTTOM
-    figure = Figure(figsize=(WIDTH, total))
+    above = TOP + layout.legend_height(marks)
+    total = above + rows * height + (rows - 1) * BETWEEN + BOTTOM
+    figure = Figure(figsize=(layout.width, total))
     panels = []
     for number in range(count):
         row, column = divmod(number, columns)
-        left, top = LEFT + column * (width + ACROSS), TOP + row * (height + BETWEEN)
-        box = (left / WIDTH, 1 - (top + height) / total, width / WIDTH, height / total)
+        left, top = LEFT + column * (width + ACROSS), above + row * (height + BETWEEN)
+        box = (left / layout.width, 1 - (top + height) / total, width / layout.width, height / total)
         panels.append(figure.add_axes(box, xticks=[], yticks=[]))
-    return PanelGrid(figure, panels, columns)
+    return PanelGrid(figure, panels, columns, layout)
 
 
-def add_heading(panel: Axes, entry: Entry) -> None:
+def add_heading(panels: PanelGrid, panel: Axes, entry: Entry) -> None:
     """Write the method, its setting and its accuracy above a panel, with the marker of its family."""
     # A letter is about 4.5 points wide at this size.
-    letters = int(panel.get_position().width * WIDTH * 72 / 4.5)
+    letters = int(panel.get_position().width * panels.layout.width * 72 / 4.5)
     accuracy = "did not finish" if entry.accuracy != entry.accuracy else f"{entry.accuracy:.1f} %"
     _above(panel, 0, 7, 14, shortened(entry.method, letters - 2), size=7.5)
-    _above(panel, 0, 0, 4.5, shortened(entry.detail, letters - 7), size=6.5, color=FAINT)
+    detail = entry.detail if len(entry.detail) <= letters - 7 else entry.detail.removeprefix("strength ")
+    _above(panel, 0, 0, 4.5, shortened(detail, letters - 7), size=6.5, color=FAINT)
     _above(panel, 1, 0, 4.5, accuracy, size=6.5, color=FAINT, ha="right")
     position = panel.transAxes + ScaledTranslation(2.2 / 72, 16.8 / 72, panel.figure.dpi_scale_trans)
     family = entry.family

@@ -10,10 +10,10 @@ from matplotlib.lines import Line2D
 from mooring.report.figures.small_multiples import add_heading, make_grid
 from mooring.report.picture import Drawing
 from mooring.report.section import Array, Section, mean_over_seeds
-from mooring.report.style import INK, RULE, add_legend, task_colours
+from mooring.report.style import INK, RULE, WIDE, FigureLayout, add_legend, task_colours
 
 
-def draw(section: Section) -> Drawing | None:
+def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     """Draw a panel for each method: a line for each task since it was trained, and one for the mean so far."""
     tasks = section.tasks
     shown = [entry for entry in section.shown if any(run.matrix for run in entry.row.results)]
@@ -23,9 +23,12 @@ def draw(section: Section) -> Drawing | None:
     stacks = [entry.matrices(tasks) for entry in shown]
     trained = np.tril(np.ones((tasks, tasks), dtype=bool))
     low = axis_floor(np.concatenate([stack[:, trained].ravel() for stack in stacks]))
-    panels = make_grid(len(shown), 0.72)
+    named = range(tasks) if tasks <= 10 else (0, tasks - 1)
+    marks = [(Line2D([], [], color=colours[task], lw=1.4), f"task {task + 1}") for task in named]
+    marks.append((Line2D([], [], color=INK, lw=1.8), "mean so far"))
+    panels = make_grid(len(shown), 0.72, layout, len(marks))
     for panel, entry, stack in zip(panels.axes, shown, stacks, strict=True):
-        add_heading(panel, entry)
+        add_heading(panels, panel, entry)
         panel.set(xlim=(0.7, tasks + 0.3), ylim=(low, 101))
         panel.hlines([(low + 100) / 2, 100], 0.7, tasks + 0.3, color=RULE, lw=0.6, zorder=0)
         _lines(panel, np.where(trained, stack, np.nan), colours)
@@ -33,9 +36,7 @@ def draw(section: Section) -> Drawing | None:
     numbers = {float(number): str(number) for number in labelled_tasks(tasks)}
     levels = {low: f"{low:g}", middle: f"{middle:g}", 100: "100"}
     panels.set_ticks(numbers, levels, "tasks trained", "accuracy, %")
-    named = range(tasks) if tasks <= 10 else (0, tasks - 1)
-    marks = [(Line2D([], [], color=colours[task], lw=1.4), f"task {task + 1}") for task in named]
-    add_legend(panels.figure, [*marks, (Line2D([], [], color=INK, lw=1.8), "mean so far")])
+    add_legend(panels.figure, marks, layout)
     return Drawing(
         "tasks",
         "Accuracy on each task during training",
@@ -74,7 +75,8 @@ def _lines(panel: Axes, stack: Array, colours: Sequence[str]) -> None:
         if scored.any():
             x, y, half = steps[scored], mean[scored, task], std[scored, task]
             paths.append(np.column_stack([x, y]))
-            bands.append(np.column_stack([np.append(x, x[::-1]), np.append(y + half, (y - half)[::-1])]))
+            edge = np.append((y + half).clip(max=100), (y - half).clip(min=0)[::-1])
+            bands.append(np.column_stack([np.append(x, x[::-1]), edge]))
             inks.append(colour)
     panel.add_collection(PolyCollection(bands, facecolors=inks, alpha=0.16, lw=0))
     panel.add_collection(LineCollection(paths, colors=inks, lw=0.9))

@@ -1,59 +1,46 @@
-"""Accuracy against forgetting, all methods in one panel."""
+"""Accuracy against forgetting of all methods."""
 
 from collections.abc import Iterable
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 
 from mooring.report.families import Family
-from mooring.report.figures.labels import place_labels
+from mooring.report.figures.closer_look import limits, scatter
 from mooring.report.numbers import shortened
 from mooring.report.picture import Drawing
-from mooring.report.section import Entry, Section
-from mooring.report.style import FAINT, INK, WIDTH, add_legend
-
-LEFT, RIGHT, TOP, BOTTOM = 0.55, 0.1, 0.35, 0.45
-FONT_SIZE = 7.0
+from mooring.report.section import Array, Entry, Section
+from mooring.report.style import WIDE, FigureLayout, add_legend
 
 
-def draw(section: Section) -> Drawing | None:
+def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     """Draw the best setting of each method with a label, and its other settings small, joined by strength."""
     shown = [entry for entry in section.shown if _point(entry) is not None]
     if not shown:
         return None
-    height = min(4.0 + 0.08 * len(shown), 6.5)
-    figure, panel, size = wide_panel(height)
-    _paths(panel, section, shown)
-    for entry in shown:
-        x, y, colour = entry.row.metrics["forgetting"], entry.row.metrics["accuracy"], entry.family.colour
-        if y.count > 1:
-            panel.errorbar(x.mean, y.mean, y.std, x.std, fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.55)
-        panel.plot(x.mean, y.mean, entry.family.marker, color=colour, ms=5.5, mew=0, zorder=4)
-    panel.set_xlabel("average forgetting, percentage points (less is better)")
-    panel.set_ylabel("average accuracy, % (more is better)")
-    _labels(panel, section, shown, size)
-    add_legend(figure, family_marks(section.families))
+    shown.sort(key=lambda entry: -entry.accuracy)
+    points = np.array([_point(entry) for entry in shown], dtype=np.float64)
+    names = [shortened(section.name(entry), 32) for entry in shown]
+    marks = family_marks(section.families)
+
+    def draw_points(panel: Axes, box: Array) -> None:
+        _draw_points(panel, section, shown)
+
+    height = 4.0 + 0.04 * len(shown)
+    figure, note = scatter(points, names, limits(points), draw_points, layout, height, len(marks))
+    add_legend(figure, marks, layout)
     several = len(section.shown) < len(section.entries)
     return Drawing(
         "tradeoff",
         "Accuracy against forgetting",
-        "Up and to the left is better. Bars are one standard deviation over seeds."
-        + (" Each method is labelled at its best setting; faint points are its other settings." if several else "")
-        + " Settings that no seed finished are not shown.",
+        "Up and to the left is better. Bars are one standard deviation over seeds, within 0 to 100 %."
+        + (" Each method is labelled at its most accurate setting; faint points are its other settings." * several)
+        + f"{note} Settings that no seed finished are not shown.",
         f"Scatter plot of average accuracy against average forgetting for {len(shown)} methods.",
         figure,
     )
-
-
-def wide_panel(height: float) -> tuple[Figure, Axes, tuple[float, float]]:
-    """Return a figure of this height in inches, its only panel, and the size of the panel in points."""
-    figure = Figure(figsize=(WIDTH, height))
-    inner = (WIDTH - LEFT - RIGHT, height - TOP - BOTTOM)
-    panel = figure.add_axes((LEFT / WIDTH, BOTTOM / height, inner[0] / WIDTH, inner[1] / height))
-    panel.grid()
-    return figure, panel, (inner[0] * 72, inner[1] * 72)
 
 
 def family_marks(families: Iterable[Family]) -> list[tuple[Line2D, str]]:
@@ -67,6 +54,22 @@ def _point(entry: Entry) -> tuple[float, float] | None:
     return (metrics[0], metrics[1]) if len(metrics) == 2 and np.isfinite(metrics).all() else None
 
 
+def _draw_points(panel: Axes, section: Section, shown: list[Entry]) -> None:
+    """Draw every method with its bars, and its other settings."""
+    _paths(panel, section, shown)
+    bars, colours = [], []
+    for entry in shown:
+        x, y, colour = entry.row.metrics["forgetting"], entry.row.metrics["accuracy"], entry.family.colour
+        if y.count > 1:
+            (left, right), (low, high) = ((max(m.mean - m.std, 0), min(m.mean + m.std, 100)) for m in (x, y))
+            bars += [[(left, y.mean), (right, y.mean)], [(x.mean, low), (x.mean, high)]]
+            colours += [colour, colour]
+        panel.plot(x.mean, y.mean, entry.family.marker, color=colour, ms=5.5, mew=0, zorder=4)
+    panel.add_collection(LineCollection(bars, colors=colours, lw=0.8, alpha=0.4, zorder=2), autolim=False)
+    panel.set_xlabel("average forgetting, points (less is better)")
+    panel.set_ylabel("average accuracy, % (more is better)")
+
+
 def _paths(panel: Axes, section: Section, shown: list[Entry]) -> None:
     """Join the settings of each method in the order of strength, then learning rate."""
     for best in shown:
@@ -77,25 +80,3 @@ def _paths(panel: Axes, section: Section, shown: list[Entry]) -> None:
             x, y = zip(*map(_point, settings), strict=True)
             style = f"{best.family.marker}-"
             panel.plot(x, y, style, color=best.family.colour, ms=2.5, mew=0, lw=0.7, alpha=0.35, zorder=2)
-
-
-def _labels(panel: Axes, section: Section, shown: list[Entry], size: tuple[float, float]) -> None:
-    """Label each point, with a line to the label if it is far away."""
-    (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
-    panel.set(xlim=(left, right), ylim=(low, high))
-    corner, scale = np.array([left, low]), np.array([right - left, high - low]) / np.array(size)
-    points = (np.array([_point(entry) for entry in shown], dtype=np.float64) - corner) / scale
-    names = [shortened(section.name(entry), 32) for entry in shown]
-    widths = [0.6 * FONT_SIZE * len(name) for name in names]
-    middles = place_labels(points, widths, 1.25 * FONT_SIZE, size)
-    for name, point, middle, width in zip(names, points, middles, widths, strict=True):
-        half = np.array([width, FONT_SIZE]) / 2
-        nearest = np.clip(point, middle - half, middle + half)
-        # Aligned at the side of the point: the widths are estimates, and fonts differ.
-        side = int(np.sign(point[0] - middle[0])) if abs(point[0] - middle[0]) >= width / 2 else 0
-        x, y = corner + (middle + half * (side, 0)) * scale
-        align = {-1: "left", 0: "center", 1: "right"}[side]
-        panel.text(x, y, name, size=FONT_SIZE, ha=align, va="center_baseline", color=INK, zorder=5)
-        if np.hypot(*(nearest - point)) > 8:
-            ends = corner + np.array([point, nearest]) * scale
-            panel.plot(ends[:, 0], ends[:, 1], color=FAINT, lw=0.5, alpha=0.7, zorder=1)
