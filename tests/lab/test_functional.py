@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div, mse_loss
 from lab.small import class_stream, domain_stream, spec_for
 from lab.test_replay import ListMemory
 from mooring.errors import MooringError
-from mooring.lab.fleet.der import LABEL_WEIGHT, SlotReservoir
+from mooring.lab.fleet.der import LABEL_WEIGHT, DarkExperience, SlotReservoir, der_loss
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.grouping import strength_groups
 from mooring.lab.fleet.reservoir import Reservoir
@@ -193,6 +193,21 @@ def test_slots_say_where_each_sample_is_kept():
         where.scatter_(1, places, batch)
         plain.offer(batch)
         assert torch.equal(where[:, : len(plain)], plain.kept[:, : len(plain)])
+
+
+def test_outputs_that_a_head_did_not_have_when_they_were_stored_do_not_count():
+    random = torch.Generator().manual_seed(0)
+    now, early, late = (torch.randn(1, 2, 5, generator=random, dtype=torch.float64) for _ in range(3))
+    specs = [spec_for("der++", STREAMS["classes"], strength=0.5, memory=4, batch=2)]
+    dark = DarkExperience(specs, 6, now.new_zeros(()))
+    dark.store(torch.tensor([[2, 0]]), early[..., :3])
+    dark.store(torch.tensor([[1, 4]]), late)
+    logits = now.clone().requires_grad_()
+    loss = der_loss(logits, dark.stored(torch.tensor([[0, 1]])), torch.zeros(1).double(), dark.alpha)
+    errors = torch.cat([now[0, 0, :3] - early[0, 1, :3], now[0, 1] - late[0, 0]])
+    torch.testing.assert_close(loss, 0.5 * errors.square().mean()[None], **EXACT)
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    assert gradient[0, 0, 3:].tolist() == [0.0, 0.0]
 
 
 def test_lwf_keeps_no_data_and_der_does():

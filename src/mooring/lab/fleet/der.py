@@ -70,19 +70,19 @@ class DarkExperience:
         like: a tensor with the dtype and device of the outputs.
 
     Attributes:
-        logits: the outputs of each slot, of shape (runs, capacity + batch, outputs). The slots beyond the capacity are
-            written and never read.
+        logits: the outputs of each slot, of shape (runs, capacity + batch, outputs); NaN for those that the head did
+            not have yet. The slots beyond the capacity are written and never read.
         alpha: of shape (runs,).
     """
 
     def __init__(self, specs: Sequence[RunSpec], outputs: int, like: Tensor) -> None:
         slots = (specs[0].memory or 0) + specs[0].batch
-        self.logits = like.new_zeros(len(specs), slots, outputs)
+        self.logits = like.new_full((len(specs), slots, outputs), torch.nan)
         self.alpha = like.new_tensor([spec.strength or 0.0 for spec in specs])
 
     def store(self, slots: Tensor, logits: Tensor) -> None:
-        """Keep outputs in these slots, of shape (runs, batch)."""
-        self.logits.scatter_(1, slots.unsqueeze(-1).expand_as(logits), logits.detach())
+        """Keep outputs in these slots, of shape (runs, batch); a head that grows has more of them later."""
+        self.logits[..., : logits.shape[-1]].scatter_(1, slots.unsqueeze(-1).expand_as(logits), logits.detach())
 
     def stored(self, slots: Tensor) -> Tensor:
         """Return the outputs in these slots, of shape (runs, drawn, outputs)."""
@@ -98,7 +98,7 @@ def der_loss(logits: Tensor, stored: Tensor, label_loss: Tensor, alpha: Tensor) 
 
     Args:
         logits: of the first draw, of shape (runs, drawn, outputs).
-        stored: what was stored for it.
+        stored: what was stored for it; outputs that are NaN, or that it has beyond those of `logits`, do not count.
         label_loss: the mean cross-entropy on the second draw, of shape (runs,).
         alpha: of shape (runs,).
 
@@ -107,4 +107,7 @@ def der_loss(logits: Tensor, stored: Tensor, label_loss: Tensor, alpha: Tensor) 
         >>> der_loss(torch.zeros(1, 3, 2), torch.full((1, 3, 2), 2.0), label_loss=6 * one, alpha=0.1 * one)
         tensor([3.4000])
     """
-    return alpha * (logits - stored).square().mean((1, 2)) + LABEL_WEIGHT * label_loss
+    stored = stored[..., : logits.shape[-1]]
+    known = ~stored.isnan()
+    squares = torch.where(known, logits - stored, 0.0).square().sum((1, 2))
+    return alpha * squares / known.sum((1, 2)) + LABEL_WEIGHT * label_loss

@@ -13,7 +13,7 @@ STRENGTHS = {
     "uniform": (0.3, 100.0),
     "random": (3.0, 100.0),
     "summed-ewc": (300.0, 10.0),
-    "clamped-summed-ewc": (1e4, 1e5),
+    "clamped-summed-ewc": (1e3, 1e5),
     "laplace-kronecker": (10.0, 1.0),
     "clamped-laplace-kronecker": (1e3, 1e3),
     "proximal-ewc": (1e4, 1e5),
@@ -27,7 +27,7 @@ STRENGTHS = {
     "l2-sp": (0.1, 100.0),
     # elsewhere a weight of 1, and the budget in nats that `attach` has by default
     "distil": (1.0, 1.0),
-    "lwf": (1.0, 1.0),
+    "lwf": (3.0, 1.0),
     "der++": (0.1, 0.1),
     "budget-measured": (0.003, 0.1),
     "budget-distil": (0.003, 0.1),
