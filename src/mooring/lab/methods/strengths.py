@@ -35,7 +35,7 @@ STRENGTHS = {
 """The strengths on the digits and those of the paper."""
 
 DIGITS_STRENGTHS = {name: digits for name, (digits, _) in STRENGTHS.items()}
-"""Tuned with `mooring tune` on the digits, two classes per task (docs/tuning.md)."""
+"""Tuned with `mooring tune` or a sweep on the digits, two classes per task (docs/tuning.md)."""
 
 PAPER_STRENGTHS = {name: paper for name, (_, paper) in STRENGTHS.items()}
 """The paper's strengths for CIFAR-100, one epoch, learning rate 0.001. From summed-ewc on they are ours."""
