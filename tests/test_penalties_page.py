@@ -18,7 +18,9 @@ def best(method: str, stream: str) -> dict:
     return max(finished, key=lambda row: row["accuracy"])
 
 
-@pytest.mark.parametrize("method", ["summed-ewc", "clamped-summed-ewc", "laplace-kronecker", "clamped-laplace-kronecker"])
+@pytest.mark.parametrize(
+    "method", ["summed-ewc", "clamped-summed-ewc", "laplace-kronecker", "clamped-laplace-kronecker"]
+)
 def test_row_of_a_matched_penalty_has_the_best_of_its_results(method):
     rows = [best(method, stream) for stream in STREAMS]
     cells = " | ".join(f"{row['accuracy']:.1f} ± {row['std']:.1f}" for row in rows)
