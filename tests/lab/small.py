@@ -52,6 +52,7 @@ def spec_for(method: str, stream: Stream, seed: int = 0, **rest) -> RunSpec:
     """A run of a method at a strength that is safe on so little data, in float64."""
     found = find_method(method)
     mild = {"ewc": 1e3, "mas": 1e-3, "balanced-ewc": 1e3, "clamped-ewc": 1e3, "proximal-ewc": 300.0}
+    mild |= {"summed-ewc": 3.0, "clamped-summed-ewc": 300.0, "laplace-kronecker": 0.3}
     mild |= {"balanced-mas": 1e-3, "clamped-mas": 1e-3, "budget-measured": 0.3, "budget-distil": 0.3}
     strength = mild.get(method, found.strength)
     told = {

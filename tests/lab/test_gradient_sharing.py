@@ -56,7 +56,7 @@ def test_runs_with_other_hyperparameters_do_not_share(monkeypatch):
     assert gradient_counts(specs, monkeypatch)[0] == {5}
 
 
-@pytest.mark.parametrize("method", ["mas", "er", "a-gem", "budget-kronecker"])
+@pytest.mark.parametrize("method", ["mas", "er", "a-gem", "der++", "budget-kronecker"])
 def test_methods_that_read_more_than_gradients_do_not_share(method):
     assert GradientSharing.of(specs_for([method, method])).rows == ()
 

@@ -15,6 +15,7 @@ IMPORTANCES = {"ewc": EWC, "mas": MAS, "si": SI, "rwalk": RWalk, "uniform": Unif
 SIGNS = {"si-absolute": "absolute", "si-signed": "signed", "si-negative": 0.001}
 CONTROLS = ["plain", "frozen", "frozen-after-first", "joint"]
 REFERENCES = ["distil", "budget-measured", "budget-distil"]
+MATCHED = ["summed-ewc", "clamped-summed-ewc", "laplace-kronecker", "clamped-laplace-kronecker"]
 NAMES = [
     *CONTROLS,
     *IMPORTANCES,
@@ -28,11 +29,14 @@ NAMES = [
     "a-gem",
     "er",
     *REFERENCES,
+    *MATCHED,
+    "lwf",
+    "der++",
 ]
 
 
 def test_registry_has_exactly_the_documented_methods():
-    assert len(NAMES) == 49
+    assert len(NAMES) == 55
     assert set(METHODS) == set(NAMES)
     assert all(method.name == name for name, method in METHODS.items())
 
@@ -121,8 +125,8 @@ def test_controls_and_replay_have_no_importance():
         assert (method.importance, method.strength, method.observes_outputs) == (None, None, False)
     assert [find_method(name).frozen for name in CONTROLS] == ["never", "always", "after first", "never"]
     assert [find_method(name).data for name in (*CONTROLS, "er", "a-gem")] == ["task"] * 3 + ["joint", "er", "a-gem"]
-    assert {name for name, method in METHODS.items() if method.memory} == {"er", "a-gem", *REFERENCES}
-    assert all(find_method(name).memory == 500 for name in ("er", "a-gem", *REFERENCES))
+    assert {name for name, method in METHODS.items() if method.memory} == {"er", "a-gem", "der++", *REFERENCES}
+    assert all(find_method(name).memory == 500 for name in ("er", "a-gem", "der++", *REFERENCES))
 
 
 def test_methods_with_a_reference_measure_or_distil_or_both():
@@ -134,7 +138,14 @@ def test_methods_with_a_reference_measure_or_distil_or_both():
 
 
 def test_only_unclamped_penalties_can_extrapolate():
-    expected = {*IMPORTANCES, *SIGNS, "l2-sp", *(f"balanced-{name}" for name in IMPORTANCES)}
+    expected = {
+        *IMPORTANCES,
+        *SIGNS,
+        "l2-sp",
+        "summed-ewc",
+        "laplace-kronecker",
+        *(f"balanced-{name}" for name in IMPORTANCES),
+    }
     assert {name for name, method in METHODS.items() if method.can_extrapolate} == expected
 
 

@@ -34,15 +34,18 @@ class StackSizes:
         pass
 
 
+ALONE = ("clamped-mas", "budget-kronecker", "laplace-kronecker", "lwf")
+"""Methods whose fleets have no plain runs."""
+
+
 @pytest.mark.parametrize(
     "method",
-    ["ewc", "si", "rwalk", "uniform", "random", "clamped-mas", "proximal-ewc", "budget-ewc", "budget-kronecker"],
+    ["ewc", "si", "rwalk", "uniform", "random", "proximal-ewc", "budget-ewc", *ALONE],
 )
 def test_runs_of_a_strength_group_equal_the_runs_alone(method):
     specs = specs_for(method)
-    together, _ = uninterrupted(
-        [*specs, *(specs_for("plain", (None,)) if method not in ("clamped-mas", "budget-kronecker") else ())], STREAM
-    )
+    beside = specs_for("plain", (None,)) if method not in ALONE else []
+    together, _ = uninterrupted([*specs, *beside], STREAM)
     alone = {key: value for spec in specs for key, value in without_time(Fleet([spec], STREAM).run()).items()}
     assert_close_results({spec.key: together[spec.key] for spec in specs}, alone, specs)
     assert len(set(alone.values())) == len(specs)

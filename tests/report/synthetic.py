@@ -22,12 +22,14 @@ EVERY_METHOD = (
     *(f"clamped-{name}" for name in IMPORTANCES[:4]),
     *(f"balanced-{name}" for name in (*IMPORTANCES[:4], "si-absolute")),
     *(f"explicit-{name}" for name in IMPORTANCES),
+    *("summed-ewc", "clamped-summed-ewc", "laplace-kronecker", "lwf"),
     *("l2-sp", "sfa", "wise-ft", "imm-mean", "imm-mode", "cofima"),
     *(f"proximal-{name}" for name in IMPORTANCES),
     "budget-ewc",
     "budget-kronecker",
     "a-gem",
     "er",
+    "der++",
 )
 NO_STRENGTH = ("plain", "frozen", "frozen-after-first", "joint", "a-gem", "er")
 

@@ -27,6 +27,7 @@ FAMILIES = (
     Family("merging", "#8c6d31", "h"),
     Family("proximal", "#b65f93", "P"),
     Family("budget", "#6a51a3", "p"),
+    Family("outputs", "#2a8f9e", "<"),
     Family("replay", "#d55e00", "X"),
     Family("unknown", "#9c8b6e", "*"),
 )
@@ -36,10 +37,11 @@ _BY_NAME = {family.name: family for family in FAMILIES}
 _SIGNS = ("si", "si-absolute", "si-signed", "si-negative", "si-flipped")
 _METHODS = {
     "controls": ("plain", "frozen", "frozen-after-first", "joint"),
-    "penalty": ("ewc", "mas", "rwalk", "uniform", "random", "l2-sp", *_SIGNS),
+    "penalty": ("ewc", "mas", "rwalk", "uniform", "random", "l2-sp", "summed-ewc", "laplace-kronecker", *_SIGNS),
     "explicit": tuple(f"soft-{name}" for name in ("ewc", "mas", "si", "rwalk")),
     "merging": ("sfa", "wise-ft", "imm-mean", "imm-mode", "cofima"),
-    "replay": ("a-gem", "er", "distil"),
+    "outputs": ("lwf",),
+    "replay": ("a-gem", "er", "distil", "der++"),
 }
 _PREFIXES = {
     "plain": "controls",

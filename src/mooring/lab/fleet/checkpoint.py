@@ -249,6 +249,8 @@ def _tensors_by_kind(fleet: Fleet) -> dict[str, Tensors]:
         "velocity": fleet.sgd.velocity,
         "first": fleet.first,
         "memory": {} if fleet.memory is None else {"kept": fleet.memory.kept},
+        "dark": {} if fleet.dark is None else {"logits": fleet.dark.logits},
+        "teacher": {} if fleet.lwf is None else fleet.lwf.teacher,
         "reference": {} if fleet.reference is None else fleet.reference.tensors(),
     }
 
@@ -270,6 +272,10 @@ def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
     fleet.loss_history.sums, fleet.first_bad = tensors["curve"].to(device), tensors["bad"].to(device)
     if fleet.memory is not None:
         fleet.memory.kept = saved["memory"]["kept"].cpu()
+    if fleet.dark is not None:
+        fleet.dark.logits = saved["dark"]["logits"]
+    if fleet.lwf is not None:
+        fleet.lwf.teacher = {name: to_stack_layout(saved["teacher"][name]) for name in names if saved["teacher"]}
 
 
 def _method_header(method: MethodState) -> dict[str, Any]:

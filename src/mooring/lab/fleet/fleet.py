@@ -16,12 +16,14 @@ from torch.nn.functional import cross_entropy
 from mooring.backends.eager import has_compiler
 from mooring.errors import MooringError
 from mooring.lab.fleet.data import EpochIndices, TrainingData
+from mooring.lab.fleet.der import DarkExperience, SlotReservoir, der_loss
 from mooring.lab.fleet.evaluation import Evaluation, evaluation_heads, inherits_head
 from mooring.lab.fleet.fused_step import FusedStep, run_fused_steps
 from mooring.lab.fleet.gpu.cuda_graphs import GraphRecorder
 from mooring.lab.fleet.gpu.run_kernel import NEVER
 from mooring.lab.fleet.gradient_sharing import GradientSharing
 from mooring.lab.fleet.grouping import fleet_shape, strength_groups
+from mooring.lab.fleet.lwf import LearningWithoutForgetting
 from mooring.lab.fleet.measurements import cka_of, drift_of, finite_runs
 from mooring.lab.fleet.method_groups import MethodGroups
 from mooring.lab.fleet.method_state import Tensors
@@ -120,7 +122,13 @@ class Fleet:
         self.training_data = TrainingData(stream, self.device, self.dtype, channels_last, *augmented)
         self.evaluation = Evaluation(stream, self.device)
         replays = self.method.memory and self.method.data != "reference"
-        self.memory = self.ahead = Reservoir(seeds, self.common.memory or 0) if replays else None
+        reservoir = SlotReservoir if self.method.data == "der++" else Reservoir
+        self.memory = self.ahead = reservoir(seeds, self.common.memory or 0) if replays else None
+        outputs, like = stream.outputs, torch.empty(0, dtype=self.dtype, device=self.device)
+        self.dark = DarkExperience(self.specs, outputs, like) if self.method.data == "der++" else None
+        with_teacher = (self.specs, stream, self.device)
+        temperature = self.method.temperature
+        self.lwf = None if temperature is None else LearningWithoutForgetting(temperature, *with_teacher)
         names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
         self.observer = (
             StackObserver(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
@@ -201,6 +209,8 @@ class Fleet:
         self.frozen = self.method.frozen == "always" or (self.method.frozen == "after first" and task > 0)
         for name, p in self.stack.parameters.items():
             p.requires_grad_(not (self.frozen and name.startswith("backbone.")))
+        if self.lwf is not None:
+            self.lwf.start_task(task)
         self.gradient_sharing = GradientSharing.of(self.specs if task == 0 else (), self.device)
         self.recorder.clear()
         self.kernels_are_compiled = False
@@ -215,7 +225,10 @@ class Fleet:
         if self.memory is not None:
             self.ahead, offers = deepcopy(self.memory), epoch == 0 and not self.method.stores_after_tasks
             count, updates = self.method.recalls, self.method.updates
-            replayed = self.ahead.plan(order, sizes, offer=offers, count=count, updates=updates)
+            if isinstance(self.ahead, SlotReservoir):
+                replayed = self.ahead.plan_slots(order, sizes, count)
+            else:
+                replayed = self.ahead.plan(order, sizes, offer=offers, count=count, updates=updates)
         elif self.reference is not None and self.reference.distillation:
             steps = len(sizes) * self.method.updates
             replayed = self.reference.distillation.plan(len(self.specs), epoch * steps, steps)
@@ -248,7 +261,10 @@ class Fleet:
         if replayed is not None and self.method.data == "er":
             indices = torch.cat([indices, replayed], 1)
         head_task = None if self.method.data in ("joint", "er") else task
-        loss, gradients, probes = self._compute_gradients(indices, head_task)
+        if self.dark is not None and replayed is not None:
+            loss, gradients, probes = self._replay_outputs(self.dark, indices, replayed, task)
+        else:
+            loss, gradients, probes = self._compute_gradients(indices, head_task)
         if replayed is not None and self.method.data == "a-gem":
             gradients = project_agem(gradients, self._gradients(self._forward(replayed, None)[1].sum()))
         added: Tensors = {}
@@ -312,6 +328,8 @@ class Fleet:
             self.memory.offer(self.training_data.epoch_order(self.specs, "task", task, 0))
         if self.reference is not None and task + 1 < len(self.stream.tasks):
             self.reference.start_task(self.training_data.epoch_order(self.specs, "task", task, 0), self.stack)
+        if self.lwf is not None:
+            self.lwf.remember(self.stack)
         if task == 0:
             tensors = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -335,6 +353,9 @@ class Fleet:
 
     def _compute_gradients(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensors, Tensors]:
         """Return losses, gradients, and gradients of the importances' functions of the outputs; shared where equal."""
+        if self.lwf is not None and self.lwf.old_heads:
+            loss, added = self.lwf.losses(self.stack, self.training_data.batch(indices, task))
+            return loss.detach(), self._gradients((loss + added).sum()), {}
         with self.gradient_sharing.representatives_only(self.stack):
             logits, loss = self._forward(self.gradient_sharing.select(indices), task)
             probes: Tensors = {}
@@ -343,6 +364,21 @@ class Fleet:
             gradients = self._gradients(loss.sum())
         expand = self.gradient_sharing.expand
         return expand(loss.detach()), {name: expand(g) for name, g in gradients.items()}, probes
+
+    def _replay_outputs(
+        self, dark: DarkExperience, indices: Tensor, planned: Tensor, task: int
+    ) -> tuple[Tensor, Tensors, Tensors]:
+        """Return losses and gradients of DER++, and store the batch's outputs; `planned` is of `plan_slots`."""
+        drawn = (planned.shape[1] - indices.shape[1]) // 3
+        first, second, slots, places = torch.split(planned, [drawn, drawn, drawn, indices.shape[1]], 1)
+        logits, loss = self._forward(indices, task)
+        total = loss
+        if drawn:
+            replayed, label_loss = self._forward(first, None)[0], self._forward(second, None)[1]
+            total = loss + der_loss(replayed, dark.stored(slots), label_loss, dark.alpha)
+        gradients = self._gradients(total.sum())
+        dark.store(places, logits)
+        return loss.detach(), gradients, {}
 
     def _forward(self, indices: Tensor, task: int | None) -> tuple[Tensor, Tensor]:
         """Return logits (runs, batch, outputs) and each run's mean loss, of one task's head or of each sample's own."""
@@ -393,6 +429,8 @@ class Fleet:
         self.groups.set_strengths(self.specs)
         if self.reference is not None and self.reference.distillation:
             self.reference.distillation.set_strengths(self.specs)
+        if self.lwf is not None:
+            self.lwf.set_strengths(self.specs)
 
     def keep(self, rows: Tensor) -> None:
         """Keep the runs in these rows, those of a method next to each other; a row may occur several times."""
@@ -402,8 +440,9 @@ class Fleet:
         self.sgd.keep(rows)
         for memory in {id(m): m for m in (self.memory, self.ahead) if m is not None}.values():
             memory.keep(rows)
-        if self.reference is not None:
-            self.reference.keep(rows)
+        for part in (self.reference, self.dark, self.lwf):
+            if part is not None:
+                part.keep(rows)
         self.epoch_indices.keep(rows)
         self.first = {name: p[rows] for name, p in self.first.items()}
         self.loss_history.keep(rows)

@@ -67,6 +67,7 @@ class FusedStep:
         if self.counts and not compile_only:
             torch._foreach_add_(list(self.counts.values()), 1)
         state = self.method_state
+        forces = {} if state is None else state.layer_forces(gradients)
         for name, g in gradients.items():
             stacked = {"theta": parameters[name].detach(), "g": to_stack_layout(g), "velocity": self.sgd.velocity[name]}
             stacked |= {"added": to_stack_layout(added[name])} if name in added else {}
@@ -74,6 +75,9 @@ class FusedStep:
             tensors |= self.sgd.per_run_numbers(rows)
             if state is not None and name in state.states:
                 tensors |= self._state_tensors(state, name, probes, rows)
+            if name in forces:
+                force = flatten_per_run(to_stack_layout(forces[name]))
+                tensors["added"] = tensors["added"] + force if "added" in tensors else force
             if "count" in tensors:
                 tensors["samples"] = self.sgd.size(samples)
             self._kernel(tensors)(tensors, first_bad[rows], now)

@@ -16,15 +16,15 @@ def first_task_key(spec: RunSpec) -> str:
     """Return the key that runs share when their parameters are the same throughout the first task.
 
     It is the key of plain fine-tuning with the same settings: methods collect their importance in the first task and
-    use it from the second task on. A method that anchors at the initial weights acts from the first step, so the run
-    keeps its own key.
+    use it from the second task on. A method whose strength acts from the first step keeps its own key.
 
     Example:
         >>> ewc, si, other = (RunSpec("digits", "0", *run) for run in (("ewc", 0), ("explicit-si", 0), ("ewc", 1)))
         >>> first_task_key(ewc) == first_task_key(si), first_task_key(ewc) == first_task_key(other)
         (True, False)
     """
-    return spec.key if find_method(spec.method).anchors == "start" else replace(spec, method="plain", strength=None).key
+    at_once = find_method(spec.method).strength_acts_at_once
+    return spec.key if at_once else replace(spec, method="plain", strength=None).key
 
 
 @dataclass(frozen=True)

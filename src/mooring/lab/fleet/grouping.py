@@ -21,15 +21,15 @@ def fleet_shape(spec: RunSpec) -> tuple[object, ...]:
     method = find_method(spec.method)
     training = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory, spec.flips, spec.shifts, spec.dtype)
     replay = (method.recalls, method.past_only, method.updates)
-    uses = (method.measures, method.distils, method.observes_outputs, method.observes_layers)
+    uses = (method.measures, method.distils, method.observes_outputs, method.observes_layers, method.temperature)
     return (*training, method.data, *replay, method.frozen, *uses)
 
 
 def strength_group_key(spec: RunSpec) -> str:
     """Return the key that runs share when they differ in their strength alone: the run's key without its strength.
 
-    The strength has no effect in the first task, so such runs train it as one. A method that anchors at the initial
-    weights is the exception: its strength acts from the first step, and the run's own key is returned.
+    The strength has no effect in the first task, so such runs train it as one. A method whose strength acts from the
+    first step is the exception, such as one that anchors at the initial weights: the run's own key is returned.
 
     Example:
         >>> weak, strong = (RunSpec("digits", "0", "ewc", 0, strength=strength) for strength in (1.0, 10.0))
@@ -38,7 +38,7 @@ def strength_group_key(spec: RunSpec) -> str:
         >>> strength_group_key(weak) == strength_group_key(RunSpec("digits", "0", "ewc", 1, strength=1.0))
         False
     """
-    ungrouped = spec.strength is None or find_method(spec.method).anchors == "start"
+    ungrouped = spec.strength is None or find_method(spec.method).strength_acts_at_once
     return (spec if ungrouped else replace(spec, strength=None)).key
 
 

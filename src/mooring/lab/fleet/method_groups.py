@@ -81,7 +81,7 @@ class MethodGroups:
 
     @torch.no_grad()
     def accumulate_factors(self, observed: Mapping[str, LayerFactors], finite: Tensor | None) -> None:
-        """Add the Kronecker factors of one iteration to the methods that keep them; their runs are the whole stack.
+        """Add the Kronecker factors of one iteration to the methods; all of a fleet keep them, or none.
 
         Args:
             observed: the factors of every layer.
@@ -89,8 +89,9 @@ class MethodGroups:
         """
         if finite is not None:
             observed = {layer: (a[finite], g[finite], sums[finite]) for layer, (a, g, sums) in observed.items()}
-        for _, state in self.moored:
-            for layer, (inputs, outputs, bias_outputs) in observed.items():
+        for rows, state in self.moored:
+            for layer, factors in observed.items():
+                inputs, outputs, bias_outputs = (factor[rows] for factor in factors)
                 for name, added in ((f"{layer}.weight", (inputs, outputs)), (f"{layer}.bias", (None, bias_outputs))):
                     if (parameter := state.states.get(name)) and parameter.factors:
                         parameter.factors.accumulate(*added)

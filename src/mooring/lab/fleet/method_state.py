@@ -13,6 +13,7 @@ from mooring.diagnose.stability import divergence_limit, interpolation_weight, t
 from mooring.importance import State
 from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.lab.fleet.gpu.run_kernel import apply_budget_pull, total_spent
+from mooring.lab.fleet.laplace import laplace_force
 from mooring.lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 from mooring.lab.methods import Method
 from mooring.lab.model.results import Stability
@@ -79,10 +80,23 @@ class MethodState:
         """Return g + force for the parameters that have a gradient and a past; empty without a penalty."""
         if not isinstance(self.pull, GradientPull):
             return {}
-        return {
+        penalized = {
             name: apply_penalty(self.pull, {**state.pull_tensors(), "g": gradients[name], "lr": self.lr})
             for name, state in self.states.items()
             if name in gradients and state.previous is not None
+        }
+        return penalized | {name: gradients[name] + force for name, force in self.layer_forces(gradients).items()}
+
+    @torch.no_grad()
+    def layer_forces(self, names: Collection[str]) -> Tensors:
+        """Return the penalty's force on those of these parameters whose past has Kronecker factors."""
+        if not isinstance(self.pull, GradientPull):
+            return {}
+        held = {name: s for name, s in self.states.items() if name in names and s.factors and s.factors.tasks}
+        return {
+            name: laplace_force(self.pull, state.factors, state.theta - state.anchor, self.lr).to(state.theta.dtype)
+            for name, state in held.items()
+            if state.factors
         }
 
     def copy_parameters(self) -> Tensors:
@@ -230,7 +244,7 @@ class MethodState:
 
     def stability(self, momenta: Sequence[float]) -> list[Stability | None]:
         """Return what the penalty of each run will do with this momentum; None without a penalty or a past."""
-        known = [state for state in self.states.values() if state.previous is not None]
+        known = [state for state in self.states.values() if state.has_previous]
         if not isinstance(self.pull, GradientPull) or not known:
             return [None] * len(self.lr)
         optimizers = [torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=momentum) for momentum in momenta]
@@ -263,5 +277,7 @@ def _flat_tensors(term: DiagonalTerm) -> Tensors:
 
 
 def _scores(state: ParameterState) -> Tensor:
-    """Return the importance over past tasks of each weight, of shape (runs, weights)."""
+    """Return the importance over past tasks of each weight, or of each direction of its eigenbasis; (runs, weights)."""
+    if state.factors and state.factors.basis is not None:
+        return state.factors.basis[2].flatten(1)
     return state.full(state.previous).reshape(len(state.anchor), -1)

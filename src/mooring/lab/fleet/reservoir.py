@@ -1,6 +1,7 @@
 """Replay memory: a reservoir of sample indices for each run, and the gradient projection of A-GEM."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,25 +42,31 @@ class Reservoir:
 
     def offer(self, indices: Tensor) -> None:
         """Offer new indices to each run, of shape (runs, n)."""
-        count, capacity = indices.shape[1], self.kept.shape[1]
-        order = torch.arange(self.offered, self.offered + count)
         kept, offered = self.kept.numpy(), indices.numpy()
+        for runs, slots in self._slots_of_next(indices.shape[1]):
+            inside = slots < self.kept.shape[1]
+            for run in runs:
+                kept[run, slots[inside]] = offered[run, inside]  # of several indices for one slot the last stays
+        self.offered += indices.shape[1]
+
+    def _slots_of_next(self, count: int) -> Iterator[tuple[list[int], Any]]:
+        """Yield the runs of each seed and the slots of the next indices, as an array; beyond capacity if not kept."""
+        order, capacity = torch.arange(self.offered, self.offered + count), self.kept.shape[1]
         for seed, runs in self._by_seed().items():
             random = seeded_generator(seed, "reservoir", self.offered)
             uniform = torch.rand(count, generator=random, dtype=torch.float64)
-            slots = torch.where(order < capacity, order, (uniform * (order + 1)).long()).numpy()
-            inside = slots < capacity
-            for run in runs:
-                kept[run, slots[inside]] = offered[run, inside]  # of several indices for one slot the last stays
-        self.offered += count
+            yield runs, torch.where(order < capacity, order, (uniform * (order + 1)).long()).numpy()
 
     def sample(self, count: int) -> Tensor:
         """Draw from each run's memory without replacement: int64 of shape (runs, min(count, len(self)))."""
+        return self.kept.gather(1, self.draw_slots(count))
+
+    def draw_slots(self, count: int) -> Tensor:
+        """Draw filled slots of each run's memory, without replacement, as `sample` does."""
         self.drawn += 1
         chosen = torch.empty(len(self.seeds), min(count, len(self)), dtype=torch.int64)
         for seed, runs in self._by_seed().items():
-            slots = torch.randperm(len(self), generator=seeded_generator(seed, "replay", self.drawn))[:count]
-            chosen[runs] = self.kept[runs][:, slots]
+            chosen[runs] = torch.randperm(len(self), generator=seeded_generator(seed, "replay", self.drawn))[:count]
         return chosen
 
     def _by_seed(self) -> dict[int, list[int]]:

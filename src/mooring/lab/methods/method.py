@@ -48,12 +48,15 @@ class Method:
         data: the source of batches: "task", "joint" (all tasks), "er" (the task and a memory), "a-gem" (the task,
             with a second gradient from a memory), or "reference" (the task, with a memory of which only the inputs are
             used: a `Budget` is measured on it and, with distil=True, distilled; without an importance it is distilled
-            with the strength as the weight).
+            with the strength as the weight), or "der++" (the task and a memory with stored outputs, which are
+            held with the strength as the weight).
         memory: the default number of samples in the memory; None for a method without a memory.
         recalls: the number of samples drawn from the memory in each step; None means the batch size.
         past_only: whether a task's samples enter the memory at its end, so that steps draw samples of past tasks only;
             always so with "a-gem".
         updates: how often each batch is trained in a row, every time with newly drawn samples.
+        temperature: at which the outputs of old heads on the new task's inputs are distilled from the last task's
+            model, with the strength as the weight; None if they are not.
 
     Example:
         >>> from mooring.importance import Uniform
@@ -70,11 +73,12 @@ class Method:
     anchors: Literal["last", "start"] = "last"
     dial: tuple[float, ...] = ()
     frozen: Literal["never", "always", "after first"] = "never"
-    data: Literal["task", "joint", "er", "a-gem", "reference"] = "task"
+    data: Literal["task", "joint", "er", "a-gem", "reference", "der++"] = "task"
     memory: int | None = None
     recalls: int | None = None
     past_only: bool = False
     updates: int = 1
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         """Check that the importance and the pull are functions, and that a pull has an importance."""
@@ -95,7 +99,8 @@ class Method:
                     f"pull of method {self.name!r} must take one argument, the strength, used or not ({error}): "
                     "give a function such as lambda strength: Interpolation()"
                 ) from error
-        strength_only = self.data == "reference" and self.pull is default
+        holds_outputs = self.data in ("reference", "der++") or self.temperature is not None
+        strength_only = holds_outputs and self.pull is default
         if self.importance is None and (self.pull is not default or self.strength is not None) and not strength_only:
             raise MooringError(
                 f"method {self.name!r} has a pull or a strength and no importance, so it would pull nothing: give an "
@@ -111,6 +116,11 @@ class Method:
     def stores_after_tasks(self) -> bool:
         """Whether a task's samples enter the memory at its end, not while it is trained."""
         return self.past_only or self.data == "a-gem"
+
+    @property
+    def strength_acts_at_once(self) -> bool:
+        """Whether the strength has an effect in the first task."""
+        return self.anchors == "start" or self.data == "der++"
 
     @property
     def measures(self) -> bool:

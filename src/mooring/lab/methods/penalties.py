@@ -1,4 +1,7 @@
-"""Quadratic penalties on the distance to the anchor: every importance, also balanced or clamped, and SI's signs."""
+"""Quadratic penalties on the distance to the anchor: every importance, also balanced or clamped, and SI's signs.
+
+The `MATCHED` ones keep what the proximal step and the budgets keep, and differ from these in the pull alone.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import mooring
 from mooring.lab.methods.method import Method, decades
+from mooring.lab.methods.proximal_steps import layer_curvature, mean_fisher
 from mooring.lab.methods.strengths import DIGITS_STRENGTHS
 
 if TYPE_CHECKING:
@@ -83,6 +87,49 @@ METHODS = [
         for name, (make, line) in IMPORTANCES.items()
     ),
 ]
+
+SUMMED_STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4)
+LAPLACE_STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3)
+
+MATCHED = [
+    Method(
+        "summed-ewc",
+        "EWC's penalty with what proximal-ewc holds: the sum of the tasks' mean Fisher information",
+        mean_fisher,
+        penalty,
+        DIGITS_STRENGTHS["summed-ewc"],
+        merge="sum",
+        dial=SUMMED_STRENGTHS,
+    ),
+    Method(
+        "clamped-summed-ewc",
+        "the penalty of summed-ewc, capped where it would extrapolate",
+        mean_fisher,
+        partial(penalty, clamp=True),
+        DIGITS_STRENGTHS["clamped-summed-ewc"],
+        merge="sum",
+        dial=decades(0, 7),
+    ),
+    Method(
+        "laplace-kronecker",
+        "penalty with the curvature of budget-kronecker: online Laplace with Kronecker factors",
+        layer_curvature,
+        penalty,
+        DIGITS_STRENGTHS["laplace-kronecker"],
+        merge="sum",
+        dial=LAPLACE_STRENGTHS,
+    ),
+    Method(
+        "clamped-laplace-kronecker",
+        "the penalty of laplace-kronecker, with eigenvalues capped where it would extrapolate",
+        layer_curvature,
+        partial(penalty, clamp=True),
+        DIGITS_STRENGTHS["clamped-laplace-kronecker"],
+        merge="sum",
+        dial=decades(0, 7),
+    ),
+]
+"""Penalties that keep the curvature of `proximal_steps`, so that a comparison shows what the pull alone does."""
 
 FLIPPED = "SI's penalty, with absolute scores, except one in a thousand that is negative"
 VARIANTS = [_penalty("si-flipped", FLIPPED, partial(_signed, "flipped"), "si")]

@@ -1,16 +1,18 @@
 """The registry of methods."""
 
 from mooring.errors import MooringError, unknown
-from mooring.lab.methods import baselines, interpolations, penalties, proximal_steps, with_reference
+from mooring.lab.methods import baselines, functional, interpolations, penalties, proximal_steps, with_reference
 from mooring.lab.methods.method import Method
 
 FAMILIES = (
     baselines.CONTROLS,
     penalties.METHODS,
+    penalties.MATCHED,
     interpolations.METHODS,
     proximal_steps.METHODS,
     baselines.REPLAY,
     with_reference.METHODS,
+    functional.METHODS,
 )
 METHODS: dict[str, Method] = {method.name: method for family in FAMILIES for method in family}
 

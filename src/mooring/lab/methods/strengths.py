@@ -12,6 +12,10 @@ STRENGTHS = {
     "rwalk": (3.0, 1e-4),
     "uniform": (0.3, 100.0),
     "random": (3.0, 100.0),
+    "summed-ewc": (300.0, 10.0),
+    "clamped-summed-ewc": (1e3, 1e5),
+    "laplace-kronecker": (10.0, 1.0),
+    "clamped-laplace-kronecker": (1e3, 1e3),
     "proximal-ewc": (1e4, 1e5),
     "budget-ewc": (1e-5, 1e-4),
     "budget-kronecker": (1e-5, 1e-3),
@@ -23,16 +27,18 @@ STRENGTHS = {
     "cofima": (1.0, 1.0),
     # elsewhere a weight of 1, and the budget in nats that `attach` has by default
     "distil": (1.0, 1.0),
+    "lwf": (3.0, 1.0),
+    "der++": (0.1, 0.1),
     "budget-measured": (0.003, 0.1),
     "budget-distil": (0.003, 0.1),
 }
 """The strengths on the digits and those of the paper."""
 
 DIGITS_STRENGTHS = {name: digits for name, (digits, _) in STRENGTHS.items()}
-"""Tuned with `mooring tune` on the digits, two classes per task (docs/tuning.md)."""
+"""Tuned with `mooring tune` or a sweep on the digits, two classes per task (docs/tuning.md)."""
 
 PAPER_STRENGTHS = {name: paper for name, (_, paper) in STRENGTHS.items()}
-"""The paper's strengths for CIFAR-100, one epoch, learning rate 0.001. From proximal-ewc on they are ours."""
+"""The paper's strengths for CIFAR-100, one epoch, learning rate 0.001. From summed-ewc on they are ours."""
 
 
 def paper_strength(method: str) -> float | None:

@@ -7,6 +7,9 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from mooring.errors import MooringError
 
+Head = int | Tensor | tuple[int, ...]
+"""One head for all samples, one for each of them, or several for all."""
+
 
 class MultiHeadNetwork(nn.Module):
     """Linear heads over the features of a shared backbone: heads[head](backbone(x)).
@@ -35,17 +38,19 @@ class MultiHeadNetwork(nn.Module):
             raise MooringError(f"a backbone returns features of shape (batch, width), not {kind}")
         self.heads = nn.ModuleList(nn.Linear(features.shape[1], outputs) for _ in range(heads))
 
-    def forward(self, x: Tensor, head: int | Tensor = 0) -> Tensor:
-        """Return logits of shape (batch, outputs).
+    def forward(self, x: Tensor, head: Head = 0) -> Tensor:
+        """Return logits of shape (batch, outputs), or (batch, heads, outputs) of several heads.
 
         Args:
             x: images of shape (batch, channels, height, width).
-            head: the head's number, or the head of each sample as int64 of shape (batch,).
+            head: the head's number, or the head of each sample as int64 of shape (batch,), or several heads' numbers.
         """
         features = self.backbone(x)
         if isinstance(head, int):
             logits: Tensor = self.heads[head](features)
             return logits
+        if isinstance(head, tuple):
+            return torch.stack([self.heads[number](features) for number in head], 1)
         all_logits = torch.stack([linear(features) for linear in self.heads], 1)  # (batch, heads, outputs)
         return all_logits.take_along_dim(head[:, None, None], 1).squeeze(1)
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mooring.lab.fleet.stack.batched_layers import LAYERS, BatchedLayer, ForwardCallback, batched_network
 from mooring.lab.model.order import seeded_generator
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.networks.multi_head import MultiHeadNetwork, is_standard_layer
+from mooring.lab.networks.multi_head import Head, MultiHeadNetwork, is_standard_layer
 
 Tensors = dict[str, Tensor]
 
@@ -75,7 +75,7 @@ class Stack:
         self.seeds, self.calls = list(seeds) or [0] * len(networks), 0
         self.tensor_names = _names_by_layer(self.parameters), _names_by_layer(self.buffers)
         self.batched = batched_network(self.network, self._layer_tensors)
-        self.forwards: dict[str, Callable[[Tensor, int | Tensor], Tensor]] = {
+        self.forwards: dict[str, Callable[[Tensor, Head], Tensor]] = {
             "batched": self._forward_batched,
             "vmap": self._forward_vmap,
             "sequential": self._forward_sequential,
@@ -85,12 +85,12 @@ class Stack:
     def __len__(self) -> int:
         return len(next(iter(self.parameters.values())))
 
-    def __call__(self, x: Tensor, head: int | Tensor, *, train: bool = False) -> Tensor:
-        """Return the logits, of shape (runs, batch, outputs).
+    def __call__(self, x: Tensor, head: Head, *, train: bool = False) -> Tensor:
+        """Return the logits, of shape (runs, batch, outputs), or (runs, batch, heads, outputs) of several heads.
 
         Args:
             x: images of shape (runs, batch, channels, height, width).
-            head: one head, or a head for each sample, int64 of shape (runs, batch).
+            head: one head, or a head for each sample, int64 of shape (runs, batch), or several heads for all samples.
             train: whether the networks are in training mode.
         """
         for network in (self.network, self.batched):
@@ -102,10 +102,10 @@ class Stack:
             with torch.autocast(self.device.type, self.compute_dtype, enabled=self.mode != "batched"):
                 return self.forwards[self.mode](x, head).to(x.dtype)
 
-    def _forward_batched(self, x: Tensor, head: int | Tensor) -> Tensor:
+    def _forward_batched(self, x: Tensor, head: Head) -> Tensor:
         assert self.batched is not None
         x = x.flatten(0, 1) if self.compute_dtype is None else x.flatten(0, 1).to(self.compute_dtype)
-        logits: Tensor = self.batched(x, head if isinstance(head, int) else head.flatten())
+        logits: Tensor = self.batched(x, head.flatten() if isinstance(head, Tensor) else head)
         return logits.view(len(self), -1, *logits.shape[1:])
 
     def _layer_tensors(self, name: str) -> tuple[Tensors, int]:
@@ -114,14 +114,14 @@ class Stack:
         own = {short: self.parameters[full] for short, full in parameters.items()}
         return own | {short: self.buffers[full] for short, full in buffers.items()}, len(self)
 
-    def _forward_vmap(self, x: Tensor, head: int | Tensor) -> Tensor:
-        dims = (0, 0, 0, None if isinstance(head, int) else 0)
+    def _forward_vmap(self, x: Tensor, head: Head) -> Tensor:
+        dims = (0, 0, 0, 0 if isinstance(head, Tensor) else None)
         # on a CPU, vmap would run other attention kernels one by one
         with sdpa_kernel(SDPBackend.MATH) if x.device.type == "cpu" else nullcontext():
             logits: Tensor = vmap(self._forward_one, in_dims=dims)(self.parameters, self.buffers, x, head)
         return logits
 
-    def _forward_one(self, parameters: Tensors, buffers: Tensors, x: Tensor, head: int | Tensor) -> Tensor:
+    def _forward_one(self, parameters: Tensors, buffers: Tensors, x: Tensor, head: Head) -> Tensor:
         tensors = parameters | buffers
         logits: Tensor = functional_call(self.network, tensors, (x, head))
         for name, buffer in buffers.items():
@@ -129,7 +129,7 @@ class Stack:
                 buffer.copy_(tensors[name].detach())
         return logits
 
-    def _forward_sequential(self, x: Tensor, head: int | Tensor) -> Tensor:
+    def _forward_sequential(self, x: Tensor, head: Head) -> Tensor:
         self.calls += self.network.training
         parameters = {name: p.unbind() for name, p in self.parameters.items()}  # one gradient for the whole stack
         logits = []
@@ -137,7 +137,7 @@ class Stack:
             own_parameters = {name: rows[run] for name, rows in parameters.items()}
             with self._rng_preserved():
                 torch.manual_seed(seeded_generator(seed, "forward", self.calls).initial_seed())
-                own_head = head if isinstance(head, int) else head[run]
+                own_head = head[run] if isinstance(head, Tensor) else head
                 logits.append(self._forward_one(own_parameters, _row(self.buffers, run), x[run], own_head))
         return torch.stack(logits)
 
@@ -168,16 +168,25 @@ class Stack:
         """
         modules = () if self.batched is None else self.batched.modules()
         layers = [layer for layer in modules if isinstance(layer, BatchedLayer)]
-        before = self.parameters, self.buffers, [layer.on_forward for layer in layers]
-        self.parameters, self.buffers = ({name: weights[name] for name in own} for own in before[:2])
+        before = [layer.on_forward for layer in layers]
         for layer in layers:
             layer.on_forward = on_forward
         try:
+            with self.replaced_by(weights):
+                yield
+        finally:
+            for layer, callback in zip(layers, before, strict=True):
+                layer.on_forward = callback
+
+    @contextmanager
+    def replaced_by(self, weights: Tensors) -> Iterator[None]:
+        """Use other weights inside this context: parameters and buffers by name, each of shape (runs, ...)."""
+        before = self.parameters, self.buffers
+        self.parameters, self.buffers = ({name: weights[name] for name in own} for own in before)
+        try:
             yield
         finally:
-            self.parameters, self.buffers, callbacks = before
-            for layer, callback in zip(layers, callbacks, strict=True):
-                layer.on_forward = callback
+            self.parameters, self.buffers = before
 
     @torch.no_grad()
     def inherit(self, head: int, ancestor: int, rows: list[int]) -> None:
@@ -220,7 +229,7 @@ class Stack:
         differences = []
         for run in range(len(self)):
             buffers = {name: buffer[run].clone() for name, buffer in kept.items()}
-            own_head = head if isinstance(head, int) else head[run]
+            own_head = head[run] if isinstance(head, Tensor) else head
             with _attention_fastpath_disabled():
                 expected = self._forward_one(_row(self.parameters, run), buffers, x[run], own_head)
             differences.append(_relative_difference(logits[run], expected))
