@@ -186,7 +186,14 @@ def test_overhead_benchmark_prints_ratios():
     assert re.search(r"uniform +proximal +\d\.\d{3}", table)
 
 
-NAMES_OF_COSTS = {"efficientnet": "EfficientNet-Lite0", "gpt2": "GPT-2", "gpt2-lora": "GPT-2, LoRA"}
+NAMES_OF_COSTS = {
+    "efficientnet": "EfficientNet-Lite0",
+    "gpt2": "GPT-2",
+    "gpt2-lora": "GPT-2, LoRA",
+    "llama-1b": "Llama 1.1 B",
+    "llama-1b-lora": "Llama 1.1 B, LoRA",
+    "many-tensors": "2,000 tensors",
+}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "docs" / "figures" / "finetuning-cost").glob("*.json")), ids=str)
