@@ -41,7 +41,7 @@ class WeightControl:
 DIRECT = WeightControl(first=0.1, speed=3.0, smallest=0.01, largest=100.0, limited=True)
 """For optimizers such as SGD, where a larger gradient makes a larger step, and one beyond the task's overshoots."""
 
-NORMALIZED = WeightControl(first=1.0, speed=1.0, smallest=1e-3, largest=3.0, limited=False)
+NORMALIZED = WeightControl(first=1.0, speed=2.0, smallest=1e-3, largest=3.0, limited=False)
 """For optimizers such as Adam, which divide gradients by their size.
 
 A weight that is too large is worse there than one that is too small: the noise of its gradient grows with it, which
