@@ -85,7 +85,9 @@ def test_frontier_takes_other_strengths_for_a_method(run):
 
 def test_compare_prints_every_method_and_the_results_file(run):
     output = run("compare", *DIGITS, "--methods", "plain,ewc", "--baseline", "plain").splitlines()
-    assert output[0].startswith("digits (2 classes a task), tasks 1 to 2, at most 20 images a task: mlp, 1 epoch")
+    assert output[0].startswith(
+        "digits (2 classes a task), tasks 1 to 2, at most 20 images a task, task-incremental: mlp"
+    )
     assert output[0].endswith("over 2 seeds")
     header = ["method", "accuracy", "%", "forgetting", "learned", "vs", "plain", "[95", "%]", "verdict"]
     assert output[1].split() == header
@@ -394,4 +396,4 @@ def test_a_folder_of_images_is_compared(run, tmp_path):
             Image.fromarray(pixels).save(tmp_path / "images" / name / f"{seed}.png")
     folder = ["--stream", "folder", "--data", "images", "--per-task", "2", "--size", "8", "--network", "mlp"]
     output = run("compare", *folder, "--methods", "plain", "--seeds", "1")
-    assert output.startswith("images (2 classes a task): mlp, 1 epoch, batch 10, lr 0.001")
+    assert output.startswith("images (2 classes a task), task-incremental: mlp, 1 epoch, batch 10, lr 0.001")

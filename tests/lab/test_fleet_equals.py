@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from lab.small import class_stream, domain_stream, spec_for, trained_by_hand
+from lab.small import class_stream, domain_stream, growing_stream, spec_for, trained_by_hand
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.grouping import fleet_shape
 from mooring.lab.methods import METHODS
 
 BY_HAND = [name for name, method in METHODS.items() if method.memory is None]
-STREAMS = {"classes": class_stream(), "domains": domain_stream()}
+STREAMS = {"classes": class_stream(), "domains": domain_stream(), "growing": growing_stream()}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 

@@ -132,7 +132,8 @@ def test_numbers_in_the_table_are_the_metrics_computed_by_hand(page, results):
 def test_headline_names_the_comparison_and_the_outcome(page):
     html = page.read_text(encoding="utf-8")
     assert (
-        "8 methods at 10 settings on 5 tasks, 3 seeds (0\u20132), network mlp, 5 epochs a task, batches of 20" in html
+        "8 methods at 10 settings on 5 tasks, task-incremental (one head per task; the task is known at test time), "
+        "3 seeds (0\u20132), network mlp, 5 epochs a task, batches of 20" in html
     )
     assert "The best method was er: " in html
     assert re.search(r"Plain fine-tuning ended \d+\.\d\d points below joint training, the upper bound; er closed", html)

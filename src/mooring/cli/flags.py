@@ -91,6 +91,13 @@ class StreamFlags:
     channels: Annotated[int | None, option("3 for RGB, 1 for grey.")] = None
     label: Annotated[str | None, option("Label column of Parquet files.")] = None
     skip_broken: Annotated[bool, option("Leave out images that cannot be read.", "--skip-broken")] = False
+    scenario: Annotated[
+        str | None,
+        option(
+            "task (one head per task; the default of a cut by class), class (one growing head) or domain (one head; "
+            "the default of -permuted and -rotated)."
+        ),
+    ] = None
 
     def options(self) -> list[StreamOptions]:
         """Return the options of each named stream.

@@ -52,8 +52,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
 
 def print_rows(rows: Sequence[Row], baseline: str | None) -> None:
     """Print a table for each stream: accuracy, forgetting and learned accuracy, mean and std over seeds."""
-    for stream in dict.fromkeys(row.setting.stream for row in rows):
-        table = [row for row in rows if row.setting.stream == stream]
+    for stream in dict.fromkeys(row.stream for row in rows):
+        table = [row for row in rows if row.stream == stream]
         several_lrs = len({row.setting.lr for row in table}) > 1
         optional = [name for name in OPTIONAL_COLUMNS if len({getattr(row.setting, name) for row in table}) > 1]
         columns = [*(["lr"] if several_lrs else []), *optional]
@@ -95,7 +95,9 @@ def print_choices(choices: Sequence[Choice]) -> None:
                     f"{dropped[0].label}: {dropped[0].unfinished[0].reason}" if dropped else "",
                 ]
             )
-        print_table([*header, "first reason"], rows, f"searched {stream}")
+        grids = (choice.grid for choice in choices if choice.stream == stream)
+        title = next((grid[0].stream for grid in grids if grid), stream)
+        print_table([*header, "first reason"], rows, f"searched {title}")
 
 
 def as_json(content: Any) -> str:

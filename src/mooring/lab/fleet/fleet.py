@@ -103,6 +103,8 @@ class Fleet:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
         if any(spec.schedule != "constant" and find_method(spec.method).importance is not None for spec in specs):
             raise MooringError("a schedule is for methods that pull nothing, such as plain: give schedule='constant'")
+        for spec in specs:
+            find_method(spec.method).check_scenario(stream.scenario)
         # runs of a method are next to each other, whatever the order of the specs
         ordered = sorted(specs, key=lambda spec: (method_rank(spec.method), spec.seed, spec.key))
         self.strength_groups = strength_groups(ordered)
@@ -121,7 +123,8 @@ class Fleet:
         self.evaluation = Evaluation(stream, self.device)
         replays = self.method.memory and self.method.data != "reference"
         self.memory = self.ahead = Reservoir(seeds, self.common.memory or 0) if replays else None
-        names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
+        moors_heads = stream.heads != "per task"
+        names = [name for name in self.stack.parameters if moors_heads or not name.startswith("heads.")]
         self.observer = (
             StackObserver(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
         )
@@ -157,9 +160,9 @@ class Fleet:
 
     def _train_task(self, task: int, callback: FleetCallback | None) -> None:
         """Train a task from the present position to its end; return early if no run is left."""
+        self._prepare_training(task)
         if self.position == Position(task):
             self._begin_task(task)
-        self._prepare_training(task)
         for epoch in range(self.position.epoch, self.common.epochs):
             self._load_epoch(task, epoch)
             for step in range(self.position.step, len(self.epoch_indices.sizes)):
@@ -197,7 +200,9 @@ class Fleet:
         self.loss_history.sums.zero_()
 
     def _prepare_training(self, task: int) -> None:
-        """Choose the parameters that this task trains, and discard what was recorded before."""
+        """Choose the parameters and outputs that this task trains, and discard what was recorded before."""
+        self.outputs = self.stream.grown_outputs(self._last_seen(task))
+        self.groups.set_outputs(self.outputs)
         self.frozen = self.method.frozen == "always" or (self.method.frozen == "after first" and task > 0)
         for name, p in self.stack.parameters.items():
             p.requires_grad_(not (self.frozen and name.startswith("backbone.")))
@@ -317,10 +322,14 @@ class Fleet:
             self.first = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         steps = len(self.epoch_indices.sizes) * self.common.epochs
         heads = evaluation_heads(self.specs, self.stream, task, min(task + 2, len(self.stream.tasks)))
-        rows = self.evaluation.score(self.stack, heads, self.dtype).tolist()
+        rows = self.evaluation.score(self.stack, heads, self.dtype, self._last_seen(task)).tolist()
         for record, row, losses in zip(self.records, rows, self.loss_history.means(steps), strict=True):
             record.matrix.append(row)
             record.losses.append(losses)
+
+    def _last_seen(self, task: int) -> int:
+        """Return the last task whose classes have come by the end of a task; joint training has all of them."""
+        return len(self.stream.tasks) - 1 if self.method.data == "joint" else task
 
     def _finish(self) -> None:
         """Compare every run with its model after the first task, and make the results."""
@@ -348,6 +357,8 @@ class Fleet:
         """Return logits (runs, batch, outputs) and each run's mean loss, of one task's head or of each sample's own."""
         batch = self.training_data.batch(indices, task)
         logits = self.stack(batch.x, batch.head, train=not self.frozen)
+        if self.outputs < self.stream.outputs:  # the classes that have come so far
+            logits = logits[..., : self.outputs]
         losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
         return logits, losses.view_as(indices).mean(1)
 
@@ -413,4 +424,5 @@ class Fleet:
 
     def _result(self, record: RunRecord, status: Status, reason: str, **metrics: dict[str, float]) -> Result:
         software = versions(str(self.device))
-        return record.result(status, reason, steps=self.steps, seconds=self.seconds, versions=software, **metrics)
+        final = {"steps": self.steps, "seconds": self.seconds, "versions": software, "scenario": self.stream.scenario}
+        return record.result(status, reason, **final, **metrics)

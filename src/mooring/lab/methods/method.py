@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import mooring
-from mooring.errors import MooringError
+from mooring.errors import MooringError, unknown
+from mooring.lab.model.scenarios import SCENARIOS, scenario_title
 
 if TYPE_CHECKING:
     from mooring.importance import Importance
@@ -54,6 +55,7 @@ class Method:
         past_only: whether a task's samples enter the memory at its end, so that steps draw samples of past tasks only;
             always so with "a-gem".
         updates: how often each batch is trained in a row, every time with newly drawn samples.
+        scenarios: the scenarios in which the method is defined; see `mooring.lab.model.scenarios`.
 
     Example:
         >>> from mooring.importance import Uniform
@@ -75,6 +77,7 @@ class Method:
     recalls: int | None = None
     past_only: bool = False
     updates: int = 1
+    scenarios: tuple[str, ...] = tuple(SCENARIOS)
 
     def __post_init__(self) -> None:
         """Check that the importance and the pull are functions, and that a pull has an importance."""
@@ -95,11 +98,30 @@ class Method:
                     f"pull of method {self.name!r} must take one argument, the strength, used or not ({error}): "
                     "give a function such as lambda strength: Interpolation()"
                 ) from error
+        for scenario in self.scenarios:
+            if scenario not in SCENARIOS:
+                raise unknown(f"scenario of method {self.name!r}", scenario, SCENARIOS)
         strength_only = self.data == "reference" and self.pull is default
         if self.importance is None and (self.pull is not default or self.strength is not None) and not strength_only:
             raise MooringError(
                 f"method {self.name!r} has a pull or a strength and no importance, so it would pull nothing: give an "
                 "importance, such as lambda seed: EWC(), or leave both out"
+            )
+
+    def check_scenario(self, scenario: str) -> None:
+        """Raise an error if the method is not defined in a scenario.
+
+        Example:
+            >>> Method("gates", "a gate for each task", scenarios=("task",)).check_scenario("class")
+            Traceback (most recent call last):
+            ...
+            mooring.errors.MooringError: gates is not defined in the class-incremental scenario: leave it out, or give \
+scenario task
+        """
+        if scenario not in self.scenarios:
+            raise MooringError(
+                f"{self.name} is not defined in the {scenario_title(scenario)} scenario: leave it out, or give "
+                f"scenario {' or '.join(self.scenarios)}"
             )
 
     @property

@@ -1,6 +1,7 @@
 """The result of a run."""
 
 import math
+import re
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
@@ -78,6 +79,7 @@ class Result:
         importance: the mean importance over previous tasks by layer, at the end.
         drift: |theta - theta after the first task| / |theta after the first task| by layer, at the end.
         cka: the debiased linear CKA to the model after the first task by layer, at the end.
+        scenario: "task", "class" or "domain"; see `mooring.lab.model.scenarios`.
         steps: the number of training iterations.
         seconds: the run's share of its fleet's time.
         versions: the versions of mooring, torch and python, and the device.
@@ -93,6 +95,7 @@ class Result:
     importance: dict[str, float] = field(default_factory=dict)
     drift: dict[str, float] = field(default_factory=dict)
     cka: dict[str, float] = field(default_factory=dict)
+    scenario: str = "task"
     steps: int = 0
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
@@ -148,4 +151,9 @@ class Result:
         """
         spec = RunSpec.from_json(values["spec"])
         stability = [Stability(**entry) for entry in values["stability"]]
-        return cls(**{**values, "spec": spec, "stability": stability})
+        return cls(**{"scenario": _unnamed_scenario(spec.stream), **values, "spec": spec, "stability": stability})
+
+
+def _unnamed_scenario(stream: str) -> str:
+    """Return the scenario of a result that was stored before scenarios had names: it followed from the stream's cut."""
+    return "domain" if re.search(r"\(\d+ (permutations|rotations)", stream) else "task"

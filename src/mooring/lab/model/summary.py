@@ -9,6 +9,7 @@ from typing import Any
 from mooring.errors import MooringError
 from mooring.lab.model.metrics import Interval, confidence_interval, paired_difference
 from mooring.lab.model.results import METRICS, Result
+from mooring.lab.model.scenarios import scenario_title
 from mooring.lab.model.spec import FIELD_NAMES, RunSpec
 
 
@@ -35,6 +36,16 @@ class Row:
         return self.setting.method if strength is None else f"{self.setting.method} {strength:g}"
 
     @property
+    def scenario(self) -> str:
+        """The scenario of the runs: "task", "class" or "domain"."""
+        return self.results[0].scenario
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream and its scenario, as tables show them."""
+        return f"{self.setting.stream}, {scenario_title(self.scenario)}"
+
+    @property
     def unfinished(self) -> tuple[Result, ...]:
         """The runs that were unstable or rejected."""
         return tuple(result for result in self.results if result.status != "finished")
@@ -52,6 +63,7 @@ class Row:
         del setting["seed"]
         return {
             **setting,
+            "scenario": self.scenario,
             "seeds": [result.spec.seed for result in self.results],
             "verdict": self.verdict,
             "metrics": {name: _interval_to_json(value) for name, value in self.metrics.items()},

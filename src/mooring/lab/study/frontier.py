@@ -126,12 +126,17 @@ class Frontier:
     """What methods reach on a stream.
 
     Attributes:
-        stream: its name.
+        stream: its name and scenario.
         sweeps: each method over its dial, the most accurate first.
     """
 
     stream: str
     sweeps: tuple[Sweep, ...]
+
+    @property
+    def scenario(self) -> str:
+        """The scenario: "task", "class" or "domain"."""
+        return self.sweeps[0].rows[0].scenario
 
     @property
     def envelope(self) -> list[tuple[Point, Row]]:
@@ -169,7 +174,7 @@ class Frontier:
             for sweep in self.sweeps
         ]
         corners = [{"kept": point[0], "learned": point[1], "row": row.label} for point, row in self.envelope]
-        return {"stream": self.stream, "methods": methods, "hull": corners}
+        return {"stream": self.stream, "scenario": self.scenario, "methods": methods, "hull": corners}
 
 
 def build_frontiers(rows: Sequence[Row]) -> list[Frontier]:
@@ -179,10 +184,10 @@ def build_frontiers(rows: Sequence[Row]) -> list[Frontier]:
         rows: as `Study.compare` returns them, one for each method at each strength.
     """
     frontiers = []
-    for stream in dict.fromkeys(row.setting.stream for row in rows):
+    for stream in dict.fromkeys(row.stream for row in rows):
         by_method: dict[str, list[Row]] = {}
         for row in rows:
-            if row.setting.stream == stream:
+            if row.stream == stream:
                 by_method.setdefault(row.setting.method, []).append(row)
         for group in by_method.values():
             group.sort(key=lambda row: row.setting.strength or 0.0)
