@@ -185,3 +185,14 @@ def test_result_without_a_scenario_has_the_one_that_its_stream_had():
 def test_options_open_the_stream_in_their_scenario(scenario):
     for name in ("digits", "digits-rotated"):
         assert open_stream(StreamOptions(name, limit=10, scenario=scenario)).scenario == scenario
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_joint_training_is_scored_among_the_classes_up_to_each_task(scenario):
+    stream, after = in_scenario(class_stream(images=20), scenario), Networks()
+    (result,) = Fleet([spec_for("joint", stream, epochs=1)], stream).run(after)
+    network = after.networks[-1][0]
+    assert result.matrix[-1] == [scored_by_hand(network, stream, 2, task) for task in range(3)]
+    up_to = [scored_by_hand(network, stream, task if scenario == "class" else 2, task) for task in range(3)]
+    assert result.joint == up_to
+    assert (result.joint == result.matrix[-1]) == (scenario != "class")  # among fewer classes more are right

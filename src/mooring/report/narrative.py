@@ -10,7 +10,7 @@ from mooring.lab.model.spec import RunSpec
 from mooring.report.numbers import bounds, fixed, given, printable
 from mooring.report.section import Entry, Section
 
-UPPER_BOUND = "joint"
+JOINT = "joint"
 
 
 def compared(section: Section) -> str:
@@ -72,7 +72,7 @@ def duration(seconds: float) -> str:
 
 def _ranked(section: Section) -> list[Entry]:
     """Return the best setting of each method, best first, without joint training and settings that lost a seed."""
-    complete = (entry for entry in section.shown if entry.complete and entry.row.setting.method != UPPER_BOUND)
+    complete = (entry for entry in section.shown if entry.complete and entry.row.setting.method != JOINT)
     return sorted(complete, key=lambda entry: -entry.accuracy)
 
 
@@ -80,7 +80,7 @@ def _best(section: Section) -> str:
     """Name the best method, how many others are as good, and how its setting was chosen."""
     ranked = _ranked(section)
     if not ranked:
-        others = any(entry.row.setting.method != UPPER_BOUND for entry in section.shown)
+        others = any(entry.row.setting.method != JOINT for entry in section.shown)
         return "No method finished in every seed." if others else ""
     best = ranked[0]
     accuracy, forgetting = best.row.metrics["accuracy"], best.row.metrics["forgetting"]
@@ -109,14 +109,16 @@ def _best_without_memory(section: Section) -> str:
 
 def _gap(section: Section) -> str:
     """Compare plain fine-tuning with joint training, and say how much of the gap the best method closed."""
-    plain, joint = (_accuracy(section, method) for method in ("plain", UPPER_BOUND))
+    plain, joint = (_accuracy(section, method) for method in ("plain", JOINT))
     if plain is None or joint is None:
         return ""
     gap = joint - plain
     text = f"Plain fine-tuning ended {fixed(abs(gap))} points {'below' if gap >= 0 else 'above'} joint training"
     best = next(iter(_ranked(section)), None)
-    if gap > 0 and best is not None and best.accuracy > plain:
-        text += f", the upper bound; {best.method} closed {fixed(100 * (best.accuracy - plain) / gap, 0)} % of this gap"
+    if gap > 0 and best is not None and best.accuracy > joint:
+        text += f"; {best.method} ended {fixed(best.accuracy - joint)} points above it"
+    elif gap > 0 and best is not None and best.accuracy > plain:
+        text += f"; {best.method} closed {fixed(100 * (best.accuracy - plain) / gap, 0)} % of this gap"
     return f"{text}."
 
 

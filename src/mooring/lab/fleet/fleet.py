@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -336,9 +336,21 @@ class Fleet:
         inputs = normalize_pixels(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
         importances = self.groups.importance_by_layer()
         drifts, ckas = drift_of(self.stack, self.first), cka_of(self.stack, self.first, inputs)
-        for record, importance, drift, cka in zip(self.records, importances, drifts, ckas, strict=True):
-            self.results.append(self._result(record, "finished", "", importance=importance, drift=drift, cka=cka))
+        layers = zip(self.records, importances, drifts, ckas, self._joint_accuracies(), strict=True)
+        for record, importance, drift, cka, joint in layers:
+            measured = {"importance": importance, "drift": drift, "cka": cka}
+            self.results.append(self._result(record, "finished", "", **measured, joint=joint))
         self.specs, self.records = [], []
+
+    def _joint_accuracies(self) -> list[list[float]]:
+        """Return `Result.joint` of each run."""
+        if self.method.data != "joint":
+            return [[] for _ in self.records]
+        if self.stream.heads != "growing":
+            return [record.matrix[-1] for record in self.records]
+        heads = evaluation_heads(self.specs, self.stream, len(self.stream.tasks) - 1, len(self.stream.tasks))
+        accuracies: list[list[float]] = self.evaluation.score(self.stack, heads, self.dtype).tolist()
+        return accuracies
 
     # The gradient
 
@@ -422,7 +434,7 @@ class Fleet:
         self.specs = [self.specs[row] for row in rows.tolist()]
         self.records = [self.records[row] for row in rows.tolist()]
 
-    def _result(self, record: RunRecord, status: Status, reason: str, **metrics: dict[str, float]) -> Result:
+    def _result(self, record: RunRecord, status: Status, reason: str, **metrics: Any) -> Result:
         software = versions(str(self.device))
         final = {"steps": self.steps, "seconds": self.seconds, "versions": software, "scenario": self.stream.scenario}
         return record.result(status, reason, **final, **metrics)

@@ -110,8 +110,11 @@ class Sweep:
 
     @property
     def area(self) -> Interval | None:
-        """The area under the envelope over seeds, each seed with its own envelope; None if no row finished."""
-        results = [result for row in self.finished_rows for result in row.results]
+        """The area under the envelope over seeds, each seed with its own envelope; None if no row finished.
+
+        Joint training has none: it keeps nothing and learns nothing later.
+        """
+        results = [result for row in self.finished_rows for result in row.results if not result.is_joint]
         seeds = sorted({result.spec.seed for result in results})
         areas = [area_under([_point(result) for result in results if result.spec.seed == seed]) for seed in seeds]
         return confidence_interval(areas) if areas else None

@@ -16,7 +16,7 @@ from mooring.report.style import FAINT, INK, RULE, add_legend
 def draw(frontier: Frontier) -> Drawing:
     """Draw a path for each method over its strengths, labelled at its most accurate setting, and the frontier."""
     figure, panel, size = wide_panel(6.0)
-    shown = [sweep for sweep in frontier.sweeps if sweep.best is not None]
+    shown = [sweep for sweep in frontier.sweeps if sweep.best is not None and "forgetting" in sweep.best.metrics]
     for sweep in shown:
         family, path = family_of(sweep.method), _path(sweep)
         panel.plot(*path.T, "-", color=family.colour, lw=0.9, alpha=0.5, zorder=2)
@@ -38,7 +38,7 @@ def draw(frontier: Frontier) -> Drawing:
         "Learned against retained",
         "Up and to the right is better; along a dotted line the final accuracy is about the same. Each path is a "
         "method over its strengths, labelled where its final accuracy is highest; settings that failed with some seed "
-        "are left out.",
+        "are left out, and so is joint training, which retains nothing.",
         f"Paths of {len(shown)} methods: accuracy right after each task over the share that was retained.",
         figure,
     )
