@@ -78,9 +78,8 @@ def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
     if method.importance is not None:
         exclude = "heads" if stream.heads == "per task" else ()
         pull = method.pull(spec.strength or 0.0)
-        moor = mooring.attach(
-            model, optimizer, importance=method.importance(spec.seed), pull=pull, merge=method.merge, exclude=exclude
-        )
+        rules = {"importance": method.importance(spec.seed), "pull": pull, "merge": method.merge}
+        moor = mooring.attach(model, optimizer, exclude=exclude, buffers=spec.buffers, **rules)
     labels = stream.train.labels.clone()
     if stream.scenario == "class" and method.data == "joint":
         for number, task in enumerate(stream.tasks):

@@ -127,6 +127,10 @@ class TrainingFlags:
     heads: Annotated[
         str | None, option("A new task's head: inherit starts from the previous task's, fresh at random.")
     ] = None
+    buffers: Annotated[
+        str | None,
+        option("Batch-norm statistics of methods that moor: follow (the default), keep, interpolate or frozen."),
+    ] = None
     init: Annotated[str | None, option("Initial weights of the backbone, safetensors.", metavar="FILE")] = None
     dtype: Annotated[str | None, option(DTYPE_HELP)] = None
 

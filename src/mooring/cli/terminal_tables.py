@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHOWN_METRICS = ("accuracy", "incremental", "forgetting_earlier", "forgetting", "learned", "intransigence")
 """The metrics of a table on a terminal; JSON and pages have all of them."""
 
-OPTIONAL_COLUMNS = ("network", "epochs", "batch", "momentum", "weight_decay", "heads", "init", "dtype")
+OPTIONAL_COLUMNS = ("network", "epochs", "batch", "momentum", "weight_decay", "heads", "buffers", "init", "dtype")
 """Settings that get a column if the rows of a table differ in them."""
 
 

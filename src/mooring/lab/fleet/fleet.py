@@ -28,6 +28,7 @@ from mooring.lab.fleet.method_state import Tensors
 from mooring.lab.fleet.record import LossHistory, RunRecord, versions
 from mooring.lab.fleet.reference import Reference
 from mooring.lab.fleet.reservoir import Reservoir, project_agem
+from mooring.lab.fleet.run_statistics import RunStatistics
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.fleet.stack.stack_observer import StackObserver
@@ -131,6 +132,7 @@ class Fleet:
         self.groups = MethodGroups(self.specs, names, self.sgd.lr, self.observer.parameters if self.observer else None)
         with_reference = (self.method, self.specs, self.training_data, self.groups)
         self.reference = Reference(*with_reference) if self.method.data == "reference" else None
+        self.statistics = RunStatistics(self.stack, self.common.buffers)
         self.fused = [FusedStep(state, self.sgd) for _, state in self.groups.groups if has_compiler(self.device)]
         draws = any(state.importance.draws for _, state in self.groups.moored) and self.method.observes_outputs
         self.recorder = GraphRecorder(enabled=bool(self.fused) and self.stack.mode != "sequential" and not draws)
@@ -203,6 +205,7 @@ class Fleet:
         """Choose the parameters and outputs that this task trains, and discard what was recorded before."""
         self.outputs = self.stream.grown_outputs(self._last_seen(task))
         self.groups.set_outputs(self.outputs)
+        self.statistics.start_task(task)
         self.frozen = self.method.frozen == "always" or (self.method.frozen == "after first" and task > 0)
         for name, p in self.stack.parameters.items():
             p.requires_grad_(not (self.frozen and name.startswith("backbone.")))
@@ -262,6 +265,7 @@ class Fleet:
             if not self.method.measures:  # one loss of both
                 gradients, added = {**added, **{n: g + added[n] if n in added else g for n, g in gradients.items()}}, {}
         finite = self._update(gradients, probes, added, indices.shape[1])
+        self.statistics.after_step()
         if self.observer is not None and self.observer.enabled:
             self.groups.accumulate_factors(self.observer.take(), finite)
         loss = loss if finite is None else loss[finite]
@@ -305,8 +309,10 @@ class Fleet:
         self._remove_failed()
         if self.reference is not None and self.reference.budgets:
             self.reference.budgets.finish(self.stack)
+        self.statistics.merge(self.groups)
         self.groups.consolidate(self.stack.parameters)
         self.expand_strength_groups()
+        self.statistics.end_task()
         extrapolates = self.groups.record_stability(self.records)
         if self.reject and task == 0 and bool(extrapolates.any()):
             warnings = [record.stability[-1].warning if record.stability else "" for record in self.records]
@@ -422,6 +428,7 @@ class Fleet:
         remaining = self.groups.select_runs(rows.cpu())
         self.fused = [self.fused[number] for number in remaining if self.fused]
         self.stack.keep(rows)
+        self.statistics.keep(rows)
         self.sgd.keep(rows)
         for memory in {id(m): m for m in (self.memory, self.ahead) if m is not None}.values():
             memory.keep(rows)

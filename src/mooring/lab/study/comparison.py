@@ -79,6 +79,8 @@ class Comparison:
             default: tuple[float | None, ...] = (default_strength(method, paper=training.paper),)
             memory = (method.memory if training.memory is None else training.memory) if method.memory else None
             common: dict[str, Any] = {**training.spec_fields(), "memory": memory, "init": init, "network": network}
+            if method.importance is None:
+                common["buffers"] = "follow"
             for lr in self.lr.get(name, (training.lr,)):
                 for strength in self.strength.get(name, default):
                     for seed in self.seeds:
