@@ -197,3 +197,56 @@ def test_compiled_model_is_frozen(first: str) -> None:
     moor.detach()
     compiled(x)
     assert not equal(statistics(model), before)
+
+
+# Pulls that act once per task
+
+
+MERGES = {
+    "wise-ft": (mooring.Uniform, lambda: mooring.pulls.Blend(0.3), [0.3, 0.3]),
+    "all of the way": (mooring.Uniform, lambda: mooring.pulls.Blend(1.0), [1.0, 1.0]),
+    "mean": (lambda: mooring.EWC(decay=None), lambda: mooring.Interpolation(root=1, every="task"), [1 / 2, 2 / 3]),
+    "weighted": (mooring.EWC, lambda: mooring.Interpolation(root=1, every="task", weight=3.0), [3 / 4, 6 / 7]),
+}
+
+
+@pytest.mark.parametrize("name", MERGES)
+def test_merging_weights_merges_statistics_as_if_every_task_mattered_equally(name):
+    make, pull, shares = MERGES[name]
+    model, optimizer, moor = small(buffers="follow", importance=make(), pull=pull(), merge="sum")
+    train(model, optimizer, 0)
+    moor.consolidate()
+    for task, share in enumerate(shares, start=1):
+        anchor = statistics(model)
+        train(model, optimizer, task)
+        trained = statistics(model)
+        assert not torch.equal(trained["0.running_mean"], anchor["0.running_mean"])  # they follow within a task
+        moor.consolidate()
+        for key in ("0.running_mean", "0.running_var"):
+            expected = trained[key] + share * (anchor[key] - trained[key])
+            torch.testing.assert_close(statistics(model)[key], expected)
+
+
+def test_pull_of_every_step_leaves_statistics_that_follow_alone():
+    model, optimizer, moor = small(buffers="follow", importance=mooring.EWC(), pull=mooring.Interpolation())
+    train(model, optimizer, 0)
+    moor.consolidate()
+    train(model, optimizer, 1)
+    trained = statistics(model)
+    moor.consolidate()
+    torch.testing.assert_close(statistics(model), trained, rtol=0, atol=0)
+
+
+def test_statistics_are_merged_with_those_of_a_saved_state():
+    options = {"importance": mooring.Uniform(), "pull": mooring.pulls.Blend(0.5), "buffers": "follow"}
+    model, optimizer, moor = small(**options)
+    train(model, optimizer, 0)
+    moor.consolidate()
+    train(model, optimizer, 1)
+    other, other_optimizer, resumed = small(**options)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(moor.state_dict())
+    for net, sgd, mooring_of in ((model, optimizer, moor), (other, other_optimizer, resumed)):
+        train(net, sgd, 2)
+        mooring_of.consolidate()
+    torch.testing.assert_close(statistics(other), statistics(model), rtol=0, atol=0)

@@ -109,8 +109,10 @@ def _timed(
     say(options, f"{part}: {sum(statuses.values())} runs in {seconds:.1f} s from call to results ({split}; {ended})")
     if number == 0:
         for row in rows:
-            means = [row.metrics[name].mean for name in ("accuracy", "forgetting") if row.metrics]
-            shown = f"accuracy {means[0]:5.1f}, forgetting {means[1]:5.2f}" if means else row.verdict
+            means = [
+                f"{name} {row.metrics[name].mean:5.2f}" for name in ("accuracy", "forgetting") if name in row.metrics
+            ]
+            shown = ", ".join(means) or row.verdict
             say(options, f"  {row.label:20s}lr {row.setting.lr:<8g}{shown}")
     counts = {"part": part, "time": number + 1, "runs": sum(statuses.values()), "statuses": dict(statuses)}
     details = {"seconds": seconds, "studies": log.studies, "rows": [row.to_json() for row in rows]}

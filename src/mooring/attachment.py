@@ -60,9 +60,10 @@ def attach(
             as the embedding that is also a language model's head, is free if any of its names is excluded; a warning
             names it unless all of them are.
         buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new data (the
-            default); "frozen" ones (the default with a reference) stay as they are, and layers normalise with them in
-            training mode too; "keep" restores them after each step, which was normalised with those of its batch;
-            "interpolate" brings them half-way back.
+            default), and are merged with those before if the pull merges weights (every="task"); "frozen" ones (the
+            default with a reference) stay as they are, and layers normalise with them in training mode too; "keep"
+            restores them after each step, which was normalised with those of its batch; "interpolate" brings them
+            half-way back.
         merge: how the importance of a finished task is combined with that of the tasks before: "average" (the paper's,
             and the default), "sum" (the default with a `Budget`), "max", or a function.
         adapters: how low-rank adapters, such as LoRA layers, are held: through their "product", the change of the base

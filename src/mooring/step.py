@@ -19,6 +19,7 @@ from mooring.backends.eager import (
     autocast_disabled,
     gc_disabled,
     has_compiler,
+    merge_statistics,
     penalty_rule,
     pull_is_due,
     run_in_chunks,
@@ -133,7 +134,7 @@ class TrainingStep:
         self.pull = pull
         self.outputs = outputs
         self.layers = layers
-        self.norms = NormStatistics(states.model, states.exclude, states.optimizer_parameters, buffers)
+        self.norms = NormStatistics(states.model, states.exclude, states.optimizer_parameters, buffers, pull)
         self.check = check
         self.guard: FiniteGuard | None = None
         self.accumulates = states.memory.accumulates
@@ -434,7 +435,7 @@ class TrainingStep:
             moved = [step.state.parameter for step in self._steps]
             self.budget.apply_pull(self.states.records.values(), moved, self.states.tasks)
         if self.norms.anchors:
-            self.norms.pull()
+            self.norms.after_step()
         self.reset()
         if self.meter:
             self.meter.after_step()
@@ -562,6 +563,8 @@ class TrainingStep:
                 if scales:
                     numbers["layer_scale"] = scales[layer_of(state.name)]
                 run_in_chunks(rule, tensors, numbers, state.compute_dtype)
+        for statistics, anchor in self.norms.to_merge():
+            merge_statistics(self.pull, statistics, anchor, self.states.tasks, next(iter(rates.values()), 1.0))
 
 
 def _calls_itself(optimizer: torch.optim.Optimizer, hook_caller: FrameType) -> bool:

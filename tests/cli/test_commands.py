@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -85,10 +86,14 @@ def test_frontier_takes_other_strengths_for_a_method(run):
 
 def test_compare_prints_every_method_and_the_results_file(run):
     output = run("compare", *DIGITS, "--methods", "plain,ewc", "--baseline", "plain").splitlines()
-    assert output[0].startswith("digits (2 classes a task), tasks 1 to 2, at most 20 images a task: mlp, 1 epoch")
+    assert output[0].startswith(
+        "digits (2 classes a task), tasks 1 to 2, at most 20 images a task, task-incremental: mlp"
+    )
     assert output[0].endswith("over 2 seeds")
-    header = ["method", "accuracy", "%", "forgetting", "learned", "vs", "plain", "[95", "%]", "verdict"]
-    assert output[1].split() == header
+    titles = "average accuracy, average incremental accuracy, forgetting (T-1), forgetting (T), learning accuracy"
+    assert re.split(r"  +", output[1]) == ["method", *titles.split(", "), "vs plain [95 %]", "verdict"]
+    for title in titles.split(", "):  # defined where it is shown
+        assert any(line.startswith(f"{title}: mean over ") for line in output[4:])
     assert [line.split()[0] for line in output[2:4]] == ["plain", "ewc"]
     assert output[-1] == "results: mooring.sqlite"
 
@@ -394,4 +399,4 @@ def test_a_folder_of_images_is_compared(run, tmp_path):
             Image.fromarray(pixels).save(tmp_path / "images" / name / f"{seed}.png")
     folder = ["--stream", "folder", "--data", "images", "--per-task", "2", "--size", "8", "--network", "mlp"]
     output = run("compare", *folder, "--methods", "plain", "--seeds", "1")
-    assert output.startswith("images (2 classes a task): mlp, 1 epoch, batch 10, lr 0.001")
+    assert output.startswith("images (2 classes a task), task-incremental: mlp, 1 epoch, batch 10, lr 0.001")

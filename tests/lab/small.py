@@ -16,6 +16,7 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.initialization import initial_network
 from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.streams import Stream, by_class, digits, permuted
+from mooring.lab.streams.stream import in_scenario
 
 gpu = pytest.mark.gpu
 
@@ -42,6 +43,10 @@ def short(stream: Stream, tasks: int, images: int) -> Stream:
 
 def class_stream(tasks: int = 3, images: int = 36) -> Stream:
     return short(by_class(digits(), per_task=2), tasks, images)
+
+
+def growing_stream(tasks: int = 3, images: int = 36) -> Stream:
+    return in_scenario(class_stream(tasks, images), "class")
 
 
 def domain_stream(tasks: int = 3, images: int = 36) -> Stream:
@@ -74,13 +79,25 @@ def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
     if method.importance is not None:
         exclude = "heads" if stream.heads == "per task" else ()
         pull = method.pull(spec.strength or 0.0)
-        moor = mooring.attach(
-            model, optimizer, importance=method.importance(spec.seed), pull=pull, merge=method.merge, exclude=exclude
-        )
+        rules = {"importance": method.importance(spec.seed), "pull": pull, "merge": method.merge}
+        moor = mooring.attach(model, optimizer, exclude=exclude, buffers=spec.buffers, **rules)
+    labels = stream.train.labels.clone()
+    if stream.scenario == "class" and method.data == "joint":
+        for number, task in enumerate(stream.tasks):
+            labels[task.train] += sum(len(earlier.classes) for earlier in stream.tasks[:number])
     heads = torch.zeros(len(stream.train), dtype=torch.int64)
     for number, task in enumerate(stream.tasks):
         heads[task.train] = stream.head(number)
+    # in the class-incremental scenario the head really grows: rows of the initial head are added before each task
+    rows = {name: p.detach().clone() for name, p in model.heads[0].named_parameters()}
+    seen = 0
     for number, task in enumerate(stream.tasks):
+        if stream.scenario == "class":
+            count = stream.outputs if method.data == "joint" else seen + len(task.classes)
+            for name, p in model.heads[0].named_parameters():
+                p.data = torch.cat([p.data[:seen], rows[name][seen:count]])
+            labels[task.train] += seen if method.data != "joint" else 0
+            seen = count
         if number and stream.heads == "per task" and spec.heads == "inherit" and method.data != "joint":
             model.inherit(number, number - 1)
         if moor is not None and method.anchors == "start" and number == 0:
@@ -98,7 +115,7 @@ def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
                 optimizer.zero_grad()
                 x = normalize_pixels(stream.train.images[batch], dtype)
                 head = heads[batch] if method.data == "joint" else stream.head(number)
-                cross_entropy(model(x, head), stream.train.labels[batch]).backward()
+                cross_entropy(model(x, head), labels[batch]).backward()
                 optimizer.step()
         if moor is not None and method.anchors == "last":
             moor.consolidate()

@@ -3,17 +3,18 @@
 import pytest
 import torch
 
-from lab.small import class_stream, domain_stream, spec_for, trained_by_hand
+from lab.small import class_stream, domain_stream, growing_stream, spec_for, trained_by_hand
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.fleet.grouping import fleet_shape
 from mooring.lab.methods import METHODS
+from mooring.lab.model.scenarios import SCENARIOS
 
 ELSEWHERE = ("lwf", "laplace-kronecker", "clamped-laplace-kronecker")
 """Methods that `attach` does not have; tests of their own compare them with loops."""
 
 BY_HAND = [name for name, method in METHODS.items() if method.memory is None and name not in ELSEWHERE]
-STREAMS = {"classes": class_stream(), "domains": domain_stream()}
+STREAMS = {"classes": class_stream(), "domains": domain_stream(), "growing": growing_stream()}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
@@ -24,11 +25,20 @@ def final(fleet: Fleet) -> dict[str, dict[str, torch.Tensor]]:
     return {spec.key: fleet.stack.network_of(row).state_dict() for row, spec in enumerate(specs)}
 
 
+def test_methods_are_compared_in_every_scenario() -> None:
+    assert {stream.scenario for stream in STREAMS.values()} == {*SCENARIOS}
+    assert all({*method.scenarios} <= {*SCENARIOS} for method in METHODS.values())
+
+
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("method", BY_HAND)
 def test_a_fleet_of_one_gives_what_a_hand_written_loop_with_attach_gives(method: str, kind: str) -> None:
     stream = STREAMS[kind]
     spec = spec_for(method, stream, seed=3)
+    if stream.scenario not in METHODS[method].scenarios:
+        with pytest.raises(MooringError, match="is not defined in the"):
+            Fleet([spec], stream)
+        return
     torch.testing.assert_close(
         final(Fleet([spec], stream))[spec.key], trained_by_hand(spec, stream).state_dict(), **EXACT
     )
@@ -43,6 +53,7 @@ def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network
         spec_for(name, stream, seed, lr=0.01 * (seed + 1), network=network, epochs=1)
         for name, method in METHODS.items()
         for seed in (0, 1)
+        if stream.scenario in method.scenarios
         if network != "lab.test_fleet_equals:dropping" or not method.observes_layers
     ]
     fleets: dict[tuple[object, ...], list] = {}

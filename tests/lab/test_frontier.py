@@ -1,5 +1,6 @@
 """The frontier: envelopes and areas as drawn by hand, dials swept, and unstable settings left out."""
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import summarize
 from mooring.lab.study.defaults import SWEPT_METHODS
 from mooring.lab.study.frontier import Frontier, Sweep, area_under, build_frontiers, dials, upper_envelope
+from mooring.report.figures.frontier_figure import draw
 
 PERCENT = st.integers(0, 100).map(float)
 POINTS = st.lists(st.tuples(PERCENT, PERCENT), min_size=1, max_size=12)
@@ -97,3 +99,19 @@ def test_every_swept_method_with_a_strength_has_a_dial():
     names = resolve_methods(SWEPT_METHODS)
     assert set(dials(names)) == {name for name in names if find_method(name).has_strength}
     assert all(len(values) >= 6 for values in dials(names).values())
+
+
+def test_joint_training_has_no_area_and_is_not_drawn_but_has_its_accuracy():
+    results = [
+        Result(RunSpec("digits", "0", method, 0), "finished", "", [10.0] * 2, [[90.0, 20.0], [70.0, 80.0]])
+        for method in ("plain", "joint")
+    ]
+    (frontier,) = build_frontiers(summarize(results))
+    by_method = {sweep.method: sweep for sweep in frontier.sweeps}
+    assert by_method["joint"].area is None
+    assert by_method["joint"].best.metrics["accuracy"].mean == 75
+    assert by_method["plain"].area.mean == pytest.approx(90 * 85 / 100)
+    assert json.loads(json.dumps(frontier.to_json()))["scenario"] == "task"
+    labels = {text.get_text() for text in draw(frontier).figure.axes[0].texts}
+    assert "plain" in labels
+    assert "joint" not in labels

@@ -31,6 +31,14 @@ def test_metrics_equal_their_definitions(rows):
         expected = sum(rows[k - 1][k] - 10 * k for k in range(1, n)) / (n - 1)
         untrained = torch.arange(n, dtype=torch.float64) * 10
         assert metrics.forward_transfer(matrix, untrained) == pytest.approx(expected)
+        expected = sum(max(rows[i][k] for i in range(k, n - 1)) - rows[-1][k] for k in range(n - 1)) / (n - 1)
+        assert metrics.forgetting_of_earlier_tasks(matrix) == pytest.approx(expected)
+    assert metrics.average_incremental_accuracy(matrix) == pytest.approx(
+        sum(sum(rows[i][: i + 1]) / (i + 1) for i in range(n)) / n
+    )
+    joint = [99.0 - k for k in range(n)]
+    expected = sum(joint[k] - rows[k][k] for k in range(n)) / n
+    assert metrics.intransigence(matrix, joint) == pytest.approx(expected, abs=1e-9)
     assert metrics.average_forgetting(matrix) >= 0
 
 
@@ -79,6 +87,7 @@ def test_paired_difference_removes_the_variation_between_seeds():
         lambda: metrics.average_accuracy(torch.zeros(2, 3)),
         lambda: metrics.average_forgetting(torch.zeros(0, 0)),
         lambda: metrics.forward_transfer(torch.zeros(2, 2), torch.zeros(3)),
+        lambda: metrics.intransigence(torch.zeros(2, 2), [1.0]),
         lambda: metrics.confidence_interval([]),
         lambda: metrics.paired_difference([1.0], [1.0, 2.0]),
     ],

@@ -96,7 +96,7 @@ def uneven():
     """Return one task of three classes with 1, 3 and 6 images, shuffled; pixels are the images' numbers."""
     labels = torch.tensor([2, 1, 2, 2, 0, 1, 2, 2, 1, 2])
     split = Split(torch.arange(10, dtype=torch.uint8).reshape(10, 1, 1, 1), labels)
-    return Stream("uneven", split, split, (Task("all", torch.arange(10), torch.arange(10), (0, 1, 2)),), "one")
+    return Stream("uneven", split, split, (Task("all", torch.arange(10), torch.arange(10), (0, 1, 2)),), "domain")
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,15 @@ def test_limit_applies_to_every_task_and_to_both_splits():
 def test_fingerprint_does_not_depend_on_names():
     stream = by_class(digits(), 2)
     assert stream.fingerprint == by_class(digits(), 2).fingerprint
-    renamed = Stream("other", stream.train, stream.test, stream.tasks, stream.heads)
+    renamed = Stream("other", stream.train, stream.test, stream.tasks, stream.scenario)
     assert renamed.fingerprint == stream.fingerprint
     assert len(stream.fingerprint) == 32
 
 
-@pytest.mark.parametrize("change", ["pixel", "label", "test", "order", "heads", "classes", "split"])
+@pytest.mark.parametrize("change", ["pixel", "label", "test", "order", "scenario", "classes", "split"])
 def test_fingerprint_depends_on_everything_that_is_trained_or_evaluated(change):
     stream = uneven()
-    train, test, task, heads = stream.train, stream.test, stream.tasks[0], stream.heads
+    train, test, task, scenario = stream.train, stream.test, stream.tasks[0], stream.scenario
     if change in ("pixel", "test"):
         images = train.images.clone()
         images[3] += 1
@@ -157,8 +157,8 @@ def test_fingerprint_depends_on_everything_that_is_trained_or_evaluated(change):
     elif change == "classes":
         task = Task(task.name, task.train, task.test, (0, 2, 1))
     else:
-        heads = "per task"
-    assert Stream(stream.name, train, test, (task,), heads).fingerprint != stream.fingerprint
+        scenario = "task"
+    assert Stream(stream.name, train, test, (task,), scenario).fingerprint != stream.fingerprint
 
 
 def test_fingerprint_depends_on_the_shape():
@@ -167,7 +167,7 @@ def test_fingerprint_depends_on_the_shape():
         Split(torch.zeros(2, 1, *size, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
         for size in ((1, 4), (2, 2))
     ]
-    assert len({Stream("blank", split, split, (task,), "one").fingerprint for split in splits}) == 2
+    assert len({Stream("blank", split, split, (task,), "domain").fingerprint for split in splits}) == 2
 
 
 def test_fingerprint_is_the_same_for_memory_mapped_images(folder):
@@ -177,7 +177,7 @@ def test_fingerprint_is_the_same_for_memory_mapped_images(folder):
         Split(mapped.train.images.clone(), mapped.train.labels.clone()),
         mapped.test,
         mapped.tasks,
-        mapped.heads,
+        mapped.scenario,
     )
     assert copied.fingerprint == mapped.fingerprint
 

@@ -52,6 +52,7 @@ OTHER = {
     "schedule": "cosine",
     "flips": True,
     "shifts": 2,
+    "buffers": "keep",
 }
 
 
@@ -80,7 +81,7 @@ def test_key_depends_on_every_field_but_the_stream_name():
 
 
 def test_later_fields_are_left_out_at_their_defaults_so_that_older_stores_are_found():
-    assert not {"schedule", "flips", "shifts"} & SPEC.to_json().keys()
+    assert not {"schedule", "flips", "shifts", "buffers"} & SPEC.to_json().keys()
     assert replace(SPEC, schedule="cosine").to_json() == {**SPEC.to_json(), "schedule": "cosine"}
 
 
@@ -136,6 +137,7 @@ specs = st.builds(
     schedule=st.sampled_from(["constant", "steps", "cosine"]),
     flips=st.booleans(),
     shifts=st.integers(0, 9),
+    buffers=st.sampled_from(["follow", "keep", "interpolate", "frozen"]),
 )
 
 

@@ -395,7 +395,7 @@ def halves() -> Stream:
     images[8::2, :, :3, :], images[9::2, :, 3:, :] = 255, 255
     split = Split(images, torch.arange(16) % 2)
     tasks = tuple(Task(name, torch.arange(8) + 8 * n, torch.arange(8) + 8 * n, (0, 1)) for n, name in enumerate("ab"))
-    return Stream("halves", split, split, tasks, heads="one")
+    return Stream("halves", split, split, tasks, scenario="domain")
 
 
 def test_user_defined_stream_and_network_are_accepted(path):

@@ -180,9 +180,36 @@ def test_no_results_give_no_rows():
 def test_result_metrics_equal_values_computed_by_hand():
     assert replace(PLAIN[0]).metrics == {
         "accuracy": 65.0,
+        "incremental": (90 + 65) / 2,
+        "forgetting_earlier": 40.0,
         "forgetting": 20.0,
         "learned": 85.0,
         "backward": -40.0,
         "forward": -10.0,
     }
     assert all(math.isnan(value) for value in run("ewc", 0, status="unstable").metrics.values())
+
+
+def test_joint_training_has_an_accuracy_alone():
+    joint = [run("joint", seed, matrix(60, 90, 90)) for seed in (0, 1)]
+    (row,) = summarize(joint)
+    assert list(row.metrics) == ["accuracy"]
+    assert row.metrics["accuracy"].mean == 90
+    assert list(row.to_json()["metrics"]) == ["accuracy"]
+
+
+def test_intransigence_pairs_each_run_with_joint_training_of_its_seed():
+    joint = [run("joint", 0, matrix(0, 95, 85)), run("joint", 2, matrix(0, 99, 71)), run("joint", 1, status="unstable")]
+    plain, ewc, alone = summarize([*PLAIN, *EWC, *joint])
+    paired = plain.metrics["intransigence"]
+    # seed 0: ((95 - 90) + (85 - 80)) / 2; seed 2: ((99 - 94) + (71 - 70)) / 2
+    assert (paired.count, paired.mean) == (2, (5 + 3) / 2)
+    assert ewc.metrics["intransigence"].mean == ((5 + 15) / 2 + (5 + 11) / 2) / 2
+    assert "intransigence" not in alone.metrics
+    assert "intransigence" not in summarize(PLAIN)[0].metrics
+
+
+def test_intransigence_with_a_growing_head_counts_the_classes_up_to_a_task():
+    joint = replace(run("joint", 0, matrix(0, 80, 85)), joint=[97.0, 85.0])
+    (plain, _) = summarize([PLAIN[0], joint])
+    assert plain.metrics["intransigence"].mean == ((97 - 90) + (85 - 80)) / 2

@@ -122,8 +122,22 @@ def test_numbers_in_the_table_are_the_metrics_computed_by_hand(page, results):
     cells = dict(zip(titles, row, strict=True))
     assert cells["strength"]["text"] == "100"
     assert "lr" not in cells  # it is the same everywhere, and in the sentence above the table
-    expected = {"accuracy %": accuracy, "forgetting points": forgetting, "learned %": learned}
-    for title, values in {**expected, "backward points": backward, "forward points": forward}.items():
+    earlier = [
+        sum(max(run.matrix[i][k] for i in range(k, 4)) - run.matrix[-1][k] for k in range(4)) / 4 for run in runs
+    ]
+    incremental = [sum(sum(run.matrix[i][: i + 1]) / (i + 1) for i in range(5)) / 5 for run in runs]
+    joint = [run for run in results if run.spec.method == "joint"]
+    expected = {
+        "average accuracy %": accuracy,
+        "average incremental accuracy %": incremental,
+        "forgetting (T-1) points": earlier,
+        "forgetting (T) points": forgetting,
+        "learning accuracy %": learned,
+        "backward transfer points": backward,
+        "forward transfer points": forward,
+        "intransigence points": [sum(j.matrix[-1]) / 5 - own for j, own in zip(joint, learned, strict=True)],
+    }
+    for title, values in expected.items():
         mean, std = statistics.mean(values), statistics.stdev(values)
         assert float(cells[title]["sort"]) == pytest.approx(mean)
         assert cells[title]["text"].replace("\u2212", "-") == f"{mean:.2f} ± {std:.2f}"
@@ -138,7 +152,8 @@ def test_numbers_in_the_table_are_the_metrics_computed_by_hand(page, results):
 def test_headline_names_the_comparison_and_the_outcome(page):
     html = page.read_text(encoding="utf-8")
     assert (
-        "8 methods at 10 settings on 5 tasks, 3 seeds (0\u20132), network mlp, 5 epochs a task, batches of 20" in html
+        "8 methods at 10 settings on 5 tasks, task-incremental (one head per task; the task is known at test time), "
+        "3 seeds (0\u20132), network mlp, 5 epochs a task, batches of 20" in html
     )
     assert "<title>Digits</title>" in html
     gap = (
@@ -195,8 +210,9 @@ def test_one_seed_has_means_and_no_deviations(tmp_path):
     page = write_report([synthetic.run("plain", 0), synthetic.run("ewc", 0)], tmp_path, **PAGE, baseline="plain")
     head = next(row for row in Reader(page).rows if row[0]["text"] == "method")
     row = next(row for row in Reader(page).rows if row[0]["sort"] == "ewc")
-    titles = ["method", "strength", "accuracy %", "vs plain points", "forgetting points", "learned %"]
-    titles += ["backward points", "forward points", "seeds finished"]  # no interval, and every run finished
+    titles = ["method", "strength", "average accuracy %", "vs plain points", "average incremental accuracy %"]
+    titles += ["forgetting (T-1) points", "forgetting (T) points", "learning accuracy %", "backward transfer points"]
+    titles += ["forward transfer points", "seeds finished"]  # no interval, and every run finished
     assert [cell["text"] for cell in head] == titles
     assert all(re.fullmatch("[\u2212+]?\\d+\\.\\d\\d", cell["text"]) for cell in row[2:8])
     html = page.read_text(encoding="utf-8")
@@ -232,7 +248,7 @@ def test_contents_name_every_part_of_the_page(page):
 def test_page_without_a_title_is_named_after_its_methods_and_streams(tmp_path):
     runs = [synthetic.run("plain", 0, tasks=1), synthetic.run("ewc", 0, tasks=1, stream="permuted digits")]
     html = write_report(runs, tmp_path, command="mooring run").read_text(encoding="utf-8")
-    assert "<title>2 methods on split digits and permuted digits</title>" in html
+    assert "<title>2 methods on split digits, task-incremental; permuted digits, task-incremental</title>" in html
     assert "<h1>2 methods on split digits and permuted digits</h1>" in html
 
 

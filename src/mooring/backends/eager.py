@@ -92,6 +92,27 @@ def _pull_rate(pull: ParameterPull | Budget, tensors: Mapping[str, Any]) -> Tens
     return pull.rate(previous, current, tensors["lr"])
 
 
+def merge_statistics(pull: ParameterPull, statistics: Tensor, anchor: Tensor, tasks: int, lr: Number) -> None:
+    """Pull statistics towards those of past tasks; they have no importance, so each task matters equally.
+
+    Args:
+        pull: a pull that merges weights.
+        statistics: of the task that ended; changed in place.
+        anchor: those after the tasks before.
+        tasks: the number of these tasks.
+        lr: the learning rate; one number, or one per run.
+
+    Example:
+        >>> from mooring.pulls import Interpolation
+        >>> mean = torch.zeros(2)
+        >>> merge_statistics(Interpolation(root=1, every="task"), mean, torch.ones(2), tasks=3, lr=0.1)
+        >>> mean
+        tensor([0.7500, 0.7500])
+    """
+    equal = {"previous": torch.full_like(statistics, tasks), "state_current": torch.ones_like(statistics)}
+    apply_pull(pull, {"theta": statistics, "anchor": anchor, **equal, "lr": lr})
+
+
 def pull_is_due(pull: Pull, tasks: int, steps: int) -> bool:
     """Return whether a pull on the parameters acts now.
 

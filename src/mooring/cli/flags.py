@@ -91,6 +91,13 @@ class StreamFlags:
     channels: Annotated[int | None, option("3 for RGB, 1 for grey.")] = None
     label: Annotated[str | None, option("Label column of Parquet files.")] = None
     skip_broken: Annotated[bool, option("Leave out images that cannot be read.", "--skip-broken")] = False
+    scenario: Annotated[
+        str | None,
+        option(
+            "task (one head per task; the default of a cut by class), class (one growing head) or domain (one head; "
+            "the default of -permuted and -rotated)."
+        ),
+    ] = None
 
     def options(self) -> list[StreamOptions]:
         """Return the options of each named stream.
@@ -119,6 +126,10 @@ class TrainingFlags:
     memory: Annotated[int | None, option("Samples of past tasks that some methods keep; 500 by default.")] = None
     heads: Annotated[
         str | None, option("A new task's head: inherit starts from the previous task's, fresh at random.")
+    ] = None
+    buffers: Annotated[
+        str | None,
+        option("Batch-norm statistics of methods that moor: follow (the default), keep, interpolate or frozen."),
     ] = None
     init: Annotated[str | None, option("Initial weights of the backbone, safetensors.", metavar="FILE")] = None
     dtype: Annotated[str | None, option(DTYPE_HELP)] = None

@@ -15,6 +15,7 @@ from mooring.cli.study_progress import reporter
 from mooring.cli.terminal_tables import as_json, print_choices, print_rows
 from mooring.lab.engines.runner import SilentReporter
 from mooring.lab.model.atomic_files import check_writable
+from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
 from mooring.lab.study.protocol import Tuned
@@ -58,7 +59,9 @@ def print_results(
         results = [result for row in rows for result in row.results] + list(searched)
         page = write_report(results, output.report, command=command_line(), baseline=output.baseline)
     if output.json:
-        content = {"study": str(study.store.path), "rows": [row.to_json() for row in rows], **entries}
+        described = {name: str(definition) for name, definition in DEFINITIONS.items()}
+        content = {"study": str(study.store.path), "metrics": described, "rows": [row.to_json() for row in rows]}
+        content |= entries
         typer.echo(as_json({**content, "report": None if page is None else str(page)}))
         return
     print_rows(rows, output.baseline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
@@ -43,6 +43,7 @@ def show(
 ) -> None:
     """Run `mooring show`."""
     from mooring.cli.terminal_tables import as_json, print_rows
+    from mooring.lab.model.metric_definitions import DEFINITIONS
     from mooring.lab.model.summary import summarize
 
     store, results = _read(study)
@@ -50,7 +51,9 @@ def show(
     if not json:
         print_rows(rows, baseline)
         return
-    content = {"study": str(study), "commands": store.commands(), "rows": [row.to_json() for row in rows]}
+    described = {name: str(definition) for name, definition in DEFINITIONS.items()}
+    content: dict[str, Any] = {"study": str(study), "commands": store.commands(), "metrics": described}
+    content["rows"] = [row.to_json() for row in rows]
     if runs:
         content["runs"] = [{"key": result.spec.key, **result.to_json()} for result in results]
     typer.echo(as_json(content))

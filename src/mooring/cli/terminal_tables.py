@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.model.plurals import pluralize
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from mooring.lab.model.summary import Row
     from mooring.lab.study.protocol import Choice
 
-OPTIONAL_COLUMNS = ("network", "epochs", "batch", "momentum", "weight_decay", "heads", "init", "dtype")
+SHOWN_METRICS = ("accuracy", "incremental", "forgetting_earlier", "forgetting", "learned", "intransigence")
+"""The metrics of a table on a terminal; JSON and pages have all of them."""
+
+OPTIONAL_COLUMNS = ("network", "epochs", "batch", "momentum", "weight_decay", "heads", "buffers", "init", "dtype")
 """Settings that get a column if the rows of a table differ in them."""
 
 
@@ -51,17 +55,18 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
 
 
 def print_rows(rows: Sequence[Row], baseline: str | None) -> None:
-    """Print a table for each stream: accuracy, forgetting and learned accuracy, mean and std over seeds."""
-    for stream in dict.fromkeys(row.setting.stream for row in rows):
-        table = [row for row in rows if row.setting.stream == stream]
+    """Print a table for each stream with the metrics, mean and std over seeds, and their definitions."""
+    for stream in dict.fromkeys(row.stream for row in rows):
+        table = [row for row in rows if row.stream == stream]
         several_lrs = len({row.setting.lr for row in table}) > 1
         optional = [name for name in OPTIONAL_COLUMNS if len({getattr(row.setting, name) for row in table}) > 1]
         columns = [*(["lr"] if several_lrs else []), *optional]
         versus = [f"vs {baseline} [95 %]"] if baseline else []
-        header = ["method", *columns, "accuracy %", "forgetting", "learned", *versus, "verdict"]
+        shown = [name for name in SHOWN_METRICS if any(name in row.metrics for row in table)]
+        header = ["method", *columns, *(DEFINITIONS[name].title for name in shown), *versus, "verdict"]
         cells = []
         for row in table:
-            metrics = [_cell(row.metrics.get(name)) for name in ("accuracy", "forgetting", "learned")]
+            metrics = [_cell(row.metrics.get(name)) for name in shown]
             lr = [f"{row.setting.lr:g}"] if several_lrs else []
             settings = [str(getattr(row.setting, name))[:24] or "random" for name in optional]
             difference = [_difference(row.difference)] if baseline else []
@@ -72,6 +77,14 @@ def print_rows(rows: Sequence[Row], baseline: str | None) -> None:
         training = f"{setting.network}, {pluralize(setting.epochs, 'epoch')}, batch {setting.batch}"
         common_lr = "" if several_lrs else f", lr {setting.lr:g}"
         print_table(header, cells, f"{stream}: {training}{common_lr}; mean ± std over {count}")
+    print_definitions(name for name in SHOWN_METRICS if any(name in row.metrics for row in rows))
+
+
+def print_definitions(names: Iterable[str]) -> None:
+    """Print the definitions of metrics, a line each."""
+    lines = [f"{DEFINITIONS[name]}" for name in names]
+    if lines:
+        typer.echo("\n".join([*lines, "a[i, k]: accuracy on task k after task i of T, %"]))
 
 
 def print_choices(choices: Sequence[Choice]) -> None:
@@ -95,7 +108,9 @@ def print_choices(choices: Sequence[Choice]) -> None:
                     f"{dropped[0].label}: {dropped[0].unfinished[0].reason}" if dropped else "",
                 ]
             )
-        print_table([*header, "first reason"], rows, f"searched {stream}")
+        grids = (choice.grid for choice in choices if choice.stream == stream)
+        title = next((grid[0].stream for grid in grids if grid), stream)
+        print_table([*header, "first reason"], rows, f"searched {title}")
 
 
 def as_json(content: Any) -> str:

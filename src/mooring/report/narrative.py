@@ -6,6 +6,7 @@ from typing import Any
 
 from mooring.lab.model.metrics import paired_difference
 from mooring.lab.model.plurals import pluralize
+from mooring.lab.model.scenarios import SCENARIOS, scenario_title
 from mooring.lab.model.spec import RunSpec
 from mooring.report.numbers import bounds, fixed, given, printable
 from mooring.report.section import Entry, Section
@@ -28,7 +29,7 @@ def headline(sections: Sequence[Section]) -> str:
         'No methods'
     """
     methods = list(dict.fromkeys(entry.method for section in sections for entry in section.entries))
-    streams = listed([section.stream for section in sections])
+    streams = "; ".join(section.stream for section in sections[:MAX_NAMES])
     subject = methods[0] if len(methods) == 1 else f"{len(methods) or 'No'} methods"
     return f"{subject} on {streams}" if streams else subject
 
@@ -50,8 +51,10 @@ def compared(section: Section) -> str:
     methods = len({setting.method for setting in settings})
     seeds = sorted({result.spec.seed for result in section.results})
     at = f" at {len(settings)} settings" if len(settings) > methods else ""
+    scenario = section.entries[0].row.scenario
     parts = [
         f"{pluralize(methods, 'method')}{at} on {pluralize(section.tasks, 'task')}",
+        f"{scenario_title(scenario)} ({SCENARIOS[scenario]})",
         f"{pluralize(len(seeds), 'seed')} ({ranges(seeds)})",
         f"network {_shared(settings, lambda setting: printable(setting.network, 60))}",
         f"{_shared(settings, lambda setting: setting.epochs)} epochs a task",

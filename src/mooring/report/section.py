@@ -68,7 +68,7 @@ class Section:
     """The part of the page about one stream.
 
     Attributes:
-        stream: the name of the stream, printable.
+        stream: the name of the stream and its scenario, printable.
         slug: its name in file names and links, unique in the page.
         tasks: the number of tasks.
         baseline: the method that accuracy is compared with, or None.
@@ -113,7 +113,7 @@ def sections(results: Iterable[Result], baseline: str | None) -> list[Section]:
     for stream, _ in groups:
         slugs.append(slug(stream, slugs))
     named = zip(slugs, groups.items(), strict=True)
-    return [_section(stream, slug, rows, baseline) for slug, ((stream, _), rows) in named]
+    return [_section(rows[0].stream, slug, rows, baseline) for slug, (_, rows) in named]
 
 
 def mean_over_seeds(values: Array) -> tuple[Array, Array]:

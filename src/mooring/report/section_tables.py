@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.model.metrics import Interval
 from mooring.lab.model.results import Stability
 from mooring.report.numbers import MISSING, bounds, count, fixed, general, given, points, printable
 from mooring.report.section import Entry, Section
+
+OTHER_METRICS = tuple(name for name in DEFINITIONS if name != "accuracy")
+"""The metrics besides accuracy, which has a column for its interval too."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,9 @@ def comparison(section: Section) -> PageTable:
         Column("method", numeric=False),
         Column("strength", "factor of the penalty"),
         Column("lr", "learning rate"),
-        Column("accuracy", "final accuracy, mean over tasks; mean ± standard deviation over seeds", "%"),
+        _metric_column("accuracy", "; mean ± standard deviation over seeds"),
         Column("95 % interval", "confidence interval of the mean accuracy (Student's t); sorted by its lower end", "%"),
-        Column("forgetting", "best accuracy minus final accuracy, mean over tasks", "points"),
-        Column("learned", "accuracy on each task right after it was trained", "%"),
-        Column("backward", "backward transfer: the effect of later tasks on earlier ones", "points"),
-        Column("forward", "forward transfer: the effect of earlier tasks on later ones", "points"),
+        *map(_metric_column, OTHER_METRICS),
         Column("seeds", "runs that finished", "finished"),
         Column("verdict", numeric=False),
     ]
@@ -77,7 +78,12 @@ def comparison(section: Section) -> PageTable:
     # The learning rate is in the sentence above the table if there is one only, and so is that all runs finished.
     same_lr = len({entry.row.setting.lr for entry in section.entries}) == 1
     all_finished = not any(entry.row.unfinished for entry in section.entries)
-    return _without_empty(table, [*["lr"] * same_lr, *["verdict"] * all_finished], "accuracy")
+    return _without_empty(table, [*["lr"] * same_lr, *["verdict"] * all_finished], DEFINITIONS["accuracy"].title)
+
+
+def _metric_column(name: str, addition: str = "") -> Column:
+    definition = DEFINITIONS[name]
+    return Column(definition.title, f"{definition}{addition}", definition.unit)
 
 
 def stability(section: Section) -> PageTable | None:
@@ -123,7 +129,7 @@ def unfinished(section: Section) -> list[dict[str, Any]]:
 
 def _comparison_row(entry: Entry, section: Section, scale: tuple[float, float]) -> list[Cell]:
     row = entry.row
-    metrics = {name: row.metrics.get(name) for name in ("accuracy", "forgetting", "learned", "backward", "forward")}
+    metrics = {name: row.metrics.get(name) for name in DEFINITIONS}
     finished = len(row.results) - len(row.unfinished)
     others = [part for part in entry.detail.split(", ") if part and not part.startswith(("strength ", "lr "))]
     accuracy = metrics["accuracy"]
@@ -135,7 +141,7 @@ def _comparison_row(entry: Entry, section: Section, scale: tuple[float, float]) 
         _number(row.setting.lr, given(row.setting.lr)),
         _metric(accuracy),
         Cell("" if low is not None else MISSING, low, bounds(accuracy) if low is not None else "", strip=strip),
-        *(_metric(metrics[name]) for name in ("forgetting", "learned", "backward", "forward")),
+        *(_metric(metrics[name]) for name in OTHER_METRICS),
         Cell(f"{finished}" if finished == len(row.results) else f"{finished} of {len(row.results)}", finished),
         Cell(row.verdict or "finished", row.verdict or "finished", strong=bool(row.verdict)),
     ]

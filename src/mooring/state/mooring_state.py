@@ -71,6 +71,7 @@ class ParameterState:
         held_with: the state of the other factor, where a low-rank product is held and not the parameter by itself; that
             of B has the factors of both.
         unheld_reason: why nothing holds the parameter, where that is known; read only while nothing does.
+        outputs: the number of rows that are in use, if a fleet's head has further ones for later tasks; None for all.
         staged: the anchor on the parameter's device, while an offloaded anchor is there.
         dtype, shape: those of the parameter when the dtype to compute in was chosen.
         compute_dtype: the dtype to compute in: the wider of the parameter's and the anchor's, at least float32.
@@ -85,6 +86,7 @@ class ParameterState:
     factors: KroneckerFactors | None = None
     runs: bool = False
     unheld_reason: str = ""
+    outputs: int | None = None
     held_with: "ParameterState | None" = field(default=None, repr=False)
     staged: Tensor | None = field(default=None, init=False, repr=False)
 
@@ -193,11 +195,14 @@ def layer_scales(states: Iterable[ParameterState], importance: Importance) -> St
     totals = []
     for state in scored:
         scores = state.full(state.importance_state["current"]).abs()
+        if state.outputs is not None:
+            scores = scores[:, : state.outputs]
         totals.append(scores.reshape(len(scores), -1).sum(1) if state.runs else scores.sum(dtype=state.compute_dtype))
     for state, total in zip(scored, reduce_over_shards(totals, [s.parameter for s in scored]), strict=True):
         layer = layer_of(state.name)
         sums[layer] = sums[layer] + total if layer in sums else total
-        sizes[layer] = sizes.get(layer, 0) + state.size
+        in_use = 1 if state.outputs is None else state.outputs / state.anchor.shape[1]
+        sizes[layer] = sizes.get(layer, 0) + round(in_use * state.size)
     return dict(zip(sums, importance.factors(list(sums.values()), list(sizes.values())), strict=True))
 
 

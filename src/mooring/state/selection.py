@@ -133,10 +133,14 @@ def norm_modules(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tens
     return modules
 
 
+STATISTICS = ("running_mean", "running_var")
+"""The names of running statistics in their layer."""
+
+
 def norm_buffers(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return the running statistics of `norm_modules`, by name."""
-    modules, buffers = norm_modules(model, exclude, held), ("running_mean", "running_var")
-    return {f"{name}.{key}": getattr(module, key) for name, module in modules.items() for key in buffers}
+    modules = norm_modules(model, exclude, held)
+    return {f"{name}.{key}": getattr(module, key) for name, module in modules.items() for key in STATISTICS}
 
 
 def _matches(name: str, pattern: str) -> bool:

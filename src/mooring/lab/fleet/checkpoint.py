@@ -246,6 +246,7 @@ def _tensors_by_kind(fleet: Fleet) -> dict[str, Tensors]:
     return {
         "parameter": fleet.stack.parameters,
         "buffer": fleet.stack.buffers,
+        "statistics": fleet.statistics.anchors,
         "velocity": fleet.sgd.velocity,
         "first": fleet.first,
         "memory": {} if fleet.memory is None else {"kept": fleet.memory.kept},
@@ -265,6 +266,7 @@ def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
     names = [*fleet.stack.parameters, *fleet.stack.buffers]
     fleet.stack.parameters = {name: to_stack_layout(saved["parameter"][name]) for name in fleet.stack.parameters}
     fleet.stack.buffers = {name: saved["buffer"][name] for name in fleet.stack.buffers}
+    fleet.statistics.anchors = {name: saved["statistics"][name] for name in names if name in saved["statistics"]}
     fleet.sgd.velocity, fleet.first = (
         {name: to_stack_layout(saved[kind][name]) for name in names if name in saved[kind]}
         for kind in ("velocity", "first")

@@ -10,7 +10,7 @@ from mooring.lab.fleet.gpu.convolution import gather_images, has_kernels
 from mooring.lab.model.order import joint_order, seeded_generator, task_order
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.streams.stream import Stream
+from mooring.lab.streams.stream import Stream, task_outputs
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TrainingData:
     ) -> None:
         self.stream, self.dtype = stream, dtype
         self.channels_last = channels_last and has_kernels(device)
-        self.images, self.labels = stream.train.images.to(device), stream.train.labels.to(device)
+        self.images, self.labels = stream.train.images.to(device), task_outputs(stream, "train").to(device)
         heads = torch.zeros(len(stream.train), dtype=torch.int64)
         for number, task in enumerate(stream.tasks):
             heads[task.train] = stream.head(number)

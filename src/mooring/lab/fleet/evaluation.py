@@ -11,7 +11,7 @@ from mooring.lab.methods import find_method
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks.inputs import normalize_pixels
 from mooring.lab.networks.multi_head import MultiHeadNetwork
-from mooring.lab.streams.stream import Split, Stream
+from mooring.lab.streams.stream import Split, Stream, task_outputs
 
 PIXELS_PER_BATCH = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Number of pixels that are evaluated at a time, over all runs."""
@@ -52,19 +52,25 @@ class Evaluation:
     """
 
     def __init__(self, stream: Stream, device: torch.device | str = "cpu") -> None:
-        self.tasks, test = stream.tasks, stream.test
+        test = stream.test
         storage = device if resident_bytes(test) else test.images.device
-        self.images, self.labels = test.images.to(storage), test.labels.to(storage)
+        self.stream = stream
+        self.images, self.labels = test.images.to(storage), task_outputs(stream, "test").to(storage)
         self.indices = [task.test.to(storage) for task in stream.tasks]
 
     @torch.no_grad()
-    def score(self, stack: Stack, heads: Sequence[int | Tensor], dtype: torch.dtype) -> Tensor:
+    def score(
+        self, stack: Stack, heads: Sequence[int | Tensor], dtype: torch.dtype, trained: int | None = None
+    ) -> Tensor:
         """Return the test accuracy of every run on the first tasks, in percent: float64 of shape (runs, tasks).
+
+        A growing head predicts one of the classes that have come so far; on a later task also one of its classes.
 
         Args:
             stack: the runs.
             heads: the head for each of the first tasks; one for all runs, or int64 of shape (runs,).
             dtype: of the inputs.
+            trained: the last task whose classes have come, for a growing head; None for each task's own.
         """
         runs, accuracies = len(stack), []
         batch = max(1, PIXELS_PER_BATCH[stack.device.type] // (runs * self.images[0].numel()))
@@ -74,10 +80,16 @@ class Evaluation:
                 x = normalize_pixels(self.images[indices].to(stack.device), dtype)
                 own = head if isinstance(head, int) else head.to(stack.device)[:, None].expand(runs, len(x))
                 logits = stack(x.expand(runs, *x.shape), own)
-                predictions = logits[..., : len(self.tasks[number].classes)].argmax(-1)
+                predictions = logits[..., : self._outputs(number, trained)].argmax(-1)
                 correct += (predictions == self.labels[indices].to(stack.device)).sum(1)
             accuracies.append(100 * correct / len(self.indices[number]))
         return torch.stack(accuracies, 1)
+
+    def _outputs(self, task: int, trained: int | None) -> int:
+        """Return how many outputs a prediction on a task is made from; if the task is known, those of its classes."""
+        if self.stream.scenario == "task":
+            return len(self.stream.tasks[task].classes)
+        return self.stream.grown_outputs(task if trained is None else max(task, trained))
 
     def score_untrained(
         self,

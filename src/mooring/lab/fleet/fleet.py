@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from mooring.lab.fleet.method_state import Tensors
 from mooring.lab.fleet.record import LossHistory, RunRecord, versions
 from mooring.lab.fleet.reference import Reference
 from mooring.lab.fleet.reservoir import Reservoir, project_agem
+from mooring.lab.fleet.run_statistics import RunStatistics
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import Stack
 from mooring.lab.fleet.stack.stack_observer import StackObserver
@@ -105,6 +106,8 @@ class Fleet:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
         if any(spec.schedule != "constant" and find_method(spec.method).importance is not None for spec in specs):
             raise MooringError("a schedule is for methods that pull nothing, such as plain: give schedule='constant'")
+        for spec in specs:
+            find_method(spec.method).check_scenario(stream.scenario)
         # runs of a method are next to each other, whatever the order of the specs
         ordered = sorted(specs, key=lambda spec: (method_rank(spec.method), spec.seed, spec.key))
         self.strength_groups = strength_groups(ordered)
@@ -129,13 +132,15 @@ class Fleet:
         with_teacher = (self.specs, stream, self.device)
         temperature = self.method.temperature
         self.lwf = None if temperature is None else LearningWithoutForgetting(temperature, *with_teacher)
-        names = [name for name in self.stack.parameters if stream.heads == "one" or not name.startswith("heads.")]
+        moors_heads = stream.heads != "per task"
+        names = [name for name in self.stack.parameters if moors_heads or not name.startswith("heads.")]
         self.observer = (
             StackObserver(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
         )
         self.groups = MethodGroups(self.specs, names, self.sgd.lr, self.observer.parameters if self.observer else None)
         with_reference = (self.method, self.specs, self.training_data, self.groups)
         self.reference = Reference(*with_reference) if self.method.data == "reference" else None
+        self.statistics = RunStatistics(self.stack, self.common.buffers)
         self.fused = [FusedStep(state, self.sgd) for _, state in self.groups.groups if has_compiler(self.device)]
         draws = any(state.importance.draws for _, state in self.groups.moored) and self.method.observes_outputs
         self.recorder = GraphRecorder(enabled=bool(self.fused) and self.stack.mode != "sequential" and not draws)
@@ -165,9 +170,9 @@ class Fleet:
 
     def _train_task(self, task: int, callback: FleetCallback | None) -> None:
         """Train a task from the present position to its end; return early if no run is left."""
+        self._prepare_training(task)
         if self.position == Position(task):
             self._begin_task(task)
-        self._prepare_training(task)
         for epoch in range(self.position.epoch, self.common.epochs):
             self._load_epoch(task, epoch)
             for step in range(self.position.step, len(self.epoch_indices.sizes)):
@@ -205,7 +210,10 @@ class Fleet:
         self.loss_history.sums.zero_()
 
     def _prepare_training(self, task: int) -> None:
-        """Choose the parameters that this task trains, and discard what was recorded before."""
+        """Choose the parameters and outputs that this task trains, and discard what was recorded before."""
+        self.outputs = self.stream.grown_outputs(self._last_seen(task))
+        self.groups.set_outputs(self.outputs)
+        self.statistics.start_task(task)
         self.frozen = self.method.frozen == "always" or (self.method.frozen == "after first" and task > 0)
         for name, p in self.stack.parameters.items():
             p.requires_grad_(not (self.frozen and name.startswith("backbone.")))
@@ -273,6 +281,7 @@ class Fleet:
             if not self.method.measures:  # one loss of both
                 gradients, added = {**added, **{n: g + added[n] if n in added else g for n, g in gradients.items()}}, {}
         finite = self._update(gradients, probes, added, indices.shape[1])
+        self.statistics.after_step()
         if self.observer is not None and self.observer.enabled:
             self.groups.accumulate_factors(self.observer.take(), finite)
         loss = loss if finite is None else loss[finite]
@@ -316,8 +325,10 @@ class Fleet:
         self._remove_failed()
         if self.reference is not None and self.reference.budgets:
             self.reference.budgets.finish(self.stack)
+        self.statistics.merge(self.groups)
         self.groups.consolidate(self.stack.parameters)
         self.expand_strength_groups()
+        self.statistics.end_task()
         extrapolates = self.groups.record_stability(self.records)
         if self.reject and task == 0 and bool(extrapolates.any()):
             warnings = [record.stability[-1].warning if record.stability else "" for record in self.records]
@@ -335,19 +346,35 @@ class Fleet:
             self.first = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         steps = len(self.epoch_indices.sizes) * self.common.epochs
         heads = evaluation_heads(self.specs, self.stream, task, min(task + 2, len(self.stream.tasks)))
-        rows = self.evaluation.score(self.stack, heads, self.dtype).tolist()
+        rows = self.evaluation.score(self.stack, heads, self.dtype, self._last_seen(task)).tolist()
         for record, row, losses in zip(self.records, rows, self.loss_history.means(steps), strict=True):
             record.matrix.append(row)
             record.losses.append(losses)
+
+    def _last_seen(self, task: int) -> int:
+        """Return the last task whose classes have come by the end of a task; joint training has all of them."""
+        return len(self.stream.tasks) - 1 if self.method.data == "joint" else task
 
     def _finish(self) -> None:
         """Compare every run with its model after the first task, and make the results."""
         inputs = normalize_pixels(self.stream.test.images[self.stream.tasks[0].test[:256]], self.dtype).to(self.device)
         importances = self.groups.importance_by_layer()
         drifts, ckas = drift_of(self.stack, self.first), cka_of(self.stack, self.first, inputs)
-        for record, importance, drift, cka in zip(self.records, importances, drifts, ckas, strict=True):
-            self.results.append(self._result(record, "finished", "", importance=importance, drift=drift, cka=cka))
+        layers = zip(self.records, importances, drifts, ckas, self._joint_accuracies(), strict=True)
+        for record, importance, drift, cka, joint in layers:
+            measured = {"importance": importance, "drift": drift, "cka": cka}
+            self.results.append(self._result(record, "finished", "", **measured, joint=joint))
         self.specs, self.records = [], []
+
+    def _joint_accuracies(self) -> list[list[float]]:
+        """Return `Result.joint` of each run."""
+        if self.method.data != "joint":
+            return [[] for _ in self.records]
+        if self.stream.heads != "growing":
+            return [record.matrix[-1] for record in self.records]
+        heads = evaluation_heads(self.specs, self.stream, len(self.stream.tasks) - 1, len(self.stream.tasks))
+        accuracies: list[list[float]] = self.evaluation.score(self.stack, heads, self.dtype).tolist()
+        return accuracies
 
     # The gradient
 
@@ -384,6 +411,8 @@ class Fleet:
         """Return logits (runs, batch, outputs) and each run's mean loss, of one task's head or of each sample's own."""
         batch = self.training_data.batch(indices, task)
         logits = self.stack(batch.x, batch.head, train=not self.frozen)
+        if self.outputs < self.stream.outputs:  # the classes that have come so far
+            logits = logits[..., : self.outputs]
         losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
         return logits, losses.view_as(indices).mean(1)
 
@@ -437,6 +466,7 @@ class Fleet:
         remaining = self.groups.select_runs(rows.cpu())
         self.fused = [self.fused[number] for number in remaining if self.fused]
         self.stack.keep(rows)
+        self.statistics.keep(rows)
         self.sgd.keep(rows)
         for memory in {id(m): m for m in (self.memory, self.ahead) if m is not None}.values():
             memory.keep(rows)
@@ -450,6 +480,7 @@ class Fleet:
         self.specs = [self.specs[row] for row in rows.tolist()]
         self.records = [self.records[row] for row in rows.tolist()]
 
-    def _result(self, record: RunRecord, status: Status, reason: str, **metrics: dict[str, float]) -> Result:
+    def _result(self, record: RunRecord, status: Status, reason: str, **metrics: Any) -> Result:
         software = versions(str(self.device))
-        return record.result(status, reason, steps=self.steps, seconds=self.seconds, versions=software, **metrics)
+        final = {"steps": self.steps, "seconds": self.seconds, "versions": software, "scenario": self.stream.scenario}
+        return record.result(status, reason, **final, **metrics)

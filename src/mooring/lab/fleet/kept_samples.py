@@ -52,7 +52,8 @@ class KeptSamples:
     @torch.no_grad()
     def record(self, stack: Stack) -> None:
         """Store what the runs predict now."""
-        parts = [rows_of_logits(self._logits(stack, part)).log_softmax(-1) for part in self._passes(stack)]
+        outputs = self.data.stream.grown_outputs(len(self.sizes) - 1)
+        parts = [rows_of_logits(self._logits(stack, part, outputs)).log_softmax(-1) for part in self._passes(stack)]
         self.log_probabilities = torch.cat([part.view(len(stack), -1, part.shape[-1]) for part in parts], 1)
 
     def divergence(self, stack: Stack, samples: Tensor) -> Tensor:
@@ -63,7 +64,8 @@ class KeptSamples:
             samples: numbers of kept samples, int64 of shape (samples,).
         """
         stored = StoredPredictions(self.log_probabilities.index_select(1, samples).flatten(0, 1))
-        return stored.divergence(self._logits(stack, samples)).view(len(stack), -1)
+        logits = self._logits(stack, samples, self.log_probabilities.shape[-1])
+        return stored.divergence(logits).view(len(stack), -1)
 
     @torch.no_grad()
     def task_means(self, stack: Stack) -> Tensor:
@@ -75,10 +77,10 @@ class KeptSamples:
         """Keep only the runs in these rows."""
         self.indices, self.log_probabilities = self.indices[rows], self.log_probabilities[rows]
 
-    def _logits(self, stack: Stack, samples: Tensor) -> Tensor:
-        """Return the outputs in evaluation mode, of shape (runs * samples, outputs), each by its own task's head."""
+    def _logits(self, stack: Stack, samples: Tensor, outputs: int) -> Tensor:
+        """Return the first outputs in evaluation mode, (runs * samples, outputs), each by its own task's head."""
         batch = self.data.batch(self.indices.index_select(1, samples), None)
-        return stack(batch.x, batch.head).flatten(0, 1)
+        return stack(batch.x, batch.head).flatten(0, 1)[:, :outputs]
 
     def _passes(self, stack: Stack) -> tuple[Tensor, ...]:
         """Return all samples, as many at a time as fit; always the same, so that equal weights give equal outputs."""

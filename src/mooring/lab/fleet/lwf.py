@@ -54,12 +54,14 @@ class LearningWithoutForgetting:
         teacher: parameters and buffers of the last task's models, by name; empty in the first task.
         weights: of shape (runs,).
         old_heads: the heads of past tasks.
+        outputs, old_outputs: the number of outputs that a head has in this task, and in the one before.
     """
 
     def __init__(self, temperature: float, specs: Sequence[RunSpec], stream: Stream, device: torch.device) -> None:
         self.temperature, self.stream, self.device = temperature, stream, device
         self.teacher: Tensors = {}
         self.old_heads: tuple[int, ...] = ()
+        self.outputs = self.old_outputs = stream.outputs
         self.set_strengths(specs)
 
     def set_strengths(self, specs: Sequence[RunSpec]) -> None:
@@ -72,8 +74,9 @@ class LearningWithoutForgetting:
         self.teacher = {name: t.detach().clone() for name, t in {**stack.parameters, **stack.buffers}.items()}
 
     def start_task(self, task: int) -> None:
-        """Find the heads of the tasks before this one."""
+        """Find the heads of the tasks before this one, and the outputs that they had."""
         self.old_heads = tuple(dict.fromkeys(self.stream.head(number) for number in range(task)))
+        self.outputs, self.old_outputs = (self.stream.grown_outputs(number) for number in (task, max(0, task - 1)))
 
     def losses(self, stack: Stack, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the task's mean loss and the weighted distillation loss of each run, both of shape (runs,).
@@ -86,8 +89,9 @@ class LearningWithoutForgetting:
         logits = stack(batch.x, (*self.old_heads, batch.head), train=True)
         with torch.no_grad(), stack.replaced_by(self.teacher):
             targets = stack(batch.x, self.old_heads)
-        losses = cross_entropy(logits[:, :, -1].flatten(0, 1), batch.labels.flatten(), reduction="none")
-        distilled = distillation_loss(logits[:, :, :-1], targets, self.temperature)
+        own, old = logits[:, :, -1, : self.outputs], logits[:, :, :-1, : self.old_outputs]
+        losses = cross_entropy(own.flatten(0, 1), batch.labels.flatten(), reduction="none")
+        distilled = distillation_loss(old, targets[..., : self.old_outputs], self.temperature)
         return losses.view_as(batch.labels).mean(1), self.weights.to(distilled) * distilled
 
     def keep(self, rows: Tensor) -> None:

@@ -55,6 +55,11 @@ class MethodGroups:
         """The groups whose method moors."""
         return [(rows, state) for rows, state in self.groups if state is not None]
 
+    def set_outputs(self, outputs: int) -> None:
+        """Say how many outputs of a head are in use from here on; a growing head has more later."""
+        for _, state in self.moored:
+            state.set_outputs(outputs)
+
     def consolidate(self, parameters: Tensors, anchors: str = "last") -> None:
         """End a task of the methods anchored at the "last" task, or begin those anchored at the "start" of training."""
         for rows, state in self.moored:

@@ -44,6 +44,7 @@ class MethodState:
         states: the state of each parameter, by name; its tensors have a leading run axis.
         mu: the multiplier of each run's budget.
         scale: the factor of what each run may spend, float64 of shape (runs,); None if nothing is measured.
+        outputs: the number of outputs of a head that are in use; None for all.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class MethodState:
         self.states: dict[str, ParameterState] = {}
         self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
         self.scale = torch.ones_like(self.mu) if method.measures else None
+        self.outputs: int | None = None
         self.tasks = self.steps = 0
 
     @torch.no_grad()
@@ -177,14 +179,30 @@ class MethodState:
 
     @torch.no_grad()
     def consolidate(self, parameters: Tensors) -> None:
-        """End a task, as `mooring.state.mooring_state.consolidate` says."""
+        """End a task, as `mooring.state.mooring_state.consolidate` says; outputs that come later stay free."""
         self.bind(parameters, self.names)
         if isinstance(self.pull, ParameterPull) and self.pull.every == "task" and self.tasks:
             self.apply_pull([name for name, state in self.states.items() if state.count])
         merge = merges.resolve(self.method.merge)
         consolidate(self.states.values(), self.importance, merge, Memory(), self._start_importance, self.tasks)
+        for state in self.states.values():
+            if state.outputs is not None and state.previous is not None:
+                previous = state.full(state.previous).clone()
+                previous[:, state.outputs :] = 0
+                state.previous = to_stack_layout(previous)
         self.tasks += 1
         self.steps = 0
+
+    def set_outputs(self, outputs: int) -> None:
+        """Say how many outputs of a head are in use from here on."""
+        self.outputs = outputs
+        for state in self.states.values():
+            state.outputs = self._outputs_in_use(state)
+
+    def _outputs_in_use(self, state: ParameterState) -> int | None:
+        """Return how many outputs a parameter of a growing head has so far; None for all, and for other parameters."""
+        grows = state.name.startswith("heads.") and self.outputs is not None
+        return self.outputs if grows and self.outputs < state.anchor.shape[1] else None  # type: ignore[operator]
 
     def _new_state(self, name: str, theta: Tensor) -> ParameterState:
         """Return the state of a parameter that starts here."""
@@ -195,6 +213,7 @@ class MethodState:
             state.factors = KroneckerFactors.zeros(state.anchor, theta.dtype, runs=True, groups=self.with_factors[name])
         else:
             state.importance_state = self._start_importance(state, self.tasks)
+        state.outputs = self._outputs_in_use(state)
         return state
 
     def _start_importance(self, state: ParameterState, task: int) -> State:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import mooring
-from mooring.errors import MooringError
+from mooring.errors import MooringError, unknown
+from mooring.lab.model.scenarios import SCENARIOS, scenario_title
 
 if TYPE_CHECKING:
     from mooring.importance import Importance
@@ -57,6 +58,7 @@ class Method:
         updates: how often each batch is trained in a row, every time with newly drawn samples.
         temperature: at which the outputs of old heads on the new task's inputs are distilled from the last task's
             model, with the strength as the weight; None if they are not.
+        scenarios: the scenarios in which the method is defined; see `mooring.lab.model.scenarios`.
 
     Example:
         >>> from mooring.importance import Uniform
@@ -79,6 +81,7 @@ class Method:
     past_only: bool = False
     updates: int = 1
     temperature: float | None = None
+    scenarios: tuple[str, ...] = tuple(SCENARIOS)
 
     def __post_init__(self) -> None:
         """Check that the importance and the pull are functions, and that a pull has an importance."""
@@ -99,12 +102,31 @@ class Method:
                     f"pull of method {self.name!r} must take one argument, the strength, used or not ({error}): "
                     "give a function such as lambda strength: Interpolation()"
                 ) from error
+        for scenario in self.scenarios:
+            if scenario not in SCENARIOS:
+                raise unknown(f"scenario of method {self.name!r}", scenario, SCENARIOS)
         holds_outputs = self.data in ("reference", "der++") or self.temperature is not None
         strength_only = holds_outputs and self.pull is default
         if self.importance is None and (self.pull is not default or self.strength is not None) and not strength_only:
             raise MooringError(
                 f"method {self.name!r} has a pull or a strength and no importance, so it would pull nothing: give an "
                 "importance, such as lambda seed: EWC(), or leave both out"
+            )
+
+    def check_scenario(self, scenario: str) -> None:
+        """Raise an error if the method is not defined in a scenario.
+
+        Example:
+            >>> Method("gates", "a gate for each task", scenarios=("task",)).check_scenario("class")
+            Traceback (most recent call last):
+            ...
+            mooring.errors.MooringError: gates is not defined in the class-incremental scenario: leave it out, or give \
+scenario task
+        """
+        if scenario not in self.scenarios:
+            raise MooringError(
+                f"{self.name} is not defined in the {scenario_title(scenario)} scenario: leave it out, or give "
+                f"scenario {' or '.join(self.scenarios)}"
             )
 
     @property

@@ -41,6 +41,48 @@ def average_forgetting(matrix: torch.Tensor) -> float:
     return fmean(max(row[k] for row in rows[k:]) - last for k, last in enumerate(rows[-1]))
 
 
+def forgetting_of_earlier_tasks(matrix: torch.Tensor) -> float:
+    """Return the mean loss of earlier tasks: mean_{k < last} (max_{k <= i < last} a[i, k] - a[last, k]).
+
+    It is the forgetting measure of Chaudhry et al., 2018, and the usual convention: the last task, which nothing
+    followed, does not count. It is negative for a task that ends better than ever. The result is 0 for a single task.
+
+    Example:
+        >>> forgetting_of_earlier_tasks(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
+        20.0
+    """
+    rows = _rows(matrix)
+    earlier = range(len(rows) - 1)
+    return fmean(max(row[k] for row in rows[k:-1]) - rows[-1][k] for k in earlier) if earlier else 0.0
+
+
+def average_incremental_accuracy(matrix: torch.Tensor) -> float:
+    """Return the mean over tasks i of the average accuracy on the tasks so far: mean_i mean_{k <= i} a[i, k].
+
+    Example:
+        >>> average_incremental_accuracy(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
+        82.5
+    """
+    return fmean(fmean(row[: k + 1]) for k, row in enumerate(_rows(matrix)))
+
+
+def intransigence(matrix: torch.Tensor, joint: Sequence[float]) -> float:
+    """Return what joint training learned of each task and the method did not: mean_k (joint[k] - a[k, k]).
+
+    Args:
+        matrix: the accuracy matrix.
+        joint: the final accuracy of joint training on each task.
+
+    Example:
+        >>> intransigence(torch.tensor([[90.0, 20.0], [70.0, 80.0]]), [95.0, 85.0])
+        5.0
+    """
+    rows = _rows(matrix)
+    if len(joint) != len(rows):
+        raise MooringError(f"joint has {len(joint)} accuracies: give one for each of {len(rows)} tasks")
+    return fmean(reference - row[k] for k, (row, reference) in enumerate(zip(rows, joint, strict=True)))
+
+
 def learning_accuracy(matrix: torch.Tensor) -> float:
     """Return the mean accuracy on each task right after its training: mean_k a[k, k].
 

@@ -1,6 +1,7 @@
 """The result of a run."""
 
 import math
+import re
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
@@ -9,15 +10,13 @@ import torch
 from torch import Tensor
 
 from mooring.lab.model import metrics
+from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.model.spec import RunSpec
 
 Status = Literal["finished", "unstable", "rejected"]
 
-METRICS = ("accuracy", "forgetting", "learned", "backward", "forward")
-"""The names of the metrics, in the order of tables and files."""
-
-SIGNED_METRICS = ("backward", "forward")
-"""The metrics that can be below 0; the others are between 0 and 100 %."""
+METRICS = tuple(name for name in DEFINITIONS if name != "intransigence")
+"""The names of the metrics of a single run, in the order of tables and files; intransigence compares two runs."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,9 @@ class Result:
         importance: the mean importance over previous tasks by layer, at the end.
         drift: |theta - theta after the first task| / |theta after the first task| by layer, at the end.
         cka: the debiased linear CKA to the model after the first task by layer, at the end.
+        joint: of joint training, the final accuracy on each task, which `intransigence` refers to; a growing head is
+            scored among the classes up to that task. Empty for other methods.
+        scenario: "task", "class" or "domain"; see `mooring.lab.model.scenarios`.
         steps: the number of training iterations.
         seconds: the run's share of its fleet's time.
         versions: the versions of mooring, torch and python, and the device.
@@ -96,9 +98,16 @@ class Result:
     importance: dict[str, float] = field(default_factory=dict)
     drift: dict[str, float] = field(default_factory=dict)
     cka: dict[str, float] = field(default_factory=dict)
+    joint: list[float] = field(default_factory=list)
+    scenario: str = "task"
     steps: int = 0
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether all tasks were trained at once."""
+        return bool(self.joint) or self.spec.method == "joint"
 
     @property
     def accuracies(self) -> Tensor:
@@ -118,17 +127,27 @@ class Result:
     def metrics(self) -> dict[str, float]:
         """The metrics by name; all NaN if the run did not finish.
 
+        Joint training has an accuracy alone: its tasks are learned all the time, so nothing is learned after or
+        forgotten since. `intransigence` refers to another run, and is that of a `Row`.
+
         Example:
             >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
             >>> metrics = Result(spec, "finished", "", [10.0, 10.0], [[90.0, 20.0], [70.0, 80.0]]).metrics
             >>> metrics["accuracy"], metrics["forgetting"], metrics["learned"]
             (75.0, 10.0, 85.0)
         """
+        undefined = dict.fromkeys(METRICS, math.nan)
         if self.status != "finished":
-            return dict.fromkeys(METRICS, math.nan)
+            return undefined
         matrix = self.accuracies
+        accuracy = {"accuracy": metrics.average_accuracy(matrix)}
+        if self.is_joint:
+            return {**undefined, **accuracy}
         return {
-            "accuracy": metrics.average_accuracy(matrix),
+            **undefined,
+            **accuracy,
+            "incremental": metrics.average_incremental_accuracy(matrix),
+            "forgetting_earlier": metrics.forgetting_of_earlier_tasks(matrix),
             "forgetting": metrics.average_forgetting(matrix),
             "learned": metrics.learning_accuracy(matrix),
             "backward": metrics.backward_transfer(matrix),
@@ -151,4 +170,9 @@ class Result:
         """
         spec = RunSpec.from_json(values["spec"])
         stability = [Stability(**entry) for entry in values["stability"]]
-        return cls(**{**values, "spec": spec, "stability": stability})
+        return cls(**{"scenario": _unnamed_scenario(spec.stream), **values, "spec": spec, "stability": stability})
+
+
+def _unnamed_scenario(stream: str) -> str:
+    """Return the scenario of a result that was stored before scenarios had names: it followed from the stream's cut."""
+    return "domain" if re.search(r"\(\d+ (permutations|rotations)", stream) else "task"

@@ -9,6 +9,7 @@ from typing import Any
 
 from mooring.errors import MooringError, check_number, check_whole, unknown
 
+BUFFERS = ("follow", "keep", "interpolate", "frozen")
 DTYPES = ("float32", "float64", "tf32", "bf16")
 HEADS = ("inherit", "fresh")
 SCHEDULES = ("constant", "steps", "cosine")
@@ -41,6 +42,9 @@ class RunSpec:
             of the epochs and a hundredth after 10/12. "cosine" falls along half a cosine towards 0.
         flips: whether half of the training images, chosen at random, are mirrored.
         shifts: the largest random shift of each training image, in pixels, in both directions; black comes in.
+        buffers: running statistics of normalization layers from the second task on: "follow" the data; "keep" restores
+            them after each step; "interpolate" brings them half-way back; "frozen" layers use and do not change them.
+            With "follow", methods that merge weights at the end of a task merge statistics too.
 
     Example:
         >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
@@ -66,6 +70,7 @@ class RunSpec:
     schedule: str = "constant"
     flips: bool = False
     shifts: int = 0
+    buffers: str = "follow"
 
     def __post_init__(self) -> None:
         """Check that every value is allowed."""
@@ -84,7 +89,7 @@ class RunSpec:
         for name in ("lr", "strength", "momentum", "weight_decay"):  # 10 and 10.0 must give the same key
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else float(value))
-        for name, allowed in {"dtype": DTYPES, "heads": HEADS, "schedule": SCHEDULES}.items():
+        for name, allowed in {"dtype": DTYPES, "heads": HEADS, "schedule": SCHEDULES, "buffers": BUFFERS}.items():
             if getattr(self, name) not in allowed:
                 raise unknown(name, getattr(self, name), allowed)
 
@@ -130,5 +135,5 @@ class RunSpec:
 FIELD_NAMES = tuple(field.name for field in fields(RunSpec))
 """The names of the fields, computed once because a study can have ten thousand specifications."""
 
-OPTIONAL_FIELDS = {"schedule": "constant", "flips": False, "shifts": 0}
+OPTIONAL_FIELDS = {"schedule": "constant", "flips": False, "shifts": 0, "buffers": "follow"}
 """Later fields and their defaults, which keys and JSON leave out so that results stored earlier are still found."""

@@ -7,8 +7,10 @@ from operator import attrgetter
 from typing import Any
 
 from mooring.errors import MooringError
-from mooring.lab.model.metrics import Interval, confidence_interval, paired_difference
-from mooring.lab.model.results import METRICS, SIGNED_METRICS, Result
+from mooring.lab.model.metric_definitions import DEFINITIONS
+from mooring.lab.model.metrics import Interval, confidence_interval, intransigence, paired_difference
+from mooring.lab.model.results import METRICS, Result
+from mooring.lab.model.scenarios import scenario_title
 from mooring.lab.model.spec import FIELD_NAMES, RunSpec
 
 
@@ -19,8 +21,8 @@ class Row:
     Attributes:
         setting: the specification that they share; its seed is always 0.
         results: one result per seed, in order.
-        metrics: an interval for each metric over the finished runs, within 0 to 100 % (backward and forward transfer:
-            -100 to 100); empty if none finished.
+        metrics: an interval for each metric that is defined, over the finished runs, within 0 to 100 %, or -100 to 100
+            for those that have a sign; empty if none finished.
         difference: accuracy minus the baseline's, paired by seed; None without a baseline or common seeds.
     """
 
@@ -34,6 +36,16 @@ class Row:
         """The method's name, followed by its strength if it has one."""
         strength = self.setting.strength
         return self.setting.method if strength is None else f"{self.setting.method} {strength:g}"
+
+    @property
+    def scenario(self) -> str:
+        """The scenario of the runs: "task", "class" or "domain"."""
+        return self.results[0].scenario
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream and its scenario, as tables show them."""
+        return f"{self.setting.stream}, {scenario_title(self.scenario)}"
 
     @property
     def unfinished(self) -> tuple[Result, ...]:
@@ -53,6 +65,7 @@ class Row:
         del setting["seed"]
         return {
             **setting,
+            "scenario": self.scenario,
             "seeds": [result.spec.seed for result in self.results],
             "verdict": self.verdict,
             "metrics": {name: _interval_to_json(value) for name, value in self.metrics.items()},
@@ -82,6 +95,7 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
     for result in results:
         groups.setdefault(_setting(result.spec), []).append(result)
     rows = [_row(sorted(group, key=lambda result: result.spec.seed)) for group in groups.values()]
+    rows = _with_intransigence(rows)
     if baseline is None:
         return rows
     if not any(row.setting.method == baseline for row in rows):
@@ -90,13 +104,30 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
             f"the baseline {baseline!r} is not among the runs: they are of {methods}; give one of them, or run it too: "
             "add it to --methods"
         )
-    best: dict[RunSpec, Row] = {}
-    for row in rows:
-        if row.setting.method == baseline and row.metrics:
-            known = best.get(_without_method(row.setting))
-            if known is None or row.metrics["accuracy"].mean > known.metrics["accuracy"].mean:
-                best[_without_method(row.setting)] = row
+    best = _most_accurate([row for row in rows if row.setting.method == baseline])
     return [replace(row, difference=_difference(row, best.get(_without_method(row.setting)))) for row in rows]
+
+
+def _with_intransigence(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with their intransigence, where joint training has a finished run with the same seed."""
+    joint = _most_accurate([row for row in rows if row.results[0].is_joint])
+    with_metric = []
+    for row in rows:
+        pairs = [] if row.results[0].is_joint else _paired(row, joint.get(_without_method(row.setting)))
+        values = [intransigence(ours.accuracies, theirs.joint or theirs.matrix[-1]) for ours, theirs in pairs]
+        interval = {"intransigence": confidence_interval(values)} if values else {}
+        with_metric.append(replace(row, metrics={**row.metrics, **interval}))
+    return with_metric
+
+
+def _most_accurate(rows: Iterable[Row]) -> dict[RunSpec, Row]:
+    """Return the most accurate row of each group of rows that may be compared."""
+    best: dict[RunSpec, Row] = {}
+    for row in (row for row in rows if row.metrics):
+        known = best.get(_without_method(row.setting))
+        if known is None or row.metrics["accuracy"].mean > known.metrics["accuracy"].mean:
+            best[_without_method(row.setting)] = row
+    return best
 
 
 def _without_method(setting: RunSpec) -> RunSpec:
@@ -106,24 +137,29 @@ def _without_method(setting: RunSpec) -> RunSpec:
 
 def _row(results: Sequence[Result]) -> Row:
     finished = [result.metrics for result in results if result.status == "finished"]
-    intervals = {name: _interval(name, [metrics[name] for metrics in finished]) for name in METRICS if finished}
+    defined = [name for name in METRICS if finished and finished[0][name] == finished[0][name]]
+    intervals = {name: _interval(name, [metrics[name] for metrics in finished]) for name in defined}
     return Row(replace(results[0].spec, seed=0), tuple(results), intervals, None)
 
 
 def _interval(metric: str, values: Sequence[float]) -> Interval:
     """Return the interval of a metric, cut at the values that it can have."""
-    return confidence_interval(values).within(-100 if metric in SIGNED_METRICS else 0, 100)
+    return confidence_interval(values).within(-100 if DEFINITIONS[metric].signed else 0, 100)
 
 
 def _difference(row: Row, base: Row | None) -> Interval | None:
-    by_seed = {result.spec.seed: result for result in base.results if result.status == "finished"} if base else {}
-    common = [result for result in row.results if result.status == "finished" and result.spec.seed in by_seed]
-    if not common:
+    pairs = _paired(row, base)
+    if not pairs:
         return None
-    return paired_difference(
-        [result.metrics["accuracy"] for result in common],
-        [by_seed[result.spec.seed].metrics["accuracy"] for result in common],
-    )
+    ours, theirs = ([result.metrics["accuracy"] for result in side] for side in zip(*pairs, strict=True))
+    return paired_difference(ours, theirs)
+
+
+def _paired(row: Row, other: Row | None) -> list[tuple[Result, Result]]:
+    """Return the finished runs of a row, each with the finished run of another row that has the same seed."""
+    finished = {result.spec.seed: result for result in other.results if result.status == "finished"} if other else {}
+    own = (result for result in row.results if result.status == "finished" and result.spec.seed in finished)
+    return [(result, finished[result.spec.seed]) for result in own]
 
 
 def _interval_to_json(interval: Interval) -> dict[str, float | int | None]:

@@ -13,6 +13,7 @@ class Training:
     Attributes:
         lr: the learning rate of methods without a learning rate of their own.
         memory: the number of samples of past tasks that a method keeps; None means the method's default.
+        buffers: what becomes of normalization statistics, for methods that moor; the others follow the data.
         init: a safetensors file with the backbone's initial weights.
         dtype: the dtype of parameters and arithmetic; "auto" means tf32 on a GPU and float32 elsewhere.
         paper: take the default strengths from the paper; False takes those tuned on the digits.
@@ -26,6 +27,7 @@ class Training:
     weight_decay: float = 0.0
     memory: int | None = None
     heads: str = "inherit"
+    buffers: str = "follow"
     init: str | None = None
     dtype: str = "auto"
     paper: bool = True
@@ -54,7 +56,7 @@ def default_training(stream: str, **overrides: Any) -> Training:
     Example:
         >>> default_training("digits-permuted", epochs=2)
         Training(network='mlp', lr=0.03, epochs=2, batch=20, momentum=0.9, weight_decay=0.0, memory=None, \
-heads='inherit', init=None, dtype='auto', paper=False)
+heads='inherit', buffers='follow', init=None, dtype='auto', paper=False)
     """
     training = Training()
     if stream.startswith("digits"):

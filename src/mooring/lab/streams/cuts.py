@@ -12,7 +12,7 @@ from mooring.lab.streams.stream import Source, Split, Stream, Task
 
 
 def by_class(source: Source, per_task: int, *, shuffle: int | None = None) -> Stream:
-    """Cut a data set into tasks with different classes and one head per task.
+    """Cut a data set into tasks with different classes and, unless another scenario is chosen, one head per task.
 
     Args:
         source: the data set.
@@ -39,7 +39,7 @@ def by_class(source: Source, per_task: int, *, shuffle: int | None = None) -> St
         )
         tasks.append(Task(" ".join(source.classes[c] for c in classes), train_indices, test_indices, classes))
     cut = f"{per_task} classes a task" + ("" if shuffle is None else f", shuffled by {shuffle}")
-    return Stream(f"{source.name} ({cut})", train, test, tuple(tasks), heads="per task")
+    return Stream(f"{source.name} ({cut})", train, test, tuple(tasks), scenario="task")
 
 
 def check_per_task(name: str, count: int, per_task: int) -> None:
@@ -63,8 +63,8 @@ def permuted(source: Source, tasks: int, *, seed: int = 0) -> Stream:
 
     Example:
         >>> from mooring.lab.streams.digits import digits
-        >>> permuted(digits(), tasks=3).heads
-        'one'
+        >>> permuted(digits(), tasks=3).scenario
+        'domain'
     """
     check_whole("tasks", tasks, 1)
     pixels = math.prod(source.train.images.shape[2:])
@@ -134,4 +134,4 @@ def _by_transform(
         indices.append(torch.arange(len(images)).reshape(len(transforms), len(split)))
     classes = tuple(range(len(source.classes)))
     tasks = tuple(Task(task, train, test, classes) for task, train, test in zip(names, *indices, strict=True))
-    return Stream(name, splits[0], splits[1], tasks, heads="one")
+    return Stream(name, splits[0], splits[1], tasks, scenario="domain")

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from mooring.errors import MooringError, check_number, check_whole, unknown
+from mooring.lab.model.scenarios import SCENARIOS
 from mooring.lab.streams.cuts import by_class, check_per_task, permuted, rotated
 from mooring.lab.streams.decode import FolderContents
 from mooring.lab.streams.digits import digits
@@ -13,7 +14,7 @@ from mooring.lab.streams.named_datasets import NAMED_DATASETS, NamedDataset, fet
 from mooring.lab.streams.progress_callback import ProgressCallback
 from mooring.lab.streams.slices import check_task_range, limit_images, limit_source, select_tasks
 from mooring.lab.streams.sources import from_folder, scan_folder
-from mooring.lab.streams.stream import Source, Split, Stream
+from mooring.lab.streams.stream import Source, Split, Stream, in_scenario
 
 TRANSFORMS = ("permuted", "rotated")
 DIGITS_PER_TASK = 2
@@ -41,6 +42,7 @@ class StreamOptions:
         channels: 3 for RGB (the default), 1 for grey; digits have 1.
         label: the label column of Parquet files.
         skip_broken: leave out images that cannot be read, instead of stopping.
+        scenario: "task", "class" or "domain"; by default "task" for a cut by class, and "domain" for a transformation.
 
     Example:
         >>> StreamOptions("digits-permuted", per_task=2)
@@ -63,6 +65,7 @@ task: leave it out
     channels: int | None = None
     label: str | None = None
     skip_broken: bool = False
+    scenario: str | None = None
 
     def __post_init__(self) -> None:
         """Check every value and every combination."""
@@ -74,6 +77,8 @@ task: leave it out
         if self.base not in stream_descriptions():
             names = [f"{base}{cut}" for cut in ("", "-permuted", "-rotated") for base in stream_descriptions()]
             raise unknown("stream", self.name, names)
+        if self.scenario is not None and self.scenario not in SCENARIOS:
+            raise unknown("scenario", self.scenario, SCENARIOS)
         self._check_numbers()
         self._check_source()
         self._check_cut()
@@ -94,6 +99,16 @@ task: leave it out
         """
         cut = self.name.rpartition("-")[2]
         return cut if cut in TRANSFORMS else "class"
+
+    @property
+    def chosen_scenario(self) -> str:
+        """The scenario, given or default.
+
+        Example:
+            >>> StreamOptions("digits").chosen_scenario, StreamOptions("digits-permuted").chosen_scenario
+            ('task', 'domain')
+        """
+        return self.scenario or ("task" if self.cut == "class" else "domain")
 
     @property
     def dataset(self) -> NamedDataset | None:
@@ -172,7 +187,11 @@ def open_stream(options: StreamOptions, progress: ProgressCallback | None = None
         >>> len(stream.tasks), len(stream.train), stream.name
         (4, 40, 'digits (2 classes a task), tasks 2 to 5, at most 10 images a task')
     """
-    source = _read_source(options, progress)
+    return in_scenario(_cut(options, _read_source(options, progress)), options.chosen_scenario)
+
+
+def _cut(options: StreamOptions, source: Source) -> Stream:
+    """Cut a data set into tasks, and return the selected part."""
     if options.cut == "class":
         stream = by_class(source, options.classes_per_task, shuffle=options.shuffle)
         stream = select_tasks(stream, options.skip, options.tasks)

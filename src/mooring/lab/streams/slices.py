@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError
-from mooring.lab.streams.stream import Source, Split, Stream, Task, rank_in_class
+from mooring.lab.streams.stream import Source, Split, Stream, Task, rank_in_class, task_outputs
 
 
 def select_tasks(stream: Stream, skip: int = 0, tasks: int | None = None) -> Stream:
@@ -53,13 +53,13 @@ def merge_tasks(stream: Stream) -> Stream:
     """
     splits = []
     for kind, split in (("train", stream.train), ("test", stream.test)):
-        labels = split.labels.clone()
+        labels = task_outputs(stream, kind).clone()
         for number, task in enumerate(stream.tasks):
             labels[getattr(task, kind)] += stream.head(number) * stream.outputs
         splits.append(Split(split.images, labels))
     train, test = (torch.cat([getattr(task, kind) for task in stream.tasks]) for kind in ("train", "test"))
     task = Task("all", train, test, tuple(range(stream.head_count * stream.outputs)))
-    return Stream(f"{stream.name}, all at once", splits[0], splits[1], (task,), heads="one")
+    return Stream(f"{stream.name}, all at once", splits[0], splits[1], (task,), scenario="domain")
 
 
 def limit_images(stream: Stream, limit: int) -> Stream:

@@ -1,13 +1,17 @@
 """A stream: a sequence of tasks, which are lists of indices into shared images."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, unknown
+from mooring.lab.model.scenarios import SCENARIOS
+
+HEADS = {"task": "per task", "class": "growing", "domain": "one"}
+"""What heads a stream has, by its scenario; part of the fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -83,26 +87,50 @@ class Stream:
         train: the training images of all tasks; labels count from 0 within each task.
         test: the test images of all tasks.
         tasks: the tasks, in order.
-        heads: "per task" for one head per task, "one" for one head for all tasks.
+        scenario: "task" for one head per task, "class" for one head that grows by the classes of each task, "domain"
+            for one head for all tasks.
     """
 
     name: str
     train: Split
     test: Split
     tasks: tuple[Task, ...]
-    heads: str
+    scenario: str
 
     def __post_init__(self) -> None:
-        """Check that every task has training and test images."""
+        """Check the scenario, and that every task has training and test images."""
+        if self.scenario not in SCENARIOS:
+            raise unknown("scenario", self.scenario, SCENARIOS)
         for task in self.tasks:
             for kind, indices in (("training", task.train), ("test", task.test)):
                 if not len(indices):
                     raise MooringError(f"{self.name}: task {task.name!r} has no {kind} images")
 
     @property
+    def heads(self) -> str:
+        """The heads that the scenario asks for: "per task", "growing" or "one"."""
+        return HEADS[self.scenario]
+
+    @property
     def outputs(self) -> int:
-        """The number of outputs of a head: the number of classes of the largest task."""
-        return max(len(task.classes) for task in self.tasks)
+        """The number of outputs of a head: the number of classes of the largest task, or of all tasks if it grows."""
+        return self.grown_outputs(len(self.tasks) - 1)
+
+    def grown_outputs(self, task: int) -> int:
+        """Return how many outputs a head has while a task is trained; only a growing head has not all from the start.
+
+        Example:
+            >>> from mooring.lab.streams import by_class, digits
+            >>> [replace(by_class(digits(), 2), scenario=name).grown_outputs(1) for name in ("task", "class")]
+            [2, 4]
+        """
+        if self.heads == "growing":
+            return sum(len(part.classes) for part in self.tasks[: task + 1])
+        return max(len(part.classes) for part in self.tasks)
+
+    def first_output(self, task: int) -> int:
+        """Return the output of a task's first class; the outputs of its other classes follow."""
+        return self.grown_outputs(task) - len(self.tasks[task].classes) if self.heads == "growing" else 0
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -139,6 +167,45 @@ class Stream:
             # hash the buffer itself, so that memory-mapped images are not copied
             digest.update(tensor.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()
+
+
+def in_scenario(stream: Stream, scenario: str) -> Stream:
+    """Return the same tasks in another scenario; its name says which.
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> in_scenario(by_class(digits(), per_task=2), "class").outputs
+        10
+    """
+    if scenario == "class":
+        for kind in ("train", "test"):
+            indices = torch.cat([getattr(task, kind) for task in stream.tasks])
+            if len(indices) > len(torch.unique(indices)):
+                raise MooringError(
+                    f"{stream.name} has images that belong to several tasks, and a growing head needs one class for "
+                    "each: give scenario='task' or scenario='domain'"
+                )
+    return replace(stream, scenario=scenario)
+
+
+def task_outputs(stream: Stream, kind: str) -> Tensor:
+    """Return the output of each image's class, for the "train" or the "test" images.
+
+    Labels count from 0 within each task; the outputs of a growing head count from 0 over all tasks.
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> stream = in_scenario(by_class(digits(), per_task=2), "class")
+        >>> bool((task_outputs(stream, "test") == digits().test.labels).all())
+        True
+    """
+    outputs = getattr(stream, kind).labels
+    if stream.heads != "growing":
+        return outputs  # type: ignore[no-any-return]
+    outputs = outputs.clone()
+    for number, task in enumerate(stream.tasks):
+        outputs[getattr(task, kind)] += stream.first_output(number)
+    return outputs  # type: ignore[no-any-return]
 
 
 def rank_in_class(labels: Tensor) -> Tensor:

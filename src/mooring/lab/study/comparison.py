@@ -1,7 +1,7 @@
 """A comparison: streams x methods x seeds, and the runs that it consists of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mooring.errors import MooringError, check_whole, unknown
@@ -11,7 +11,7 @@ from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.training import Training, default_training
 from mooring.lab.networks import backbone_factory, versioned_name
 from mooring.lab.streams.options import StreamOptions
-from mooring.lab.streams.stream import Stream
+from mooring.lab.streams.stream import Stream, in_scenario
 from mooring.lab.study.defaults import COMPARED_METHODS, MAX_SEEDS
 
 Numbers = float | Sequence[float]
@@ -57,6 +57,8 @@ class Comparison:
         for source, training in self.streams:
             if not isinstance(source, StreamOptions | Stream):
                 raise MooringError(f"stream={source!r} is not allowed: give a name, StreamOptions or a Stream")
+            for name in self.methods:
+                find_method(name).check_scenario(scenario_of(source))
             backbone_factory(training.network)
             if not self.specs(training, "", "", ""):
                 raise MooringError("nothing to run: give at least one method and one seed")
@@ -77,6 +79,8 @@ class Comparison:
             default: tuple[float | None, ...] = (default_strength(method, paper=training.paper),)
             memory = (method.memory if training.memory is None else training.memory) if method.memory else None
             common: dict[str, Any] = {**training.spec_fields(), "memory": memory, "init": init, "network": network}
+            if method.importance is None:
+                common["buffers"] = "follow"
             for lr in self.lr.get(name, (training.lr,)):
                 for strength in self.strength.get(name, default):
                     for seed in self.seeds:
@@ -89,6 +93,7 @@ def comparison(
     methods: str | Sequence[str] = COMPARED_METHODS,
     seeds: int | Sequence[int] = 5,
     *,
+    scenario: str | None = None,
     lr: Numbers | Mapping[str, Numbers] | None = None,
     strength: Numbers | Mapping[str, Numbers] | None = None,
     **training: Any,
@@ -99,6 +104,7 @@ def comparison(
         stream: one or several: names, options, or streams made in Python.
         methods: names, in a list or separated by commas; "all" stands for every method.
         seeds: how many, or which.
+        scenario: "task", "class" or "domain", for all streams; by default each stream's own.
         lr: one learning rate for all methods, several, or those of each method by name.
         strength: the same for the methods that have a strength.
         training: any field of `Training`; None counts as not given.
@@ -114,11 +120,13 @@ def comparison(
     with_strength = [name for name in names if find_method(name).has_strength]
     streams: list[Any] = list(stream) if isinstance(stream, list | tuple) else [stream]
     sources = [StreamOptions(source) if isinstance(source, str) else source for source in streams]
+    if scenario is not None:
+        sources = [_in_scenario(source, scenario) for source in sources]
     common_lr = lr if isinstance(lr, int | float) else None
     known = [name for name in Training.__dataclass_fields__ if name not in ("lr", "paper")]
     for name in training:
         if name not in known:
-            raise unknown("setting", name, ["stream", "methods", "seeds", "lr", "strength", *known])
+            raise unknown("setting", name, ["stream", "methods", "seeds", "scenario", "lr", "strength", *known])
     if (memory := training.get("memory")) is not None:
         check_whole("memory", memory, 1)
     if strength is not None and not isinstance(strength, Mapping) and not with_strength:
@@ -131,6 +139,22 @@ def comparison(
         lr={} if lr is None or common_lr is not None else _by_method("lr", lr, names),
         strength={} if strength is None else _by_method("strength", strength, with_strength),
     )
+
+
+def scenario_of(source: StreamOptions | Stream) -> str:
+    """Return the scenario of a stream, or the one that its options choose.
+
+    Example:
+        >>> scenario_of(StreamOptions("digits-permuted"))
+        'domain'
+    """
+    return source.scenario if isinstance(source, Stream) else source.chosen_scenario
+
+
+def _in_scenario(source: Any, scenario: str) -> Any:
+    if isinstance(source, Stream):
+        return in_scenario(source, scenario)
+    return replace(source, scenario=scenario) if isinstance(source, StreamOptions) else source
 
 
 def seed_numbers(seeds: int | Sequence[int]) -> tuple[int, ...]:

@@ -110,8 +110,11 @@ class Sweep:
 
     @property
     def area(self) -> Interval | None:
-        """The area under the envelope over seeds, each seed with its own envelope; None if no row finished."""
-        results = [result for row in self.finished_rows for result in row.results]
+        """The area under the envelope over seeds, each seed with its own envelope; None if no row finished.
+
+        Joint training has none: it keeps nothing and learns nothing later.
+        """
+        results = [result for row in self.finished_rows for result in row.results if not result.is_joint]
         seeds = sorted({result.spec.seed for result in results})
         areas = [area_under([_point(result) for result in results if result.spec.seed == seed]) for seed in seeds]
         return confidence_interval(areas).within(0, 100) if areas else None
@@ -126,12 +129,17 @@ class Frontier:
     """What methods reach on a stream.
 
     Attributes:
-        stream: its name.
+        stream: its name and scenario.
         sweeps: each method over its dial, the most accurate first.
     """
 
     stream: str
     sweeps: tuple[Sweep, ...]
+
+    @property
+    def scenario(self) -> str:
+        """The scenario: "task", "class" or "domain"."""
+        return self.sweeps[0].rows[0].scenario
 
     @property
     def envelope(self) -> list[tuple[Point, Row]]:
@@ -169,7 +177,7 @@ class Frontier:
             for sweep in self.sweeps
         ]
         corners = [{"kept": point[0], "learned": point[1], "row": row.label} for point, row in self.envelope]
-        return {"stream": self.stream, "methods": methods, "hull": corners}
+        return {"stream": self.stream, "scenario": self.scenario, "methods": methods, "hull": corners}
 
 
 def build_frontiers(rows: Sequence[Row]) -> list[Frontier]:
@@ -179,10 +187,10 @@ def build_frontiers(rows: Sequence[Row]) -> list[Frontier]:
         rows: as `Study.compare` returns them, one for each method at each strength.
     """
     frontiers = []
-    for stream in dict.fromkeys(row.setting.stream for row in rows):
+    for stream in dict.fromkeys(row.stream for row in rows):
         by_method: dict[str, list[Row]] = {}
         for row in rows:
-            if row.setting.stream == stream:
+            if row.stream == stream:
                 by_method.setdefault(row.setting.method, []).append(row)
         for group in by_method.values():
             group.sort(key=lambda row: row.setting.strength or 0.0)

@@ -60,6 +60,7 @@ class Choice:
         ]
         return {
             "stream": self.stream,
+            "scenario": self.grid[0].scenario if self.grid else None,
             "method": self.method,
             "best": None if self.best is None else self.best.to_json(),
             "as_good": [{"lr": row.setting.lr, "strength": row.setting.strength} for row in self.as_good],

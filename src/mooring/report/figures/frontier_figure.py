@@ -15,7 +15,7 @@ from mooring.report.style import FAINT, INK, WIDE, add_legend
 
 def draw(frontier: Frontier) -> Drawing:
     """Draw a path for each method over its strengths, labelled at its most accurate setting, and the frontier."""
-    shown = [sweep for sweep in frontier.sweeps if sweep.best is not None]
+    shown = [sweep for sweep in frontier.sweeps if sweep.best is not None and "forgetting" in sweep.best.metrics]
     present = {family_of(sweep.method).name for sweep in shown}
     marks = family_marks(family for family in FAMILIES if family.name in present)
     marks.append((Line2D([], [], color=INK, lw=1.6), "frontier without stored samples"))
@@ -35,7 +35,7 @@ def draw(frontier: Frontier) -> Drawing:
         "Learned against retained",
         "Up and to the right is better; along a dotted line the final accuracy is about the same. Each path is a "
         "method over its strengths, labelled where its final accuracy is highest; settings that failed with some seed "
-        f"are left out.{note}",
+        f"are left out, and so is joint training, which retains nothing.{note}",
         f"Paths of {len(shown)} methods: accuracy right after each task over the share that was retained.",
         figure,
     )

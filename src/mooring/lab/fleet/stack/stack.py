@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.backends import mha
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -50,6 +50,7 @@ class Stack:
         mode: "batched", "vmap" or "sequential".
         network: one network of the architecture.
         batched: the network with batched layers; None if it has layers that cannot be batched.
+        frozen_norms: whether normalization layers use their running statistics in training mode too.
 
     Example:
         >>> from torch import nn
@@ -73,6 +74,7 @@ class Stack:
         self.parameters = self._stack([dict(network.named_parameters()) for network in distinct.values()], rows)
         self.buffers = self._stack([dict(network.named_buffers()) for network in distinct.values()], rows)
         self.seeds, self.calls = list(seeds) or [0] * len(networks), 0
+        self.frozen_norms = False
         self.tensor_names = _names_by_layer(self.parameters), _names_by_layer(self.buffers)
         self.batched = batched_network(self.network, self._layer_tensors)
         self.forwards: dict[str, Callable[[Tensor, Head], Tensor]] = {
@@ -96,11 +98,20 @@ class Stack:
         for network in (self.network, self.batched):
             if network is not None and network.training != train:  # setting it visits every module
                 network.train(train)
+                if train and self.frozen_norms:
+                    _freeze_norms(network)
         with _attention_fastpath_disabled():
             if self.compute_dtype is None:
                 return self.forwards[self.mode](x, head)
             with torch.autocast(self.device.type, self.compute_dtype, enabled=self.mode != "batched"):
                 return self.forwards[self.mode](x, head).to(x.dtype)
+
+    def freeze_norms(self, frozen: bool) -> None:
+        """Make normalization layers use their running statistics in training mode too, or no longer."""
+        self.frozen_norms = frozen
+        for network in (self.network, self.batched):
+            if network is not None:
+                network.eval()  # so that the next call sets the mode of every layer
 
     def _forward_batched(self, x: Tensor, head: Head) -> Tensor:
         assert self.batched is not None
@@ -235,6 +246,13 @@ class Stack:
             differences.append(_relative_difference(logits[run], expected))
             differences += [_relative_difference(self.buffers[name][run], buffer) for name, buffer in buffers.items()]
         return max(differences) < MODE_TOLERANCE
+
+
+def _freeze_norms(network: nn.Module) -> None:
+    """Make normalization layers use their running statistics, until the network's mode is set again."""
+    for module in network.modules():
+        if "running_mean" in (module.layer if isinstance(module, BatchedLayer) else module)._buffers:
+            module.train(False)
 
 
 def _names_by_layer(names: Iterable[str]) -> dict[str, dict[str, str]]:
