@@ -295,7 +295,7 @@ def test_projection_of_groups_strides_and_normalizations_equals_a_loop_by_hand(m
 
 
 def test_every_method_that_projects_is_compared_with_a_loop():
-    assert {method.name for method in projections.METHODS} == set(STRENGTHS)
+    assert {method.name for method in projections.METHODS} == set(STRENGTHS) == set(GOLDEN)
 
 
 @pytest.mark.parametrize("method", STRENGTHS)
@@ -369,3 +369,25 @@ def test_strength_outside_its_range_is_refused_before_training(method, strength,
 def test_one_strength_for_each_run_is_accepted(method):
     made = find_method(method).projection(torch.tensor([0.1, 0.5]))
     assert any(isinstance(value, torch.Tensor) and value.shape == (2,) for value in vars(made).values())
+
+
+GOLDEN: dict[str, tuple[float, tuple[float, float], tuple[float, float]]] = {
+    "gpm": (0.03, (79.8, 81.1), (2.3, 3.1)),
+    "nscl": (1000, (78.6, 82.2), (0.0, 0.6)),
+    "owm": (0.01, (79.4, 82.9), (0.0, 0.9)),
+    "ftp": (0.01, (54.7, 69.7), (0.2, 3.8)),
+    "tpgm": (0.01, (53.8, 69.0), (0.1, 3.3)),
+}
+"""Strength, and the 95 % intervals of accuracy and forgetting over five seeds on two permutations of the digits."""
+
+
+@pytest.mark.parametrize("method", GOLDEN)
+def test_accuracy_and_forgetting_stay_within_their_golden_intervals(method):
+    strength, *intervals = GOLDEN[method]
+    stream = domain_stream(tasks=2, images=300)
+    settings = {"strength": strength, "epochs": 3, "batch": 20, "lr": 0.03, "network": "mlp"}
+    memory = {"memory": 100} if find_method(method).memory else {}
+    results = Fleet([spec_for(method, stream, seed, **settings, **memory) for seed in range(5)], stream).run()
+    for metric, (low, high) in zip(("accuracy", "forgetting"), intervals, strict=True):
+        mean = sum(result.metrics[metric] for result in results) / len(results)
+        assert low <= mean <= high, f"{metric} {mean:.2f}"
