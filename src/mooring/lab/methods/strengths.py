@@ -31,7 +31,7 @@ STRENGTHS = {
     "der++": (0.1, 0.1),
     "budget-measured": (0.003, 0.1),
     "budget-distil": (0.003, 0.1),
-    # elsewhere the numbers of the papers: 1 - 0.97 (CIFAR-100), a = 10, and Adam's 0.01; for OWM ours
+    # on the digits by docs/projections.md; elsewhere the papers' (1 - 0.97, a = 10, Adam's 0.01), and for OWM ours
     "gpm": (0.01, 0.03),
     "nscl": (100.0, 10.0),
     "owm": (0.01, 0.01),
