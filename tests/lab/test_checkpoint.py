@@ -26,6 +26,7 @@ DOMAINS = domain_stream(tasks=3, images=8)
 PENALTIES = {"ewc": 3.0, "si": 1.0, "rwalk": 0.1, "random": 0.3, "balanced-ewc": 3.0, "clamped-uniform": 5.0}
 STRENGTHS = {**PENALTIES, "si-negative": 0.1, "proximal-ewc": 300.0, "clamped-mas": 1.0, "budget-ewc": 1e-4}
 STRENGTHS |= {"budget-kronecker": 1e-4, "summed-ewc": 3.0, "laplace-kronecker": 0.3, "lwf": 1.0, "der++": 0.5}
+STRENGTHS |= {"gpm": 0.1, "nscl": 1e3, "owm": 0.1, "ftp": 0.01, "tpgm": 0.01}
 
 
 class StoppedError(Exception):
@@ -50,7 +51,7 @@ class SaveAt:
 def specs_for(methods, stream: Stream, seeds=(0, 1), **settings) -> list[RunSpec]:
     specs = []
     for method in methods:
-        memory = 5 if method in ("er", "a-gem", "der++") else None
+        memory = 5 if method in ("er", "a-gem", "der++", "tpgm") else None
         for seed in seeds:
             spec = spec_for(method, stream, seed, **{"batch": 4, "epochs": 1, "memory": memory, **settings})
             specs.append(replace(spec, lr=0.02 * (seed + 1), strength=STRENGTHS.get(method)))
@@ -99,6 +100,8 @@ KINDS = {
     "one head": (["ewc", "balanced-ewc", "explicit-rwalk"], DOMAINS, {"epochs": 2}),
     "outputs": (["explicit-mas", "clamped-mas"], CLASSES, {}),
     "layers": (["laplace-kronecker", "budget-kronecker"], DOMAINS, {"epochs": 2}),
+    **{name: ([name], DOMAINS, {}) for name in ("gpm", "nscl", "owm", "ftp")},
+    "tpgm": (["tpgm"], CLASSES, {"epochs": 2}),
     "joint": (["joint"], CLASSES, {"epochs": 2}),
     "er": (["er"], CLASSES, {"epochs": 2}),
     "a-gem": (["a-gem"], DOMAINS, {}),

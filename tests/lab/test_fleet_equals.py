@@ -10,12 +10,13 @@ from mooring.lab.fleet.grouping import fleet_shape
 from mooring.lab.methods import METHODS
 from mooring.lab.model.scenarios import SCENARIOS
 
-ELSEWHERE = ("lwf", "laplace-kronecker", "clamped-laplace-kronecker")
+ELSEWHERE = ("lwf", "laplace-kronecker", "clamped-laplace-kronecker", "gpm", "nscl", "owm", "ftp")
 """Methods that `attach` does not have; tests of their own compare them with loops."""
 
 BY_HAND = [name for name, method in METHODS.items() if method.memory is None and name not in ELSEWHERE]
 STREAMS = {"classes": class_stream(), "domains": domain_stream(), "growing": growing_stream()}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
+NEED_LAYERS = ("gpm", "nscl", "owm")
 
 
 def final(fleet: Fleet) -> dict[str, dict[str, torch.Tensor]]:
@@ -54,14 +55,14 @@ def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network
         for name, method in METHODS.items()
         for seed in (0, 1)
         if stream.scenario in method.scenarios
-        if network != "lab.test_fleet_equals:dropping" or not method.observes_layers
+        if network != "lab.test_fleet_equals:dropping" or not (method.observes_layers or name in NEED_LAYERS)
     ]
     fleets: dict[tuple[object, ...], list] = {}
     for spec in specs:
         fleets.setdefault(fleet_shape(spec), []).append(spec)
     layers = network != "lab.test_fleet_equals:dropping"
-    # plain, frozen, frozen after first, joint, outputs, er, a-gem, distil, lwf, der++; and three with layers
-    assert len(fleets) == 10 + 3 * layers
+    # plain, frozen, frozen after first, joint, outputs, er, a-gem, distil, lwf, der++, ftp, tpgm; and six with layers
+    assert len(fleets) == 12 + 6 * layers
     for fleet in fleets.values():
         together = final(Fleet(fleet, stream))
         for spec in fleet[:: max(1, len(fleet) // 4)]:

@@ -16,6 +16,7 @@ SIGNS = {"si-absolute": "absolute", "si-signed": "signed", "si-negative": 0.001}
 CONTROLS = ["plain", "frozen", "frozen-after-first", "joint"]
 REFERENCES = ["distil", "budget-measured", "budget-distil"]
 MATCHED = ["summed-ewc", "clamped-summed-ewc", "laplace-kronecker", "clamped-laplace-kronecker"]
+PROJECTIONS = ["gpm", "nscl", "owm", "ftp", "tpgm"]
 NAMES = [
     *CONTROLS,
     *IMPORTANCES,
@@ -26,6 +27,7 @@ NAMES = [
     "proximal-ewc",
     "budget-ewc",
     "budget-kronecker",
+    *PROJECTIONS,
     "a-gem",
     "er",
     *REFERENCES,
@@ -36,7 +38,7 @@ NAMES = [
 
 
 def test_registry_has_exactly_the_documented_methods():
-    assert len(NAMES) == 55
+    assert len(NAMES) == 60
     assert set(METHODS) == set(NAMES)
     assert all(method.name == name for name, method in METHODS.items())
 
@@ -125,8 +127,8 @@ def test_controls_and_replay_have_no_importance():
         assert (method.importance, method.strength, method.observes_outputs) == (None, None, False)
     assert [find_method(name).frozen for name in CONTROLS] == ["never", "always", "after first", "never"]
     assert [find_method(name).data for name in (*CONTROLS, "er", "a-gem")] == ["task"] * 3 + ["joint", "er", "a-gem"]
-    assert {name for name, method in METHODS.items() if method.memory} == {"er", "a-gem", "der++", *REFERENCES}
-    assert all(find_method(name).memory == 500 for name in ("er", "a-gem", "der++", *REFERENCES))
+    assert {name for name, method in METHODS.items() if method.memory} == {"er", "a-gem", "der++", "tpgm", *REFERENCES}
+    assert all(find_method(name).memory == 500 for name in ("er", "a-gem", "der++", "tpgm", *REFERENCES))
 
 
 def test_methods_with_a_reference_measure_or_distil_or_both():

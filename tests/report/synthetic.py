@@ -27,6 +27,7 @@ EVERY_METHOD = (
     *(f"proximal-{name}" for name in IMPORTANCES),
     "budget-ewc",
     "budget-kronecker",
+    *("gpm", "nscl", "owm", "ftp", "tpgm"),
     "a-gem",
     "er",
     "der++",

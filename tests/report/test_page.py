@@ -249,7 +249,7 @@ def test_page_without_a_title_is_named_after_its_methods_and_streams(tmp_path):
     runs = [synthetic.run("plain", 0, tasks=1), synthetic.run("ewc", 0, tasks=1, stream="permuted digits")]
     html = write_report(runs, tmp_path, command="mooring run").read_text(encoding="utf-8")
     assert "<title>2 methods on split digits, task-incremental; permuted digits, task-incremental</title>" in html
-    assert "<h1>2 methods on split digits and permuted digits</h1>" in html
+    assert "<h1>2 methods on split digits, task-incremental; permuted digits, task-incremental</h1>" in html
 
 
 def test_no_interval_leaves_the_range_of_a_percentage(tmp_path):

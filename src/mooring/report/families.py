@@ -28,6 +28,7 @@ FAMILIES = (
     Family("proximal", "#b65f93", "P"),
     Family("budget", "#6a51a3", "p"),
     Family("outputs", "#2a8f9e", "<"),
+    Family("projection", "#b03060", "d"),
     Family("replay", "#d55e00", "X"),
     Family("unknown", "#9c8b6e", "*"),
 )
@@ -41,6 +42,7 @@ _METHODS = {
     "explicit": tuple(f"soft-{name}" for name in ("ewc", "mas", "si", "rwalk")),
     "merging": ("sfa", "wise-ft", "imm-mean", "imm-mode", "cofima"),
     "outputs": ("lwf",),
+    "projection": ("gpm", "nscl", "owm", "ftp", "tpgm"),
     "replay": ("a-gem", "er", "distil", "der++"),
 }
 _PREFIXES = {

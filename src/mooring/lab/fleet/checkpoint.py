@@ -134,6 +134,9 @@ def _restore_fleet(fleet: Fleet, header: Header, tensors: Tensors) -> None:
     if fleet.reference is not None:
         saved = _with_prefix(tensors, "reference/")
         fleet.reference.load(header["reference"], {name: t.to(fleet.device) for name, t in saved.items()})
+    if fleet.projection is not None:
+        saved = _with_prefix(tensors, "projection/")
+        fleet.projection.load({name: t.to(fleet.device) for name, t in saved.items()})
 
 
 def runs_in(path: Path) -> set[str]:
@@ -253,6 +256,7 @@ def _tensors_by_kind(fleet: Fleet) -> dict[str, Tensors]:
         "dark": {} if fleet.dark is None else {"logits": fleet.dark.logits},
         "teacher": {} if fleet.lwf is None else fleet.lwf.teacher,
         "reference": {} if fleet.reference is None else fleet.reference.tensors(),
+        "projection": {} if fleet.projection is None else fleet.projection.tensors(),
     }
 
 

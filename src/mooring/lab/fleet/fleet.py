@@ -30,6 +30,7 @@ from mooring.lab.fleet.method_state import Tensors
 from mooring.lab.fleet.record import LossHistory, RunRecord, versions
 from mooring.lab.fleet.reference import Reference
 from mooring.lab.fleet.reservoir import Reservoir, project_agem
+from mooring.lab.fleet.run_projection import make_projection
 from mooring.lab.fleet.run_statistics import RunStatistics
 from mooring.lab.fleet.sgd import SGD
 from mooring.lab.fleet.stack.stack import Stack
@@ -141,6 +142,7 @@ class Fleet:
         with_reference = (self.method, self.specs, self.training_data, self.groups)
         self.reference = Reference(*with_reference) if self.method.data == "reference" else None
         self.statistics = RunStatistics(self.stack, self.common.buffers)
+        self.projection = make_projection(self.method, self.specs, self.stack, names)
         self.fused = [FusedStep(state, self.sgd) for _, state in self.groups.groups if has_compiler(self.device)]
         draws = any(state.importance.draws for _, state in self.groups.moored) and self.method.observes_outputs
         self.recorder = GraphRecorder(enabled=bool(self.fused) and self.stack.mode != "sequential" and not draws)
@@ -275,6 +277,8 @@ class Fleet:
             loss, gradients, probes = self._compute_gradients(indices, head_task)
         if replayed is not None and self.method.data == "a-gem":
             gradients = project_agem(gradients, self._gradients(self._forward(replayed, None)[1].sum()))
+        if self.projection is not None:
+            gradients = self.projection.project_gradients(gradients)
         added: Tensors = {}
         if replayed is not None and self.reference is not None:
             added = self._distilled(self.reference, replayed[0], gradients)
@@ -282,6 +286,10 @@ class Fleet:
                 gradients, added = {**added, **{n: g + added[n] if n in added else g for n, g in gradients.items()}}, {}
         finite = self._update(gradients, probes, added, indices.shape[1])
         self.statistics.after_step()
+        if self.projection is not None and self.specs:
+            seen = indices if replayed is None else torch.cat([indices, replayed], 1)
+            seen = seen if finite is None else seen[finite]
+            self.projection.project_parameters(self.stack.parameters, lambda: self._validation_gradients(seen))
         if self.observer is not None and self.observer.enabled:
             self.groups.accumulate_factors(self.observer.take(), finite)
         loss = loss if finite is None else loss[finite]
@@ -341,6 +349,9 @@ class Fleet:
             self.reference.start_task(self.training_data.epoch_order(self.specs, "task", task, 0), self.stack)
         if self.lwf is not None:
             self.lwf.remember(self.stack)
+        if self.projection is not None and task + 1 < len(self.stream.tasks):
+            order = self.training_data.epoch_order(self.specs, "task", task, 0)
+            self.projection.end_task(self.stack, self.training_data, order, task)
         if task == 0:
             tensors = {**self.stack.parameters, **self.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -416,6 +427,13 @@ class Fleet:
         losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
         return logits, losses.view_as(indices).mean(1)
 
+    def _validation_gradients(self, indices: Tensor) -> Tensors:
+        """Return the gradients of each run's mean loss in evaluation mode, each sample by its own task's head."""
+        batch = self.training_data.batch(indices, None)
+        logits = self.stack(batch.x, batch.head)[..., : self.outputs]  # of the classes that have come so far
+        losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
+        return self._gradients(losses.view_as(indices).mean(1).sum())
+
     def _distilled(self, reference: Reference, samples: Tensor, gradients: Tensors) -> Tensors:
         """Return what distillation adds to the task's gradients; its own pass is not observed."""
         assert reference.distillation is not None
@@ -460,6 +478,8 @@ class Fleet:
             self.reference.distillation.set_strengths(self.specs)
         if self.lwf is not None:
             self.lwf.set_strengths(self.specs)
+        if self.projection is not None:
+            self.projection.set_strengths(self.specs)
 
     def keep(self, rows: Tensor) -> None:
         """Keep the runs in these rows, those of a method next to each other; a row may occur several times."""
@@ -479,6 +499,9 @@ class Fleet:
         self.first_bad = self.first_bad[rows]
         self.specs = [self.specs[row] for row in rows.tolist()]
         self.records = [self.records[row] for row in rows.tolist()]
+        if self.projection is not None:
+            self.projection.keep(rows)
+            self.projection.set_strengths(self.specs)
 
     def _result(self, record: RunRecord, status: Status, reason: str, **metrics: Any) -> Result:
         software = versions(str(self.device))

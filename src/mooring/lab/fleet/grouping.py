@@ -22,7 +22,8 @@ def fleet_shape(spec: RunSpec) -> tuple[object, ...]:
     training = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory, spec.flips, spec.shifts, spec.dtype)
     replay = (method.recalls, method.past_only, method.updates)
     uses = (method.measures, method.distils, method.observes_outputs, method.observes_layers, method.temperature)
-    return (*training, spec.buffers, method.data, *replay, method.frozen, *uses)
+    projects = method.name if method.projection else None
+    return (*training, spec.buffers, method.data, *replay, method.frozen, *uses, projects)
 
 
 def strength_group_key(spec: RunSpec) -> str:

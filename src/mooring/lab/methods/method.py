@@ -16,6 +16,7 @@ from mooring.lab.model.scenarios import SCENARIOS, scenario_title
 
 if TYPE_CHECKING:
     from mooring.importance import Importance
+    from mooring.lab.methods.projection import InputProjection, RadiusProjection
     from mooring.pulls import Budget, Pull
     from mooring.pulls.merges import Merge
     from mooring.pulls.pull import Number
@@ -47,10 +48,11 @@ class Method:
         dial: the strengths that a sweep tries.
         frozen: when the backbone is frozen: "never", "always" or "after first".
         data: the source of batches: "task", "joint" (all tasks), "er" (the task and a memory), "a-gem" (the task,
-            with a second gradient from a memory), or "reference" (the task, with a memory of which only the inputs are
-            used: a `Budget` is measured on it and, with distil=True, distilled; without an importance it is distilled
-            with the strength as the weight), or "der++" (the task and a memory with stored outputs, which are
-            held with the strength as the weight).
+            with a second gradient from a memory), "validation" (the task, with a memory on which a projection is
+            learned), "reference" (the task, with a memory of which only the inputs are used: a `Budget` is measured
+            on it and, with distil=True, distilled; without an importance it is distilled with the strength as the
+            weight), or "der++" (the task and a memory with stored outputs, which are held with the strength as the
+            weight).
         memory: the default number of samples in the memory; None for a method without a memory.
         recalls: the number of samples drawn from the memory in each step; None means the batch size.
         past_only: whether a task's samples enter the memory at its end, so that steps draw samples of past tasks only;
@@ -59,6 +61,8 @@ class Method:
         temperature: at which the outputs of old heads on the new task's inputs are distilled from the last task's
             model, with the strength as the weight; None if they are not.
         scenarios: the scenarios in which the method is defined; see `mooring.lab.model.scenarios`.
+        projection: a function that makes a projection of gradients or of weights from a strength, one number or one per
+            run; None if nothing is projected.
 
     Example:
         >>> from mooring.importance import Uniform
@@ -75,13 +79,14 @@ class Method:
     anchors: Literal["last", "start"] = "last"
     dial: tuple[float, ...] = ()
     frozen: Literal["never", "always", "after first"] = "never"
-    data: Literal["task", "joint", "er", "a-gem", "reference", "der++"] = "task"
+    data: Literal["task", "joint", "er", "a-gem", "validation", "reference", "der++"] = "task"
     memory: int | None = None
     recalls: int | None = None
     past_only: bool = False
     updates: int = 1
     temperature: float | None = None
     scenarios: tuple[str, ...] = tuple(SCENARIOS)
+    projection: Callable[[Number], InputProjection | RadiusProjection] | None = None
 
     def __post_init__(self) -> None:
         """Check that the importance and the pull are functions, and that a pull has an importance."""
@@ -106,7 +111,7 @@ class Method:
             if scenario not in SCENARIOS:
                 raise unknown(f"scenario of method {self.name!r}", scenario, SCENARIOS)
         holds_outputs = self.data in ("reference", "der++") or self.temperature is not None
-        strength_only = holds_outputs and self.pull is default
+        strength_only = (holds_outputs or self.projection is not None) and self.pull is default
         if self.importance is None and (self.pull is not default or self.strength is not None) and not strength_only:
             raise MooringError(
                 f"method {self.name!r} has a pull or a strength and no importance, so it would pull nothing: give an "
@@ -133,6 +138,12 @@ scenario task
     def has_strength(self) -> bool:
         """Whether the method has a strength."""
         return self.strength is not None
+
+    def check_strength(self, strength: float) -> None:
+        """Refuse a strength outside the range of the pull or of the projection."""
+        self.pull(strength)
+        if self.projection is not None:
+            self.projection(strength)
 
     @property
     def stores_after_tasks(self) -> bool:

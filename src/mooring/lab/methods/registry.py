@@ -1,7 +1,15 @@
 """The registry of methods."""
 
 from mooring.errors import MooringError, unknown
-from mooring.lab.methods import baselines, functional, interpolations, penalties, proximal_steps, with_reference
+from mooring.lab.methods import (
+    baselines,
+    functional,
+    interpolations,
+    penalties,
+    projections,
+    proximal_steps,
+    with_reference,
+)
 from mooring.lab.methods.method import Method
 
 FAMILIES = (
@@ -10,6 +18,7 @@ FAMILIES = (
     penalties.MATCHED,
     interpolations.METHODS,
     proximal_steps.METHODS,
+    projections.METHODS,
     baselines.REPLAY,
     with_reference.METHODS,
     functional.METHODS,

@@ -31,6 +31,12 @@ STRENGTHS = {
     "der++": (0.1, 0.1),
     "budget-measured": (0.003, 0.1),
     "budget-distil": (0.003, 0.1),
+    # on the digits by docs/projections.md; elsewhere the papers' (1 - 0.97, a = 10, Adam's 0.01), and for OWM ours
+    "gpm": (0.01, 0.03),
+    "nscl": (100.0, 10.0),
+    "owm": (0.01, 0.01),
+    "ftp": (0.001, 0.01),
+    "tpgm": (0.01, 0.01),
 }
 """The strengths on the digits and those of the paper."""
 

@@ -39,12 +39,12 @@ class Comparison:
         """Refuse what cannot be trained, before any data is read."""
         for method in map(find_method, self.methods):
             if method.strength is not None:
-                method.pull(method.strength)  # refuses a default strength outside the method's range
+                method.check_strength(method.strength)  # a default strength outside the method's range
         for name, strengths in self.strength.items():
             if not find_method(name).has_strength:
                 raise MooringError(f"{name} has no strength to give: leave it out")
             for strength in strengths:
-                find_method(name).pull(strength)  # refuses a strength outside the method's range
+                find_method(name).check_strength(strength)
         for option, by_method in (("lr", self.lr), ("strength", self.strength)):
             for name in by_method:
                 if name not in self.methods:

@@ -6,7 +6,7 @@ COMPARED_METHODS = "plain,joint,ewc,explicit-ewc,explicit-mas"
 SWEPT_METHODS = (
     "plain,frozen-after-first,joint,ewc,mas,si,rwalk,uniform,l2-sp,explicit-ewc,soft-ewc,soft-mas,soft-si,soft-rwalk,"
     "sfa,wise-ft,imm-mean,imm-mode,cofima,summed-ewc,clamped-summed-ewc,laplace-kronecker,clamped-laplace-kronecker,"
-    "proximal-ewc,budget-ewc,budget-kronecker,lwf,er,der++,distil,budget-measured,budget-distil"
+    "proximal-ewc,budget-ewc,budget-kronecker,gpm,nscl,owm,ftp,tpgm,lwf,er,der++,distil,budget-measured,budget-distil"
 )
 """The methods of a frontier that names none."""
 

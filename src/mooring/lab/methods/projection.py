@@ -1,0 +1,45 @@
+"""What a method that projects must define: gradients away from past inputs, or weights into balls around the anchor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+State = dict[str, Tensor]
+"""Tensors that a projection keeps, each with a leading run axis."""
+
+
+class InputProjection(ABC):
+    """A projection of the gradient of a layer, g <- g P, where P depends on the inputs of the layer in past tasks.
+
+    A bias is the weight of one more input, which is 1. If P x = 0 for an input x of a past task, the output of the
+    layer for it does not change.
+    """
+
+    samples: ClassVar[int | None] = None
+    """The number of samples of a task that are looked at when it ends; None for all."""
+
+    @abstractmethod
+    def update(self, state: State, moment: Tensor, count: int) -> State:
+        """Return the new state after a task, which has P as "projection".
+
+        Args:
+            state: of the task before; empty after the first task.
+            moment: the sum of x x' over inputs x, float64 of shape (runs, ..., n, n).
+            count: the number of samples; a sample has several inputs in a convolution.
+        """
+
+
+class RadiusProjection(ABC):
+    """A projection of each parameter into a ball around its anchor, whose radius is learned by gradient descent.
+
+    Attributes:
+        validates: whether the radius is learned from a loss on other samples, after the optimizer's step; otherwise
+            from the gradient of the next training batch.
+        radius_lr: the learning rate of the radii; one number, or one per run.
+    """
+
+    validates: ClassVar[bool]
+    radius_lr: float | Tensor
