@@ -80,6 +80,11 @@ def test_frontier_takes_other_strengths_for_a_method(run):
     assert {result.spec.strength for result in Store("mooring.sqlite").results()} == {0.25, 0.75}
 
 
+def test_frontier_takes_a_strength_of_0(run):
+    output = run("frontier", *DIGITS, "--methods", "wise-ft", "--strength", "wise-ft=0,0.5")
+    assert "digits (2 classes a task), tasks 1 to 2" in output
+
+
 # compare
 
 

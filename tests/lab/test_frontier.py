@@ -93,6 +93,19 @@ def test_method_without_finished_rows_is_last_and_has_no_numbers():
     assert frontier.to_json()["methods"][1]["best"] is None
 
 
+def test_good_range_that_begins_at_0_has_no_width_in_decades():
+    runs = [result("wise-ft", 0, strength, 90, 1) for strength in (0.0, 0.5)]
+    (frontier,) = build_frontiers(summarize(runs))
+    assert frontier.sweeps[0].good_range == (0.0, 0.5)
+    assert frontier.to_json()["methods"][0]["decades"] is None
+
+
+def test_methods_that_reach_the_same_point_are_all_on_the_frontier():
+    runs = [result(method, 0, None, 95, 5) for method in ("explicit-ewc", "plain", "explicit-mas")]
+    (frontier,) = build_frontiers(summarize([*runs, result("explicit-si", 0, None, 90, 6)]))
+    assert [row.label for _, row in frontier.envelope] == ["explicit-ewc", "plain", "explicit-mas"]
+
+
 def test_every_swept_method_with_a_strength_has_a_dial():
     names = resolve_methods(SWEPT_METHODS)
     assert set(dials(names)) == {name for name in names if find_method(name).has_strength}

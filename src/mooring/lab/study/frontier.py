@@ -105,8 +105,9 @@ class Sweep:
 
     @property
     def decades(self) -> float | None:
-        """The width of the good range, in powers of ten."""
-        return None if self.good_range is None else math.log10(self.good_range[1] / self.good_range[0])
+        """The width of the good range, in powers of ten; None for a range that begins at 0, which has no such width."""
+        good = self.good_range
+        return None if good is None or good[0] == 0 else math.log10(good[1] / good[0])
 
     @property
     def area(self) -> Interval | None:
@@ -135,10 +136,15 @@ class Frontier:
 
     @property
     def envelope(self) -> list[tuple[Point, Row]]:
-        """The rows on the frontier by accuracy kept: means over seeds, of methods that keep no data."""
-        rows = [row for sweep in self.sweeps if not _keeps_data(sweep.method) for row in sweep.finished_rows]
-        points = {(100 - row.metrics["forgetting"].mean, row.metrics["learned"].mean): row for row in rows}
-        return [(point, points[point]) for point in upper_envelope(list(points))]
+        """The rows on the frontier by accuracy kept: means over seeds, of methods that keep no data.
+
+        Rows that reach the same point are all on it, one after the other.
+        """
+        points: dict[Point, list[Row]] = {}
+        for row in (row for sweep in self.sweeps if not _keeps_data(sweep.method) for row in sweep.finished_rows):
+            point = (100 - row.metrics["forgetting"].mean, row.metrics["learned"].mean)
+            points.setdefault(point, []).append(row)
+        return [(point, row) for point in upper_envelope(list(points)) for row in points[point]]
 
     def lead(self, method: str) -> Interval | None:
         """Return the accuracy of a method's best setting minus that of its rival, seed by seed."""
