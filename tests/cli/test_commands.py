@@ -126,6 +126,18 @@ def test_a_line_for_each_setting(run):
     assert settings[0][0] == "plain"
 
 
+def test_compare_fails_when_no_run_finished(run, monkeypatch, capsys):
+    command = ["compare", *DIGITS, "--methods", "uniform", "--strength", "1e30", "--batch", "5", "--quiet"]
+    monkeypatch.setattr(sys, "argv", ["mooring", *command])
+    assert main() == 1
+    output = capsys.readouterr()
+    assert "unstable in 2 of 2" in output.out
+    assert output.err.startswith("no run finished: give a smaller lr or strength, ")
+    assert output.err.count("\n") == 1
+    assert main([*command, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["rows"][0]["verdict"] == "unstable in 2 of 2"
+
+
 def test_several_streams_have_a_table_each(run):
     output = run("compare", "--stream", "digits,digits-permuted,digits-rotated", *DIGITS, "--methods", "plain")
     assert output.count("mean ± std over 2 seeds") == 3
@@ -300,6 +312,16 @@ def test_show_prints_the_tables_of_compare_without_training(run, monkeypatch):
     assert {run["key"] for run in content["runs"]} == keys()
     assert content["commands"] == [" ".join(["mooring", "compare", *DIGITS, "--methods", "plain,ewc"])]
     assert "runs" not in json.loads(run("show", "--json"))
+
+
+def test_show_tells_rows_apart_that_differ_in_memory(run):
+    for memory in ("10", "20"):
+        run("compare", *DIGITS, "--methods", "plain,er", "--memory", memory)
+    header, plain, *replay = (line.split() for line in run("show").splitlines()[1:])
+    assert header[:2] == ["method", "memory"]
+    assert [row[:2] for row in replay] == [["er", "10"], ["er", "20"]]
+    assert plain[0] == "plain"
+    assert plain[1] != "None"
 
 
 def test_show_leaves_a_study_as_it_is(run, tmp_path):

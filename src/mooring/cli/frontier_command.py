@@ -33,7 +33,7 @@ def frontier(
     json: flags.AsJson = False,
 ) -> None:
     """Run `mooring frontier`."""
-    from mooring.cli.output import command_line, open_study
+    from mooring.cli.output import check_any_finished, command_line, open_study
     from mooring.cli.parse import parse_numbers_by_method, parse_seeds
     from mooring.lab.study.comparison import comparison
     from mooring.lab.study.frontier import build_frontiers, dials
@@ -51,18 +51,20 @@ def frontier(
         **asdict(training_flags),
     )
     study = open_study(study_flags, out)
-    by_stream = build_frontiers(study.compare(compared))
+    rows = study.compare(compared)
+    by_stream = build_frontiers(rows)
     study.store.log(command_line())
     files = [] if out is None else _write(by_stream, out)
     if json:
         contents = [stream_frontier.to_json() for stream_frontier in by_stream]
         paths = [str(path) for path in files]
         typer.echo(as_json({"study": str(study.store.path), "frontiers": contents, "files": paths}))
-        return
-    for stream_frontier in by_stream:
-        _print(stream_frontier)
-    figures = [f"figure:  {path}" for path in files if path.suffix == ".png"]
-    typer.echo("\n".join([f"results: {study.store.path}", *(figures or ["--out DIR writes the figure"])]))
+    else:
+        for stream_frontier in by_stream:
+            _print(stream_frontier)
+        figures = [f"figure:  {path}" for path in files if path.suffix == ".png"]
+        typer.echo("\n".join([f"results: {study.store.path}", *(figures or ["--out DIR writes the figure"])]))
+    check_any_finished(rows)
 
 
 def _print(frontier: Frontier) -> None:

@@ -60,9 +60,18 @@ def print_results(
     if output.json:
         content = {"study": str(study.store.path), "rows": [row.to_json() for row in rows], **entries}
         typer.echo(as_json({**content, "report": None if page is None else str(page)}))
-        return
-    print_rows(rows, output.baseline)
-    typer.echo(f"results: {study.store.path}" + (f"\npage:    {page}" if page else ""))
+    else:
+        print_rows(rows, output.baseline)
+        typer.echo(f"results: {study.store.path}" + (f"\npage:    {page}" if page else ""))
+    check_any_finished(rows)
+
+
+def check_any_finished(rows: Sequence[Row]) -> None:
+    """Exit with 1 and a line on stderr if no run finished: a script must not take that for a result."""
+    if not any(row.metrics for row in rows):
+        remedy = "give a smaller lr or strength, or read why with `mooring show --json --runs`"
+        typer.echo(f"no run finished: {remedy}", err=True)
+        raise typer.Exit(1)
 
 
 def print_tuned(study: Study, tuned: Tuned, output: OutputFlags) -> None:

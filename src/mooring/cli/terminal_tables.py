@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from mooring.lab.model.summary import Row
     from mooring.lab.study.protocol import Choice
 
-OPTIONAL_COLUMNS = ("network", "epochs", "batch", "momentum", "weight_decay", "heads", "init", "dtype")
-"""Settings that get a column if the rows of a table differ in them."""
+OPTIONAL_COLUMNS = (
+    *("network", "epochs", "batch", "momentum", "weight_decay", "memory", "heads", "init", "dtype", "schedule"),
+    *("flips", "shifts", "data"),
+)
+"""Settings that get a column if the rows of a table differ in them; methods without a memory do not differ in it."""
+
+MAX_SETTING_LENGTH = 24
+"""Characters of a setting that a table shows; longer ones are names of networks and fingerprints."""
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
@@ -55,7 +61,7 @@ def print_rows(rows: Sequence[Row], baseline: str | None) -> None:
     for stream in dict.fromkeys(row.setting.stream for row in rows):
         table = [row for row in rows if row.setting.stream == stream]
         several_lrs = len({row.setting.lr for row in table}) > 1
-        optional = [name for name in OPTIONAL_COLUMNS if len({getattr(row.setting, name) for row in table}) > 1]
+        optional = [name for name in OPTIONAL_COLUMNS if len(_values(table, name)) > 1]
         columns = [*(["lr"] if several_lrs else []), *optional]
         versus = [f"vs {baseline} [95 %]"] if baseline else []
         header = ["method", *columns, "accuracy %", "forgetting", "learned", *versus, "verdict"]
@@ -63,7 +69,7 @@ def print_rows(rows: Sequence[Row], baseline: str | None) -> None:
         for row in table:
             metrics = [_cell(row.metrics.get(name)) for name in ("accuracy", "forgetting", "learned")]
             lr = [f"{row.setting.lr:g}"] if several_lrs else []
-            settings = [str(getattr(row.setting, name))[:24] or "random" for name in optional]
+            settings = [_setting(row, name) for name in optional]
             difference = [_difference(row.difference)] if baseline else []
             cells.append([row.label, *lr, *settings, *metrics, *difference, row.verdict])
         seeds = sorted({len(row.results) for row in table})
@@ -114,6 +120,16 @@ def _finite(content: Any) -> Any:
     if isinstance(content, dict):
         return {name: _finite(value) for name, value in content.items()}
     return [_finite(value) for value in content] if isinstance(content, list | tuple) else content
+
+
+def _values(rows: Sequence[Row], name: str) -> set[Any]:
+    """Return the values of a setting among the rows that have it."""
+    return {value for row in rows if (value := getattr(row.setting, name)) is not None}
+
+
+def _setting(row: Row, name: str) -> str:
+    value = getattr(row.setting, name)
+    return "random" if value == "" else "" if value is None else str(value)[:MAX_SETTING_LENGTH]
 
 
 def _cell(value: Interval | None) -> str:
