@@ -5,7 +5,7 @@ import typer
 from mooring.cli.flags import AsJson
 from mooring.cli.terminal_tables import as_json, print_table
 from mooring.lab.methods import METHODS
-from mooring.lab.methods.strengths import default_strength
+from mooring.lab.methods.registry import default_strength
 
 
 def methods(json: AsJson = False) -> None:

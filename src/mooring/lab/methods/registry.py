@@ -1,8 +1,12 @@
 """The registry of methods."""
 
+from collections.abc import Iterable
+from types import MappingProxyType
+
 from mooring.errors import MooringError, unknown
 from mooring.lab.methods import baselines, functional, interpolations, penalties, proximal_steps, with_reference
 from mooring.lab.methods.method import Method
+from mooring.lab.methods.strengths import paper_strength
 
 FAMILIES = (
     baselines.CONTROLS,
@@ -18,6 +22,9 @@ METHODS: dict[str, Method] = {method.name: method for family in FAMILIES for met
 
 VARIANTS = {m.name: m for m in (*interpolations.VARIANTS, *penalties.VARIANTS, *baselines.VARIANTS)}
 """Variants for single experiments; they can be named but are not listed."""
+
+BUILT_IN = MappingProxyType({**METHODS, **VARIANTS})
+"""The methods of this package, whatever a program puts into `METHODS`."""
 
 ALIASES = {f"{form}vanilla": f"{form}uniform" for form in ("", "balanced-", "clamped-", "explicit-")}
 """The paper's names of methods."""
@@ -38,6 +45,39 @@ def find_method(name: str) -> Method:
         entry = f"METHODS[{name!r}] holds the method {method.name!r}"
         raise MooringError(f"{entry}: key and name must agree, so change one of them")
     return method
+
+
+def is_built_in(method: Method) -> bool:
+    """Return whether a method is one of this package, and not one of your own under the same name.
+
+    Example:
+        >>> is_built_in(find_method("ewc")), is_built_in(Method("ewc", "a method of your own"))
+        (True, False)
+    """
+    return BUILT_IN.get(method.name) is method
+
+
+def own_methods(names: Iterable[str]) -> tuple[Method, ...]:
+    """Return those of the named methods that are not of this package; another process has to be given them.
+
+    Example:
+        >>> own_methods(["plain", "ewc"])
+        ()
+    """
+    return tuple(m for m in map(find_method, dict.fromkeys(names)) if not is_built_in(m))
+
+
+def default_strength(method: Method, *, paper: bool) -> float | None:
+    """Return the strength of a method when the user gives none; a method of your own always has its own strength.
+
+    With paper=True it is the paper's strength if there is one, as for every stream but the digits.
+
+    Example:
+        >>> default_strength(find_method("mas"), paper=False), default_strength(find_method("mas"), paper=True)
+        (0.03, 0.01)
+    """
+    strength = paper_strength(method.name) if paper and method.has_strength and is_built_in(method) else None
+    return method.strength if strength is None else strength
 
 
 def method_rank(name: str) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mooring.errors import MooringError, check_whole, unknown
 from mooring.lab.methods import find_method, resolve_methods
-from mooring.lab.methods.strengths import default_strength
+from mooring.lab.methods.registry import default_strength
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.training import Training, default_training
 from mooring.lab.networks import backbone_factory, versioned_name
