@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from mooring.cli import main
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.networks import versioned_name
 from mooring.lab.networks.initialization import read_weights
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.store import Store
@@ -174,14 +173,45 @@ def test_a_network_in_the_folder_where_one_is_can_be_named(run, tmp_path, monkey
     assert network.startswith("my_own:narrow@")
 
 
-def test_a_network_of_ones_own_that_was_changed_is_another_network(tmp_path, monkeypatch):
+NET = (
+    "from torch import nn\n\n\n"
+    "def net(shape, width={}):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, width))\n"
+)
+PARTIAL = "from functools import partial\n\nfrom helper import net as made\n\nnet = partial(made, width={})\n"
+CHANGES = {
+    "source": {"named.py": NET},
+    "import": {"named.py": "from helper import net\n", "helper.py": NET},
+    "partial": {"named.py": PARTIAL, "helper.py": NET.format(9)},
+    "indirect import": {
+        "named.py": "import parts.blocks\n\nnet = parts.blocks.net\n",
+        "parts/__init__.py": "",
+        "parts/blocks.py": "def net(shape):\n    from .sizes import made\n\n    return made(shape)\n",
+        "parts/sizes.py": NET.replace("def net", "def made"),
+    },
+    "data file": {
+        "named.py": "from pathlib import Path\n\nfrom helper import net as made\n\n\ndef net(shape):\n"
+        "    return made(shape, int(Path(__file__).with_name('width').read_text()))\n",
+        "helper.py": NET.format(9),
+        "width": "{}",
+    },
+}
+"""Files of a network of one's own, in which {} is the width of its layer."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_network_of_ones_own_that_was_changed_is_another_network(tmp_path, monkeypatch, change):
     monkeypatch.syspath_prepend(str(tmp_path))
-    source = "from torch import nn\n\n\ndef net(shape):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, {}))\n"
-    content = []
-    for number, width in enumerate((5, 5, 6)):
-        (tmp_path / f"changing{number}.py").write_text(source.format(width))
-        content.append(versioned_name(f"changing{number}:net").partition("@")[2])
-    assert content[0] == content[1] != content[2]
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    study, options, stored = Study(tmp_path / "study.sqlite"), StreamOptions("digits", tasks=1, limit=20), []
+    for width in (5, 5, 6):
+        for file, text in CHANGES[change].items():
+            (tmp_path / file).parent.mkdir(exist_ok=True)
+            (tmp_path / file).write_text(text.format(width))
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("named", "helper", "parts")]:
+            monkeypatch.delitem(sys.modules, name)
+        study.compare(stream=options, network="named:net", methods="plain", seeds=1, epochs=1)
+        stored.append(len(study.results()))
+    assert stored == [1, 1, 2]
 
 
 def test_custom_network_that_fails_is_refused_in_one_line(run, tmp_path, monkeypatch):

@@ -127,14 +127,14 @@ def tune(
     chosen: list[RunSpec] = []
     streams: dict[str, Stream] = {}
     weights: dict[str, BackboneWeights] = {}
-    for number, (source, training) in enumerate(asked.streams):
-        stream, init = study.load(source, training, weights)
+    for source, training in asked.streams:
+        stream, init, training = study.load(source, training, weights)
         if len(stream.tasks) <= tasks:
             raise MooringError(f"{stream.name} has {len(stream.tasks)} tasks: search fewer than that, not {tasks}")
         searched, trained = select_tasks(stream, 0, tasks), select_tasks(stream, tasks)
         searched = replace(searched, name=f"{stream.name}: first {tasks}, searched")
         trained = replace(trained, name=f"{stream.name}: other {len(trained.tasks)}, trained")
-        specs = grid.specs(grid.streams[number][1], searched.name, searched.fingerprint, init)
+        specs = grid.specs(training, searched.name, searched.fingerprint, init)
         results = study.run(specs, {searched.fingerprint: searched}, weights, reject=True)
         stream_choices = choose_settings(searched.name, results, asked.methods)
         choices += stream_choices
