@@ -12,23 +12,29 @@ import typer
 from mooring.cli.flags import OutputFlags, StudyFlags
 from mooring.cli.progress_bar import progress_bar
 from mooring.cli.study_progress import reporter
-from mooring.cli.terminal_tables import as_json, print_choices, print_rows
+from mooring.cli.terminal_tables import as_json, format_bytes, print_choices, print_rows
 from mooring.lab.engines.runner import SilentReporter
 from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
+from mooring.lab.streams.cache import cache_folder, cache_size
 from mooring.lab.study.protocol import Tuned
 from mooring.lab.study.study import Study
 
 
 class _CommandStudy(Study):
-    """A study that shows a progress bar while images are decoded."""
+    """A study that shows a progress bar while images are decoded, and says where they are kept."""
 
     def open(self, source: Any, progress: Any = None) -> Any:
         if isinstance(self.reporter, SilentReporter):
             return super().open(source, progress)
+        before = cache_size()
         with progress_bar() as bar:
-            return super().open(source, progress or bar)
+            stream = super().open(source, progress or bar)
+        if added := cache_size() - before:
+            place = f"{format_bytes(added)} of decoded images are kept in {cache_folder()}"
+            self.reporter.note(f"{place}; `mooring data clear` deletes them")
+        return stream
 
 
 def open_study(flags: StudyFlags, report: Path | None = None) -> Study:

@@ -104,6 +104,16 @@ def print_choices(choices: Sequence[Choice]) -> None:
         print_table([*header, "first reason"], rows, f"searched {stream}")
 
 
+def format_bytes(count: int) -> str:
+    """Return a number of bytes for people.
+
+    Example:
+        >>> format_bytes(184_320_000)
+        '184 MB'
+    """
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count:,} bytes"
+
+
 def as_json(content: Any) -> str:
     """Return JSON in which numbers that JSON cannot hold are null.
 
