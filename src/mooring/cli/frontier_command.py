@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,9 @@ def frontier(
     study_flags: flags.StudyFlags,
     methods: flags.SweptMethods = SWEPT_METHODS,
     seeds: flags.Seeds = "5",
+    search_seeds: Annotated[
+        str, flags.option("How many other seeds choose the strengths, on held-out training images; or which.")
+    ] = "2",
     strength: Annotated[
         list[str] | None, flags.option("METHOD=NUMBERS in place of the method's own strengths; repeatable.")
     ] = None,
@@ -36,7 +40,7 @@ def frontier(
     from mooring.cli.output import check_any_finished, command_line, open_study
     from mooring.cli.parse import parse_numbers_by_method, parse_seeds
     from mooring.lab.study.comparison import comparison
-    from mooring.lab.study.frontier import build_frontiers, dials
+    from mooring.lab.study.frontier import dials, sweep_frontiers
 
     names = registry.resolve_methods(methods)
     strengths = parse_numbers_by_method("--strength", strength) if strength else {}
@@ -51,8 +55,8 @@ def frontier(
         **asdict(training_flags),
     )
     study = open_study(study_flags, out)
-    rows = study.compare(compared)
-    by_stream = build_frontiers(rows)
+    chosen_by = _search_seeds(parse_seeds(search_seeds, "--search-seeds"), compared.seeds)
+    by_stream = sweep_frontiers(study, compared, chosen_by)
     study.store.log(command_line())
     files = [] if out is None else _write(by_stream, out)
     if json:
@@ -64,18 +68,22 @@ def frontier(
             _print(stream_frontier)
         figures = [f"figure:  {path}" for path in files if path.suffix == ".png"]
         typer.echo("\n".join([f"results: {study.store.path}", *(figures or ["--out DIR writes the figure"])]))
-    check_any_finished(rows)
+    check_any_finished([row for stream_frontier in by_stream for sweep in stream_frontier.sweeps for row in sweep.rows])
 
 
 def _print(frontier: Frontier) -> None:
     from mooring.lab.study.frontier import GOOD_POINTS
 
-    header = ("method", "best at", "accuracy %", "forgetting", "learned", "good from", "to", "decades", "area %", "")
+    header = ("method", "chosen", "accuracy %", "forgetting", "learned", "good from", "to", "decades", "area %", "")
     on_frontier = {id(row) for _, row in frontier.envelope}
     rows = [_cells(sweep, on_frontier) for sweep in frontier.sweeps]
-    print_table(header, rows, f"{frontier.stream}: each method at its best strength")
+    scored = f"test images, seeds {_numbers(frontier.scored_seeds)}"
+    print_table(header, rows, f"{frontier.stream}: {scored}")
+    if frontier.search_seeds:
+        chosen = f"held-out training images, seeds {_numbers(frontier.search_seeds)}"
+        typer.echo(f"chosen: the strength with the highest accuracy on {chosen}.")
     typer.echo(
-        f"good: within {GOOD_POINTS:g} points of the best. "
+        f"good: within {GOOD_POINTS:g} points of the chosen one. "
         "area: under the curve of learned over retained, at most 100.\n"
         f"on the frontier: {', '.join(row.label for _, row in frontier.envelope)}"
     )
@@ -85,6 +93,17 @@ def _print(frontier: Frontier) -> None:
             interval = f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
             versus = f"{row.label} against {rival.best.label}, the best of another kind"
             typer.echo(f"{versus}: {interval} points of accuracy")
+
+
+def _search_seeds(given: int | list[int], scored: Sequence[int]) -> list[int]:
+    """Return the seeds of the search: those that are given, or as many after the last that scores."""
+    return given if isinstance(given, list) else [max(scored) + 1 + number for number in range(given)]
+
+
+def _numbers(seeds: Sequence[int]) -> str:
+    """Return seeds as --seeds takes them."""
+    contiguous = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]}-{seeds[-1]}" if contiguous else ",".join(map(str, seeds))
 
 
 def _cells(sweep: Sweep, on_frontier: set[int]) -> list[str]:
