@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooring.cli import flags
-from mooring.cli.terminal_tables import as_json, print_table
+from mooring.cli.pasted_tables import check_format
+from mooring.cli.terminal_tables import as_json, print_rows, print_table
 from mooring.errors import MooringError
 from mooring.lab.methods import registry
 from mooring.lab.study.defaults import SWEPT_METHODS
@@ -35,6 +36,7 @@ def frontier(
     lr: Annotated[float | None, flags.option("The learning rate of all methods.")] = None,
     out: Annotated[Path | None, flags.option("Write figures and numbers here.", metavar="DIR")] = None,
     json: flags.AsJson = False,
+    format: flags.Format = "table",
 ) -> None:
     """Run `mooring frontier`."""
     from mooring.cli.output import check_any_finished, command_line, open_study
@@ -42,6 +44,7 @@ def frontier(
     from mooring.lab.study.comparison import comparison
     from mooring.lab.study.frontier import dials, sweep_frontiers
 
+    form = check_format(format, json)
     names = registry.resolve_methods(methods)
     strengths = parse_numbers_by_method("--strength", strength) if strength else {}
     if not isinstance(strengths, dict):
@@ -59,26 +62,33 @@ def frontier(
     by_stream = sweep_frontiers(study, compared, chosen_by)
     study.store.log(command_line())
     files = [] if out is None else _write(by_stream, out)
-    if json:
+    rows = [row for stream_frontier in by_stream for sweep in stream_frontier.sweeps for row in sweep.rows]
+    if form == "json":
         contents = [stream_frontier.to_json() for stream_frontier in by_stream]
         paths = [str(path) for path in files]
         typer.echo(as_json({"study": str(study.store.path), "frontiers": contents, "files": paths}))
     else:
-        for stream_frontier in by_stream:
-            _print(stream_frontier)
+        if form == "csv":
+            print_rows(rows, None, form)
+        else:
+            for stream_frontier in by_stream:
+                _print(stream_frontier, form)
         figures = [f"figure:  {path}" for path in files if path.suffix == ".png"]
-        typer.echo("\n".join([f"results: {study.store.path}", *(figures or ["--out DIR writes the figure"])]))
-    check_any_finished([row for stream_frontier in by_stream for sweep in stream_frontier.sweeps for row in sweep.rows])
+        where = [f"results: {study.store.path}", *(figures or ["--out DIR writes the figure"])]
+        typer.echo("\n".join(where), err=form != "table")
+    check_any_finished(rows)
 
 
-def _print(frontier: Frontier) -> None:
+def _print(frontier: Frontier, form: str) -> None:
     from mooring.lab.study.frontier import GOOD_POINTS
 
     header = ("method", "chosen", "accuracy %", "forgetting", "learned", "good from", "to", "decades", "area %", "")
     on_frontier = {id(row) for _, row in frontier.envelope}
     rows = [_cells(sweep, on_frontier) for sweep in frontier.sweeps]
     scored = f"test images, seeds {_numbers(frontier.scored_seeds)}"
-    print_table(header, rows, f"{frontier.stream}: {scored}")
+    print_table(header, rows, f"{frontier.stream}: {scored}", form)
+    if form != "table":
+        return
     if frontier.search_seeds:
         chosen = f"held-out training images, seeds {_numbers(frontier.search_seeds)}"
         typer.echo(f"chosen: the strength with the highest accuracy on {chosen}.")

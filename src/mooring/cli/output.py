@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,19 +57,32 @@ def print_results(
         searched: further runs for the page.
         entries: further entries for the JSON object.
     """
-    page = None
+    page, baseline = None, choose_baseline(output.baseline, [row.setting.method for row in rows])
     if output.report is not None:
         from mooring.report import write_report  # imports matplotlib, which is slow
 
         results = [result for row in rows for result in row.results] + list(searched)
-        page = write_report(results, output.report, command=command_line(), baseline=output.baseline)
-    if output.json:
+        page = write_report(results, output.report, command=command_line(), baseline=baseline)
+    if output.form == "json":
         content = {"study": str(study.store.path), "rows": [row.to_json() for row in rows], **entries}
         typer.echo(as_json({**content, "report": None if page is None else str(page)}))
     else:
-        print_rows(rows, output.baseline)
-        typer.echo(f"results: {study.store.path}" + (f"\npage:    {page}" if page else ""))
+        print_rows(rows, baseline, output.form)
+        where = f"results: {study.store.path}" + (f"\npage:    {page}" if page else "")
+        typer.echo(where, err=output.form != "table")  # what is pasted is alone on stdout
     check_any_finished(rows)
+
+
+def choose_baseline(baseline: str | None, methods: Iterable[str]) -> str | None:
+    """Return the method to compare with: plain beside others if none is given, and None for "none".
+
+    Example:
+        >>> choose_baseline(None, ["plain", "ewc"]), choose_baseline(None, ["plain"]), choose_baseline("none", [])
+        ('plain', None, None)
+    """
+    if baseline is None:
+        baseline = "plain" if {"plain"} < set(methods) else "none"
+    return None if baseline == "none" else baseline
 
 
 def check_any_finished(rows: Sequence[Row]) -> None:
@@ -82,8 +95,8 @@ def check_any_finished(rows: Sequence[Row]) -> None:
 
 def print_tuned(study: Study, tuned: Tuned, output: OutputFlags) -> None:
     """Print the choices of a search and the results of training with them; the page shows both."""
-    if not output.json:
-        print_choices(tuned.choices)
+    if output.form not in ("json", "csv"):  # one table in a CSV file
+        print_choices(tuned.choices, output.form)
     choices = [choice.to_json() for choice in tuned.choices]
     searched = [result for choice in tuned.choices for row in choice.grid for result in row.results]
     print_results(study, tuned.rows, output, searched, choices=choices)

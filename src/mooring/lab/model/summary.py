@@ -8,11 +8,12 @@ from typing import Any
 
 from mooring.errors import MooringError
 from mooring.lab.model.metrics import Interval, confidence_interval, paired_difference
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import METRICS, SIGNED_METRICS, Result
 from mooring.lab.model.spec import FIELD_NAMES, RunSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Row:
     """The results of runs that differ only in their seed.
 
@@ -28,6 +29,13 @@ class Row:
     results: tuple[Result, ...]
     metrics: dict[str, Interval]
     difference: Interval | None
+
+    def __repr__(self) -> str:
+        """Return the row in one line; `results` has the rest."""
+        accuracy, forgetting = (self.metrics.get(name) for name in ("accuracy", "forgetting"))
+        scores = f"accuracy {accuracy} %, forgetting {forgetting}, " if self.metrics else ""
+        runs = ", ".join(filter(None, [pluralize(len(self.results), "seed"), self.verdict]))
+        return f"<Row {self.label} on {self.setting.stream}: {scores}{runs}>"
 
     @property
     def label(self) -> str:

@@ -1,0 +1,43 @@
+"""The winner of a metric: the row that is surely better than every other, if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mooring.lab.model.summary import Row
+
+SMALLER_IS_BETTER = ("forgetting",)
+
+MIN_SEEDS = 3
+"""With fewer seeds no row is called the best."""
+
+JOINT = "joint"
+"""The method that sees all tasks at once; it takes no part."""
+
+
+def winner(rows: Sequence[Row], metric: str) -> Row | None:
+    """Return the row whose difference from every other, paired by seed, has a 95 % interval on the better side of 0.
+
+    Rows in which a run did not finish neither win nor lose. Nothing wins alone or with fewer than `MIN_SEEDS` seeds.
+
+    Args:
+        rows: rows of one stream.
+        metric: the name of the metric.
+    """
+    complete = [row for row in rows if not row.unfinished and row.setting.method != JOINT]
+    if len(complete) < 2:
+        return None
+    sign = -1 if metric in SMALLER_IS_BETTER else 1
+    best = max(complete, key=lambda row: sign * row.metrics[metric].mean)
+    others = (row for row in complete if row is not best)
+    return best if all(_surely_ahead(best, other, metric, sign) for other in others) else None
+
+
+def _surely_ahead(row: Row, other: Row, metric: str, sign: int) -> bool:
+    from mooring.lab.model.metrics import paired_difference
+
+    ours, theirs = ({result.spec.seed: sign * result.metrics[metric] for result in r.results} for r in (row, other))
+    seeds = sorted(ours.keys() & theirs.keys())
+    return len(seeds) >= MIN_SEEDS and paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds]).low > 0
