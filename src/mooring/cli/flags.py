@@ -19,7 +19,9 @@ from mooring.lab.study.defaults import SWEPT_METHODS
 if TYPE_CHECKING:
     from mooring.lab.streams.options import StreamOptions
 
-METHODS_HELP = "Method names separated by commas, or all; `mooring methods` lists them."
+METHODS_HELP = (
+    "Method names separated by commas, or all; `mooring methods` lists them. package.module:METHOD is one of your own."
+)
 DTYPE_HELP = "float32 or float64; on a GPU also tf32 (the default there) and bf16."
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,12 @@ def print_results(
     check_any_finished(rows)
 
 
-def choose_baseline(baseline: str | None, methods: Iterable[str]) -> str | None:
+def choose_baseline(baseline: str | None, methods: Sequence[str]) -> str | None:
     """Return the method to compare with: plain beside others if none is given, and None for "none".
+
+    Args:
+        baseline: what was given.
+        methods: the methods of the runs.
 
     Example:
         >>> choose_baseline(None, ["plain", "ewc"]), choose_baseline(None, ["plain"]), choose_baseline("none", [])
@@ -82,7 +86,8 @@ def choose_baseline(baseline: str | None, methods: Iterable[str]) -> str | None:
     """
     if baseline is None:
         baseline = "plain" if {"plain"} < set(methods) else "none"
-    return None if baseline == "none" else baseline
+    versions = {method.partition("@")[0]: method for method in methods}  # an imported method is named without its hash
+    return None if baseline == "none" else versions.get(baseline, baseline)
 
 
 def check_any_finished(rows: Sequence[Row]) -> None:

@@ -27,9 +27,9 @@ def run(
     from mooring.lab.study.comparison import comparison
     from mooring.lab.study.study_file import read_study_file
 
+    sys.path.insert(0, str(file.resolve().parent))  # so that networks and methods in the folder of the file are found
     content = read_study_file(file)
     output_flags = flags.OutputFlags(content.baseline, content.report, json, format)
-    sys.path.insert(0, str(file.resolve().parent))  # so that `network` finds a module in the folder of the file
     compared = comparison(**content.comparison)
     study_flags = flags.StudyFlags(
         content.study, device or content.device, content.fleet, engine, address, share, deterministic, wait, quiet

@@ -93,7 +93,7 @@ def _rows_table(rows: Sequence[Row], baseline: str | None) -> TextTable:
     several_lrs = len({row.setting.lr for row in rows}) > 1
     optional = [name for name in OPTIONAL_COLUMNS if len(_values(rows, name)) > 1]
     columns = [*(["lr"] if several_lrs else []), *optional]
-    versus = [f"vs {baseline} [95 %]"] if baseline else []
+    versus = [f"vs {baseline.partition('@')[0]} [95 %]"] if baseline else []
     header = ["method", *columns, *METRIC_COLUMNS.values(), *versus, "verdict"]
     cells = []
     for row in rows:

@@ -17,7 +17,8 @@ from mooring.lab.engines.device_memory import free_memory
 from mooring.lab.engines.runner import FleetProgress, FleetRunner, Reporter, RunContext
 from mooring.lab.engines.signals import InterruptedStudyError, StopRequest
 from mooring.lab.engines.sizing import FleetSizer
-from mooring.lab.methods import METHODS, Method
+from mooring.lab.methods.method import Method
+from mooring.lab.methods.registry import register
 from mooring.lab.model.precision import configure_cublas
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
@@ -135,7 +136,7 @@ def run_job(
     """
     yield Started()
     _extend_module_search_path(job.path)
-    _register(job.methods)
+    register(job.methods)
     if job.version != mooring.__version__:
         versions = f"mooring {mooring.__version__} on {platform.node()}, {job.version} where the study is driven"
         yield Failed(f"the machines differ ({versions}): install the same version on all of them")
@@ -182,11 +183,6 @@ def _extend_module_search_path(path: Sequence[str]) -> None:
     sys.path += [folder for folder in path if folder not in sys.path]
 
 
-def _register(methods: Sequence[Method]) -> None:
-    """Add the user's own methods to this process's registry."""
-    METHODS.update({method.name: method for method in methods})
-
-
 def measure_fleet_size(
     specs: Sequence[RunSpec],
     stream: Stream,
@@ -215,7 +211,7 @@ def measure_fleet_size(
         (3, [])
     """
     _extend_module_search_path(path)
-    _register(methods)
+    register(methods)
     notes: list[str] = []
     streams = {stream.fingerprint: stream}
     sizer = FleetSizer(streams, weights, device, notes.append, free=lambda on: int(share * free_memory(on)))

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from mooring.errors import MooringError, unknown
 from mooring.lab.methods import baselines, functional, interpolations, penalties, proximal_steps, with_reference
+from mooring.lab.methods.imported import IMPORTED, import_method
 from mooring.lab.methods.method import Method
 from mooring.lab.methods.strengths import paper_strength
 
@@ -31,7 +32,7 @@ ALIASES = {f"{form}vanilla": f"{form}uniform" for form in ("", "balanced-", "cla
 
 
 def find_method(name: str) -> Method:
-    """Return the method of that name.
+    """Return the method of that name, or the one that `package.module:METHOD` names.
 
     Example:
         >>> find_method("explicit-mas").has_strength
@@ -39,8 +40,10 @@ def find_method(name: str) -> Method:
     """
     name = ALIASES.get(name, name)
     method = METHODS.get(name) or VARIANTS.get(name)
+    if method is None and ":" in name:
+        return import_method(name)
     if method is None:
-        raise unknown("method", name, METHODS)
+        raise unknown("method", name, [*METHODS, "package.module:METHOD"])
     if method.name != name:
         entry = f"METHODS[{name!r}] holds the method {method.name!r}"
         raise MooringError(f"{entry}: key and name must agree, so change one of them")
@@ -67,6 +70,16 @@ def own_methods(names: Iterable[str]) -> tuple[Method, ...]:
     return tuple(m for m in map(find_method, dict.fromkeys(names)) if not is_built_in(m))
 
 
+def register(methods: Iterable[Method]) -> None:
+    """Make methods of your own known under their names; those that were imported stay out of "all".
+
+    Example:
+        >>> register([])
+    """
+    for method in methods:
+        (IMPORTED if ":" in method.name else METHODS)[method.name] = method
+
+
 def default_strength(method: Method, *, paper: bool) -> float | None:
     """Return the strength of a method when the user gives none; a method of your own always has its own strength.
 
@@ -81,13 +94,15 @@ def default_strength(method: Method, *, paper: bool) -> float | None:
 
 
 def method_rank(name: str) -> int:
-    """Return the position of a method among all methods, variants last; it is used to sort runs by method.
+    """Return the position of a method among all methods; variants are last, and after them those that were imported.
 
     Example:
         >>> method_rank("plain"), method_rank("explicit-ewc-cube") > method_rank("er")
         (0, True)
     """
-    return [*METHODS, *VARIANTS].index(find_method(name).name)
+    names = [*METHODS, *VARIANTS]
+    name = find_method(name).name
+    return names.index(name) if name in METHODS or name in VARIANTS else len(names)
 
 
 def resolve_methods(names: str | list[str] | tuple[str, ...]) -> list[str]:

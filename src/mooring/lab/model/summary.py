@@ -39,9 +39,9 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The method's name, followed by its strength if it has one."""
-        strength = self.setting.strength
-        return self.setting.method if strength is None else f"{self.setting.method} {strength:g}"
+        """The method's name, without the hash of an imported one, followed by its strength if it has one."""
+        name, strength = self.setting.method.partition("@")[0], self.setting.strength
+        return name if strength is None else f"{name} {strength:g}"
 
     @property
     def unfinished(self) -> tuple[Result, ...]:

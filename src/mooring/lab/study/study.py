@@ -239,6 +239,8 @@ def _reject_if_unstable(result: Result) -> Result:
 
 def resolve_baseline(baseline: str | None, methods: Sequence[str]) -> str | None:
     """Return the baseline by its registered name; refuse one that is not among the methods."""
+    if baseline and ":" in baseline:
+        baseline = find_method(baseline).name
     baseline = ALIASES.get(baseline, baseline) if baseline else None
     if baseline is not None and baseline not in methods:
         raise MooringError(
