@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mooring.lab.streams.options import StreamOptions
 
 METHODS_HELP = (
-    "Method names separated by commas, or all; `mooring methods` lists them. package.module:METHOD is one of your own."
+    "Method names separated by commas, package.module:METHOD for one of your own, or all; `mooring methods` lists them."
 )
 DTYPE_HELP = "float32 or float64; on a GPU also tf32 (the default there) and bf16."
 
