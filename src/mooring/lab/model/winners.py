@@ -32,12 +32,20 @@ def winner(rows: Sequence[Row], metric: str) -> Row | None:
     sign = -1 if metric in SMALLER_IS_BETTER else 1
     best = max(complete, key=lambda row: sign * row.metrics[metric].mean)
     others = (row for row in complete if row is not best)
-    return best if all(_surely_ahead(best, other, metric, sign) for other in others) else None
+    return best if all(surely_better(best, other, metric) for other in others) else None
 
 
-def _surely_ahead(row: Row, other: Row, metric: str, sign: int) -> bool:
-    from mooring.lab.model.metrics import paired_difference
+def surely_better(row: Row, other: Row, metric: str) -> bool:
+    """Return whether the difference of two rows, paired by seed, has an interval on the better side of 0.
 
-    ours, theirs = ({result.spec.seed: sign * result.metrics[metric] for result in r.results} for r in (row, other))
+    Seeds in which a run did not finish are left out; fewer than `MIN_SEEDS` others are not enough.
+    """
+    from mooring.lab.model.metrics import paired_difference  # imports torch, which tables of methods do without
+
+    sign = -1 if metric in SMALLER_IS_BETTER else 1
+    ours, theirs = (
+        {result.spec.seed: sign * result.metrics[metric] for result in r.results if result.status == "finished"}
+        for r in (row, other)
+    )
     seeds = sorted(ours.keys() & theirs.keys())
     return len(seeds) >= MIN_SEEDS and paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds]).low > 0
