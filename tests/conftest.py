@@ -20,6 +20,17 @@ def pytest_runtest_setup(item):
         pytest.skip("needs a GPU")
 
 
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory):
+    return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(caches, request, monkeypatch):
+    """Keep decoded images out of the user's cache, and those of one test out of another's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches / f"{hash(request.node.nodeid):x}"))
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

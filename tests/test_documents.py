@@ -22,6 +22,7 @@ from mooring.lab.methods import METHODS
 from mooring.lab.model.training import Training, default_training
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.comparison import comparison
+from mooring.lab.study.study import Study
 from mooring.lab.study.study_file import METHOD_KEYS, TOP_KEYS, TUNE_ARGUMENTS, read_study_file
 from processes import Child
 
@@ -290,6 +291,16 @@ def test_every_example_is_short_documented_and_tested(example):
     assert len(lines) < 150
     assert re.match(r'"""[A-Z].*\.$|# [A-Z].*`$', lines[0])
     assert f'"{example.name}"' in Path(__file__).read_text()
+
+
+def test_own_method_example_is_surely_better_than_plain(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str((ROOT / "examples" / "own_method.py").parent))
+    methods = ["plain", "own_method:TRAVELLED"]
+    stream = StreamOptions("digits", tasks=3, limit=100)
+    _, row = Study(tmp_path / "study.sqlite").compare(
+        stream=stream, methods=methods, seeds=4, epochs=5, lr=0.05, baseline="plain"
+    )
+    assert row.difference.low > 0
 
 
 @pytest.mark.faults  # slow

@@ -29,7 +29,7 @@ DIGITS = ["--limit", "20", "--epochs", "1", "--seeds", "1", "--methods", "plain,
 
 @pytest.fixture(autouse=True)
 def _home(monkeypatch, tmp_path):
-    for name in ("XDG_CACHE_HOME", "FORCE_COLOR", "TTY_COMPATIBLE"):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MOORING_DATA", str(tmp_path / "home"))
 

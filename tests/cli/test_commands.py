@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from mooring.cli import main
 from mooring.errors import MooringError
 from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.networks import versioned_name
 from mooring.lab.networks.initialization import read_weights
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.store import Store
@@ -81,6 +80,11 @@ def test_frontier_takes_other_strengths_for_a_method(run):
     assert {result.spec.strength for result in Store("mooring.sqlite").results()} == {0.25, 0.75}
 
 
+def test_frontier_takes_a_strength_of_0(run):
+    output = run("frontier", *DIGITS, "--methods", "wise-ft", "--strength", "wise-ft=0,0.5")
+    assert "digits (2 classes a task), tasks 1 to 2" in output
+
+
 # compare
 
 
@@ -90,10 +94,10 @@ def test_compare_prints_every_method_and_the_results_file(run):
         "digits (2 classes a task), tasks 1 to 2, at most 20 images a task, task-incremental: mlp"
     )
     assert output[0].endswith("over 2 seeds")
-    titles = "average accuracy, average incremental accuracy, forgetting (T-1), forgetting (T), learning accuracy"
-    assert re.split(r"  +", output[1]) == ["method", *titles.split(", "), "vs plain [95 %]", "verdict"]
-    for title in titles.split(", "):  # defined where it is shown
-        assert any(line.startswith(f"{title}: mean over ") for line in output[4:])
+    titles = ["average accuracy %", "forgetting (T-1)", "forgetting (T)", "learning accuracy %"]
+    assert re.split(r"  +", output[1]) == ["method", *titles, "vs plain [95 %]", "verdict"]
+    for title in titles:  # defined where it is shown
+        assert any(line.startswith(f"{title.removesuffix(' %')}: mean over ") for line in output[4:])
     assert [line.split()[0] for line in output[2:4]] == ["plain", "ewc"]
     assert output[-1] == "results: mooring.sqlite"
 
@@ -124,6 +128,18 @@ def test_a_line_for_each_setting(run):
     settings = [(row["method"], row["lr"], row["strength"]) for row in output["rows"]]
     assert settings[1:] == [("ewc", lr, strength) for lr in (0.1, 0.2) for strength in (1.0, 10.0)]
     assert settings[0][0] == "plain"
+
+
+def test_compare_fails_when_no_run_finished(run, monkeypatch, capsys):
+    command = ["compare", *DIGITS, "--methods", "uniform", "--strength", "1e30", "--batch", "5", "--quiet"]
+    monkeypatch.setattr(sys, "argv", ["mooring", *command])
+    assert main() == 1
+    output = capsys.readouterr()
+    assert "unstable in 2 of 2" in output.out
+    assert output.err.startswith("no run finished: give a smaller lr or strength, ")
+    assert output.err.count("\n") == 1
+    assert main([*command, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["rows"][0]["verdict"] == "unstable in 2 of 2"
 
 
 def test_several_streams_have_a_table_each(run):
@@ -162,14 +178,45 @@ def test_a_network_in_the_folder_where_one_is_can_be_named(run, tmp_path, monkey
     assert network.startswith("my_own:narrow@")
 
 
-def test_a_network_of_ones_own_that_was_changed_is_another_network(tmp_path, monkeypatch):
+NET = (
+    "from torch import nn\n\n\n"
+    "def net(shape, width={}):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, width))\n"
+)
+PARTIAL = "from functools import partial\n\nfrom helper import net as made\n\nnet = partial(made, width={})\n"
+CHANGES = {
+    "source": {"named.py": NET},
+    "import": {"named.py": "from helper import net\n", "helper.py": NET},
+    "partial": {"named.py": PARTIAL, "helper.py": NET.format(9)},
+    "indirect import": {
+        "named.py": "import parts.blocks\n\nnet = parts.blocks.net\n",
+        "parts/__init__.py": "",
+        "parts/blocks.py": "def net(shape):\n    from .sizes import made\n\n    return made(shape)\n",
+        "parts/sizes.py": NET.replace("def net", "def made"),
+    },
+    "data file": {
+        "named.py": "from pathlib import Path\n\nfrom helper import net as made\n\n\ndef net(shape):\n"
+        "    return made(shape, int(Path(__file__).with_name('width').read_text()))\n",
+        "helper.py": NET.format(9),
+        "width": "{}",
+    },
+}
+"""Files of a network of one's own, in which {} is the width of its layer."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_network_of_ones_own_that_was_changed_is_another_network(tmp_path, monkeypatch, change):
     monkeypatch.syspath_prepend(str(tmp_path))
-    source = "from torch import nn\n\n\ndef net(shape):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, {}))\n"
-    content = []
-    for number, width in enumerate((5, 5, 6)):
-        (tmp_path / f"changing{number}.py").write_text(source.format(width))
-        content.append(versioned_name(f"changing{number}:net").partition("@")[2])
-    assert content[0] == content[1] != content[2]
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    study, options, stored = Study(tmp_path / "study.sqlite"), StreamOptions("digits", tasks=1, limit=20), []
+    for width in (5, 5, 6):
+        for file, text in CHANGES[change].items():
+            (tmp_path / file).parent.mkdir(exist_ok=True)
+            (tmp_path / file).write_text(text.format(width))
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("named", "helper", "parts")]:
+            monkeypatch.delitem(sys.modules, name)
+        study.compare(stream=options, network="named:net", methods="plain", seeds=1, epochs=1)
+        stored.append(len(study.results()))
+    assert stored == [1, 1, 2]
 
 
 def test_custom_network_that_fails_is_refused_in_one_line(run, tmp_path, monkeypatch):
@@ -300,6 +347,16 @@ def test_show_prints_the_tables_of_compare_without_training(run, monkeypatch):
     assert {run["key"] for run in content["runs"]} == keys()
     assert content["commands"] == [" ".join(["mooring", "compare", *DIGITS, "--methods", "plain,ewc"])]
     assert "runs" not in json.loads(run("show", "--json"))
+
+
+def test_show_tells_rows_apart_that_differ_in_memory(run):
+    for memory in ("10", "20"):
+        run("compare", *DIGITS, "--methods", "plain,er", "--memory", memory)
+    header, plain, *replay = (line.split() for line in run("show").splitlines()[1:5])
+    assert header[:2] == ["method", "memory"]
+    assert [row[:2] for row in replay] == [["er", "10"], ["er", "20"]]
+    assert plain[0] == "plain"
+    assert plain[1] != "None"
 
 
 def test_show_leaves_a_study_as_it_is(run, tmp_path):

@@ -15,6 +15,7 @@ from hub_server import serving
 from mooring.cli.data_command import data
 from mooring.cli.progress_bar import progress_bar
 from mooring.errors import MooringError
+from mooring.lab.streams.cache import cache_folder, cache_size
 from mooring.lab.streams.named_datasets import NAMED_DATASETS
 from mooring.lab.streams.options import StreamOptions, open_stream
 
@@ -34,11 +35,10 @@ def parquet(count, broken=()):
 
 
 @pytest.fixture(autouse=True)
-def _home(monkeypatch, tmp_path):
+def _home(_own_cache, monkeypatch, tmp_path):
     for name in (
         "HF_ENDPOINT",
         "HF_HUB_OFFLINE",
-        "XDG_CACHE_HOME",
         "http_proxy",
         "HTTP_PROXY",
         "FORCE_COLOR",
@@ -46,6 +46,7 @@ def _home(monkeypatch, tmp_path):
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MOORING_DATA", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def refused(message, *arguments):
 def test_list_has_every_set_and_where_it_is(tmp_path):
     (tmp_path / "home" / "cifar10").mkdir(parents=True)
     lines = printed("list").splitlines()
-    assert [line.split()[0] for line in lines] == ["name", *NAMED_DATASETS]
+    assert [line.split()[0] for line in lines] == ["name", *NAMED_DATASETS, "decoded"]
     assert next(line for line in lines if line.startswith("cifar10 ")).endswith(str(tmp_path / "home" / "cifar10"))
     assert next(line for line in lines if line.startswith("cifar100")).endswith("not fetched")
     content = {one["name"]: one for one in json.loads(printed("list", "--json"))}
@@ -178,7 +179,7 @@ def test_check_counts_what_is_there(folder):
     assert content["classes"]["b"] == {"train": 4, "test": 1}
     assert content["sizes"] == [[9, 7], [20, 30]]
     assert content["broken"] == []
-    assert not (folder / ".mooring").exists(), "looking leaves nothing behind"
+    assert cache_size() == 0, "looking leaves nothing behind"
 
 
 def test_check_names_every_broken_image_and_fails(folder):
@@ -189,7 +190,7 @@ def test_check_names_every_broken_image_and_fails(folder):
     assert f"broken: {folder / 'a' / '3.png'}\n" in result.stdout
     assert f"broken: {folder / 'c' / '0.png'}\n" in result.stdout
     assert "2 broken images" in result.stdout
-    assert "class c has no training or no test images" in result.stdout
+    assert "class c has no training images: it is never trained, and a task of it alone is refused" in result.stdout
     result = run("check", folder, "--json")
     assert result.exit_code == 1
     content = json.loads(result.stdout)
@@ -217,6 +218,35 @@ def test_check_finds_labels_outside_the_classes(tmp_path):
     content = json.loads(run("check", tmp_path, "--json").stdout)
     assert content["broken"][0].endswith("train-0.parquet, row 1 (label 3 of 1 classes)")
     assert content["train"] == 1
+
+
+def test_check_says_what_is_never_scored_what_is_not_used_and_what_has_16_bits(folder):
+    split = folder.parent / "split"
+    for name in ("train/a", "train/b", "test/a", "val/a", "val/b"):
+        (split / name).mkdir(parents=True)
+        (split / name / "0.png").write_bytes(png(0))
+    Image.fromarray(np.full((4, 4), 30_000, np.uint16)).save(split / "train" / "a" / "1.png")
+    text = printed("check", split)
+    for expected in (
+        "class b has no test images: it is never scored, and a task of it alone is refused\n",
+        "val/ is not used: train/ is trained, and test/, or else val/, is scored\n",
+        "1 images have 16 bits for each pixel, of which 65535 is white\n",
+    ):
+        assert expected in text
+    content = json.loads(printed("check", split, "--json"))
+    assert (content["empty"], content["unused"], content["deep"]) == (["b"], ["val"], 1)
+
+
+def test_decoded_images_are_in_the_users_cache_and_can_be_cleared(folder):
+    before = sorted(folder.rglob("*"))
+    open_stream(StreamOptions("folder", data=str(folder), per_task=3, size=8))
+    assert sorted(folder.rglob("*")) == before, "nothing is written beside the data"
+    size = cache_size()
+    assert size > 15 * 3 * 8 * 8
+    assert f"decoded images: {size:,} bytes in {cache_folder()}; `mooring data clear` deletes" in printed("list")
+    assert printed("clear") == f"deleted {size:,} bytes of decoded images from {cache_folder()}\n"
+    assert json.loads(printed("clear", "--json")) == {"folder": str(cache_folder()), "bytes": 0}
+    assert printed("clear") == f"no decoded images in {cache_folder()}\n"
 
 
 def test_check_can_leave_classes_out(folder):

@@ -7,12 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooring.errors import MooringError
 from mooring.lab.methods import find_method, resolve_methods
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.lab.model.summary import summarize
+from mooring.lab.model.summary import Row, summarize
+from mooring.lab.streams.options import StreamOptions, open_stream
+from mooring.lab.streams.slices import hold_out
+from mooring.lab.study.comparison import comparison
 from mooring.lab.study.defaults import SWEPT_METHODS
-from mooring.lab.study.frontier import Frontier, Sweep, area_under, build_frontiers, dials, upper_envelope
+from mooring.lab.study.frontier import (
+    Frontier,
+    Sweep,
+    area_under,
+    build_frontiers,
+    dials,
+    sweep_frontiers,
+    upper_envelope,
+)
+from mooring.lab.study.study import Study
 from mooring.report.figures.frontier_figure import draw
 
 PERCENT = st.integers(0, 100).map(float)
@@ -42,6 +55,11 @@ def test_area_of_a_triangle_on_a_rectangle():
     assert area_under([(50.0, 100.0), (100.0, 50.0)]) == pytest.approx(50 + 37.5)
 
 
+def found(*runs: Result) -> list[Row]:
+    """Return a search that finds the same as the runs."""
+    return [row for row in summarize(runs) if row.setting.strength is not None]
+
+
 def result(method: str, seed: int, strength: float | None, learned: float, lost: float, status: str = "finished"):
     spec = RunSpec("digits", "0", method, seed, strength=strength)
     matrix = [[learned, 0.0], [learned - 2 * lost, learned]]
@@ -56,7 +74,7 @@ def example_frontier() -> Frontier:
             status = "unstable" if strength == 1e4 and seed else "finished"
             runs.append(result("ewc", seed, strength, learned, lost, status))
         runs += [result("explicit-ewc", seed, None, 90, 1), result("er", seed, None, 99, 0)]
-    (frontier,) = build_frontiers(summarize(runs))
+    (frontier,) = build_frontiers(summarize(runs), found(*runs))
     return frontier
 
 
@@ -71,6 +89,37 @@ def test_best_setting_finished_with_every_seed_and_its_good_range_has_no_gap():
     assert ewc.decades == pytest.approx(1.0)
     plain = sweep_of("plain")
     assert (plain.good_range, plain.decades) == (None, None)
+
+
+def test_strength_is_chosen_by_the_search_and_not_by_the_scores():
+    accuracies = {0.1: (96, 80), 1.0: (80, 90), 10.0: (70, 99)}
+    runs = [result("ewc", 0, strength, scored, 0) for strength, (scored, _) in accuracies.items()]
+    searched = [result("ewc", 9, strength, held_out, 0) for strength, (_, held_out) in accuracies.items()]
+    searched[2] = result("ewc", 9, 10.0, 0, 0, "unstable")
+    (frontier,) = build_frontiers(summarize(runs), summarize(searched))
+    (sweep,) = frontier.sweeps
+    assert sweep.best.setting.strength == 1.0
+    assert sweep.best.metrics["accuracy"].mean == 80
+    assert (frontier.scored_seeds, frontier.search_seeds) == ((0,), (9,))
+    with pytest.raises(MooringError, match="ewc has 3 strengths: give the rows of a search"):
+        build_frontiers(summarize(runs))
+
+
+def test_search_sees_no_seed_and_no_test_image_of_the_scores(tmp_path):
+    options, study = StreamOptions("digits-permuted", tasks=2, limit=40), Study(tmp_path / "study.sqlite")
+    asked = comparison(options, "plain,wise-ft", [0, 1], strength={"wise-ft": [0.2, 0.8]}, epochs=1)
+    (frontier,) = sweep_frontiers(study, asked, [4])
+    stream = open_stream(options)
+    held = hold_out(stream)
+    specs = [result.spec for result in study.results()]
+    assert {(spec.method, spec.strength, spec.seed, spec.data) for spec in specs} == {
+        *(("plain", None, seed, stream.fingerprint) for seed in (0, 1)),
+        *(("wise-ft", strength, seed, stream.fingerprint) for strength in (0.2, 0.8) for seed in (0, 1)),
+        *(("wise-ft", strength, 4, held.fingerprint) for strength in (0.2, 0.8)),
+    }
+    assert (frontier.stream, frontier.search_seeds) == (f"{stream.name}, domain-incremental", (4,))
+    with pytest.raises(MooringError, match="seed 1 would choose a strength and score it too: give other seeds to"):
+        sweep_frontiers(study, asked, [1, 2])
 
 
 def test_methods_that_keep_data_are_on_no_frontier_and_are_no_rivals():
@@ -89,10 +138,23 @@ def test_area_is_computed_seed_by_seed():
 
 def test_method_without_finished_rows_is_last_and_has_no_numbers():
     runs = [result("ewc", 0, 1.0, 0, 0, "unstable"), result("plain", 0, None, 90, 1)]
-    (frontier,) = build_frontiers(summarize(runs))
+    (frontier,) = build_frontiers(summarize(runs), found(*runs))
     assert [sweep.method for sweep in frontier.sweeps] == ["plain", "ewc"]
     assert (frontier.sweeps[1].best, frontier.sweeps[1].area) == (None, None)
     assert frontier.to_json()["methods"][1]["best"] is None
+
+
+def test_good_range_that_begins_at_0_has_no_width_in_decades():
+    runs = [result("wise-ft", 0, strength, 90, 1) for strength in (0.0, 0.5)]
+    (frontier,) = build_frontiers(summarize(runs), found(*runs))
+    assert frontier.sweeps[0].good_range == (0.0, 0.5)
+    assert frontier.to_json()["methods"][0]["decades"] is None
+
+
+def test_methods_that_reach_the_same_point_are_all_on_the_frontier():
+    runs = [result(method, 0, None, 95, 5) for method in ("explicit-ewc", "plain", "explicit-mas")]
+    (frontier,) = build_frontiers(summarize([*runs, result("explicit-si", 0, None, 90, 6)]))
+    assert [row.label for _, row in frontier.envelope] == ["explicit-ewc", "plain", "explicit-mas"]
 
 
 def test_every_swept_method_with_a_strength_has_a_dial():

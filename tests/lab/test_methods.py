@@ -242,6 +242,14 @@ def test_custom_method_has_its_own_strength_on_every_stream(monkeypatch):
     assert [c.specs(c.streams[0][1], "", "", "")[0].strength for c in comparisons] == [10.0, 10.0]
 
 
+@pytest.mark.parametrize("name", ["ewc-gentle", "clamped-ewc-of-mine", "mas-2", "ewc"])
+def test_custom_method_named_like_a_built_in_one_has_its_own_strength(monkeypatch, name):
+    custom = Method(name, "a method", importance=lambda seed: EWC(), pull=Proximal, strength=10.0)
+    monkeypatch.setitem(METHODS, name, custom)
+    compared = comparison("cifar10", name, seeds=1)
+    assert compared.specs(compared.streams[0][1], "", "", "")[0].strength == 10.0
+
+
 def test_custom_method_with_an_impossible_default_strength_is_refused_before_training(monkeypatch):
     custom = Method("custom", "a method", importance=lambda seed: EWC(), pull=Proximal, strength=-1.0)
     monkeypatch.setitem(METHODS, "custom", custom)

@@ -12,7 +12,8 @@ from mooring.lab.fleet.fleet import Fleet
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.streams.options import StreamOptions, open_stream
-from mooring.lab.streams.slices import select_tasks
+from mooring.lab.streams.slices import hold_out, select_tasks
+from mooring.lab.streams.stream import Stream
 from mooring.lab.study.defaults import LRS, STRENGTHS
 from mooring.lab.study.protocol import Tuned, choose_settings, tune
 from mooring.lab.study.study import Study
@@ -96,6 +97,23 @@ def test_what_is_searched_and_what_is_trained_have_no_task_in_common(study):
     assert {row.setting.data for row in outcome.rows} == {others.fingerprint}
     assert len(first.tasks) + len(others.tasks) == len(STREAM.tasks)
     assert {data for data, _ in Counted.taken} == {first.fingerprint, others.fingerprint}
+
+
+def pixel_counts(stream: Stream, split: str) -> set[tuple[int, ...]]:
+    """Return the sorted pixels of every image, which a permutation does not change."""
+    return {tuple(sorted(image)) for image in getattr(stream, split).images.flatten(1).tolist()}
+
+
+def test_search_on_permutations_sees_no_image_that_is_scored_later(study):
+    stream = open_stream(StreamOptions("digits-permuted", tasks=3, limit=60))
+    outcome = tuned(study, stream=stream, methods="plain", seeds=1, lrs=[0.1, 0.03])
+    searched = hold_out(select_tasks(stream, 0, 2))
+    assert {row.setting.data for row in outcome.choices[0].grid} == {searched.fingerprint}
+    assert outcome.choices[0].stream == f"{stream.name}: first 2, searched on held-out training images"
+    scored = pixel_counts(select_tasks(stream, 2), "test")
+    assert scored.isdisjoint(pixel_counts(searched, "train") | pixel_counts(searched, "test"))
+    assert pixel_counts(searched, "train").isdisjoint(pixel_counts(searched, "test"))
+    assert len(searched.test) == pytest.approx(0.2 * 2 * 60, abs=4)
 
 
 def test_settings_that_do_not_interpolate_are_rejected_with_the_reason_at_the_cost_of_one_task(study):

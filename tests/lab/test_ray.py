@@ -13,11 +13,18 @@ import torch
 
 from cluster import cluster, needs_ray, workers
 from lab.engines import ASKED
+from lab.small import class_stream
 from lab.test_kill import DIGITS, rows, saved
 from mooring.errors import MooringError
+from mooring.importance import EWC
 from mooring.lab.engines.runner import RunContext
+from mooring.lab.engines.worker import Finished, Job, measure_fleet_size, run_job
+from mooring.lab.methods import METHODS, Method
+from mooring.lab.methods.registry import own_methods
+from mooring.lab.model.spec import RunSpec
 from mooring.lab.study.store import Store
 from mooring.lab.study.study import Study
+from mooring.pulls import Proximal
 from processes import Child, Ended, command, wait_for
 
 HERE = "lab.test_ray"
@@ -58,6 +65,50 @@ def test_impossible_engine_is_refused_in_one_line(tmp_path, options, line):
         Study(tmp_path / "study.sqlite", **options)
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
+
+
+# The user's own methods
+
+
+def gentle() -> Method:
+    return Method("gentle", "a method", importance=lambda seed: EWC(), pull=lambda s: Proximal(s), strength=10.0)
+
+
+@needs_ray
+def test_worker_is_given_the_methods_that_it_does_not_know(tmp_path, monkeypatch):
+    from ray import cloudpickle
+
+    monkeypatch.setitem(METHODS, "gentle", gentle())
+    stream = class_stream(2)
+    spec = RunSpec(stream.name, stream.fingerprint, "gentle", 0, strength=10.0, epochs=1)
+    methods = own_methods(["plain", "gentle"])
+    assert [method.name for method in methods] == ["gentle"]
+    sent = cloudpickle.dumps((Job((spec,), "cpu", 60.0, False, tmp_path, beacon="", methods=methods), methods))
+    monkeypatch.delitem(METHODS, "gentle")  # as in a process of its own
+    job, received = cloudpickle.loads(sent)
+    assert measure_fleet_size([spec], stream, {}, "cpu", methods=received) == (1, [])
+    del METHODS["gentle"]
+    (finished,) = (message for message in run_job(job, stream, {}) if isinstance(message, Finished))
+    assert [(result.spec.method, result.status) for result in finished.results] == [("gentle", "finished")]
+
+
+def compare_with_own_method(address: str) -> int:
+    """Compare a method that only this process knows, on a cluster."""
+    METHODS["gentle"] = gentle()
+    study = Study("study.sqlite", engine="ray", address=address)
+    rows = study.compare(stream="digits", methods="plain,gentle", seeds=1, epochs=1)
+    print([row.label for row in rows if row.metrics])
+    return 0
+
+
+@pytest.mark.faults  # slow
+@needs_ray
+def test_method_registered_in_python_is_trained_on_a_cluster(tmp_path, two):
+    from lab.test_ray import compare_with_own_method as target
+
+    ended = Child(tmp_path, target, two.address, patience=180, RAY_AUTH_MODE="disabled").ended()
+    check_finished(ended)
+    assert ended.out.splitlines()[-1] == "['plain', 'gentle 10']"
 
 
 # On a cluster of two nodes with a core each

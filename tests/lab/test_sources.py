@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ from PIL import Image
 
 from mooring.errors import MooringError
 from mooring.lab.streams import cache
-from mooring.lab.streams.cache import content_key, load_or_build
+from mooring.lab.streams.cache import cache_folder, content_key, load_or_build
 from mooring.lab.streams.decode import EncodedImage, decode
 from mooring.lab.streams.sources import from_dataset, from_folder
 
@@ -38,6 +37,11 @@ def write_parquet(folder, kind, rows, names=("cat", "dog"), part="00000-of-00001
     info = {"info": {"features": {"fine_label": {"names": list(names)}}}}
     table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
     pq.write_table(table, folder / f"{kind}-{part}.parquet")
+
+
+@pytest.fixture(autouse=True)
+def _cache(_own_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -70,6 +74,44 @@ def test_train_and_test_folders_are_read_as_splits(tmp_path):
     assert source.classes == ("a", "b")
     assert source.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert len(source.test) == 6
+
+
+def write_images(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(encoded(np.full((4, 4, 3), len(name), np.uint8)))
+
+
+@pytest.mark.parametrize("scored", ["test", "val", "valid"])
+def test_first_test_folder_is_scored_and_the_others_are_named(tmp_path, scored):
+    names = ("test", "val", "valid", "validation")
+    present = names[names.index(scored) :]
+    write_images(tmp_path / "set", "train/a/0.png", *(f"{name}/a/0.png" for name in present))
+    source = from_folder(tmp_path / "set", size=(4, 4))
+    assert source.test.images[:, 0, 0, 0].tolist() == [len(f"{scored}/a/0.png")]
+    assert source.name == f"set ({', '.join(f'{name}/ not used' for name in present[1:])})"
+
+
+def test_classes_without_test_or_training_images_are_named(tmp_path):
+    write_images(tmp_path / "set", "train/a/0.png", "train/b/0.png", "test/a/0.png", "test/c/0.png")
+    assert from_folder(tmp_path / "set").name == "set (never scored: b, never trained: c)"
+    pixels = torch.zeros(1, 2, 2, dtype=torch.uint8)
+    train, test = [(pixels, label) for label in range(8)], [(pixels, 0)]
+    assert from_dataset("blank", train, test).name == "blank (never scored: 1 2 3 4 5 2 more)"
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "TIFF", "PPM"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bits_are_scaled_to_8(file_format, channels):
+    deep = np.array([[0, 257, 32_896, 65_535]], dtype=np.uint16)
+    pixels = decode(EncodedImage(encoded(deep, file_format), "file", 0), (1, 4), channels)
+    assert pixels.tolist() == [[[0, 1, 128, 255]]] * channels
+
+
+def test_pixels_without_a_fixed_range_are_refused(tmp_path):
+    data = encoded(np.array([[0.5, 3.0]], dtype=np.float32), "TIFF")
+    with pytest.raises(MooringError, match=r"file .*mode F have no fixed range, save it with 8 or 16 bits"):
+        decode(EncodedImage(data, "file", 0), (1, 2))
 
 
 def test_class_folders_are_split_by_file_order(tmp_path):
@@ -125,7 +167,7 @@ def test_broken_image_is_named_or_skipped_and_counted(tmp_path):
             from_folder(folder)
         assert "\n" not in str(error.value)
         source = from_folder(folder, skip_broken=True)
-        assert source.name == f"{name} (1 broken images skipped)"
+        assert source.name == f"{name} (1 broken images skipped, never scored: dog)"
         assert source.train.labels.tolist() == [0, 1]
 
 
@@ -176,7 +218,7 @@ def test_images_are_decoded_again_only_when_data_or_options_change(hub, monkeypa
 @pytest.mark.parametrize("damage", ["flip", "cut", "lose", "index"])
 def test_damaged_cache_is_rebuilt(hub, damage):
     expected = from_folder(hub).train.images.clone()
-    (entry,) = [path for path in (hub / ".mooring").iterdir() if path.is_dir()]
+    (entry,) = [path for path in cache_folder().iterdir() if path.is_dir()]
     target = entry / ("index.json" if damage == "index" else "train_images.npy")
     data = bytearray(target.read_bytes())
     if damage == "flip":
@@ -187,7 +229,7 @@ def test_damaged_cache_is_rebuilt(hub, damage):
     else:
         target.write_bytes(data[: len(data) // 2])
     assert torch.equal(from_folder(hub).train.images, expected)
-    assert sorted(p.name for p in (hub / ".mooring").iterdir()) == [entry.name], "temporary folders must be removed"
+    assert sorted(p.name for p in cache_folder().iterdir()) == [entry.name], "temporary folders must be removed"
 
 
 def test_modifying_the_images_does_not_change_the_cache(hub):
@@ -198,15 +240,16 @@ def test_modifying_the_images_does_not_change_the_cache(hub):
 
 def _build_concurrently(arguments):
     folder, number = arguments
-    arrays = load_or_build(Path(folder), "key", lambda: {"a": np.full(200_000, number)})
+    os.environ["XDG_CACHE_HOME"] = folder
+    arrays = load_or_build("key", lambda: {"a": np.full(200_000, number)})
     return int(arrays["a"][0]), int(arrays["a"][-1])
 
 
 def test_concurrent_builds_agree(tmp_path):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        results = pool.map(_build_concurrently, [(str(tmp_path), n) for n in range(1, 9)], chunksize=1)
+        results = pool.map(_build_concurrently, [(str(tmp_path / "cache"), n) for n in range(1, 9)], chunksize=1)
     assert len(set(results)) == 1, "all processes use the arrays of the first to finish"
-    assert [p.name for p in (tmp_path / ".mooring").iterdir()] == ["key"]
+    assert [p.name for p in cache_folder().iterdir()] == ["key"]
 
 
 def test_failed_build_leaves_no_files(tmp_path):
@@ -214,8 +257,8 @@ def test_failed_build_leaves_no_files(tmp_path):
         raise MooringError("photo.jpg is broken")
 
     with pytest.raises(MooringError, match=r"photo\.jpg is broken"):
-        load_or_build(tmp_path, "key", fail)
-    assert list((tmp_path / ".mooring").iterdir()) == []
+        load_or_build("key", fail)
+    assert list(cache_folder().iterdir()) == []
 
 
 def test_full_disk_raises_a_one_line_error_and_leaves_no_files(tmp_path, monkeypatch):
@@ -224,16 +267,16 @@ def test_full_disk_raises_a_one_line_error_and_leaves_no_files(tmp_path, monkeyp
 
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(MooringError, match="No space left on device") as error:
-        load_or_build(tmp_path, "key", lambda: {"a": np.zeros(3)})
+        load_or_build("key", lambda: {"a": np.zeros(3)})
     assert "\n" not in str(error.value)
-    assert list((tmp_path / ".mooring").iterdir()) == []
+    assert list(cache_folder().iterdir()) == []
 
 
-def test_unwritable_data_folder_uses_the_user_cache(hub, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    (hub / ".mooring").write_text("a file, not a folder")
-    assert len(from_folder(hub).train) == 8
-    assert len(list((tmp_path / "home" / "mooring").iterdir())) == 1
+def test_unwritable_cache_is_reported_in_one_line(hub, tmp_path):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    with pytest.raises(MooringError, match="for decoded images, cannot be written: set XDG_CACHE_HOME") as error:
+        from_folder(hub)
+    assert "\n" not in str(error.value)
 
 
 def test_content_key_does_not_depend_on_folder_or_time(hub, tmp_path):

@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: the words after `mooring`; by default those of this process.
 
     Returns:
-        The exit status: 0, 2 for bad input, 130 when interrupted.
+        The exit status: 0, 1 if no run finished, 2 for bad input, 130 when interrupted.
 
     Example:
         >>> main(["compare", "--stream", "digit"])

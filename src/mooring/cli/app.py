@@ -29,7 +29,7 @@ COMMANDS = {
     "doctor": ("doctor_command", "Show versions, devices, extras and data sets, and how to get what is missing."),
     "pretrain": ("pretrain_command", "Train backbones on all classes of a stream, for `mooring compare --init`."),
     "paper": ("paper_command", "Reproduce the paper: train what has no result yet, and compare with its numbers."),
-    "data": ("data_command", "List the named image sets, download one, or check your own folder."),
+    "data": ("data_command", "List the named image sets, download one, check your own folder, or clear the cache."),
 }
 """Module and help of each command. The help is here, so that `mooring --help` imports no command.
 

@@ -26,7 +26,7 @@ def compare(
     ] = None,
 ) -> None:
     """Run `mooring compare`."""
-    from mooring.cli.output import command_line, open_study, print_results
+    from mooring.cli.output import choose_baseline, command_line, open_study, print_results
     from mooring.cli.parse import parse_numbers_by_method, parse_seeds
     from mooring.lab.study.comparison import comparison
 
@@ -39,7 +39,7 @@ def compare(
         **asdict(training_flags),
     )
     study = open_study(study_flags, output_flags.report)
-    rows = study.compare(compared, baseline=output_flags.baseline)
+    rows = study.compare(compared, baseline=choose_baseline(output_flags.baseline, compared.methods))
     study.store.log(command_line())
     print_results(study, rows, output_flags)
 
@@ -60,8 +60,9 @@ def tune(
     ] = "",
 ) -> None:
     """Run `mooring tune`."""
-    from mooring.cli.output import command_line, open_study, print_tuned
+    from mooring.cli.output import choose_baseline, command_line, open_study, print_tuned
     from mooring.cli.parse import parse_numbers, parse_seeds
+    from mooring.lab.methods import resolve_methods
     from mooring.lab.study import protocol
 
     study = open_study(study_flags, output_flags.report)
@@ -71,7 +72,7 @@ def tune(
         lrs=parse_numbers("--lrs", lrs),
         strengths=parse_numbers("--strengths", strengths) if strengths else None,
         search_seeds=parse_seeds(search_seeds, "--search-seeds"),
-        baseline=output_flags.baseline,
+        baseline=choose_baseline(output_flags.baseline, resolve_methods(methods)),
         stream=stream_flags.options(),
         methods=methods,
         seeds=parse_seeds(seeds),

@@ -1,4 +1,4 @@
-"""`mooring data`: list the named image sets, download one, or check a folder."""
+"""`mooring data`: list the named image sets, download one, check a folder, or clear the cache of decoded images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from mooring.cli.flags import AsJson, option
 from mooring.cli.progress_bar import progress_bar
-from mooring.cli.terminal_tables import print_table
+from mooring.cli.terminal_tables import format_bytes, print_table
 from mooring.errors import MooringError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ SetName = Annotated[str, typer.Argument(help="The name of the set.")]
 @data.command("list")
 def list_sets(as_json: AsJson = False) -> None:
     """List the named image sets, and where they are on this machine."""
+    from mooring.lab.streams.cache import cache_folder, cache_size
     from mooring.lab.streams.named_datasets import NAMED_DATASETS, fetched_folder
 
     if as_json:
@@ -44,8 +45,9 @@ def list_sets(as_json: AsJson = False) -> None:
     for named in NAMED_DATASETS.values():
         tasks, images = f"{named.tasks} x {named.per_task}", f"{named.train + named.test:,}"
         where = str(fetched_folder(named) or "not fetched")
-        rows.append((named.name, str(named.classes), tasks, images, _size(named.bytes), where))
+        rows.append((named.name, str(named.classes), tasks, images, format_bytes(named.bytes), where))
     print_table(("name", "classes", "tasks x classes", "images", "size", "where"), rows)
+    typer.echo(f"decoded images: {format_bytes(cache_size())} in {cache_folder()}; `mooring data clear` deletes them")
 
 
 @data.command()
@@ -63,7 +65,7 @@ def info(name: SetName, as_json: AsJson = False) -> None:
         ("what", named.description),
         ("classes", f"{named.classes}, {named.per_task} in a task: {named.tasks} tasks"),
         ("images", f"about {named.train:,} for training, {named.test:,} for testing"),
-        ("size", f"about {_size(named.bytes)} to fetch"),
+        ("size", f"about {format_bytes(named.bytes)} to fetch"),
         ("source", source),
         ("homepage", named.homepage),
         ("licence", named.licence),
@@ -91,9 +93,9 @@ def fetch(
     if hub.is_fetched(named, folder):
         return _print_folder(named, folder, as_json)
     if named.repository and not yes and not _can_ask():
-        raise MooringError(f"fetching {name} takes about {_size(named.bytes)}: add --yes to agree")
+        raise MooringError(f"fetching {name} takes about {format_bytes(named.bytes)}: add --yes to agree")
     planned = hub.plan_fetch(named)
-    size = f"{len(planned.files)} files, {_size(planned.bytes)}"
+    size = f"{len(planned.files)} files, {format_bytes(planned.bytes)}"
     typer.echo(f"{name}: {size}, from {named.repository} at {planned.commit[:7]} to {folder}", err=True)
     if not yes:
         typer.confirm("Fetch it?", abort=True, err=True)
@@ -125,6 +127,16 @@ def check(
         raise typer.Exit(1)
 
 
+@data.command()
+def clear(as_json: AsJson = False) -> None:
+    """Delete the decoded images in the user's cache; a study that needs them decodes them again."""
+    from mooring.lab.streams.cache import cache_folder, clear_cache
+
+    size, folder = clear_cache(), cache_folder()
+    line = f"deleted {format_bytes(size)} of decoded images from {folder}" if size else f"no decoded images in {folder}"
+    typer.echo(json.dumps({"folder": str(folder), "bytes": size}) if as_json else line)
+
+
 def _can_ask() -> bool:
     return sys.stdin.isatty()
 
@@ -145,8 +157,14 @@ def _print_inspection(inspection: Inspection, size: int) -> None:
         sizes = f"{count} sizes from {low[1]}x{low[0]} to {high[1]}x{high[0]}" if count > 1 else f"{low[1]}x{low[0]}"
         typer.echo(f"images are {sizes} pixels, and are resized to {size}x{size}")
     typer.echo(f"classes in a task: {', '.join(map(str, inspection.per_task))}")
-    for name in inspection.empty:
-        typer.echo(f"class {name} has no training or no test images: a task of this class alone is refused")
+    for name, train, test in zip(inspection.classes, inspection.train, inspection.test, strict=True):
+        if not train or not test:
+            kind, outcome = ("training", "trained") if not train else ("test", "scored")
+            typer.echo(f"class {name} has no {kind} images: it is never {outcome}, and a task of it alone is refused")
+    for name in inspection.unused:
+        typer.echo(f"{name}/ is not used: train/ is trained, and test/, or else val/, is scored")
+    if inspection.deep:
+        typer.echo(f"{inspection.deep:,} images have 16 bits for each pixel, of which 65535 is white")
     for image in inspection.broken[:MAX_BROKEN_LINES]:
         typer.echo(f"broken: {image}")
     if len(inspection.broken) > MAX_BROKEN_LINES:
@@ -162,7 +180,3 @@ def _described(named: NamedDataset) -> dict[str, Any]:
     described |= {"repository": named.repository or None, "revision": named.revision or None}
     get = named.manual_steps or f"mooring data fetch {named.name}"
     return {**described, "get": get, "where": str(folder) if folder else None}
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count:,} bytes"

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from mooring.cli.pasted_tables import check_format
 from mooring.lab.methods import registry
 from mooring.lab.study.defaults import SWEPT_METHODS
 
 if TYPE_CHECKING:
     from mooring.lab.streams.options import StreamOptions
 
-METHODS_HELP = "Method names separated by commas, or all; `mooring methods` lists them."
+METHODS_HELP = (
+    "Method names separated by commas, package.module:METHOD for one of your own, or all; `mooring methods` lists them."
+)
 DTYPE_HELP = "float32 or float64; on a GPU also tf32 (the default there) and bf16."
 
 
@@ -49,7 +52,10 @@ def _stream_names() -> Iterable[str]:
 
 
 AsJson = Annotated[bool, option("Print JSON instead of text.", "--json")]
-Baseline = Annotated[str | None, option("Compare the accuracy with that of this method.")]
+Format = Annotated[str, option("How to print: table, markdown, latex, csv or json.")]
+Baseline = Annotated[
+    str | None, option("Compare the accuracy with that of this method; plain by default, none for no comparison.")
+]
 Seeds = Annotated[str, option("How many (5) or which (0,3,7 or 0-4).")]
 _complete_methods = _complete_list(lambda: registry.METHODS)
 Methods = Annotated[str, option(METHODS_HELP, autocompletion=_complete_methods)]
@@ -161,6 +167,16 @@ class OutputFlags:
     baseline: Baseline = None
     report: Annotated[Path | None, option("Write an HTML page here.", metavar="DIR")] = None
     json: Annotated[bool, option("Print JSON instead of a table.", "--json")] = False
+    format: Format = "table"
+
+    def __post_init__(self) -> None:
+        """Refuse a format that does not exist."""
+        check_format(self.format, self.json)
+
+    @property
+    def form(self) -> str:
+        """The format of the output."""
+        return check_format(self.format, self.json)
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -170,7 +186,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
         >>> @with_option_groups
         ... def command(count: int = 1, flags: OutputFlags = OutputFlags()) -> None:
         ...     print(count, flags.json)
-        >>> command(count=2, baseline=None, report=None, json=True)
+        >>> command(count=2, baseline=None, report=None, json=True, format="table")
         2 True
     """
     declared = inspect.signature(command, eval_str=True).parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooring.cli import flags
-from mooring.cli.terminal_tables import as_json, print_table
+from mooring.cli.pasted_tables import check_format
+from mooring.cli.terminal_tables import as_json, print_rows, print_table
 from mooring.errors import MooringError
 from mooring.lab.methods import registry
 from mooring.lab.study.defaults import SWEPT_METHODS
@@ -25,19 +27,24 @@ def frontier(
     study_flags: flags.StudyFlags,
     methods: flags.SweptMethods = SWEPT_METHODS,
     seeds: flags.Seeds = "5",
+    search_seeds: Annotated[
+        str, flags.option("How many other seeds choose the strengths, on held-out training images; or which.")
+    ] = "2",
     strength: Annotated[
         list[str] | None, flags.option("METHOD=NUMBERS in place of the method's own strengths; repeatable.")
     ] = None,
     lr: Annotated[float | None, flags.option("The learning rate of all methods.")] = None,
     out: Annotated[Path | None, flags.option("Write figures and numbers here.", metavar="DIR")] = None,
     json: flags.AsJson = False,
+    format: flags.Format = "table",
 ) -> None:
     """Run `mooring frontier`."""
-    from mooring.cli.output import command_line, open_study
+    from mooring.cli.output import check_any_finished, command_line, open_study
     from mooring.cli.parse import parse_numbers_by_method, parse_seeds
     from mooring.lab.study.comparison import comparison
-    from mooring.lab.study.frontier import build_frontiers, dials
+    from mooring.lab.study.frontier import dials, sweep_frontiers
 
+    form = check_format(format, json)
     names = registry.resolve_methods(methods)
     strengths = parse_numbers_by_method("--strength", strength) if strength else {}
     if not isinstance(strengths, dict):
@@ -51,29 +58,42 @@ def frontier(
         **asdict(training_flags),
     )
     study = open_study(study_flags, out)
-    by_stream = build_frontiers(study.compare(compared))
+    chosen_by = _search_seeds(parse_seeds(search_seeds, "--search-seeds"), compared.seeds)
+    by_stream = sweep_frontiers(study, compared, chosen_by)
     study.store.log(command_line())
     files = [] if out is None else _write(by_stream, out)
-    if json:
+    rows = [row for stream_frontier in by_stream for sweep in stream_frontier.sweeps for row in sweep.rows]
+    if form == "json":
         contents = [stream_frontier.to_json() for stream_frontier in by_stream]
         paths = [str(path) for path in files]
         typer.echo(as_json({"study": str(study.store.path), "frontiers": contents, "files": paths}))
-        return
-    for stream_frontier in by_stream:
-        _print(stream_frontier)
-    figures = [f"figure:  {path}" for path in files if path.suffix == ".png"]
-    typer.echo("\n".join([f"results: {study.store.path}", *(figures or ["--out DIR writes the figure"])]))
+    else:
+        if form == "csv":
+            print_rows(rows, None, form)
+        else:
+            for stream_frontier in by_stream:
+                _print(stream_frontier, form)
+        figures = [f"figure:  {path}" for path in files if path.suffix == ".png"]
+        where = [f"results: {study.store.path}", *(figures or ["--out DIR writes the figure"])]
+        typer.echo("\n".join(where), err=form != "table")
+    check_any_finished(rows)
 
 
-def _print(frontier: Frontier) -> None:
+def _print(frontier: Frontier, form: str) -> None:
     from mooring.lab.study.frontier import GOOD_POINTS
 
-    header = ("method", "best at", "accuracy %", "forgetting", "learned", "good from", "to", "decades", "area %", "")
+    header = ("method", "chosen", "accuracy %", "forgetting", "learned", "good from", "to", "decades", "area %", "")
     on_frontier = {id(row) for _, row in frontier.envelope}
     rows = [_cells(sweep, on_frontier) for sweep in frontier.sweeps]
-    print_table(header, rows, f"{frontier.stream}: each method at its best strength")
+    scored = f"test images, seeds {_numbers(frontier.scored_seeds)}"
+    print_table(header, rows, f"{frontier.stream}: {scored}", form)
+    if form != "table":
+        return
+    if frontier.search_seeds:
+        chosen = f"held-out training images, seeds {_numbers(frontier.search_seeds)}"
+        typer.echo(f"chosen: the strength with the highest accuracy on {chosen}.")
     typer.echo(
-        f"good: within {GOOD_POINTS:g} points of the best. "
+        f"good: within {GOOD_POINTS:g} points of the chosen one. "
         "area: under the curve of learned over retained, at most 100.\n"
         f"on the frontier: {', '.join(row.label for _, row in frontier.envelope)}"
     )
@@ -85,15 +105,30 @@ def _print(frontier: Frontier) -> None:
             typer.echo(f"{versus}: {interval} points of accuracy")
 
 
+def _search_seeds(given: int | list[int], scored: Sequence[int]) -> list[int]:
+    """Return the seeds of the search: those that are given, or as many after the last that scores."""
+    return given if isinstance(given, list) else [max(scored) + 1 + number for number in range(given)]
+
+
+def _numbers(seeds: Sequence[int]) -> str:
+    """Return seeds as --seeds takes them."""
+    contiguous = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]}-{seeds[-1]}" if contiguous else ",".join(map(str, seeds))
+
+
 def _cells(sweep: Sweep, on_frontier: set[int]) -> list[str]:
     best, good, area = sweep.best, sweep.good_range, sweep.area
     if best is None:
         return [sweep.method, *[""] * 8, "no setting finished with every seed"]
     metrics = [str(best.metrics.get(name, "")) for name in ("accuracy", "forgetting", "learned")]
-    good_range = ["", "", ""] if good is None else [f"{good[0]:g}", f"{good[1]:g}", f"{sweep.decades:.1f}"]
+    good_range = ["", "", ""] if good is None else [f"{good[0]:g}", f"{good[1]:g}", _decades(sweep)]
     best_at = "" if best.setting.strength is None else f"{best.setting.strength:g}"
     mark = "on the frontier" if any(id(row) in on_frontier for row in sweep.rows) else ""
     return [sweep.method, best_at, *metrics, *good_range, "" if area is None else str(area), mark]
+
+
+def _decades(sweep: Sweep) -> str:
+    return "" if sweep.decades is None else f"{sweep.decades:.1f}"
 
 
 def _write(by_stream: list[Frontier], out: Path) -> list[Path]:

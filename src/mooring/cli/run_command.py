@@ -19,26 +19,28 @@ def run(
     wait: flags.Wait = False,
     quiet: flags.Quiet = False,
     json: flags.AsJson = False,
+    format: flags.Format = "table",
 ) -> None:
     """Run `mooring run`."""
-    from mooring.cli.output import command_line, open_study, print_results, print_tuned
+    from mooring.cli.output import choose_baseline, command_line, open_study, print_results, print_tuned
     from mooring.lab.study import protocol
     from mooring.lab.study.comparison import comparison
     from mooring.lab.study.study_file import read_study_file
 
+    sys.path.insert(0, str(file.resolve().parent))  # so that networks and methods in the folder of the file are found
     content = read_study_file(file)
-    sys.path.insert(0, str(file.resolve().parent))  # so that `network` finds a module in the folder of the file
+    output_flags = flags.OutputFlags(content.baseline, content.report, json, format)
     compared = comparison(**content.comparison)
     study_flags = flags.StudyFlags(
         content.study, device or content.device, content.fleet, engine, address, share, deterministic, wait, quiet
     )
     study = open_study(study_flags, content.report)
-    output_flags = flags.OutputFlags(content.baseline, content.report, json)
+    baseline = choose_baseline(content.baseline, compared.methods)
     if content.search is None:
-        rows = study.compare(compared, baseline=content.baseline)
+        rows = study.compare(compared, baseline=baseline)
         study.store.log(command_line())
         print_results(study, rows, output_flags)
         return
-    tuned = protocol.tune(study, baseline=content.baseline, **content.search, **content.comparison)
+    tuned = protocol.tune(study, baseline=baseline, **content.search, **content.comparison)
     study.store.log(command_line())
     print_tuned(study, tuned, output_flags)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from mooring.cli.flags import AsJson, Baseline, option
+from mooring.cli.flags import AsJson, Baseline, Format, option
+from mooring.cli.pasted_tables import check_format
 from mooring.errors import MooringError
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="[FILE]")]
+StudyFile = Annotated[Path | None, typer.Argument(help="The study; mooring.sqlite by default.", metavar="[FILE]")]
+StudyOption = Annotated[Path | None, option("The study, as `mooring compare` takes it.", metavar="FILE")]
+DEFAULT_STUDY = Path("mooring.sqlite")
 
 
 def _without_gc(command: Callable[P, None]) -> Callable[P, None]:
@@ -36,23 +39,28 @@ def _without_gc(command: Callable[P, None]) -> Callable[P, None]:
 
 @_without_gc
 def show(
-    study: StudyFile = Path("mooring.sqlite"),
+    file: StudyFile = None,
+    study: StudyOption = None,
     baseline: Baseline = None,
     runs: Annotated[bool, option("With --json, add every run with its full record.", "--runs")] = False,
     json: AsJson = False,
+    format: Format = "table",
 ) -> None:
     """Run `mooring show`."""
+    from mooring.cli.output import choose_baseline
     from mooring.cli.terminal_tables import as_json, print_rows
     from mooring.lab.model.metric_definitions import DEFINITIONS
     from mooring.lab.model.summary import summarize
 
-    store, results = _read(study)
+    path, form = _study_path(file, study), check_format(format, json)
+    store, results = _read(path)
+    baseline = choose_baseline(baseline, [result.spec.method for result in results])
     rows = summarize(results, baseline)
-    if not json:
-        print_rows(rows, baseline)
+    if form != "json":
+        print_rows(rows, baseline, form)
         return
     described = {name: str(definition) for name, definition in DEFINITIONS.items()}
-    content: dict[str, Any] = {"study": str(study), "commands": store.commands(), "metrics": described}
+    content: dict[str, Any] = {"study": str(path), "commands": store.commands(), "metrics": described}
     content["rows"] = [row.to_json() for row in rows]
     if runs:
         content["runs"] = [{"key": result.spec.key, **result.to_json()} for result in results]
@@ -61,18 +69,22 @@ def show(
 
 @_without_gc
 def report(
-    study: StudyFile = Path("mooring.sqlite"),
+    file: StudyFile = None,
+    study: StudyOption = None,
     to: Annotated[Path | None, option("The folder to write.", "--to", "--out", metavar="DIR")] = None,
     baseline: Baseline = None,
     title: Annotated[str | None, option("The title of the page; by default its methods and streams.")] = None,
     json: AsJson = False,
 ) -> None:
     """Run `mooring report`."""
+    from mooring.cli.output import choose_baseline
     from mooring.cli.terminal_tables import as_json
     from mooring.report import write_report
 
-    store, results = _read(study)
-    folder = to or study.with_name(f"{study.stem}-report")
+    path = _study_path(file, study)
+    store, results = _read(path)
+    baseline = choose_baseline(baseline, [result.spec.method for result in results])
+    folder = to or path.with_name(f"{path.stem}-report")
     commands = "\n".join(dict.fromkeys(store.commands()))
     page = write_report(results, folder, title=title, command=commands, baseline=baseline)
     typer.echo(as_json({"page": str(page), "runs": len(results)}) if json else f"page: {page}")
@@ -98,6 +110,13 @@ def salvage(
             f"{study}: kept {pluralize(outcome.kept, 'run')}; {lost}the damaged file is now {outcome.aside}; "
             "repeat the command that made the study to train the lost runs again"
         )
+
+
+def _study_path(file: Path | None, study: Path | None) -> Path:
+    """Return the study that was given by position or by option."""
+    if file is not None and study is not None and file != study:
+        raise MooringError(f"two studies were given, {file} and --study {study}: leave one of them out")
+    return file or study or DEFAULT_STUDY
 
 
 def _read(path: Path) -> tuple[Store, list[Result]]:

@@ -4,18 +4,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mooring.lab.model.metrics import paired_difference
 from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.scenarios import SCENARIOS, scenario_title
 from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.winners import JOINT, MIN_SEEDS, surely_better
 from mooring.report.numbers import bounds, fixed, given, printable
 from mooring.report.section import Entry, Section
-
-JOINT = "joint"
-"""The method that sees all tasks at once."""
-
-MIN_SEEDS = 3
-"""With fewer seeds no method is called the best."""
 
 MAX_NAMES = 5
 """How many methods a sentence names; it counts the others."""
@@ -141,7 +135,7 @@ def _leader(ranked: Sequence[Entry], kind: str) -> str:
     mean = f"The {kind} with the highest mean was {_named(first)}: {scores}"
     if accuracy.count < MIN_SEEDS:
         return f"{mean} It is not called the best: that takes {MIN_SEEDS} seeds or more, not {accuracy.count}."
-    rivals = [entry for entry in others if not _surely_better(first, entry)]
+    rivals = [entry for entry in others if not surely_better(first.row, entry.row, "accuracy")]
     if rivals:
         count = f"{len(rivals)} of the {len(others)} other methods" if len(others) > 1 else "the other method"
         names = f" ({listed([rival.method for rival in rivals])})" if len(others) > 1 else ""
@@ -150,17 +144,6 @@ def _leader(ranked: Sequence[Entry], kind: str) -> str:
         f"The best {kind} was {_named(first)}: {scores} Seed by seed it is ahead of every other: the 95 % "
         "intervals of its differences exclude 0."
     )
-
-
-def _surely_better(entry: Entry, other: Entry) -> bool:
-    """Return whether accuracy minus the other's, paired by seed, has an interval above 0, from enough seeds."""
-    ours, theirs = (
-        {result.spec.seed: result.metrics["accuracy"] for result in which.row.results} for which in (entry, other)
-    )
-    seeds = sorted(ours.keys() & theirs.keys())
-    if len(seeds) < MIN_SEEDS:
-        return False
-    return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]).low > 0
 
 
 def _gap(section: Section) -> str:

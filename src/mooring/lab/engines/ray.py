@@ -17,6 +17,8 @@ from mooring.lab.engines.signals import stop_on_signal
 from mooring.lab.engines.sizing import FleetSizer
 from mooring.lab.engines.worker import Job, Message, measure_fleet_size, module_search_path, run_job
 from mooring.lab.engines.worker_pool import WorkerPool
+from mooring.lab.methods.method import Method
+from mooring.lab.methods.registry import own_methods
 from mooring.lab.model.atomic_files import check_writable
 from mooring.lab.model.spec import RunSpec
 
@@ -136,7 +138,8 @@ class RayEngine:
 
         def size(runs: list[RunSpec]) -> int:
             stream, weights = self._store(ray, runs[0].data), self._store(ray, "weights")
-            future = measure.remote(runs, stream, weights, self.context.device, module_search_path(), self.share)
+            device, path, methods = self.context.device, module_search_path(), _own_methods(runs)
+            future = measure.remote(runs, stream, weights, device, path, self.share, methods)
             max_runs: int
             max_runs, notes = ray.get(future)
             for line in notes:
@@ -158,7 +161,8 @@ class RayEngine:
 
             def start_job(specs: Sequence[RunSpec]) -> Any:
                 seconds, path, fixed = context.checkpoint_seconds, module_search_path(), context.deterministic
-                job = Job(tuple(specs), context.device, seconds, reject, self.folder, beacon, path, fixed)
+                runs, methods = tuple(specs), _own_methods(specs)
+                job = Job(runs, context.device, seconds, reject, self.folder, beacon, path, fixed, methods)
                 return task.remote(job, self._store(ray, specs[0].data), self._store(ray, "weights"), stopper)
 
             def stop_all() -> None:
@@ -189,6 +193,11 @@ class RayEngine:
             context = self.context
             self._stored[name] = ray.put(dict(context.weights) if name == "weights" else context.streams[name])
         return self._stored[name]
+
+
+def _own_methods(specs: Sequence[RunSpec]) -> tuple[Method, ...]:
+    """Return the methods of these runs that a worker does not know."""
+    return own_methods(spec.method for spec in specs)
 
 
 def _run_remote_job(job: Job, stream: Any, weights: Any, stopper: Any) -> Iterator[Message]:

@@ -17,6 +17,8 @@ from mooring.lab.engines.device_memory import free_memory
 from mooring.lab.engines.runner import FleetProgress, FleetRunner, Reporter, RunContext
 from mooring.lab.engines.signals import InterruptedStudyError, StopRequest
 from mooring.lab.engines.sizing import FleetSizer
+from mooring.lab.methods.method import Method
+from mooring.lab.methods.registry import register
 from mooring.lab.model.precision import configure_cublas
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
@@ -37,6 +39,7 @@ class Job:
         beacon: the name of a file in the folder; a worker that does not see it has another folder.
         path: the driver's `sys.path`, where networks of the user are found.
         deterministic: whether to give the same bits each time.
+        methods: the methods of the runs that are not of this package.
         version: the version of the library that made the job.
     """
 
@@ -48,6 +51,7 @@ class Job:
     beacon: str
     path: tuple[str, ...] = ()
     deterministic: bool = False
+    methods: tuple[Method, ...] = ()
     version: str = mooring.__version__
 
 
@@ -132,6 +136,7 @@ def run_job(
     """
     yield Started()
     _extend_module_search_path(job.path)
+    register(job.methods)
     if job.version != mooring.__version__:
         versions = f"mooring {mooring.__version__} on {platform.node()}, {job.version} where the study is driven"
         yield Failed(f"the machines differ ({versions}): install the same version on all of them")
@@ -185,6 +190,7 @@ def measure_fleet_size(
     device: str,
     path: Sequence[str] = (),
     share: float = 1.0,
+    methods: Sequence[Method] = (),
 ) -> tuple[int, list[str]]:
     """Return how many of these runs to train together on this machine, and notes for the user.
 
@@ -195,6 +201,7 @@ def measure_fleet_size(
         device: the device to train on.
         path: the driver's `sys.path`, where networks of the user are found.
         share: the part of the device's memory that the runs may use.
+        methods: the methods of the runs that are not of this package.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -204,6 +211,7 @@ def measure_fleet_size(
         (3, [])
     """
     _extend_module_search_path(path)
+    register(methods)
     notes: list[str] = []
     streams = {stream.fingerprint: stream}
     sizer = FleetSizer(streams, weights, device, notes.append, free=lambda on: int(share * free_memory(on)))

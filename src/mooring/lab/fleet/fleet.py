@@ -110,7 +110,7 @@ class Fleet:
         for spec in specs:
             find_method(spec.method).check_scenario(stream.scenario)
         # runs of a method are next to each other, whatever the order of the specs
-        ordered = sorted(specs, key=lambda spec: (method_rank(spec.method), spec.seed, spec.key))
+        ordered = sorted(specs, key=lambda spec: (method_rank(spec.method), spec.method, spec.seed, spec.key))
         self.strength_groups = strength_groups(ordered)
         self.specs = [group[0] for group in self.strength_groups.values()]
         self.common, self.method = self.specs[0], find_method(self.specs[0].method)

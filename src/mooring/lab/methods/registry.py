@@ -1,5 +1,8 @@
 """The registry of methods."""
 
+from collections.abc import Iterable
+from types import MappingProxyType
+
 from mooring.errors import MooringError, unknown
 from mooring.lab.methods import (
     baselines,
@@ -10,7 +13,9 @@ from mooring.lab.methods import (
     proximal_steps,
     with_reference,
 )
+from mooring.lab.methods.imported import IMPORTED, import_method
 from mooring.lab.methods.method import Method
+from mooring.lab.methods.strengths import paper_strength
 
 FAMILIES = (
     baselines.CONTROLS,
@@ -28,12 +33,15 @@ METHODS: dict[str, Method] = {method.name: method for family in FAMILIES for met
 VARIANTS = {m.name: m for m in (*interpolations.VARIANTS, *penalties.VARIANTS, *baselines.VARIANTS)}
 """Variants for single experiments; they can be named but are not listed."""
 
+BUILT_IN = MappingProxyType({**METHODS, **VARIANTS})
+"""The methods of this package, whatever a program puts into `METHODS`."""
+
 ALIASES = {f"{form}vanilla": f"{form}uniform" for form in ("", "balanced-", "clamped-", "explicit-")}
 """The paper's names of methods."""
 
 
 def find_method(name: str) -> Method:
-    """Return the method of that name.
+    """Return the method of that name, or the one that `package.module:METHOD` names.
 
     Example:
         >>> find_method("explicit-mas").has_strength
@@ -41,22 +49,69 @@ def find_method(name: str) -> Method:
     """
     name = ALIASES.get(name, name)
     method = METHODS.get(name) or VARIANTS.get(name)
+    if method is None and ":" in name:
+        return import_method(name)
     if method is None:
-        raise unknown("method", name, METHODS)
+        raise unknown("method", name, [*METHODS, "package.module:METHOD"])
     if method.name != name:
         entry = f"METHODS[{name!r}] holds the method {method.name!r}"
         raise MooringError(f"{entry}: key and name must agree, so change one of them")
     return method
 
 
+def is_built_in(method: Method) -> bool:
+    """Return whether a method is one of this package, and not one of your own under the same name.
+
+    Example:
+        >>> is_built_in(find_method("ewc")), is_built_in(Method("ewc", "a method of your own"))
+        (True, False)
+    """
+    return BUILT_IN.get(method.name) is method
+
+
+def own_methods(names: Iterable[str]) -> tuple[Method, ...]:
+    """Return those of the named methods that are not of this package; another process has to be given them.
+
+    Example:
+        >>> own_methods(["plain", "ewc"])
+        ()
+    """
+    return tuple(m for m in map(find_method, dict.fromkeys(names)) if not is_built_in(m))
+
+
+def register(methods: Iterable[Method]) -> None:
+    """Make methods of your own known under their names; those that were imported stay out of "all".
+
+    Example:
+        >>> register([])
+    """
+    for method in methods:
+        (IMPORTED if ":" in method.name else METHODS)[method.name] = method
+
+
+def default_strength(method: Method, *, paper: bool) -> float | None:
+    """Return the strength of a method when the user gives none; a method of your own always has its own strength.
+
+    With paper=True it is the paper's strength if there is one, as for every stream but the digits.
+
+    Example:
+        >>> default_strength(find_method("mas"), paper=False), default_strength(find_method("mas"), paper=True)
+        (0.03, 0.01)
+    """
+    strength = paper_strength(method.name) if paper and method.has_strength and is_built_in(method) else None
+    return method.strength if strength is None else strength
+
+
 def method_rank(name: str) -> int:
-    """Return the position of a method among all methods, variants last; it is used to sort runs by method.
+    """Return the position of a method among all methods; variants are last, and after them those that were imported.
 
     Example:
         >>> method_rank("plain"), method_rank("explicit-ewc-cube") > method_rank("er")
         (0, True)
     """
-    return [*METHODS, *VARIANTS].index(find_method(name).name)
+    names = [*METHODS, *VARIANTS]
+    name = find_method(name).name
+    return names.index(name) if name in METHODS or name in VARIANTS else len(names)
 
 
 def resolve_methods(names: str | list[str] | tuple[str, ...]) -> list[str]:

@@ -3,8 +3,6 @@
 A good strength depends on the network, the data and the learning rate; `mooring tune` searches for it.
 """
 
-from mooring.lab.methods.method import Method
-
 STRENGTHS = {
     "ewc": (1e7, 1e3),
     "mas": (0.03, 0.01),
@@ -56,17 +54,3 @@ def paper_strength(method: str) -> float | None:
     """
     names = (method, method.removeprefix("balanced-").removeprefix("clamped-"), method.partition("-")[0])
     return next((PAPER_STRENGTHS[name] for name in names if name in PAPER_STRENGTHS), None)
-
-
-def default_strength(method: Method, *, paper: bool) -> float | None:
-    """Return the strength of a method when the user gives none; a method of your own always has its own strength.
-
-    With paper=True it is the paper's strength if there is one, as for every stream but the digits.
-
-    Example:
-        >>> from mooring.lab.methods import find_method
-        >>> default_strength(find_method("mas"), paper=False), default_strength(find_method("mas"), paper=True)
-        (0.03, 0.01)
-    """
-    strength = paper_strength(method.name) if paper and method.has_strength else None
-    return method.strength if strength is None else strength

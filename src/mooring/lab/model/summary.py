@@ -9,12 +9,13 @@ from typing import Any
 from mooring.errors import MooringError
 from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.model.metrics import Interval, confidence_interval, intransigence, paired_difference
+from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.results import METRICS, Result
 from mooring.lab.model.scenarios import scenario_title
 from mooring.lab.model.spec import FIELD_NAMES, RunSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Row:
     """The results of runs that differ only in their seed.
 
@@ -31,11 +32,18 @@ class Row:
     metrics: dict[str, Interval]
     difference: Interval | None
 
+    def __repr__(self) -> str:
+        """Return the row in one line; `results` has the rest."""
+        names = [name for name in ("accuracy", "forgetting") if name in self.metrics]
+        scores = "".join(f"{name} {self.metrics[name]}{' %' if name == 'accuracy' else ''}, " for name in names)
+        runs = ", ".join(filter(None, [pluralize(len(self.results), "seed"), self.verdict]))
+        return f"<Row {self.label} on {self.stream}: {scores}{runs}>"
+
     @property
     def label(self) -> str:
-        """The method's name, followed by its strength if it has one."""
-        strength = self.setting.strength
-        return self.setting.method if strength is None else f"{self.setting.method} {strength:g}"
+        """The method's name, without the hash of an imported one, followed by its strength if it has one."""
+        name, strength = self.setting.method.partition("@")[0], self.setting.strength
+        return name if strength is None else f"{name} {strength:g}"
 
     @property
     def scenario(self) -> str:

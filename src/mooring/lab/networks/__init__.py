@@ -1,13 +1,13 @@
 """Networks: a backbone, by name or from the user's own module, with one head per task or one for all."""
 
-import hashlib
 import importlib
-import inspect
+import re
 from collections.abc import Callable
 
 from torch import nn
 
 from mooring.errors import MooringError, unknown
+from mooring.lab.model.source_stamp import source_stamp
 from mooring.lab.networks.backbones import CNN6, ResNet18Third, mlp
 from mooring.lab.networks.multi_head import MultiHeadNetwork
 from mooring.lab.streams.stream import Stream
@@ -72,17 +72,28 @@ def build_network(name: str, stream: Stream) -> MultiHeadNetwork:
         raise MooringError(f"network {name!r} fails on an image of shape {stream.shape}: {reason}") from error
 
 
-def versioned_name(name: str) -> str:
-    """Return the name; a network of your own gets a hash of its source, so that a changed source is another network.
+def versioned_name(name: str, network: MultiHeadNetwork) -> str:
+    """Return the name; a network of your own gets a hash, so that one that was changed is another network.
+
+    The hash covers the source of the named module, of the local modules that it imports, and the structure of the
+    backbone that was built, which may depend on anything else.
+
+    Args:
+        name: a key of `BACKBONES`, or `package.module:function`.
+        network: what was built under that name.
 
     Example:
-        >>> versioned_name("cnn6")
+        >>> versioned_name("cnn6", MultiHeadNetwork(CNN6(), outputs=2, heads=1, shape=(3, 32, 32)))
         'cnn6'
     """
     if ":" not in name or "@" in name:
         return name
-    try:
-        source = inspect.getsource(inspect.getmodule(backbone_factory(name)) or backbone_factory(name))
-    except (OSError, TypeError):
-        return name  # the function was defined without a file
-    return f"{name}@{hashlib.blake2b(source.encode(), digest_size=4).hexdigest()}"
+    module = name.partition(":")[0].removesuffix(".py")
+    return f"{name}@{source_stamp(module, _structure(network.backbone))}"
+
+
+def _structure(backbone: nn.Module) -> str:
+    """Return the layers with their options, and the shape and dtype of every tensor."""
+    layers = re.sub(r" at 0x[0-9a-f]+", "", repr(backbone))
+    tensors = [(key, tuple(tensor.shape), str(tensor.dtype)) for key, tensor in backbone.state_dict().items()]
+    return repr((layers, tensors, [name for name, p in backbone.named_parameters() if p.requires_grad]))

@@ -1,4 +1,4 @@
-"""A cache of decoded images beside the data: built once, keyed by content, and memory-mapped."""
+"""A cache of decoded images in the user's cache: built once, keyed by content, and memory-mapped."""
 
 import hashlib
 import json
@@ -14,9 +14,8 @@ import numpy as np
 from mooring.errors import MooringError
 
 Arrays = dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]]
-FOLDER = ".mooring"
 INDEX = "index.json"
-VERSION = 1
+VERSION = 2
 
 
 def content_key(files: Iterable[Path], *options: object) -> str:
@@ -35,13 +34,30 @@ def content_key(files: Iterable[Path], *options: object) -> str:
     return digest.hexdigest()
 
 
-def load_or_build(data: Path, key: str, build: Callable[[], Arrays]) -> Arrays:
+def cache_folder() -> Path:
+    """Return the folder of decoded images: mooring/decoded in $XDG_CACHE_HOME or in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mooring" / "decoded"
+
+
+def cache_size() -> int:
+    """Return how many bytes the decoded images take."""
+    return sum(path.stat().st_size for path in cache_folder().rglob("*") if path.is_file())
+
+
+def clear_cache() -> int:
+    """Delete all decoded images, which the next study decodes again, and return how many bytes they took."""
+    size = cache_size()
+    shutil.rmtree(cache_folder(), ignore_errors=True)
+    return size
+
+
+def load_or_build(key: str, build: Callable[[], Arrays]) -> Arrays:
     """Return the arrays stored under `key`, memory-mapped; build them first if they are missing or damaged.
 
-    The cache is the folder `.mooring` inside the data folder, or the user's cache if that is not writable. Several
-    processes may build the same arrays at once. Each writes to its own folder, and all use that of the first to finish.
+    Several processes may build the same arrays at once. Each writes to its own folder, and all use that of the first to
+    finish.
     """
-    home = _cache_folder(data)
+    home = _writable_folder()
     final = home / key
     if (stored := _open(final)) is not None:
         return stored
@@ -66,19 +82,17 @@ def load_or_build(data: Path, key: str, build: Callable[[], Arrays]) -> Arrays:
     return rebuilt
 
 
-def _cache_folder(data: Path) -> Path:
-    """Return the first writable folder: the one beside the data, or the user's cache."""
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mooring"
-    for home in (data / FOLDER, user_cache):
-        try:
-            home.mkdir(parents=True, exist_ok=True)
-            if os.access(home, os.W_OK):
-                return home
-        except OSError:
-            continue
-    raise MooringError(
-        f"neither {data / FOLDER} nor {user_cache} can be written: set XDG_CACHE_HOME to a folder that can"
-    )
+def _writable_folder() -> Path:
+    """Return the folder of decoded images; make it first."""
+    home = cache_folder()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        writable = os.access(home, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise MooringError(f"{home}, for decoded images, cannot be written: set XDG_CACHE_HOME to a folder that can")
+    return home
 
 
 def _write(folder: Path, arrays: Arrays) -> None:

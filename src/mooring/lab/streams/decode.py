@@ -13,6 +13,8 @@ from mooring.errors import MooringError
 
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 MODES = {1: "L", 3: "RGB"}
+DEEP_FORMATS = ("PNG", "PPM")
+"""Formats whose pixels have 16 bits when Pillow gives them 32."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +47,28 @@ class EncodedSplit(Protocol):
 
 @dataclass(frozen=True)
 class FolderContents:
-    """The classes and encoded images of a folder."""
+    """The classes and encoded images of a folder, and the names of folders beside those splits, which are not used."""
 
     classes: tuple[str, ...]
     train: EncodedSplit
     test: EncodedSplit
+    unused: tuple[str, ...] = ()
 
 
 def decode(image: EncodedImage, size: tuple[int, int], channels: int = 3) -> Pixels:
     """Return uint8 pixels of shape (channels, height, width), resized bilinearly with antialiasing.
 
     Args:
-        image: the image, in any format and mode that Pillow reads. Transparent pixels become black.
+        image: the image, in any format and mode that Pillow reads. Transparent pixels become black; of 16 bits, 65535
+            becomes 255.
         size: the height and width of the result.
         channels: 3 for RGB, 1 for grey.
     """
     try:
         with Image.open(io.BytesIO(image.data)) as opened:
-            picture = opened.convert("RGBA") if "transparency" in opened.info or opened.mode in ("LA", "PA") else opened
+            picture: Image.Image = _to_8_bits(opened) if opened.mode[0] in "IF" else opened
+            if "transparency" in opened.info or opened.mode in ("LA", "PA"):
+                picture = picture.convert("RGBA")
             if picture.mode == "RGBA":
                 picture = Image.alpha_composite(Image.new("RGBA", picture.size, (0, 0, 0, 255)), picture)
             picture = picture.convert(MODES[channels])
@@ -75,3 +81,15 @@ def decode(image: EncodedImage, size: tuple[int, int], channels: int = 3) -> Pix
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture, dtype=np.uint8)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def has_16_bits(image: Image.Image) -> bool:
+    """Return whether the pixels of an opened image have 16 bits, which Pillow calls I;16, or I in some formats."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in DEEP_FORMATS)
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Return an image of 16 bits in grey of 8 bits; Pillow's own conversion makes everything above 255 white."""
+    if not has_16_bits(image):
+        raise ValueError(f"pixels of mode {image.mode} have no fixed range, save it with 8 or 16 bits")
+    return Image.fromarray(np.round(np.asarray(image, dtype=np.float64) / 257).astype(np.uint8))

@@ -8,7 +8,8 @@ from mooring.errors import MooringError
 from mooring.lab.streams.decode import EncodedImage, FolderContents
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
+TEST_FOLDERS = ("test", "val", "valid", "validation")
+"""Names of the folder of test images; the first that exists is taken, and the others are not used."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,18 @@ def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: fl
 
     Without train and test folders, the last `test_share` of each class's files, in the order of their names, are test
     images. A class with two or more images has at least one test image. Class folders with a name in `leave_out`, such
-    as "257.clutter", are ignored.
+    as "257.clutter", are ignored. With test and val folders, the second is not used, and is in `unused`.
     """
     if not folder.is_dir():
         problem = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
         raise MooringError(f"{problem}: give a folder with one for each class, such as photos/cat/1.jpg")
-    split_folders = {SPLITS[path.name]: path for path in _class_folders(folder) if path.name in SPLITS}
+    subfolders = {path.name: path for path in _class_folders(folder)}
+    scored = [name for name in TEST_FOLDERS if name in subfolders]
     files: dict[str, list[tuple[Path, int]]] = {"train": [], "test": []}
-    if split_folders.keys() >= {"train", "test"}:
+    unused: list[str] = []
+    if "train" in subfolders and scored:
+        unused = [name for name in subfolders if name not in ("train", scored[0])]
+        split_folders = {"train": subfolders["train"], "test": subfolders[scored[0]]}
         folders = {kind: _class_folders(path, leave_out) for kind, path in split_folders.items()}
         classes = sorted({path.name for paths in folders.values() for path in paths})
         labels = {name: label for label, name in enumerate(classes)}
@@ -61,7 +66,7 @@ def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: fl
         FolderSplit(tuple(path for path, _ in files[kind]), tuple(label for _, label in files[kind]))
         for kind in ("train", "test")
     )
-    return FolderContents(tuple(classes), train, test)
+    return FolderContents(tuple(classes), train, test, tuple(unused))
 
 
 def _class_folders(folder: Path, leave_out: tuple[str, ...] = ()) -> list[Path]:

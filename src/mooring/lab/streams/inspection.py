@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from mooring.errors import MooringError
-from mooring.lab.streams.decode import decode
+from mooring.lab.streams.decode import decode, has_16_bits
 from mooring.lab.streams.parquet import ParquetSplit
 from mooring.lab.streams.progress_callback import ProgressCallback, throttled
 from mooring.lab.streams.sources import scan_folder
@@ -27,6 +27,8 @@ class Inspection:
         test: the number of readable test images of each class.
         sizes: every (height, width) that occurs, smallest area first.
         broken: the file and row of each image that cannot be read, or whose label has no class.
+        deep: the number of images with 16 bits for each pixel.
+        unused: folders beside those of the training and test images.
     """
 
     folder: str
@@ -36,6 +38,8 @@ class Inspection:
     test: tuple[int, ...]
     sizes: tuple[tuple[int, int], ...]
     broken: tuple[str, ...]
+    deep: int = 0
+    unused: tuple[str, ...] = ()
 
     @property
     def smallest(self) -> tuple[str, int]:
@@ -82,6 +86,8 @@ class Inspection:
             "sizes": [list(size) for size in self.sizes],
             "per_task": list(self.per_task),
             "broken": list(self.broken),
+            "deep": self.deep,
+            "unused": list(self.unused),
         }
 
 
@@ -102,7 +108,7 @@ def inspect_folder(
     report = throttled(progress)
     counts: dict[str, list[int]] = {}
     sizes: set[tuple[int, int]] = set()
-    broken = []
+    broken, deep = [], 0
     for kind, split in (("train", contents.train), ("test", contents.test)):
         counts[kind] = [0] * len(contents.classes)
         total = split.count
@@ -111,6 +117,7 @@ def inspect_folder(
                 decode(image, size)
                 with Image.open(io.BytesIO(image.data)) as opened:
                     sizes.add((opened.height, opened.width))
+                    deep += has_16_bits(opened)
             except MooringError:
                 broken.append(image.where)
             else:
@@ -127,4 +134,6 @@ def inspect_folder(
         test=tuple(counts["test"]),
         sizes=tuple(sorted(sizes, key=lambda size: (size[0] * size[1], size))),
         broken=tuple(broken),
+        deep=deep,
+        unused=contents.unused,
     )

@@ -8,6 +8,9 @@ from torch import Tensor
 from mooring.errors import MooringError
 from mooring.lab.streams.stream import Source, Split, Stream, Task, rank_in_class, task_outputs
 
+HELD_OUT_SHARE = 0.2
+"""The share of the training images that settings are chosen on."""
+
 
 def select_tasks(stream: Stream, skip: int = 0, tasks: int | None = None) -> Stream:
     """Return the stream without its first `skip` tasks and with at most `tasks` of the following ones.
@@ -60,6 +63,30 @@ def merge_tasks(stream: Stream) -> Stream:
     train, test = (torch.cat([getattr(task, kind) for task in stream.tasks]) for kind in ("train", "test"))
     task = Task("all", train, test, tuple(range(stream.head_count * stream.outputs)))
     return Stream(f"{stream.name}, all at once", splits[0], splits[1], (task,), scenario="domain")
+
+
+def hold_out(stream: Stream, share: float = HELD_OUT_SHARE) -> Stream:
+    """Return a stream that scores a share of the training images, the last of each class, and trains on the others.
+
+    It has no test image of the stream, so that a setting can be chosen on it. Tasks that are transformations of the
+    same images hold out the same ones. A class with two or more training images has at least one that is held out.
+
+    Example:
+        >>> from mooring.lab.streams import by_class, digits
+        >>> stream = by_class(digits(), 2)
+        >>> held = hold_out(stream)
+        >>> len(stream.train), len(held.train), len(held.test)
+        (1433, 1146, 287)
+    """
+    tasks = []
+    for task in stream.tasks:
+        labels = stream.train.labels[task.train]
+        counts = torch.bincount(labels)
+        kept = (counts - (share * counts).round().clamp(min=1)).clamp(min=1)
+        held = rank_in_class(labels) >= kept[labels]
+        tasks.append(replace(task, train=task.train[~held], test=task.train[held]))
+    name = f"{stream.name}, held-out training images"
+    return _drop_unused_images(replace(stream, name=name, test=stream.train, tasks=tuple(tasks)))
 
 
 def limit_images(stream: Stream, limit: int) -> Stream:

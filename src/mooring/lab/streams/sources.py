@@ -16,6 +16,9 @@ from mooring.lab.streams.parquet import read_parquet
 from mooring.lab.streams.progress_callback import ProgressCallback, throttled
 from mooring.lab.streams.stream import Source, Split
 
+MAX_NAMED_CLASSES = 5
+"""Classes without training or test images that the name of a data set lists."""
+
 
 class MapDataset(Protocol):
     """A map-style data set as in torch.utils.data: a length, and (image, label) by index."""
@@ -48,7 +51,8 @@ def from_folder(
 ) -> Source:
     """Return the images of a folder as a data set.
 
-    The images are decoded once, to uint8 of one size, and cached beside the data.
+    The images are decoded once, to uint8 of one size, and kept in the user's cache. The name says what is left out:
+    broken images, folders beside those of the training and test images, and classes that are never scored or trained.
 
     Args:
         folder: a folder of Parquet files in the Hub's layout, or of class folders.
@@ -70,13 +74,16 @@ def from_folder(
         settings = (size, channels, skip_broken, throttled(progress))
         return _decode_split("train", contents.train, *settings) | _decode_split("test", contents.test, *settings)
 
-    arrays = load_or_build(folder, key, build)
+    arrays = load_or_build(key, build)
     train, test = (
         Split(torch.from_numpy(arrays[f"{kind}_images"]), torch.from_numpy(arrays[f"{kind}_labels"]))
         for kind in ("train", "test")
     )
     skipped = int(arrays["train_skipped"][0] + arrays["test_skipped"][0])
-    name = (name or folder.resolve().name) + (f" ({skipped} broken images skipped)" if skipped else "")
+    remarks = [f"{skipped} broken images skipped"] if skipped else []
+    remarks += [f"{unused}/ not used" for unused in contents.unused]
+    remarks += _gaps(train, test, contents.classes)
+    name = (name or folder.resolve().name) + (f" ({', '.join(remarks)})" if remarks else "")
     return Source(name, train, test, contents.classes)
 
 
@@ -99,7 +106,21 @@ def from_dataset(name: str, train: MapDataset, test: MapDataset, classes: Sequen
     """
     splits = [_read_all(name, part) for part in (train, test)]
     largest = max(int(split.labels.max()) for split in splits)
-    return Source(name, splits[0], splits[1], tuple(classes or (str(label) for label in range(largest + 1))))
+    names = tuple(classes or (str(label) for label in range(largest + 1)))
+    remarks = _gaps(splits[0], splits[1], names)
+    return Source(name + (f" ({', '.join(remarks)})" if remarks else ""), splits[0], splits[1], names)
+
+
+def _gaps(train: Split, test: Split, classes: Sequence[str]) -> list[str]:
+    """Return which classes have images of one split only, up to `MAX_NAMED_CLASSES` by name."""
+    remarks = []
+    trained, scored = (set(split.labels.tolist()) for split in (train, test))
+    for labels, problem in ((trained - scored, "never scored"), (scored - trained, "never trained")):
+        names = [classes[label] for label in sorted(labels) if 0 <= label < len(classes)]
+        more = [] if len(names) <= MAX_NAMED_CLASSES else [f"{len(names) - MAX_NAMED_CLASSES} more"]
+        if names:
+            remarks.append(f"{problem}: {' '.join([*names[:MAX_NAMED_CLASSES], *more])}")
+    return remarks
 
 
 def _read_all(name: str, dataset: MapDataset) -> Split:

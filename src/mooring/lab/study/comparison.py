@@ -6,10 +6,10 @@ from typing import Any
 
 from mooring.errors import MooringError, check_whole, unknown
 from mooring.lab.methods import find_method, resolve_methods
-from mooring.lab.methods.strengths import default_strength
+from mooring.lab.methods.registry import default_strength
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.training import Training, default_training
-from mooring.lab.networks import backbone_factory, versioned_name
+from mooring.lab.networks import backbone_factory
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.streams.stream import Stream, in_scenario
 from mooring.lab.study.defaults import COMPARED_METHODS, MAX_SEEDS
@@ -73,12 +73,11 @@ class Comparison:
             init: the fingerprint of the initial weights; empty for random weights.
         """
         specs = []
-        network = versioned_name(training.network)
         for name in self.methods:
             method = find_method(name)
             default: tuple[float | None, ...] = (default_strength(method, paper=training.paper),)
             memory = (method.memory if training.memory is None else training.memory) if method.memory else None
-            common: dict[str, Any] = {**training.spec_fields(), "memory": memory, "init": init, "network": network}
+            common: dict[str, Any] = {**training.spec_fields(), "memory": memory, "init": init}
             if method.importance is None:
                 common["buffers"] = "follow"
             for lr in self.lr.get(name, (training.lr,)):

@@ -1,15 +1,23 @@
-"""The frontier of a stream: every method swept over its dial, accuracy learned against accuracy kept."""
+"""The frontier of a stream: every method swept over its dial, accuracy learned against accuracy kept.
+
+The setting that stands for a method is chosen on held-out training images with other seeds than those that score it.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from mooring.errors import MooringError
 from mooring.lab.methods import find_method
 from mooring.lab.model.metrics import Interval, confidence_interval, paired_difference
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
+from mooring.lab.streams.slices import hold_out
+from mooring.lab.streams.stream import Stream
+from mooring.lab.study.comparison import Comparison
+from mooring.lab.study.study import Study
 
 FAMILIES = {"soft": "explicit", "proximal": "curvature", "budget": "curvature"}
 """The family of methods that are variants of one another, by the first part of their names."""
@@ -73,20 +81,31 @@ class Sweep:
     Attributes:
         method: its name.
         rows: one for each strength, in ascending order.
+        searched: the same strengths on held-out training images with other seeds; empty if there is only one strength.
     """
 
     method: str
     rows: tuple[Row, ...]
+    searched: tuple[Row, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse several strengths without a search to choose one by."""
+        if len(self.rows) > 1 and not self.searched:
+            raise MooringError(f"{self.method} has {len(self.rows)} strengths: give the rows of a search to choose by")
 
     @property
     def finished_rows(self) -> list[Row]:
-        """The rows that every seed finished: a setting that fails with some seed is not to be chosen."""
+        """The rows that every seed finished: a strength that fails with some seed is not to be chosen."""
         return [row for row in self.rows if not row.unfinished]
 
     @property
     def best(self) -> Row | None:
-        """The row with the highest mean accuracy, among those that every seed finished."""
-        return max(self.finished_rows, key=lambda row: row.metrics["accuracy"].mean, default=None)
+        """The row of the strength that was most accurate in the search, among those that every seed finished."""
+        if not self.searched:
+            return next(iter(self.finished_rows), None)
+        finished = {row.setting.strength: row.metrics["accuracy"].mean for row in self.searched if not row.unfinished}
+        eligible = [row for row in self.finished_rows if row.setting.strength in finished]
+        return max(eligible, key=lambda row: finished[row.setting.strength], default=None)
 
     @property
     def good_range(self) -> tuple[float, float] | None:
@@ -105,8 +124,9 @@ class Sweep:
 
     @property
     def decades(self) -> float | None:
-        """The width of the good range, in powers of ten."""
-        return None if self.good_range is None else math.log10(self.good_range[1] / self.good_range[0])
+        """The width of the good range, in powers of ten; None for a range that begins at 0, which has no such width."""
+        good = self.good_range
+        return None if good is None or good[0] == 0 else math.log10(good[1] / good[0])
 
     @property
     def area(self) -> Interval | None:
@@ -143,10 +163,15 @@ class Frontier:
 
     @property
     def envelope(self) -> list[tuple[Point, Row]]:
-        """The rows on the frontier by accuracy kept: means over seeds, of methods that keep no data."""
-        rows = [row for sweep in self.sweeps if not _keeps_data(sweep.method) for row in sweep.finished_rows]
-        points = {(100 - row.metrics["forgetting"].mean, row.metrics["learned"].mean): row for row in rows}
-        return [(point, points[point]) for point in upper_envelope(list(points))]
+        """The rows on the frontier by accuracy kept: means over seeds, of methods that keep no data.
+
+        Rows that reach the same point are all on it, one after the other.
+        """
+        points: dict[Point, list[Row]] = {}
+        for row in (row for sweep in self.sweeps if not _keeps_data(sweep.method) for row in sweep.finished_rows):
+            point = (100 - row.metrics["forgetting"].mean, row.metrics["learned"].mean)
+            points.setdefault(point, []).append(row)
+        return [(point, row) for point in upper_envelope(list(points)) for row in points[point]]
 
     def lead(self, method: str) -> Interval | None:
         """Return the accuracy of a method's best setting minus that of its rival, seed by seed."""
@@ -177,27 +202,80 @@ class Frontier:
             for sweep in self.sweeps
         ]
         corners = [{"kept": point[0], "learned": point[1], "row": row.label} for point, row in self.envelope]
-        return {"stream": self.stream, "scenario": self.scenario, "methods": methods, "hull": corners}
+        seeds = {"seeds": list(self.scored_seeds), "search_seeds": list(self.search_seeds)}
+        return {"stream": self.stream, "scenario": self.scenario, **seeds, "methods": methods, "hull": corners}
+
+    @property
+    def scored_seeds(self) -> tuple[int, ...]:
+        """The seeds that scored the strengths."""
+        return _seeds(row for sweep in self.sweeps for row in sweep.rows)
+
+    @property
+    def search_seeds(self) -> tuple[int, ...]:
+        """The seeds that chose the strengths; empty if there was nothing to choose."""
+        return _seeds(row for sweep in self.sweeps for row in sweep.searched)
 
 
-def build_frontiers(rows: Sequence[Row]) -> list[Frontier]:
+def sweep_frontiers(study: Study, asked: Comparison, search_seeds: Sequence[int]) -> list[Frontier]:
+    """Train every method over its dial, and return the frontier of each stream.
+
+    The strengths of a method are compared on held-out training images with `search_seeds`. All of them are then trained
+    on every training image and scored on the test images, with the seeds of the comparison.
+
+    Args:
+        study: where results are kept.
+        asked: the methods with their strengths, the streams and the seeds.
+        search_seeds: the seeds that choose the strengths; none of them may be a seed of the comparison.
+    """
+    if both := sorted(set(asked.seeds) & set(search_seeds)):
+        raise MooringError(
+            f"seed {both[0]} would choose a strength and score it too: "
+            "give other seeds to --search-seeds than to --seeds"
+        )
+    study.store.check_writable()
+    streams: list[tuple[Stream, Any]] = [(study.open(source), training) for source, training in asked.streams]
+    asked = replace(asked, streams=tuple(streams))
+    swept = {name: strengths for name, strengths in asked.strength.items() if len(strengths) > 1}
+    searched: list[Row] = []
+    if swept:
+        held_out = tuple((hold_out(stream), training) for stream, training in streams)
+        lr = {name: lrs for name, lrs in asked.lr.items() if name in swept}
+        search = replace(
+            asked, streams=held_out, methods=tuple(swept), seeds=tuple(search_seeds), lr=lr, strength=swept
+        )
+        names = {held.name: stream.name for (held, _), (stream, _) in zip(held_out, streams, strict=True)}
+        rows = study.compare(search)
+        searched = [replace(row, setting=replace(row.setting, stream=names[row.setting.stream])) for row in rows]
+    return build_frontiers(study.compare(asked), searched)
+
+
+def build_frontiers(rows: Sequence[Row], searched: Sequence[Row] = ()) -> list[Frontier]:
     """Return the frontier of each stream.
 
     Args:
         rows: as `Study.compare` returns them, one for each method at each strength.
+        searched: the same of the search, for methods with several strengths.
     """
     frontiers = []
     for stream in dict.fromkeys(row.stream for row in rows):
-        by_method: dict[str, list[Row]] = {}
-        for row in rows:
-            if row.stream == stream:
-                by_method.setdefault(row.setting.method, []).append(row)
-        for group in by_method.values():
-            group.sort(key=lambda row: row.setting.strength or 0.0)
-        sweeps = [Sweep(name, tuple(group)) for name, group in by_method.items()]
+        scored, chosen = (_by_method(part, stream) for part in (rows, searched))
+        sweeps = [Sweep(name, group, chosen.get(name, ())) for name, group in scored.items()]
         sweeps.sort(key=lambda sweep: -sweep.best.metrics["accuracy"].mean if sweep.best else math.inf)
         frontiers.append(Frontier(stream, tuple(sweeps)))
     return frontiers
+
+
+def _seeds(rows: Iterable[Row]) -> tuple[int, ...]:
+    return tuple(sorted({result.spec.seed for row in rows for result in row.results}))
+
+
+def _by_method(rows: Sequence[Row], stream: str) -> dict[str, tuple[Row, ...]]:
+    """Return the rows of a stream by method, each sorted by strength."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.stream == stream:
+            groups.setdefault(row.setting.method, []).append(row)
+    return {name: tuple(sorted(group, key=lambda row: row.setting.strength or 0.0)) for name, group in groups.items()}
 
 
 def _family(method: str) -> str:

@@ -10,7 +10,7 @@ from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row, summarize
 from mooring.lab.networks.initialization import BackboneWeights
-from mooring.lab.streams.slices import select_tasks
+from mooring.lab.streams.slices import hold_out, select_tasks
 from mooring.lab.streams.stream import Stream
 from mooring.lab.study.comparison import Comparison, comparison, seed_numbers
 from mooring.lab.study.defaults import LRS, STRENGTHS
@@ -97,6 +97,9 @@ def tune(
     The best setting is the one with the highest average accuracy over the searched tasks. Settings whose penalty does
     not interpolate everywhere after the first task (0 < lr * strength * importance < 1) are rejected there.
 
+    Where the other tasks have the same classes, as permuted and rotated streams do, their test images are images of the
+    searched tasks too. The search then scores held-out training images, and no test image.
+
     Args:
         study: where results are kept.
         tasks: how many tasks are searched; the others are trained and scored.
@@ -128,14 +131,17 @@ def tune(
     chosen: list[RunSpec] = []
     streams: dict[str, Stream] = {}
     weights: dict[str, BackboneWeights] = {}
-    for number, (source, training) in enumerate(asked.streams):
-        stream, init = study.load(source, training, weights)
+    for source, training in asked.streams:
+        stream, init, training = study.load(source, training, weights)
         if len(stream.tasks) <= tasks:
             raise MooringError(f"{stream.name} has {len(stream.tasks)} tasks: search fewer than that, not {tasks}")
         searched, trained = select_tasks(stream, 0, tasks), select_tasks(stream, tasks)
-        searched = replace(searched, name=f"{stream.name}: first {tasks}, searched")
+        name = f"{stream.name}: first {tasks}, searched"
+        if _share_classes(searched, trained):  # perhaps the same images, such as permuted ones
+            searched, name = hold_out(searched), f"{name} on held-out training images"
+        searched = replace(searched, name=name)
         trained = replace(trained, name=f"{stream.name}: other {len(trained.tasks)}, trained")
-        specs = grid.specs(grid.streams[number][1], searched.name, searched.fingerprint, init)
+        specs = grid.specs(training, searched.name, searched.fingerprint, init)
         results = study.run(specs, {searched.fingerprint: searched}, weights, reject=True)
         stream_choices = choose_settings(searched.name, results, asked.methods)
         choices += stream_choices
@@ -148,6 +154,12 @@ def tune(
     known = baseline if any(spec.method == baseline for spec in chosen) else None
     rows = summarize(study.run(chosen, streams, weights), known) if chosen else []
     return Tuned(tuple(choices), tuple(rows))
+
+
+def _share_classes(one: Stream, other: Stream) -> bool:
+    """Return whether a class is in both streams."""
+    first, second = ({label for task in stream.tasks for label in task.classes} for stream in (one, other))
+    return not first.isdisjoint(second)
 
 
 def _grid(

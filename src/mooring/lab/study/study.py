@@ -23,6 +23,7 @@ from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.summary import Row, summarize
 from mooring.lab.model.training import Training
+from mooring.lab.networks import versioned_name
 from mooring.lab.networks.initialization import BackboneWeights, initial_network, read_weights
 from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.streams.progress_callback import ProgressCallback
@@ -109,14 +110,14 @@ class Study:
         weights: dict[str, BackboneWeights] = {}
         for source, options in asked.streams:
             training = options.on(self.device)
-            stream, init = self.load(source, training, weights)
+            stream, init, training = self.load(source, training, weights)
             streams[stream.fingerprint] = stream
             specs += asked.specs(training, stream.name, stream.fingerprint, init)
         return summarize(self.run(specs, streams, weights), baseline)
 
     def load(
         self, source: StreamOptions | Stream, training: Training, weights: dict[str, BackboneWeights]
-    ) -> tuple[Stream, str]:
+    ) -> tuple[Stream, str, Training]:
         """Open a stream, read the backbone's initial weights, and refuse weights or networks that do not fit.
 
         Args:
@@ -125,15 +126,16 @@ class Study:
             weights: receives the weights, by fingerprint.
 
         Returns:
-            The stream, and the fingerprint of the weights; empty for random weights.
+            The stream; the fingerprint of the weights, empty for random weights; and the same training, in which a
+            network of the user's own is named with a hash of what it is.
         """
         init = ""
         if training.init is not None:
             start = read_weights(training.init)
             init, weights[start.fingerprint] = start.fingerprint, start
         stream = self.open(source)
-        initial_network(training.network, stream, 0, weights=weights.get(init))
-        return stream, init
+        network = initial_network(training.network, stream, 0, weights=weights.get(init))
+        return stream, init, replace(training, network=versioned_name(training.network, network))
 
     def open(self, source: StreamOptions | Stream, progress: ProgressCallback | None = None) -> Stream:
         """Return the stream that the options describe, or the stream itself."""
@@ -237,6 +239,8 @@ def _reject_if_unstable(result: Result) -> Result:
 
 def resolve_baseline(baseline: str | None, methods: Sequence[str]) -> str | None:
     """Return the baseline by its registered name; refuse one that is not among the methods."""
+    if baseline and ":" in baseline:
+        baseline = find_method(baseline).name
     baseline = ALIASES.get(baseline, baseline) if baseline else None
     if baseline is not None and baseline not in methods:
         raise MooringError(

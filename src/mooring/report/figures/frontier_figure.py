@@ -14,7 +14,7 @@ from mooring.report.style import FAINT, INK, WIDE, add_legend
 
 
 def draw(frontier: Frontier) -> Drawing:
-    """Draw a path for each method over its strengths, labelled at its most accurate setting, and the frontier."""
+    """Draw a path for each method over its strengths, labelled at its chosen setting, and the frontier."""
     shown = [sweep for sweep in frontier.sweeps if sweep.best is not None and "forgetting" in sweep.best.metrics]
     present = {family_of(sweep.method).name for sweep in shown}
     marks = family_marks(family for family in FAMILIES if family.name in present)
@@ -34,8 +34,8 @@ def draw(frontier: Frontier) -> Drawing:
         "frontier",
         "Learned against retained",
         "Up and to the right is better; along a dotted line the final accuracy is about the same. Each path is a "
-        "method over its strengths, labelled where its final accuracy is highest; settings that failed with some seed "
-        f"are left out, and so is joint training, which retains nothing.{note}",
+        "method over its strengths, labelled at the one that was chosen on held-out training images with other seeds; "
+        f"settings that failed with some seed are left out, and so is joint training, which retains nothing.{note}",
         f"Paths of {len(shown)} methods: accuracy right after each task over the share that was retained.",
         figure,
     )
