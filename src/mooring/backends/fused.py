@@ -52,18 +52,22 @@ class _KernelGroup:
     kernel: MultiTensorKernel
     anchor_moves: bool
 
+    def __post_init__(self) -> None:
+        self.strides = [stride for _, stride in self.layout.formats["theta"]]
+
     def moving_names(self) -> list[str]:
         """Return the names of the tensors that may have another address in each step."""
         return [n for n in self.layout.rows if n in MOVING_TENSORS or (n == "anchor" and self.anchor_moves)]
 
     def with_parameter_strides(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return each tensor with the strides of its parameter, copied where it has others."""
-        strides = (stride for _, stride in self.layout.formats["theta"])
+        if list(map(Tensor.stride, tensors)) == self.strides:
+            return list(tensors)
         return [
             t
             if has_strides(t, stride)
             else torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
-            for t, stride in zip(tensors, strides, strict=True)
+            for t, stride in zip(tensors, self.strides, strict=True)
         ]
 
 
