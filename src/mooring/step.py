@@ -6,11 +6,11 @@ that apply them to tensors are in `mooring.backends.eager`.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ from mooring.state.selection import layer_of
 SMALL_GRADIENT = 1 << 14
 """Weights of a parameter whose penalized gradient is kept between steps."""
 
+
+T = TypeVar("T")
 
 NO_GRADIENT = torch.empty(0)
 """Stands for the gradient between steps."""
@@ -92,29 +94,24 @@ class _GroupSteps:
         self._free: list[Tensor] = []
         self._shapes: list[torch.Size] = []
         self._dtypes: list[torch.dtype] = []
-        self._states: list[ParameterState] = []
 
     def matches(self, parameters: list[Tensor], states: MooringState) -> bool:
-        """Return whether these are the parameters of the last step, and their shapes, dtypes and states too."""
-        if len(parameters) != len(self._all) or not all(map(is_, parameters, self._all)):
-            return False
-        moored = self.parameters
+        """Return whether these are the parameters of the last step, and have the shapes and dtypes of then."""
         return (
-            all(map(is_, map(states.records.get, moored), self._states))
-            and [p.shape for p in moored] == self._shapes
-            and [p.dtype for p in moored] == self._dtypes
+            _are(parameters, self._all)
+            and [p.shape for p in self.parameters] == self._shapes
+            and [p.dtype for p in self.parameters] == self._dtypes
             and not any(p in states.names for p in self._free)
         )
 
     def remember(self, parameters: list[Tensor], states: MooringState) -> None:
         """Find the states of the parameters that have a gradient now."""
-        known = {id(step.state): step for step in self.steps}  # a reference to its state, so that ids stay theirs
         pairs = [(p, states.get_or_create(p)) for p in parameters]
         self._all, self._free = parameters, [p for p, state in pairs if state is None]
-        self._states = [state for _, state in pairs if state is not None]
-        self.parameters = [state.parameter for state in self._states]
-        self.steps = [known.get(id(s)) or ParameterStep(s, 0.0, NO_GRADIENT, None) for s in self._states]
-        self._shapes, self._dtypes = ([getattr(s, name) for s in self._states] for name in ("shape", "dtype"))
+        moored = [state for _, state in pairs if state is not None]
+        self.parameters = [state.parameter for state in moored]
+        self.steps = [ParameterStep(state, 0.0, NO_GRADIENT, None) for state in moored]
+        self._shapes, self._dtypes = [s.shape for s in moored], [s.dtype for s in moored]
 
 
 @dataclass(slots=True)
@@ -188,6 +185,7 @@ class TrainingStep:
         self._small_gradients: list[Tensor | None] = []
         self._steps: list[ParameterStep] = []
         self._kept_groups: list[_GroupSteps] = []
+        self._kept_states: list[ParameterState] = []
         self._small_key: tuple[object, ...] = ()
         self._named: tuple[list[int], list[str], list[Tensor]] = [], [], []  # with references, so that ids stay theirs
         self.reset()
@@ -299,10 +297,11 @@ class TrainingStep:
     def _collect_gradients(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[ParameterStep]:
         """Return the moored parameters that have a gradient, with the gradient of the task's loss."""
         steps: list[ParameterStep] = []
-        groups, kept = optimizer.param_groups, self._kept_groups
-        kept += (_GroupSteps() for _ in range(len(groups) - len(kept)))
-        del kept[len(groups) :]
-        for group, known in zip(groups, kept, strict=True):
+        groups, states = optimizer.param_groups, list(self.states.records.values())
+        if len(groups) != len(self._kept_groups) or not _are(states, self._kept_states):
+            self._kept_groups = [_GroupSteps() for _ in groups]
+        self._kept_states = states  # of before this step, which may create or replace some
+        for group, known in zip(groups, self._kept_groups, strict=True):
             lr = group.get("lr", 1.0)
             lr = learning_rate(group, self._rate_reader) if lr is None else lr
             grad_scale: Number | None = -1.0 if group.get("maximize") else None
@@ -330,13 +329,19 @@ class TrainingStep:
         return grad.clone()
 
     def _check_gradients(
-        self, penalized: dict[Tensor, Tensor] | None = None, steps: Sequence[ParameterStep] = ()
+        self,
+        replaced: Sequence[Tensor] = (),
+        penalized: Sequence[Tensor] = (),
+        steps: Sequence[ParameterStep] = (),
     ) -> None:
-        """Raise if a gradient is not finite, moored or not; `penalized` has those with a penalty."""
-        parameters = [p for p in self.states.optimizer_parameters() if _has_dense_gradient(p)]
-        gradients = [g for p in parameters if (g := p.grad) is not None]
-        if penalized:
-            gradients = list(map(penalized.get, parameters, gradients))
+        """Raise if a gradient is not finite, moored or not; those of the parameters `replaced` will be `penalized`."""
+        held, strided = self.states.optimizer_parameters(), torch.strided
+        parameters = [p for p in held if (g := p.grad) is not None and g.layout is strided]
+        if _are(replaced, parameters):
+            gradients: Sequence[Tensor] = penalized
+        else:
+            instead = dict(zip(replaced, penalized, strict=True))
+            gradients = [instead.get(p, g) for p in parameters if (g := p.grad) is not None]
         checked = set(map(id, gradients))
         others = [step.g for step in steps if id(step.g) not in checked]
         kind = "penalized gradient" if penalized else "gradient"
@@ -371,27 +376,31 @@ class TrainingStep:
 
     def _apply_penalty(self, steps: list[ParameterStep], scale: Tensor | None) -> None:
         """g <- g + force, in a tensor of its own, so that the task's gradient can be restored after the step."""
-        penalized: dict[Tensor, Tensor] = {}
+        parameters: list[Tensor] = []
+        penalized: list[Tensor] = []
         if isinstance(self.pull, GradientPull):
             moored = [step for step in steps if step.state.previous is not None]
             for group in self._with_anchors(moored):
-                added = self._penalize(self.pull, group)
-                penalized = penalized | added if penalized else added
+                parameters += (own := [step.state.parameter for step in group])
+                penalized += self._penalize(self.pull, group, own)
         if self.meter:
-            penalized |= self._with_meter(self.meter, steps)
+            added = self._with_meter(self.meter, steps)
+            parameters, penalized = list(added), list(added.values())
         if self.check:
             try:
-                self._check_gradients(penalized, steps)
+                self._check_gradients(parameters, penalized, steps)
             except NonFiniteError:
                 self._check_gradients()  # the task's own gradient may be the cause
                 raise
-        task_gradients = [g for p in penalized if (g := p.grad) is not None]
+        if not penalized:
+            return
+        task_gradients = [g for p in parameters if (g := p.grad) is not None]
         if scale is not None:
             for g in task_gradients:
                 local_tensor(g).div_(scale)  # as the fused kernel leaves it
-        versions = [gradient._version for gradient in penalized.values()]
-        self._penalized = PenalizedGradients(list(penalized), task_gradients, list(penalized.values()), versions)
-        for p, gradient in penalized.items():
+        versions = [gradient._version for gradient in penalized]
+        self._penalized = PenalizedGradients(parameters, task_gradients, penalized, versions)
+        for p, gradient in zip(parameters, penalized, strict=True):
             p.grad = gradient
 
     def _with_meter(self, meter: StepMeter, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
@@ -406,9 +415,8 @@ class TrainingStep:
             torch._foreach_add_(list(gradients.values()), [p.grad for p in gradients if p.grad is not None])
         return gradients
 
-    def _penalize(self, pull: GradientPull, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
-        """Return the penalized gradient of each parameter."""
-        parameters = [step.state.parameter for step in steps]
+    def _penalize(self, pull: GradientPull, steps: list[ParameterStep], parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Return the penalized gradient of each parameter, which has a step of its own."""
         gradients = self._penalized_gradients(parameters)
         parts = local_tensors(gradients)
 
@@ -419,8 +427,8 @@ class TrainingStep:
 
         def current(name: str, indices: Sequence[int]) -> Sequence[Any]:
             if name == "penalized":
-                return [parts[index] for index in indices]
-            return _current_values(name, [steps[index] for index in indices])
+                return _chosen(parts, indices)
+            return _current_values(name, _chosen(steps, indices))
 
         remaining = list(range(len(steps)))
         if self.fused_penalty and any(has_compiler(step.state.parameter.device) for step in steps):
@@ -429,7 +437,7 @@ class TrainingStep:
         for index in remaining:
             arg = args(index)
             run_in_chunks(penalty_rule(pull), arg.tensors, arg.numbers, arg.dtype)
-        return dict(zip(parameters, gradients, strict=True))
+        return gradients
 
     def _penalized_gradients(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return tensors for the penalized gradients of parameters; small ones are kept from step to step.
@@ -439,7 +447,7 @@ class TrainingStep:
         """
         key = [*map(id, parameters)], addresses_of(parameters), [*map(Tensor.stride, parameters)]
         known = self._small_gradients
-        if key != self._small_key or any(t is p.grad for t, p in zip(known, parameters, strict=True) if t is not None):
+        if key != self._small_key or any(map(is_, known, [p.grad for p in parameters])):
             known = [None if p.numel() > SMALL_GRADIENT else torch.empty_like(p) for p in parameters]
             self._small_key, self._small_gradients = key, known
         return [torch.empty_like(p) if t is None else t for t, p in zip(known, parameters, strict=True)]
@@ -468,10 +476,10 @@ class TrainingStep:
         if not self._steps:
             return
         self.states.steps += 1
-        reads_outputs = self.accumulates and self.importance.watches == "outputs"
-        for step in self._steps:
-            if reads_outputs:  # it learns nothing of parameters on which the outputs do not depend
+        if self.accumulates and self.importance.watches == "outputs":
+            for step in self._steps:  # it learns nothing of parameters on which the outputs do not depend
                 step.updates = self._observation.gradients.get(step.state.parameter) is not None
+        for step in self._steps:
             step.state.count += step.updates
         due = pull_is_due(self.pull, self.states.tasks, self.states.steps)
         pulls = due and isinstance(self.pull, ParameterPull)
@@ -542,7 +550,7 @@ class TrainingStep:
             return KernelArgs(tensors, numbers, state.compute_dtype, kinds[index], anchor_moves=moves)
 
         def current(name: str, indices: Sequence[int]) -> Sequence[Any]:
-            chosen = [steps[index] for index in indices]
+            chosen = _chosen(steps, indices)
             if name == "before":
                 return [self._before[step.state.parameter] for step in chosen]
             if name == "probe":
@@ -552,7 +560,8 @@ class TrainingStep:
                 return [self._observation.samples] * len(chosen)
             return _current_values(name, chosen)
 
-        kinds = [(self.accumulates and step.updates, pulls) for step in steps]
+        updating, resting = (self.accumulates, pulls), (False, pulls)
+        kinds = [updating if step.updates else resting for step in steps]
         return [steps[index] for index in self.fused_step.run([s.state for s in steps], kinds, args, current)]
 
     def _tensors(self, step: ParameterStep, pulls: bool) -> State:
@@ -615,10 +624,6 @@ class TrainingStep:
                 run_in_chunks(rule, tensors, numbers, state.compute_dtype)
 
 
-def _has_dense_gradient(p: Tensor) -> bool:
-    return (g := p.grad) is not None and g.layout == torch.strided
-
-
 def _calls_itself(optimizer: torch.optim.Optimizer, hook_caller: FrameType) -> bool:
     """Return whether a step of this optimizer is under way above the one whose hooks run now."""
     frame = hook_caller.f_back
@@ -627,6 +632,16 @@ def _calls_itself(optimizer: torch.optim.Optimizer, hook_caller: FrameType) -> b
             return True
         frame = frame.f_back
     return False
+
+
+def _are(objects: Collection[object], others: Collection[object]) -> bool:
+    """Return whether both have the same objects in the same order."""
+    return len(objects) == len(others) and all(map(is_, objects, others))
+
+
+def _chosen(values: Sequence[T], indices: Sequence[int]) -> Sequence[T]:
+    """Return the values at increasing indices, which are often all of them."""
+    return values if len(indices) == len(values) else [values[index] for index in indices]
 
 
 def _current_values(name: str, steps: Sequence[ParameterStep]) -> Sequence[Tensor | Number]:

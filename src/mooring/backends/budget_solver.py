@@ -53,8 +53,7 @@ class BudgetSolver:
             task: the number of consolidated tasks.
         """
         key = len(states), *map(id, moved)
-        if not all(kernels.is_valid() for _, kernels in self.kernels.values() if kernels is not None):
-            self.invalidate()
+        self._discard_invalid_kernels()
         if self.plan[0] == key:  # a model may have thousands of parameters
             for name, kernels in self.plan[1].items():
                 kernels.update_batches()
@@ -90,12 +89,18 @@ class BudgetSolver:
     @torch.no_grad()
     def energy(self, states: Collection[ParameterState]) -> float:
         """Return what the parameters spend where they are: the sum of previous * d^2 / 2."""
+        self._discard_invalid_kernels()
         energies = []
         for name, members in self._groups(states).items():
             terms = self._terms(name, members)
             kernels = None if any(isinstance(term, ProductTerm) for term in terms) else self._kernels(name, terms)
             energies.append(self._energy(terms) if kernels is None else kernels.energy())
         return math.fsum(map(float, energies))
+
+    def _discard_invalid_kernels(self) -> None:
+        """Find the parameters of all kernels, and discard everything that is kept if one of them has another form."""
+        if not all(kernels.is_valid() for _, kernels in self.kernels.values() if kernels is not None):
+            self.invalidate()
 
     def _groups(self, states: Collection[ParameterState]) -> dict[str, list[ParameterState]]:
         """Return the states that a budget is spent on, by the group that shares a multiplier; B stands for A too."""

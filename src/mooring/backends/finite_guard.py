@@ -75,9 +75,9 @@ class FiniteGuard:
             Otherwise nothing was done.
         """
         parts = local_tensors(whole := [*tensors, *others])
-        if not _addressable(parts):
+        if (groups := self._groups(parts, len(tensors))) is None:
             return False
-        device, groups = parts[0].device, self._groups(parts, len(tensors))
+        device = parts[0].device
         bad = torch.zeros(len(tensors), device=device)
         for dtype, known in groups:
             known.run(_checking_source(dtype), known.positions, bad)
@@ -92,27 +92,38 @@ class FiniteGuard:
         self._pending.append(_Pending(what, names, host, copied))
         return True
 
-    def _groups(self, parts: Sequence[Tensor], checked: int) -> list[tuple[torch.dtype, _KnownTensors]]:
-        """Return the tensors that are not empty by dtype, with their present addresses; the first ones are checked."""
-        indices: dict[torch.dtype, Sequence[int]] = {parts[0].dtype: range(len(parts))}
-        if len({t.dtype for t in parts}) > 1 or not all(map(Tensor.numel, parts)):
-            by_dtype: dict[torch.dtype, list[int]] = {}
-            for index, t in enumerate(parts):
-                if t.numel():
-                    by_dtype.setdefault(t.dtype, []).append(index)
-            indices = {dtype: tuple(own) for dtype, own in by_dtype.items()}
+    def _groups(self, parts: Sequence[Tensor], checked: int) -> list[tuple[torch.dtype, _KnownTensors]] | None:
+        """Return the tensors that are not empty by dtype, with their present addresses; None if kernels cannot do them.
+
+        The first tensors are checked; there may be thousands.
+        """
+        if not _on_one_gpu(parts):
+            return None
+        dtypes, sizes = [t.dtype for t in parts], tuple(map(Tensor.numel, parts))
+        kinds = set(dtypes)
+        if not kinds <= TRITON_DTYPES.keys():
+            return None
+        if len(kinds) == 1 and all(sizes):
+            return [(dtypes[0], self._find(parts, sizes, range(len(parts)), checked))]
         groups = []
-        for dtype, own in indices.items():
-            tensors = parts if len(own) == len(parts) else [parts[index] for index in own]
-            key = dtype, tuple(map(Tensor.numel, tensors)), own, checked
-            known = self._known.get(key)
-            if known is None:
-                positions = torch.tensor([index if index < checked else -1 for index in own])
-                layout = Layout([{"g": t} for t in tensors])
-                known = self._known[key] = _KnownTensors(layout, positions.to(layout.device))
-            known.layout.update("g", tensors)
-            groups.append((dtype, known))
+        for kind in kinds:
+            own = tuple(i for i, (dtype, size) in enumerate(zip(dtypes, sizes, strict=True)) if dtype == kind and size)
+            if own:
+                part_sizes = tuple(sizes[index] for index in own)
+                groups.append((kind, self._find([parts[index] for index in own], part_sizes, own, checked)))
         return groups
+
+    def _find(
+        self, tensors: Sequence[Tensor], sizes: tuple[int, ...], indices: Sequence[int], checked: int
+    ) -> _KnownTensors:
+        """Return tensors of one dtype with their present addresses; `indices` says which they are of all."""
+        key = tensors[0].device, tensors[0].dtype, sizes, indices, checked
+        if (known := self._known.get(key)) is None:
+            positions = torch.tensor([index if index < checked else -1 for index in indices])
+            layout = Layout([{"g": t} for t in tensors])
+            known = self._known[key] = _KnownTensors(layout, positions.to(layout.device))
+        known.layout.update("g", tensors)
+        return known
 
     def report(self) -> None:
         """Raise if a tensor of the checks so far was not finite. Waits for what these checks waited for."""
@@ -130,10 +141,9 @@ class FiniteGuard:
             )
 
 
-def _addressable(parts: Sequence[Tensor]) -> bool:
-    """Return whether all tensors are on one GPU for which kernels can be made, dense in memory."""
-    devices, dtypes = {t.device for t in parts}, {t.dtype for t in parts}
-    if len(devices) > 1 or not has_compiler(parts[0].device) or not dtypes <= TRITON_DTYPES.keys():
+def _on_one_gpu(parts: Sequence[Tensor]) -> bool:
+    """Return whether all tensors are dense in memory on one GPU, for which kernels can be made."""
+    if not has_compiler(parts[0].device) or len(set(map(Tensor.get_device, parts))) > 1:
         return False
     strided = {t.layout for t in parts} == {torch.strided}
     return strided and (all(map(Tensor.is_contiguous, parts)) or all(map(_is_dense, parts)))

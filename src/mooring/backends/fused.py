@@ -113,7 +113,9 @@ class FusedRule:
             self.plans[key] = *plan, owners  # a reference, so that no other object gets their ids
         groups, remaining, _ = self.plans[key]
         moving = [{name: current(name, group.indices) for name in group.moving_names()} for group in groups]
-        if not all(group.layout.matches("theta", named["theta"]) for group, named in zip(groups, moving, strict=True)):
+        if not all(
+            group.layout.follow("theta", named.pop("theta")) for group, named in zip(groups, moving, strict=True)
+        ):
             del self.plans[key]
             return self.run(owners, kinds, args, current)
         for group, named in zip(groups, moving, strict=True):

@@ -728,4 +728,4 @@ def gradient_versions(parameters: list[Tensor]) -> list[int]:
     """Return identities and versions that change when a gradient is replaced or written to."""
     gradients = [p.grad for p in parameters]
     parts = local_tensors([g for g in gradients if g is not None])
-    return [*map(id, gradients), *(part._version for part in parts)]
+    return [*map(id, gradients), *[part._version for part in parts]]

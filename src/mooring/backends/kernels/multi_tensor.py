@@ -47,19 +47,23 @@ class Layout:
         for name in self.rows:
             self.update(name, [named[name] for named in tensors])
 
-    def update(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Set the addresses of the tensors of that name."""
+    def update(self, name: str, tensors: Sequence[Tensor]) -> bool:
+        """Set the addresses of the tensors of that name, and return whether one is another."""
         addresses = addresses_of(tensors)
-        if self.addresses.get(name) != addresses:
+        moved = self.addresses.get(name) != addresses
+        if moved:
             self.addresses[name] = addresses
             self.host[self.rows[name]] = row = torch.frombuffer(addresses, dtype=torch.int64)
             self.aligned_names[name] = self.rows[name] in self.scalar_rows or not bool((row % ALIGNMENT).any())
             self.__dict__.pop("device_table", None)
+        return moved
 
-    def matches(self, name: str, tensors: Sequence[Tensor]) -> bool:
-        """Return whether tensors of that name have the dtypes and strides that they had."""
-        moved = addresses_of(tensors) != self.addresses[name]
-        return not moved or [memory_format(tensor) for tensor in tensors] == self.formats[name]
+    def follow(self, name: str, tensors: Sequence[Tensor]) -> bool:
+        """Set the addresses of the tensors of that name, and return whether they have the dtypes and strides of before.
+
+        If not, the kernels were made for others.
+        """
+        return not self.update(name, tensors) or [memory_format(t) for t in tensors] == self.formats[name]
 
     @cached_property
     def device_table(self) -> Tensor:
