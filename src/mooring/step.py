@@ -340,8 +340,10 @@ class TrainingStep:
         if _are(replaced, parameters):
             gradients: Sequence[Tensor] = penalized
         else:
-            instead = dict(zip(replaced, penalized, strict=True))
-            gradients = [instead.get(p, g) for p in parameters if (g := p.grad) is not None]
+            gradients = [g for p in parameters if (g := p.grad) is not None]
+            if replaced:
+                instead = dict(zip(replaced, penalized, strict=True))
+                gradients = list(map(instead.get, parameters, gradients))
         checked = set(map(id, gradients))
         others = [step.g for step in steps if id(step.g) not in checked]
         kind = "penalized gradient" if penalized else "gradient"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mooring.backends.eager import has_compiler
+from mooring.backends.host_copy import HostCopy
 from mooring.backends.kernels.codegen import TRITON_DTYPES, compile_kernel
 from mooring.backends.kernels.launch import launch
 from mooring.backends.kernels.multi_tensor import Layout, locate_lines
@@ -25,14 +26,12 @@ class _Pending:
     Attributes:
         what: what the tensors are, for the message.
         names: their names.
-        bad: 1 for each that has a value that is not finite, in host memory once `copied` has happened.
-        copied: the event after the copy.
+        bad: 1 for each that has a value that is not finite.
     """
 
     what: str
     names: Sequence[str]
-    bad: Tensor
-    copied: torch.cuda.Event
+    bad: HostCopy
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ class FiniteGuard:
         parts = local_tensors(whole := [*tensors, *others])
         if (groups := self._groups(parts, len(tensors))) is None:
             return False
-        device = parts[0].device
-        bad = torch.zeros(len(tensors), device=device)
+        bad = torch.zeros(len(tensors), device=parts[0].device)
         for dtype, known in groups:
             known.run(_checking_source(dtype), known.positions, bad)
         if parts is not whole and any(map(sharded, tensors)):
@@ -86,10 +84,7 @@ class FiniteGuard:
         flag = bad.amax()
         for dtype, known in groups:
             known.run(_zeroing_source(dtype), flag)
-        host = torch.empty_like(bad, device="cpu", pin_memory=True).copy_(bad, non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record(torch.cuda.current_stream(device))
-        self._pending.append(_Pending(what, names, host, copied))
+        self._pending.append(_Pending(what, names, HostCopy(bad)))
         return True
 
     def _groups(self, parts: Sequence[Tensor], checked: int) -> list[tuple[torch.dtype, _KnownTensors]] | None:
@@ -129,10 +124,9 @@ class FiniteGuard:
         """Raise if a tensor of the checks so far was not finite. Waits for what these checks waited for."""
         pending, self._pending = self._pending, []
         for check in pending:
-            check.copied.synchronize()
-            if not check.bad.any():
+            if not any(flags := check.bad.tolist()):
                 continue
-            names = [name for name, bad in zip(check.names, check.bad.tolist(), strict=True) if bad]
+            names = [name for name, bad in zip(check.names, flags, strict=True) if bad]
             more = f", and of {len(names) - 1} more" if len(names) > 1 else ""
             raise NonFiniteError(
                 f"the {check.what} of {names[0]!r}{more} was not finite in the step before, which was taken with "
