@@ -38,10 +38,11 @@ class Places(Layout):
         self.formats = {name: [memory_format(each[name]) for each in tensors] for name in self.rows}
         self.addresses = {"theta": [each["theta"].data_ptr() for each in tensors]}
 
-    def update(self, name: str, tensors: list[Tensor]) -> None:
-        self.addresses[name] = [tensor.data_ptr() for tensor in tensors]
+    def update(self, name: str, tensors: list[Tensor]) -> bool:
+        before, self.addresses[name] = self.addresses.get(name), [tensor.data_ptr() for tensor in tensors]
         for mine, tensor in zip(self.tensors, tensors, strict=True):
             mine[name] = tensor
+        return before != self.addresses[name]
 
 
 class Rules:

@@ -8,8 +8,9 @@ that apply them to tensors are in `mooring.backends.eager`.
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,11 +28,12 @@ from mooring.backends.eager import (
 )
 from mooring.backends.finite_guard import FiniteGuard
 from mooring.backends.fused import FusedRule, KernelArgs
+from mooring.backends.kernels.multi_tensor import addresses_of
 from mooring.backends.product_terms import product_terms
 from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.finite import check_finite
 from mooring.distributed.collectives import world_size
-from mooring.distributed.dtensor import local_gradient, local_tensor
+from mooring.distributed.dtensor import local_gradients, local_tensor, local_tensors
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import State
 from mooring.importance.observed_factors import ObservedFactors
@@ -47,6 +49,8 @@ from mooring.state.selection import layer_of
 SMALL_GRADIENT = 1 << 14
 """Weights of a parameter whose penalized gradient is kept between steps."""
 
+
+T = TypeVar("T")
 
 NO_GRADIENT = torch.empty(0)
 """Stands for the gradient between steps."""
@@ -74,6 +78,41 @@ class ParameterStep:
     def numbers(self) -> dict[str, Number]:
         """Return the learning rate, and the factor of the gradient if there is one."""
         return {"lr": self.lr} if self.grad_scale is None else {"lr": self.lr, "grad_scale": self.grad_scale}
+
+
+class _GroupSteps:
+    """The steps of a group of the optimizer, kept as long as its parameters and their states are the same.
+
+    Attributes:
+        parameters: the moored parameters that had a gradient in the last step.
+        steps: their steps.
+    """
+
+    def __init__(self) -> None:
+        self.parameters: list[Tensor] = []
+        self.steps: list[ParameterStep] = []
+        self._all: list[Tensor] = []  # with those that are not moored
+        self._free: list[Tensor] = []
+        self._shapes: list[torch.Size] = []
+        self._dtypes: list[torch.dtype] = []
+
+    def matches(self, parameters: list[Tensor], states: MooringState) -> bool:
+        """Return whether these are the parameters of the last step, and have the shapes and dtypes of then."""
+        return (
+            _are(parameters, self._all)
+            and [p.shape for p in self.parameters] == self._shapes
+            and [p.dtype for p in self.parameters] == self._dtypes
+            and not any(p in states.names for p in self._free)
+        )
+
+    def remember(self, parameters: list[Tensor], states: MooringState) -> None:
+        """Find the states of the parameters that have a gradient now."""
+        pairs = [(p, states.get_or_create(p)) for p in parameters]
+        self._all, self._free = parameters, [p for p, state in pairs if state is None]
+        moored = [state for _, state in pairs if state is not None]
+        self.parameters = [state.parameter for state in moored]
+        self.steps = [ParameterStep(state, 0.0, NO_GRADIENT, None) for state in moored]
+        self._shapes, self._dtypes = [s.shape for s in moored], [s.dtype for s in moored]
 
 
 @dataclass(slots=True)
@@ -146,8 +185,9 @@ class TrainingStep:
         self.fused_penalty = FusedRule(lambda kind: penalty_rule(pull)) if isinstance(pull, GradientPull) else None
         self._small_gradients: list[Tensor | None] = []
         self._steps: list[ParameterStep] = []
-        self._kept_steps: dict[int, ParameterStep] = {}  # by the id of the state, to which each has a reference
-        self._small_key: list[tuple[int, int, tuple[int, ...]]] = []
+        self._kept_groups: list[_GroupSteps] = []
+        self._kept_states: list[ParameterState] = []
+        self._small_key: tuple[object, ...] = ()
         self._named: tuple[list[int], list[str], list[Tensor]] = [], [], []  # with references, so that ids stay theirs
         self.reset()
 
@@ -235,11 +275,10 @@ class TrainingStep:
         observation = self._observation
         if self.outputs and observation.is_empty and self.states.reads_outputs:
             observation = self.outputs.collect(self.layers.samples if self.layers else 0)
-        if self.check:
-            probes = [
-                (s.state.name, t) for s in steps if (t := observation.gradients.get(s.state.parameter)) is not None
-            ]
-            self._check_finite("importance gradient", probes)
+        if self.check and observation.gradients:
+            probed = [step.state for step in steps if step.state.parameter in observation.gradients]
+            probes = [observation.gradients[state.parameter] for state in probed]
+            self._check_finite("importance gradient", [state.name for state in probed], probes)
         self._apply_penalty(steps, scale)
         if self.layers:
             self._accumulate_factors(self.layers, factors, steps)
@@ -258,8 +297,12 @@ class TrainingStep:
 
     def _collect_gradients(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[ParameterStep]:
         """Return the moored parameters that have a gradient, with the gradient of the task's loss."""
-        steps, kept = [], self._kept_steps
-        for group in optimizer.param_groups:
+        steps: list[ParameterStep] = []
+        groups, states = optimizer.param_groups, list(self.states.records.values())
+        if len(groups) != len(self._kept_groups) or not _are(states, self._kept_states):
+            self._kept_groups = [_GroupSteps() for _ in groups]
+        self._kept_states = states  # of before this step, which may create or replace some
+        for group, known in zip(groups, self._kept_groups, strict=True):
             lr = group.get("lr", 1.0)
             lr = learning_rate(group, self._rate_reader) if lr is None else lr
             grad_scale: Number | None = -1.0 if group.get("maximize") else None
@@ -267,13 +310,16 @@ class TrainingStep:
                 grad_scale = scale if grad_scale is None else -scale
             # torch's own optimizers leave gradients as they are, except Nesterov's foreach form
             preserves = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
-            for p in group["params"]:
-                if p.grad is not None and (state := self.states.get_or_create(p)):
-                    g = self._task_gradient(state, local_gradient(p), grad_scale, preserves)
-                    if (step := kept.get(id(state))) is None:
-                        step = kept[id(state)] = ParameterStep(state, lr, g, grad_scale)
-                    step.lr, step.g, step.grad_scale, step.updates = lr, g, grad_scale, True
-                    steps.append(step)
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not known.matches(parameters, self.states):
+                known.remember(parameters, self.states)
+            gradients = local_gradients(known.parameters)
+            if grad_scale is not None or not preserves:
+                pairs = zip(known.steps, gradients, strict=True)
+                gradients = [self._task_gradient(s.state, g, grad_scale, preserves) for s, g in pairs]
+            for step, g in zip(known.steps, gradients, strict=True):
+                step.lr, step.g, step.grad_scale, step.updates = lr, g, grad_scale, True
+            steps += known.steps
         return steps
 
     def _task_gradient(self, state: ParameterState, grad: Tensor, grad_scale: Number | None, preserves: bool) -> Tensor:
@@ -284,37 +330,47 @@ class TrainingStep:
         return grad.clone()
 
     def _check_gradients(
-        self, penalized: dict[Tensor, Tensor] | None = None, steps: Sequence[ParameterStep] = ()
+        self,
+        replaced: Sequence[Tensor] = (),
+        penalized: Sequence[Tensor] = (),
+        steps: Sequence[ParameterStep] = (),
     ) -> None:
-        """Raise if a gradient is not finite, moored or not; `penalized` has those with a penalty."""
-        parameters = self.states.optimizer_parameters()
-        gradients = {p: p.grad for p in parameters if p.grad is not None and p.grad.layout == torch.strided}
-        gradients |= penalized or {}
-        kind = "penalized gradient" if penalized else "gradient"
-        checked = set(map(id, gradients.values()))
+        """Raise if a gradient is not finite, moored or not; those of the parameters `replaced` will be `penalized`."""
+        held, strided = self.states.optimizer_parameters(), torch.strided
+        parameters = [p for p in held if (g := p.grad) is not None and g.layout is strided]
+        if _are(replaced, parameters):
+            gradients: Sequence[Tensor] = penalized
+        else:
+            gradients = [g for p in parameters if (g := p.grad) is not None]
+            if replaced:
+                instead = dict(zip(replaced, penalized, strict=True))
+                gradients = list(map(instead.get, parameters, gradients))
+        checked = set(map(id, gradients))
         others = [step.g for step in steps if id(step.g) not in checked]
-        self._check_finite(kind, list(zip(self._names_of(gradients), gradients.values(), strict=True)), others)
+        kind = "penalized gradient" if penalized else "gradient"
+        self._check_finite(kind, self._names_of(parameters), gradients, others)
 
-    def _names_of(self, parameters: Collection[Tensor]) -> list[str]:
+    def _names_of(self, parameters: list[Tensor]) -> list[str]:
         """Return the names of parameters, which are looked up when other ones are asked for."""
         key = list(map(id, parameters))
         if key != self._named[0]:
-            self._named = key, [self.states.name(p) for p in parameters], list(parameters)
+            self._named = key, [self.states.name(p) for p in parameters], parameters
         return self._named[1]
 
-    def _check_finite(self, what: str, named: list[tuple[str, Tensor]], others: Sequence[Tensor] = ()) -> None:
+    def _check_finite(
+        self, what: str, names: Sequence[str], tensors: Sequence[Tensor], others: Sequence[Tensor] = ()
+    ) -> None:
         """Raise if a tensor is not finite; on a GPU it and `others` become 0 instead, and the next step raises.
 
         That is too late for the inputs of a layer, of which the factors are a sum, except in an estimate, which is
         thrown away then.
         """
         waits = self.check == "wait" or (self.watch is not None and self.layers is not None and self.layers.due)
-        on_gpu = bool(named) and has_compiler(named[0][1].device)
-        if waits or not on_gpu or not FiniteGuard.can_check([*(t for _, t in named), *others]):
-            check_finite(what, named)
-            return
-        self.guard = self.guard or FiniteGuard()
-        self.guard.check(what, named, others)
+        if not waits and tensors and has_compiler(tensors[0].device):
+            self.guard = self.guard or FiniteGuard()
+            if self.guard.check(what, names, tensors, others):
+                return
+        check_finite(what, list(zip(names, tensors, strict=True)))
 
     def report_bad_gradients(self) -> None:
         """Raise if a gradient of a step that is over was not finite and was replaced by 0."""
@@ -323,27 +379,31 @@ class TrainingStep:
 
     def _apply_penalty(self, steps: list[ParameterStep], scale: Tensor | None) -> None:
         """g <- g + force, in a tensor of its own, so that the task's gradient can be restored after the step."""
-        penalized: dict[Tensor, Tensor] = {}
+        parameters: list[Tensor] = []
+        penalized: list[Tensor] = []
         if isinstance(self.pull, GradientPull):
             moored = [step for step in steps if step.state.previous is not None]
             for group in self._with_anchors(moored):
-                added = self._penalize(self.pull, group)
-                penalized = penalized | added if penalized else added
+                parameters += (own := [step.state.parameter for step in group])
+                penalized += self._penalize(self.pull, group, own)
         if self.meter:
-            penalized |= self._with_meter(self.meter, steps)
+            added = self._with_meter(self.meter, steps)
+            parameters, penalized = list(added), list(added.values())
         if self.check:
             try:
-                self._check_gradients(penalized, steps)
+                self._check_gradients(parameters, penalized, steps)
             except NonFiniteError:
                 self._check_gradients()  # the task's own gradient may be the cause
                 raise
-        replaced = self._penalized = PenalizedGradients(list(penalized), [], list(penalized.values()), [])
-        for p, gradient in penalized.items():
-            assert p.grad is not None
-            if scale is not None:
-                local_tensor(p.grad).div_(scale)  # as the fused kernel leaves it
-            replaced.task_gradients.append(p.grad)
-            replaced.versions.append(gradient._version)
+        if not penalized:
+            return
+        task_gradients = [g for p in parameters if (g := p.grad) is not None]
+        if scale is not None:
+            for g in task_gradients:
+                local_tensor(g).div_(scale)  # as the fused kernel leaves it
+        versions = [gradient._version for gradient in penalized]
+        self._penalized = PenalizedGradients(parameters, task_gradients, penalized, versions)
+        for p, gradient in zip(parameters, penalized, strict=True):
             p.grad = gradient
 
     def _with_meter(self, meter: StepMeter, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
@@ -358,19 +418,20 @@ class TrainingStep:
             torch._foreach_add_(list(gradients.values()), [p.grad for p in gradients if p.grad is not None])
         return gradients
 
-    def _penalize(self, pull: GradientPull, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
-        """Return the penalized gradient of each parameter."""
-        gradients = self._penalized_gradients([step.state.parameter for step in steps])
+    def _penalize(self, pull: GradientPull, steps: list[ParameterStep], parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Return the penalized gradient of each parameter, which has a step of its own."""
+        gradients = self._penalized_gradients(parameters)
+        parts = local_tensors(gradients)
 
         def args(index: int) -> KernelArgs:
             step, state = steps[index], steps[index].state
-            tensors = {**state.pull_tensors(), "g": step.g, "penalized": local_tensor(gradients[index])}
+            tensors = {**state.pull_tensors(), "g": step.g, "penalized": parts[index]}
             return KernelArgs(tensors, step.numbers(), state.compute_dtype, anchor_moves=state.staged is not None)
 
         def current(name: str, indices: Sequence[int]) -> Sequence[Any]:
             if name == "penalized":
-                return [local_tensor(gradients[index]) for index in indices]
-            return _current_values(name, [steps[index] for index in indices])
+                return _chosen(parts, indices)
+            return _current_values(name, _chosen(steps, indices))
 
         remaining = list(range(len(steps)))
         if self.fused_penalty and any(has_compiler(step.state.parameter.device) for step in steps):
@@ -379,7 +440,7 @@ class TrainingStep:
         for index in remaining:
             arg = args(index)
             run_in_chunks(penalty_rule(pull), arg.tensors, arg.numbers, arg.dtype)
-        return {step.state.parameter: gradient for step, gradient in zip(steps, gradients, strict=True)}
+        return gradients
 
     def _penalized_gradients(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return tensors for the penalized gradients of parameters; small ones are kept from step to step.
@@ -387,9 +448,9 @@ class TrainingStep:
         To allocate one takes as long as the whole step of a small parameter, and so does a look at its form: small ones
         are all kept as long as the parameters, which a model may replace, are where they were.
         """
-        key = [(id(p), p.data_ptr(), p.stride()) for p in parameters]
+        key = [*map(id, parameters)], addresses_of(parameters), [*map(Tensor.stride, parameters)]
         known = self._small_gradients
-        if key != self._small_key or any(t is p.grad for t, p in zip(known, parameters, strict=True) if t is not None):
+        if key != self._small_key or any(map(is_, known, [p.grad for p in parameters])):
             known = [None if p.numel() > SMALL_GRADIENT else torch.empty_like(p) for p in parameters]
             self._small_key, self._small_gradients = key, known
         return [torch.empty_like(p) if t is None else t for t, p in zip(known, parameters, strict=True)]
@@ -418,10 +479,10 @@ class TrainingStep:
         if not self._steps:
             return
         self.states.steps += 1
-        reads_outputs = self.accumulates and self.importance.watches == "outputs"
-        for step in self._steps:
-            if reads_outputs:  # it learns nothing of parameters on which the outputs do not depend
+        if self.accumulates and self.importance.watches == "outputs":
+            for step in self._steps:  # it learns nothing of parameters on which the outputs do not depend
                 step.updates = self._observation.gradients.get(step.state.parameter) is not None
+        for step in self._steps:
             step.state.count += step.updates
         due = pull_is_due(self.pull, self.states.tasks, self.states.steps)
         pulls = due and isinstance(self.pull, ParameterPull)
@@ -492,7 +553,7 @@ class TrainingStep:
             return KernelArgs(tensors, numbers, state.compute_dtype, kinds[index], anchor_moves=moves)
 
         def current(name: str, indices: Sequence[int]) -> Sequence[Any]:
-            chosen = [steps[index] for index in indices]
+            chosen = _chosen(steps, indices)
             if name == "before":
                 return [self._before[step.state.parameter] for step in chosen]
             if name == "probe":
@@ -502,7 +563,8 @@ class TrainingStep:
                 return [self._observation.samples] * len(chosen)
             return _current_values(name, chosen)
 
-        kinds = [(self.accumulates and step.updates, pulls) for step in steps]
+        updating, resting = (self.accumulates, pulls), (False, pulls)
+        kinds = [updating if step.updates else resting for step in steps]
         return [steps[index] for index in self.fused_step.run([s.state for s in steps], kinds, args, current)]
 
     def _tensors(self, step: ParameterStep, pulls: bool) -> State:
@@ -533,7 +595,7 @@ class TrainingStep:
     def invalidate(self) -> None:
         """Discard plans of kernels and copies of anchors: tensors that are kept have other addresses now."""
         self.fused_step.invalidate()
-        self._small_gradients, self._small_key, self._kept_steps = [], [], {}
+        self._small_gradients, self._small_key, self._kept_groups = [], (), []
         self.states.offload.invalidate()
         if self.fused_penalty:
             self.fused_penalty.invalidate()
@@ -577,10 +639,20 @@ def _calls_itself(optimizer: torch.optim.Optimizer, hook_caller: FrameType) -> b
     return False
 
 
+def _are(objects: Collection[object], others: Collection[object]) -> bool:
+    """Return whether both have the same objects in the same order."""
+    return len(objects) == len(others) and all(map(is_, objects, others))
+
+
+def _chosen(values: Sequence[T], indices: Sequence[int]) -> Sequence[T]:
+    """Return the values at increasing indices, which are often all of them."""
+    return values if len(indices) == len(values) else [values[index] for index in indices]
+
+
 def _current_values(name: str, steps: Sequence[ParameterStep]) -> Sequence[Tensor | Number]:
     """Return a tensor or number, by name, of many parameters: what changes for a kernel in every step."""
     if name == "theta":
-        return [step.state.theta for step in steps]
+        return local_tensors([step.state.parameter for step in steps])
     if name == "anchor":
         return [step.state.device_anchor for step in steps]
     if name == "g":

@@ -23,16 +23,13 @@ class _TermGroup:
     """Terms of one kind, and the kernels for them."""
 
     def __init__(self, terms: Sequence[Term], budget: Budget) -> None:
-        self.terms = list(terms)
+        self.parameters = [term.d if isinstance(term, BatchTerm) else term.state.parameter for term in terms]
         self.batches = [term for term in terms if isinstance(term, BatchTerm)]
         tensors, dtype = _tensors(terms[0]), terms[0].state.compute_dtype
         self.layout = Layout([_tensors(term) for term in terms])
         self.reduce = ReduceKernel(spent_rule, tensors, SUMS, "mu", dtype)
         rule = removal_rule(budget) if self.batches else pull_rule(budget)
         self.pull = MultiTensorKernel(rule, tensors, [], dtype, scalar="mu")
-
-    def parameters(self) -> list[Tensor]:
-        return [term.d if isinstance(term, BatchTerm) else term.state.parameter for term in self.terms]
 
 
 class BudgetKernels:
@@ -65,9 +62,9 @@ class BudgetKernels:
         return cls(groups.values(), budget) if len({term.state.parameter.device for term in terms}) == 1 else None
 
     def is_valid(self) -> bool:
-        """Return whether the parameters still have the dtypes and strides that the kernels were made for."""
+        """Find the parameters, and return whether they have the dtypes and strides that the kernels were made for."""
         valid = all(batch.is_valid() for group in self.groups for batch in group.batches)
-        return valid and all(group.layout.matches("theta", group.parameters()) for group in self.groups)
+        return valid and all(group.layout.follow("theta", group.parameters) for group in self.groups)
 
     def update_batches(self) -> None:
         """Read the parameters of batches."""
@@ -82,8 +79,6 @@ class BudgetKernels:
             nats: the budget, 0-d and float64 on the device.
             mu: likewise; changed in place.
         """
-        for group in self.groups:
-            group.layout.update("theta", group.parameters())
         tables, done = [group.layout.device_table for group in self.groups], torch.zeros_like(mu)
         for _ in range(MAX_NEWTON_STEPS):
             for group, table, columns in zip(self.groups, tables, self.columns, strict=True):
@@ -94,7 +89,6 @@ class BudgetKernels:
         """Return what all terms spend without a pull, 0-d and float64 on the device."""
         zero = self.partial_sums.new_zeros(())
         for group, columns in zip(self.groups, self.columns, strict=True):
-            group.layout.update("theta", group.parameters())
             group.reduce(group.layout, group.layout.device_table, zero, zero, columns)
         return self.partial_sums[SUMS.index("spent")].sum()
 

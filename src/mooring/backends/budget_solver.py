@@ -12,7 +12,7 @@ from mooring.backends.budget_kernels import BudgetKernels
 from mooring.backends.budget_terms import Term, budget_term, budget_terms
 from mooring.backends.eager import has_compiler
 from mooring.backends.kronecker_batch import is_batchable, kronecker_batches
-from mooring.backends.product_terms import ProductTerm, is_active_product, product_terms
+from mooring.backends.product_terms import ProductTerm, is_active_product, is_product, product_terms
 from mooring.backends.small_batch import SmallBatch, is_small, small_batches
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
@@ -21,6 +21,29 @@ from mooring.pulls.pull import Number
 from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
+
+
+class _Plan:
+    """The kernels of a step in which every group has some and everything that is held moves.
+
+    Args:
+        key: the parameters of the step.
+        groups: the kernels of each group and the low-rank products that are among its terms.
+        products: the states of all products; a plan holds as long as the same ones are added to their layers.
+    """
+
+    def __init__(
+        self,
+        key: Hashable,
+        groups: dict[str, tuple[BudgetKernels, list[ProductTerm]]],
+        products: Sequence[ParameterState],
+    ) -> None:
+        self.key, self.groups, self.products = key, groups, products
+        self.active = [*map(is_active_product, products)]
+
+    def is_for(self, key: Hashable) -> bool:
+        """Return whether the plan was made for these parameters, with the products that are active now."""
+        return self.key == key and self.active == [*map(is_active_product, self.products)]
 
 
 class BudgetSolver:
@@ -41,7 +64,7 @@ class BudgetSolver:
         self.scale = 1.0
         self.batches: dict[str, list[BatchTerm | SmallBatch]] = {}
         self.kernels: dict[str, tuple[list[object], BudgetKernels | None]] = {}
-        self.plan: tuple[Hashable, dict[str, BudgetKernels]] = None, {}
+        self.plan: _Plan | None = None
 
     @torch.no_grad()
     def apply_pull(self, states: Collection[ParameterState], moved: Collection[Tensor], task: int) -> None:
@@ -53,49 +76,55 @@ class BudgetSolver:
             task: the number of consolidated tasks.
         """
         key = len(states), *map(id, moved)
-        if not all(kernels.is_valid() for _, kernels in self.kernels.values() if kernels is not None):
-            self.invalidate()
-        if self.plan[0] == key:  # a model may have thousands of parameters
-            for name, kernels in self.plan[1].items():
+        self._discard_invalid_kernels()
+        if self.plan is not None and self.plan.is_for(key):  # a model may have thousands of parameters
+            for name, (kernels, products) in self.plan.groups.items():
                 kernels.update_batches()
-                self._solve_in_kernels(name, kernels, self.scale * self.budget.allowed(task, len(self.plan[1])))
+                allowed: Number = self.scale * self.budget.allowed(task, len(self.plan.groups))
+                self._solve_in_kernels(name, kernels, _besides_residuals(products, allowed))
             return
-        groups, moving, plan = self._groups(states), set(moved), {}
+        groups, moving = self._groups(states), set(moved)
+        planned: dict[str, tuple[BudgetKernels, list[ProductTerm]]] = {}
         for name, members in groups.items():
             free = self._terms(name, [state for state in members if state.parameter in moving])
             fixed = budget_terms([state for state in members if state.parameter not in moving])
             if not free:
                 continue
-            allowed: Number = self.scale * self.budget.allowed(task, len(groups))
+            allowed = self.scale * self.budget.allowed(task, len(groups))
             # mu is where anchors are kept: waiting for an answer costs less than copying anchors once more
             mu = self._initial_mu(name, free[0].state.anchor.device)
             if fixed:
                 allowed = (allowed - self._energy(fixed)).clamp(min=0).to(mu.device)
             products = [term for term in free if isinstance(term, ProductTerm)]
-            for product in products:
-                allowed = product.keep_residual(allowed)
+            allowed = _besides_residuals(products, allowed)
             if (group_kernels := self._kernels(name, free)) is not None:
                 self._solve_in_kernels(name, group_kernels, allowed)
-                if not fixed and not products:
-                    plan[name] = group_kernels
+                if not fixed:
+                    planned[name] = group_kernels, products
                 continue
             mu = budget_solved(lambda mu, done, terms=free: self._spent(terms, mu), allowed, mu)  # type: ignore[misc]
             self.mu[name] = mu
             if mu.device.type != "cpu" or bool(mu):
                 for free_term in self._staged(free):
                     free_term.apply_pull(self.budget, mu)
-        if groups and len(plan) == len(groups):
-            self.plan = key, plan
+        if groups and len(planned) == len(groups):
+            self.plan = _Plan(key, planned, [state for state in states if is_product(state)])
 
     @torch.no_grad()
     def energy(self, states: Collection[ParameterState]) -> float:
         """Return what the parameters spend where they are: the sum of previous * d^2 / 2."""
+        self._discard_invalid_kernels()
         energies = []
         for name, members in self._groups(states).items():
             terms = self._terms(name, members)
             kernels = None if any(isinstance(term, ProductTerm) for term in terms) else self._kernels(name, terms)
             energies.append(self._energy(terms) if kernels is None else kernels.energy())
         return math.fsum(map(float, energies))
+
+    def _discard_invalid_kernels(self) -> None:
+        """Find the parameters of all kernels, and discard everything that is kept if one of them has another form."""
+        if not all(kernels.is_valid() for _, kernels in self.kernels.values() if kernels is not None):
+            self.invalidate()
 
     def _groups(self, states: Collection[ParameterState]) -> dict[str, list[ParameterState]]:
         """Return the states that a budget is spent on, by the group that shares a multiplier; B stands for A too."""
@@ -171,7 +200,7 @@ class BudgetSolver:
 
     def invalidate(self) -> None:
         """Discard kernels and plans: a tensor that is kept has another address now."""
-        self.batches, self.kernels, self.plan = {}, {}, (None, {})
+        self.batches, self.kernels, self.plan = {}, {}, None
 
     def state(self) -> dict[str, Any]:
         """Return what a saved state carries, as plain values."""
@@ -182,3 +211,10 @@ class BudgetSolver:
         state = state or {}
         mu, self.scale = state.get("mu", {}), float(state.get("scale", 1.0))
         self.mu = {name: torch.tensor(value, dtype=torch.float64) for name, value in mu.items()}
+
+
+def _besides_residuals(products: Sequence[ProductTerm], allowed: Number) -> Number:
+    """Return what is left of a budget besides the residuals of low-rank products."""
+    for product in products:
+        allowed = product.keep_residual(allowed)
+    return allowed

@@ -52,18 +52,22 @@ class _KernelGroup:
     kernel: MultiTensorKernel
     anchor_moves: bool
 
+    def __post_init__(self) -> None:
+        self.strides = [stride for _, stride in self.layout.formats["theta"]]
+
     def moving_names(self) -> list[str]:
         """Return the names of the tensors that may have another address in each step."""
         return [n for n in self.layout.rows if n in MOVING_TENSORS or (n == "anchor" and self.anchor_moves)]
 
     def with_parameter_strides(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return each tensor with the strides of its parameter, copied where it has others."""
-        strides = (stride for _, stride in self.layout.formats["theta"])
+        if list(map(Tensor.stride, tensors)) == self.strides:
+            return list(tensors)
         return [
             t
             if has_strides(t, stride)
             else torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
-            for t, stride in zip(tensors, strides, strict=True)
+            for t, stride in zip(tensors, self.strides, strict=True)
         ]
 
 
@@ -109,7 +113,9 @@ class FusedRule:
             self.plans[key] = *plan, owners  # a reference, so that no other object gets their ids
         groups, remaining, _ = self.plans[key]
         moving = [{name: current(name, group.indices) for name in group.moving_names()} for group in groups]
-        if not all(group.layout.matches("theta", named["theta"]) for group, named in zip(groups, moving, strict=True)):
+        if not all(
+            group.layout.follow("theta", named.pop("theta")) for group, named in zip(groups, moving, strict=True)
+        ):
             del self.plans[key]
             return self.run(owners, kinds, args, current)
         for group, named in zip(groups, moving, strict=True):

@@ -19,7 +19,7 @@ from mooring.adapters.product import (
 from mooring.adapters.product_factors import ProductFactors
 from mooring.adapters.sides import rows_times
 from mooring.backends.eigen import eigen
-from mooring.distributed.dtensor import gathered, local_part, local_tensor, to_dtensor
+from mooring.distributed.dtensor import PLAIN, gathered, local_part, local_tensor, local_tensors, to_dtensor
 from mooring.state.mooring_state import ParameterState
 
 
@@ -90,7 +90,9 @@ class ProductStack:
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return tensors of all layers as one, (layers, rows, columns); shards are gathered."""
-        return torch.stack([gathered(t.detach()) for t in tensors]).to(self.dtype).flatten(2)
+        with torch.no_grad():
+            whole = tensors if PLAIN.issuperset(map(type, tensors)) else [gathered(t) for t in tensors]
+            return torch.stack(list(whole)).to(self.dtype).flatten(2)
 
     def _firsts(self) -> list[Tensor]:
         return [_first(state) for state in self.states]
@@ -166,8 +168,9 @@ class ProductStack:
         """Subtract from each B a displacement that is given in the eigenbases, (layers, out, rank)."""
         change, seconds = self.from_basis(removed @ self.rows.mT), self._seconds()
         parts = change.to(seconds[0].dtype).reshape(-1, *seconds[0].shape).unbind()
-        changes = [local_part(part, p) for part, p in zip(parts, seconds, strict=True)]
-        torch._foreach_sub_([local_tensor(p) for p in seconds], changes)
+        if not PLAIN.issuperset(map(type, seconds)):
+            parts = tuple(local_part(part, p) for part, p in zip(parts, seconds, strict=True))
+        torch._foreach_sub_(list(local_tensors(seconds)), list(parts))
 
     def residuals(self) -> Tensor:
         """Return the residual of all products together at each of `RETREATS` towards the anchor."""

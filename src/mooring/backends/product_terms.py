@@ -1,6 +1,7 @@
 """The terms of low-rank products in a budget: all products of a device together, for their present A quadratic in B."""
 
 from collections.abc import Hashable, Iterable, Sequence
+from operator import is_
 
 import torch
 from torch import Tensor
@@ -73,25 +74,23 @@ class ProductTerm(BatchTerm):
         self._identity = self._present()
         self.update()
 
-    def _present(self) -> list[tuple[object, ...]]:
-        """Return what the term was made from; it is made anew if any of that is replaced."""
-        present: list[tuple[object, ...]] = []
+    def _present(self) -> tuple[list[object], list[object]]:
+        """Return what the term was made from, objects and values; it is made anew if any of that is replaced."""
+        objects: list[object] = []
+        values: list[object] = []
         for state in self.states:
             factors, first = factors_of(state), state.held_with
             assert first is not None
             assert factors.low_rank is not None
-            anchors = state.anchor, state.anchor._version, first.anchor, first.anchor._version
-            present.append((factors, factors.basis, factors.low_rank.scale, *anchors))
-        return present
+            a, b = first.anchor, state.anchor
+            objects += factors, factors.basis, a, b
+            values += factors.low_rank.scale, a._version, b._version, state.parameter.device
+        return objects, values
 
     def is_valid(self) -> bool:
         """Return whether the products have the factors, anchors, scales and devices that the term was made from."""
-        if any(state.parameter.device != self.d.device for state in self.states):
-            return False
-        pairs = zip(self._present(), self._identity, strict=True)
-        return all(
-            a is b or (isinstance(a, int | float) and a == b) for one in pairs for a, b in zip(*one, strict=True)
-        )
+        objects, values = self._present()
+        return all(map(is_, objects, self._identity[0])) and values == self._identity[1]
 
     def update(self) -> None:
         """Compute the displacements and curvatures for the present parameters."""

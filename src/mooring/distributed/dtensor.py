@@ -42,6 +42,16 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return part
 
 
+def local_tensors(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return `local_tensor` of each tensor; quickly where all are plain, as thousands are in each step.
+
+    Example:
+        >>> local_tensors([torch.zeros(2), torch.zeros(1)])
+        [tensor([0., 0.]), tensor([0.])]
+    """
+    return tensors if PLAIN.issuperset(map(type, tensors)) else [local_tensor(t) for t in tensors]
+
+
 def local_gradient(p: Any) -> Tensor:
     """Return the part of a parameter's gradient on this rank, after a sum over ranks if it is partial."""
     g = p.grad
@@ -49,6 +59,14 @@ def local_gradient(p: Any) -> Tensor:
         return g  # type: ignore[no-any-return]
     same = not sharded(p) or g.placements == p.placements
     return local_tensor(g if same else g.redistribute(p.device_mesh, p.placements))
+
+
+def local_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return `local_gradient` of each parameter; quickly where all are plain."""
+    gradients = [g for p in parameters if (g := p.grad) is not None]
+    if PLAIN.issuperset(map(type, parameters)) and PLAIN.issuperset(map(type, gradients)):
+        return gradients
+    return [local_gradient(p) for p in parameters]
 
 
 def to_dtensor(part: Tensor, like: Any, *, rows: bool = False) -> Tensor:

@@ -13,12 +13,12 @@ from torch import Tensor
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
+from mooring.backends.host_copy import HostCopy
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.gauge.controller import RESERVE, UNUSED_PULL, next_scale
 from mooring.gauge.distillation import Distillation, weight_control
 from mooring.gauge.gauge import Gauge, unwrapped
-from mooring.gauge.host_copy import HostCopy
 from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
 from mooring.gauge.pass_cost import MEASURING_INTERVAL
 from mooring.reference.preserve_model_state import preserve_model_state

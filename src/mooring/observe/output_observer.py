@@ -347,8 +347,8 @@ class OutputObserver:
 
     @autocast_disabled()
     def _observe(self, outputs: Tensor) -> Observation:
-        samples, parameters = count_samples(outputs), self.states.trained()
-        if self.importance.watches == "samples" or not parameters:
+        samples = count_samples(outputs)
+        if self.importance.watches == "samples" or not (parameters := self.states.trained()):
             return Observation(samples)
         gathered = gathered_parameters(self.states.model)  # they stand for the sharded parameters in the graph
         parameters = [p for p in parameters if p in gathered or not sharded(p)]

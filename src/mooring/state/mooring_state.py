@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mooring.adapters.product_factors import ROOT_SLOTS, Product, ProductFactors
 from mooring.adapters.products import Products, by_parameters, find_products, sample_layer
-from mooring.distributed.dtensor import local_part, local_tensor, reduce_over_shards, sharded, to_dtensor
+from mooring.distributed.dtensor import local_part, local_tensor, local_tensors, reduce_over_shards, sharded, to_dtensor
 from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.importance import Importance, State
 from mooring.importance.kronecker_factors import (
@@ -125,10 +125,8 @@ class ParameterState:
     @property
     def has_scores(self) -> bool:
         """Whether this task is known by scores: of a parameter with factors, while its layer was not observed."""
-        if self.is_product_input:
-            return False
         if self.factors is None:
-            return True
+            return self.held_with is None  # the A of a product has none
         return not self.runs and "current" in self.importance_state and self.importance_state["current"].ndim > 0
 
     @property
@@ -733,8 +731,6 @@ def _is_compiled_whole(module: nn.Module) -> bool:
 
 def gradient_versions(parameters: list[Tensor]) -> list[int]:
     """Return identities and versions that change when a gradient is replaced or written to."""
-    versions: list[int] = []
-    for p in parameters:
-        g = p.grad
-        versions += id(g), 0 if g is None else local_tensor(g)._version
-    return versions
+    gradients = [p.grad for p in parameters]
+    parts = local_tensors([g for g in gradients if g is not None])
+    return [*map(id, gradients), *[part._version for part in parts]]

@@ -5,7 +5,7 @@ one program of one kernel does one block of one parameter.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 import torch
@@ -42,24 +42,28 @@ class Layout:
         self.host = torch.zeros(1 + len(self.rows), len(tensors), dtype=torch.int64)
         self.host[0] = torch.tensor(self.sizes)
         self.formats = {name: [memory_format(named[name]) for named in tensors] for name in self.rows}
-        self.addresses: dict[str, list[int]] = {}
+        self.addresses: dict[str, array[int]] = {}
         self.aligned_names: dict[str, bool] = {}
         for name in self.rows:
             self.update(name, [named[name] for named in tensors])
 
-    def update(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Set the addresses of the tensors of that name."""
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        if self.addresses.get(name) != addresses:
+    def update(self, name: str, tensors: Sequence[Tensor]) -> bool:
+        """Set the addresses of the tensors of that name, and return whether one is another."""
+        addresses = addresses_of(tensors)
+        moved = self.addresses.get(name) != addresses
+        if moved:
             self.addresses[name] = addresses
-            self.host[self.rows[name]] = row = torch.tensor(addresses)
+            self.host[self.rows[name]] = row = torch.frombuffer(addresses, dtype=torch.int64)
             self.aligned_names[name] = self.rows[name] in self.scalar_rows or not bool((row % ALIGNMENT).any())
             self.__dict__.pop("device_table", None)
+        return moved
 
-    def matches(self, name: str, tensors: Sequence[Tensor]) -> bool:
-        """Return whether tensors of that name have the dtypes and strides that they had."""
-        moved = [tensor.data_ptr() for tensor in tensors] != self.addresses[name]
-        return not moved or [memory_format(tensor) for tensor in tensors] == self.formats[name]
+    def follow(self, name: str, tensors: Sequence[Tensor]) -> bool:
+        """Set the addresses of the tensors of that name, and return whether they have the dtypes and strides of before.
+
+        If not, the kernels were made for others.
+        """
+        return not self.update(name, tensors) or [memory_format(t) for t in tensors] == self.formats[name]
 
     @cached_property
     def device_table(self) -> Tensor:
@@ -70,6 +74,17 @@ class Layout:
     def options(self) -> dict[str, int]:
         """The options of a launch; ALIGNED says whether every address is a multiple of `ALIGNMENT`."""
         return {"B": BLOCK, "ALIGNED": all(self.aligned_names.values()), "num_warps": WARPS}
+
+
+def addresses_of(tensors: Iterable[Tensor]) -> "array[int]":
+    """Return the addresses of the first elements.
+
+    Example:
+        >>> one = torch.zeros(2)
+        >>> addresses_of([one, one]) == addresses_of([one, one.clone()])
+        False
+    """
+    return array("q", map(Tensor.data_ptr, tensors))
 
 
 def memory_format(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -113,8 +128,9 @@ class MultiTensorKernel:
         if self.kernel is None:
             return
         shared = {name: number for name in self.numbers if (number := _shared_on_gpu(numbers[name])) is not None}
-        rows = ([0.0] * len(numbers[name]) if name in shared else numbers[name] for name in self.numbers)
-        plain = array("d", [float(number) for row in rows for number in row] or [0.0])
+        plain = array("d", () if self.numbers else (0.0,))
+        for name in self.numbers:
+            plain.extend([0.0] * len(numbers[name]) if name in shared else numbers[name])  # type: ignore[arg-type]
         table, values = layout.device_table, _to_device(torch.frombuffer(plain, dtype=torch.float64), layout.device)
         for name, number in shared.items():
             values.view(len(self.numbers), -1)[self.numbers.index(name)] = number
