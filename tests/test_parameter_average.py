@@ -1,4 +1,4 @@
-"""Tests of the average of the parameters, which the end of a task takes where a measured budget has forgotten no more."""
+"""Tests of the average of the parameters, at which a task ends if a measured budget has forgotten no more there."""
 
 import copy
 

@@ -89,7 +89,7 @@ class ParameterAverage:
     def pairs(self, parameters: Collection[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return the part of each parameter on this rank, and its average, where there is one of two points or more."""
         known = ((local_tensor(p).detach(), self._averages[p]) for p in parameters if p in self._averages)
-        return [(theta, each.value) for theta, each in known if each.updates and _fits(each.value, theta)]
+        return [(theta, kept.value) for theta, kept in known if kept.updates and _fits(kept.value, theta)]
 
     def updates(self, names: Mapping[str, Tensor]) -> dict[str, int]:
         """Return the number of updates of each parameter that has an average, by name."""
