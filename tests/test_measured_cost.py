@@ -150,9 +150,10 @@ def test_measurement_is_settled_when_it_is_read():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("distil", [False, True, None])
-def test_on_a_gpu_a_measured_budget_makes_nothing_wait(distil):
-    model, optimizer, moor = moored("cuda", distil=distil)
+def test_on_a_gpu_a_measured_budget_makes_nothing_wait(distil, kind):
+    model, optimizer, moor = moored("cuda", kind=kind, distil=distil, average=True)
     batches = [(x.cuda(), y.cuda()) for x, y in data(2)]
     for _ in range(5):
         for batch in batches:
@@ -168,7 +169,7 @@ def test_batches_that_are_too_large_for_the_gpu_are_pinned_and_make_nothing_wait
     monkeypatch.setattr("mooring.gauge.placement.RESIDENT_PART", 0.0)
     (first, *_) = placed(data(1), torch.device("cuda", 0))
     assert all(t.is_pinned() for t in first)
-    test_on_a_gpu_a_measured_budget_makes_nothing_wait(True)
+    test_on_a_gpu_a_measured_budget_makes_nothing_wait(True, torch.optim.SGD)
 
 
 @pytest.mark.gpu

@@ -205,6 +205,9 @@ class Mooring:
     def finish(self) -> Measurement:
         """Return towards the anchor, if need be, until the measured forgetting is within the budget.
 
+        With Adam and its kin, or `Budget(average=True)`, the average of the trained parameters, also of excluded ones,
+        takes their place first, if no more is forgotten there.
+
         `consolidate()` does this by itself. Call it before a model is kept without being consolidated. The value is
         measured on the gauge, so on other data it may be a little larger.
         """
@@ -351,8 +354,8 @@ class Mooring:
         `torch.save` and safetensors both take it. Save it beside the model's and the optimizer's own state.
 
         Args:
-            gauge: whether to include the data that a budget is measured on, and the data that is distilled. Leave
-                it out of a state that others get; they then have the estimate alone.
+            gauge: whether to include the data that a budget is measured on, the data that is distilled, and the
+                average of the parameters. Leave it out of a state that others get; they then have the estimate alone.
         """
         self._refuse_interrupted()
         if self._meter is not None:
@@ -365,6 +368,7 @@ class Mooring:
         if gauge and self._meter is not None and self._meter.gauges:
             header["gauges"], tensors = pack_gauges(self._meter.named_gauges())
             header["measured"] = self._meter.state()
+            tensors |= self._meter.tensors()
         return pack_state(self._states.records.values(), self._step.norms.anchors, header) | tensors
 
     @torch.no_grad()
@@ -421,6 +425,8 @@ class Mooring:
         self._step.reset()
         self.optimizer = self._states.optimizer = optimizer
         self._states.refresh()
+        if self._meter is not None:
+            self._meter.follow_optimizer()
         self._hook()
 
     def detach(self) -> None:
@@ -557,7 +563,7 @@ class Mooring:
         saved = "gauges" in header
         gauges = unpack_gauges(header["gauges"], state, self._loss, self._outputs) if saved else None
         if gauges is not None:
-            meter.load_gauges(gauges, header["measured"])
+            meter.load_gauges(gauges, header["measured"], state)
             return
         meter.clear()
         if saved:

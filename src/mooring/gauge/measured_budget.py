@@ -15,12 +15,15 @@ from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
 from mooring.backends.host_copy import HostCopy
 from mooring.distributed.collectives import world_size
+from mooring.distributed.dtensor import local_tensor
 from mooring.errors import MooringError, UnheldWarning, warn
+from mooring.gauge.average import ParameterAverage
 from mooring.gauge.controller import RESERVE, UNUSED_PULL, next_scale
 from mooring.gauge.distillation import Distillation, weight_control
 from mooring.gauge.gauge import Gauge, unwrapped
 from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
 from mooring.gauge.pass_cost import MEASURING_INTERVAL
+from mooring.importance import State
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.state.mooring_state import MooringState, ParameterState
 
@@ -77,6 +80,7 @@ class MeasuredBudget:
     Attributes:
         gauges: one for each past task that has data.
         distillation: adds the gradient of the divergence on the reference, if that is wanted.
+        average: the average of the trained parameters in this task; empty unless it `averages`.
         latest: the last measured value of each batch in this task; None where there is none yet.
         noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
     """
@@ -85,6 +89,7 @@ class MeasuredBudget:
         self.states, self.solver, self.budget = states, solver, solver.budget
         self.gauges: list[Gauge] = []
         self.distillation: Distillation | None = None
+        self.average = ParameterAverage()
         self.latest: list[list[float] | None] = []
         self.noise = 0.0
         self._pending: _PendingMeasurement | None = None
@@ -110,6 +115,7 @@ class MeasuredBudget:
         if gauges and not self.gauges and self._pull_waits:
             self.solver.scale = UNUSED_PULL
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
+        self.average = ParameterAverage()
         if gauges:
             self._warn_of_noise()
 
@@ -126,6 +132,16 @@ class MeasuredBudget:
         """Whether distillation, whose weight has no limit here, holds the budget, and the pull is in reserve."""
         return self.distillation is not None and not self.distillation.control.limited
 
+    @property
+    def averages(self) -> bool:
+        """Whether the end of a task may take the average of the parameters."""
+        return self._pull_waits if self.budget.average is None else self.budget.average
+
+    def follow_optimizer(self) -> None:
+        """Distil as the present optimizer needs it."""
+        if self.distillation:
+            self.distillation.control = weight_control(self.states.optimizer)
+
     def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Return what distillation adds to the gradients of these parameters."""
         self.settle()
@@ -136,7 +152,7 @@ class MeasuredBudget:
         return self.distillation.gradients(unwrapped(self.states.model), parameters, self.states.steps)
 
     def after_step(self) -> None:
-        """Measure the next batch if it is due, and adjust what may be spent."""
+        """Measure the next batch if it is due, adjust what may be spent, and average the parameters."""
         number, remainder = divmod(self.states.steps, MEASURING_INTERVAL)
         if not self.gauges or remainder or not self.states.tasks:
             return
@@ -146,6 +162,7 @@ class MeasuredBudget:
         self._pending = _PendingMeasurement(index, HostCopy(terms), HostCopy(self._binding(terms.device)))
         if self._pending.terms.ready:
             self.settle()
+        self.average.update(self.states.trained_by_name().values() if self.averages else ())
 
     def settle(self) -> None:
         """Adjust what may be spent by the last measurement, if its result was not read yet.
@@ -181,11 +198,12 @@ class MeasuredBudget:
     def finish(self) -> Measurement:
         """Return towards the anchor until the measured value is within the budget, and measure once more.
 
-        The budget's own pull goes first, because it gives up least of what was learned. If no pull is strong enough,
-        the parameters are interpolated with the anchor, where the value is 0.
+        The average of the parameters takes their place before that, if no more is measured there. Of the returns, the
+        budget's own pull goes first, because it gives up least of what was learned. If no pull is strong enough, the
+        parameters are interpolated with the anchor, where the value is 0.
         """
         self.settle()
-        result = self.measure()
+        result = self._take_average(self.measure())
         if result.nats <= self.named:
             return result
         ends = [(state, state.theta.clone()) for state in self.states.records.values()]
@@ -206,18 +224,36 @@ class MeasuredBudget:
         )
         return result
 
+    def _take_average(self, last: Measurement) -> Measurement:
+        """Replace the parameters by their average if no more is measured there, and return what is measured."""
+        pairs = self.average.pairs(self.states.trained_by_name().values()) if self.averages else []
+        if not pairs:
+            return last
+        parameters, averages = map(list, zip(*pairs, strict=True))
+        ends = [theta.clone() for theta in parameters]
+        torch._foreach_copy_(parameters, averages)
+        measured: Measurement | None = None
+        try:
+            measured = self.measure()
+        finally:
+            taken = measured is not None and measured.nats <= last.nats
+            if not taken:
+                torch._foreach_copy_(parameters, ends)
+        return measured if taken else last
+
     @contextmanager
     def finished(self) -> Iterator[Measurement]:
-        """Keep the budget inside the context, and restore the parameters after it."""
+        """Keep the budget inside the context, and restore the parameters after it, also excluded ones."""
         self.settle()
-        ends = [(state, state.theta.clone()) for state in self.states.records.values()]
+        moved = (local_tensor(p).detach() for p in {**self.states.records, **dict.fromkeys(self.average)})
+        ends = [(theta, theta.clone()) for theta in moved]
         spent = self.solver.state()
         try:
             yield self.finish()
         finally:
             with torch.no_grad():
-                for state, theta in ends:
-                    state.theta.copy_(theta)
+                for theta, end in ends:
+                    theta.copy_(end)
             self.solver.load_state(spent)
 
     def _last_kept(self, path: Callable[[float], None]) -> Measurement | None:
@@ -300,6 +336,7 @@ class MeasuredBudget:
     def clear(self) -> None:
         """Forget all gauges, so that forgetting is only estimated: no more than the budget may be spent by estimate."""
         self.gauges, self.latest, self.distillation, self._pending = [], [], None, None
+        self.average = ParameterAverage()
         self.solver.scale = min(self.solver.scale, 1.0)
 
     def _warn_of_noise(self) -> None:
@@ -323,21 +360,29 @@ class MeasuredBudget:
         gauges = {str(number): gauge for number, gauge in enumerate(self.gauges)}
         return gauges | ({DISTILLED: self.distillation.reference} if self.distillation else {})
 
-    def load_gauges(self, gauges: dict[str, Gauge], state: dict[str, Any]) -> None:
-        """Continue with saved gauges and the state of the controller."""
+    def load_gauges(self, gauges: dict[str, Gauge], state: dict[str, Any], tensors: State) -> None:
+        """Continue with saved gauges, the state of the controller, and the average among the tensors of a state."""
         self._pending = None
         distilled = gauges.pop(DISTILLED, None)
         control = weight_control(self.states.optimizer)
         self.distillation = Distillation(distilled, self.named, control=control) if distilled else None
         self.gauges = list(gauges.values())
         self.load_state(state)
+        self.average = ParameterAverage()
+        if self.averages:
+            self.average.load(state.get("average", {}), tensors, self.states.trained_by_name())
 
     def state(self) -> dict[str, Any]:
         """Return what the controller carries from step to step, as plain values."""
         self.settle()
         distils = self.distillation
         schedule = {"weight": distils.weight, "distils_every": distils.every} if distils else {}
-        return {"latest": self.latest, **schedule}
+        updates = self.average.updates(self.states.trained_by_name())
+        return {"latest": self.latest, **schedule, **({"average": updates} if updates else {})}
+
+    def tensors(self) -> State:
+        """Return the average of the parameters, by the keys of a saved state."""
+        return self.average.tensors(self.states.trained_by_name())
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""

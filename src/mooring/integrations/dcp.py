@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from mooring.distributed.dtensor import local_tensor, to_dtensor
 from mooring.errors import MooringError
+from mooring.gauge.average import PREFIX
 from mooring.moor import Mooring
 
 __all__ = ["load"]
@@ -53,8 +54,10 @@ def load(
         keys = ", ".join(sorted({repr(name.partition(".")[0]) for name in entries}))
         raise MooringError(f"the checkpoint has nothing under key={key!r}; it has {keys}")
     moor._states.refresh()
-    by_name = {name: p for p, name in moor._states.names.items()}
-    state = {name: _allocate(entry, by_name.get(name.partition(".")[2])) for name, entry in inside.items()}
+    like = {name: p for p, name in moor._states.names.items()}
+    averaged = {PREFIX + name: p for name, p in moor._states.trained_by_name().items()}
+    shaped = {name: averaged.get(name, like.get(name.partition(".")[2])) for name in inside}
+    state = {name: _allocate(entry, shaped[name]) for name, entry in inside.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a single process is allowed
         load_into({key: state}, checkpoint_id=checkpoint_id, storage_reader=storage_reader)

@@ -166,6 +166,10 @@ class Budget:
             of batches in some steps, for at most a quarter of a step in the mean, and a fifth for adapters and models
             that read tokens (`mooring.gauge.pass_cost`). Few inputs of floating-point numbers are also mixed with each
             other; "unmixed" is as None without that. It has no effect on a budget that is not measured.
+        average: whether the end of a task takes an average of the trained parameters over about the last 50 steps, if
+            no more is forgotten there than at the last ones (`mooring.gauge.average`). None does so where an optimizer
+            that divides gradients by their size, such as Adam, distils. It has no effect on a budget that is not
+            measured.
 
     Example:
         >>> import mooring
@@ -189,6 +193,7 @@ class Budget:
     over: Literal["mean", "sum", "worst"] = "mean"
     measured: bool = True
     distil: bool | Literal["unmixed"] | None = None
+    average: bool | None = None
 
     def __post_init__(self) -> None:
         check_numbers("nats", self.nats, 0)
@@ -198,10 +203,10 @@ class Budget:
         for name, value, allowed in (("per", self.per, ["model", "layer"]), ("over", self.over, overs)):
             if value not in allowed:
                 raise unknown(name, value, allowed)
-        for name, switch in (("measured", self.measured), ("distil", self.distil)):
-            others = (None, "unmixed") if name == "distil" else ()
+        for name, others in (("measured", ()), ("distil", (None, "unmixed")), ("average", (None,))):
+            switch = getattr(self, name)
             if not (isinstance(switch, bool) or switch in others):
-                names = "True, False or 'unmixed'" if others else "True or False"
+                names = "True, False or 'unmixed'" if "unmixed" in others else "True or False"
                 raise MooringError(f"{name}={switch!r} is not allowed: give {names}")
 
     def allowed(self, task: int, groups: int = 1) -> Number:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from mooring.adapters.product_factors import ROOT_SLOTS, Product, ProductFactors
 from mooring.adapters.products import Products, by_parameters, find_products, sample_layer
@@ -452,6 +453,13 @@ class MooringState:
     def trained(self) -> list[Tensor]:
         """Return the parameters that the optimizer trains and that are not excluded."""
         return [p for p in self.optimizer_parameters() if p.requires_grad and self.is_moorable(p)]
+
+    def trained_by_name(self) -> State:
+        """Return the model's parameters that the optimizer trains, also excluded ones, by name."""
+        trained = [p for p in self.optimizer_parameters() if p.requires_grad and not is_lazy(p)]
+        for p in trained:
+            self.is_moorable(p)  # makes the model be read again where one is unknown
+        return {self._all_names[p]: p for p in trained if p in self._all_names}
 
     def is_moorable(self, p: Tensor) -> bool:
         """Return whether a parameter is to be moored; an unknown one makes the model be read again."""

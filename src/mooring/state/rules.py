@@ -103,7 +103,7 @@ class Rules:
         Example:
             >>> saved = choose_rules(reference=True).header()
             >>> choose_rules().continued(saved).pull
-            Budget(nats=0.1, every=1, growth=1.0, per='model', over='mean', measured=True, distil=None)
+            Budget(nats=0.1, every=1, growth=1.0, per='model', over='mean', measured=True, distil=None, average=None)
         """
         options: dict[str, Any] = {}
         own, saved_merge = self.header(), merges.PUBLIC_NAMES.get(saved["merge"], saved["merge"])
