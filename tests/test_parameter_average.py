@@ -41,7 +41,7 @@ def moored(pull=None, kind=torch.optim.AdamW, dtype=torch.float32, **options):
     model = TwoHeads().to(dtype)
     optimizer = kind(model.parameters(), lr=0.02)
     reference = [(x.to(dtype), y) for x, y in task(1, 9)]
-    pull = pull or mooring.Budget(1.0)
+    pull = pull or mooring.Budget(1.0, average=True)
     moor = mooring.attach(model, optimizer, pull=pull, reference=reference, exclude="new", **options)
     model.head = "new"
     return model, optimizer, moor
@@ -117,7 +117,7 @@ def test_last_parameters_stay_if_more_is_forgotten_at_the_average():
 def test_return_to_the_budget_starts_at_the_average():
     """A loop that averages, puts the average in place and then finishes, written by hand."""
     nats, ends = 1e-3, []
-    for average in (None, False):
+    for average in (True, False):
         model, optimizer, moor = moored(mooring.Budget(nats, average=average))
         optimizer.param_groups[0]["lr"] = 0.1  # so that the budget is exceeded in training
         _, expected = train(model, optimizer, task(2))
@@ -134,7 +134,7 @@ def test_return_to_the_budget_starts_at_the_average():
 
 
 def test_finish_may_be_called_again():
-    model, optimizer, moor = moored(mooring.Budget(1e-3))
+    model, optimizer, moor = moored(mooring.Budget(1e-3, average=True))
     train(model, optimizer, task(2))
     finished = moor.finish()
     before = values(model)
@@ -212,6 +212,16 @@ def test_parameters_are_averaged_by_default_where_an_optimizer_like_adam_distils
     model, optimizer, moor = moored(mooring.Budget(1.0, **budget), kind, **options)
     train(model, optimizer, task(2, 14))
     assert averaged_names(moor) == ({name for name, _ in model.named_parameters()} if averages else set())
+
+
+def test_short_task_ends_at_its_last_parameters_unless_it_is_told_to_average(monkeypatch):
+    for fewest, moves in ((3, False), (2, True)):
+        monkeypatch.setattr("mooring.gauge.measured_budget.SETTLED_UPDATES", fewest)
+        model, optimizer, moor = moored(mooring.Budget(1.0))
+        train(model, optimizer, task(2, 3 * EVERY))  # a copy and two updates
+        last = values(model)
+        moor.finish()
+        assert any(not torch.equal(p, last[name]) for name, p in model.named_parameters()) == moves
 
 
 @pytest.mark.parametrize("average", ["yes", 1, 0.98])
@@ -350,7 +360,7 @@ def test_factors_of_adapters_are_averaged_separately():
     optimizer = torch.optim.Adam(trainable(model), lr=0.05)
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randn(16, 4, generator=generator) for _ in range(30)]
-    moor = mooring.attach(model, optimizer, pull=mooring.Budget(1.0), reference=batches[:9])
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(1.0, average=True), reference=batches[:9])
     points = []
     for step, x in enumerate(batches[9:], 1):
         optimizer.zero_grad()

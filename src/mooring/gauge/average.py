@@ -22,6 +22,12 @@ DECAY_OF_A_STEP = 0.98
 DECAY = DECAY_OF_A_STEP**MEASURING_INTERVAL
 """The same for one update, of which there is one in MEASURING_INTERVAL steps."""
 
+SETTLED_UPDATES = 60
+"""After so many updates, about 420 steps, a budget that is not told to average does so.
+
+The average is over a small part of the task then. Earlier each step still learns much, which the average gives up.
+"""
+
 PREFIX = "gauge.average."
 """How the keys of the averages begin in a state."""
 
@@ -86,9 +92,16 @@ class ParameterAverage:
                 for value, theta in pairs:
                     value.lerp_(theta.to(kept_dtype), weight)
 
-    def pairs(self, parameters: Collection[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Return the part of each parameter on this rank, and its average, where there is one of two points or more."""
-        known = ((local_tensor(p).detach(), self._averages[p]) for p in parameters if p in self._averages)
+    def pairs(self, parameters: Collection[Tensor], fewest: int = 1) -> list[tuple[Tensor, Tensor]]:
+        """Return the part of each parameter on this rank, and its average, if one has so many updates.
+
+        Args:
+            parameters: those that are trained.
+            fewest: the number of updates that the oldest of them needs.
+        """
+        known = [(local_tensor(p).detach(), self._averages[p]) for p in parameters if p in self._averages]
+        if max((kept.updates for _, kept in known), default=0) < fewest:
+            return []
         return [(theta, kept.value) for theta, kept in known if kept.updates and _fits(kept.value, theta)]
 
     def updates(self, names: Mapping[str, Tensor]) -> dict[str, int]:
