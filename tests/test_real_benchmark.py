@@ -149,3 +149,18 @@ def test_packed_images_equal_those_of_a_folder(bench, tmp_path, monkeypatch):
     known = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["method"] for row in known] == ["plain", "linear-probe", "budget"]
     assert known[1]["nats"] == pytest.approx(0, abs=1e-6)
+
+
+def test_table_of_the_page_is_that_of_its_results(bench):
+    results = importlib.import_module("real_networks.results")
+    docs = BENCHMARKS.parent / "docs"
+    lines = (docs / "figures" / "real-networks-cifar100.jsonl").read_text().splitlines()
+    page = (docs / "real-networks.md").read_text()
+    summaries = results.summarize([json.loads(line) for line in lines])
+    assert len(summaries) == 6
+    for row in summaries:
+        cells = [f"{row[name]:.1f}" for name in ("kept", "new")]
+        if row["seeds"] > 2:
+            cells = [f"{row[name]:.1f} ± {row[name + '_error']:.1f}" for name in ("kept", "new")]
+        others = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("nats", "rise")]
+        assert f"| {row['seeds']} | {' | '.join([*cells, *others])} |".replace("  |", " |") in page

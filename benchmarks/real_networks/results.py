@@ -44,27 +44,56 @@ def print_table(rows: list[Row]) -> None:
             print(f"diverged: {row['method']} at {row['dial']:g}, seed {row['seed']}")
 
 
+NAMES = {
+    "plain": "plain fine-tuning",
+    "linear-probe": "linear probe",
+    "budget": "Mooring",
+    "budget-averaged": "Mooring, average of the last steps",
+    "distillation-averaged": "distillation, average of the last steps",
+}
+"""What the figure calls methods whose own name does not say it."""
+
+
 def draw(rows: list[Row], path: Path) -> None:
-    """Draw what was learned over what was kept, with the hull of the other methods, as .svg and .png."""
+    """Draw what was learned over what was kept, with intervals and the hull of the other methods, as .svg and .png."""
     from matplotlib.figure import Figure
 
     from mooring.report.style import FAINT, LINES, figure_style
 
     table = summarize(rows)
+    task = rows[0].get("settings", {}).get("task", "") if rows else ""
     with figure_style():
-        figure = Figure(figsize=(7.2, 4.8))
+        figure = Figure(figsize=(7.2, 4.4))
         axes = figure.add_subplot()
         methods = list(dict.fromkeys(row["method"] for row in table))
         for number, method in enumerate(methods):
             own = sorted((row for row in table if row["method"] == method), key=lambda row: row["dial"])
-            style: Row = {"color": LINES[number % len(LINES)], "marker": "o" if method.startswith("budget") else "x"}
-            axes.plot([row["kept"] for row in own], [row["new"] for row in own], label=method, lw=1, ms=5, **style)
+            moored = method.startswith("budget")
+            style: Row = {
+                "color": LINES[number % len(LINES)],
+                "marker": "o" if moored else "D",
+                "ms": 8 if moored else 6,
+            }
+            errors = [[row[f"{name}_error"] if row["seeds"] > 2 else 0 for row in own] for name in ("kept", "new")]
+            axes.errorbar(
+                [row["kept"] for row in own],
+                [row["new"] for row in own],
+                xerr=errors[0],
+                yerr=errors[1],
+                label=f"{NAMES.get(method, method)} ({max(row['seeds'] for row in own)})",
+                color=LINES[number % len(LINES)],
+                lw=1,
+                capsize=2,
+                **style,
+            )
         border = hull([(row["kept"], row["new"]) for row in table if not row["method"].startswith("budget")])
-        if border:
+        if len(border) > 1:
             axes.plot(*zip(*border, strict=True), color=FAINT, lw=0.8, ls=(0, (4, 2)), label="hull of the others")
-        axes.set_xlabel("kept, %")
-        axes.set_ylabel("new task, %")
-        axes.legend(fontsize=7, ncol=2)
+        known = "ImageNet accuracy that is kept" if task in ("cifar100", "flowers102", "folder") else "kept"
+        learned = {"cifar100": "CIFAR-100 accuracy", "flowers102": "Flowers-102 accuracy"}.get(task, "new task")
+        axes.set_xlabel(f"{known}, %")
+        axes.set_ylabel(f"{learned}, %")
+        axes.legend(fontsize=8, title="method (seeds)", title_fontsize=8)
         for kind in ("svg", "png"):
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
-            figure.savefig(path.with_suffix(f".{kind}"), format=kind, dpi=150, metadata=metadata)
+            figure.savefig(path.with_suffix(f".{kind}"), format=kind, dpi=150, metadata=metadata, bbox_inches="tight")
