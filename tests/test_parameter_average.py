@@ -216,7 +216,7 @@ def test_parameters_are_averaged_by_default_where_an_optimizer_like_adam_distils
 
 def test_short_task_ends_at_its_last_parameters_unless_it_is_told_to_average(monkeypatch):
     for fewest, moves in ((3, False), (2, True)):
-        monkeypatch.setattr("mooring.gauge.measured_budget.SETTLED_UPDATES", fewest)
+        monkeypatch.setattr("mooring.gauge.measured_budget.FEWEST_UPDATES", fewest)
         model, optimizer, moor = moored(mooring.Budget(1.0))
         train(model, optimizer, task(2, 3 * EVERY))  # a copy and two updates
         last = values(model)

@@ -22,7 +22,7 @@ DECAY_OF_A_STEP = 0.98
 DECAY = DECAY_OF_A_STEP**MEASURING_INTERVAL
 """The same for one update, of which there is one in MEASURING_INTERVAL steps."""
 
-SETTLED_UPDATES = 60
+FEWEST_UPDATES = 60
 """After so many updates, about 420 steps, a budget that is not told to average does so.
 
 The average is over a small part of the task then. Earlier each step still learns much, which the average gives up.

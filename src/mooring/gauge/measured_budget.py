@@ -17,7 +17,7 @@ from mooring.backends.host_copy import HostCopy
 from mooring.distributed.collectives import world_size
 from mooring.distributed.dtensor import local_tensor
 from mooring.errors import MooringError, UnheldWarning, warn
-from mooring.gauge.average import SETTLED_UPDATES, ParameterAverage
+from mooring.gauge.average import FEWEST_UPDATES, ParameterAverage
 from mooring.gauge.controller import RESERVE, UNUSED_PULL, next_scale
 from mooring.gauge.distillation import Distillation, weight_control
 from mooring.gauge.gauge import Gauge, unwrapped
@@ -226,7 +226,7 @@ class MeasuredBudget:
 
     def _take_average(self, last: Measurement) -> Measurement:
         """Replace the parameters by their average if no more is measured there, and return what is measured."""
-        fewest = 1 if self.budget.average else SETTLED_UPDATES
+        fewest = 1 if self.budget.average else FEWEST_UPDATES
         pairs = self.average.pairs(self.states.trained_by_name().values(), fewest) if self.averages else []
         if not pairs:
             return last
