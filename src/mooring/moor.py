@@ -21,6 +21,7 @@ from mooring.errors import MooringError, warn
 from mooring.gauge.distillation import weight_control
 from mooring.gauge.gauge import Gauge
 from mooring.gauge.gauge_state import PREFIX, pack_gauges, unpack_gauges
+from mooring.gauge.history import MeasuredPoint
 from mooring.gauge.measured_budget import MeasuredBudget
 from mooring.gauge.measurement import Measurement
 from mooring.gauge.reference_gauges import make_distillation, make_gauge, read_batches
@@ -201,6 +202,14 @@ class Mooring:
         It is the mean over the batches of the gauges, each as it was last measured, so it costs nothing.
         """
         return None if self._meter is None else self._meter.running_value()
+
+    @property
+    def measured_history(self) -> tuple[MeasuredPoint, ...]:
+        """What was measured in training: task, step, nats and the budget; `mooring.report.draw_measured` draws it."""
+        if self._meter is None:
+            return ()
+        self._meter.settle()
+        return tuple(self._meter.history)
 
     def finish(self) -> Measurement:
         """Return towards the anchor, if need be, until the measured forgetting is within the budget.

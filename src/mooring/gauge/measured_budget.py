@@ -21,6 +21,7 @@ from mooring.gauge.average import FEWEST_UPDATES, ParameterAverage
 from mooring.gauge.controller import RESERVE, UNUSED_PULL, next_scale
 from mooring.gauge.distillation import Distillation, weight_control
 from mooring.gauge.gauge import Gauge, unwrapped
+from mooring.gauge.history import MeasuredHistory, MeasuredPoint
 from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
 from mooring.gauge.pass_cost import MEASURING_INTERVAL
 from mooring.importance import State
@@ -58,11 +59,13 @@ class _PendingMeasurement:
 
     Attributes:
         index: the number of the batch.
+        step: the number of steps in the task.
         terms: the sums and counts of its samples, (2, samples).
         binding: whether the pull acted in that step.
     """
 
     index: int
+    step: int
     terms: HostCopy
     binding: HostCopy
 
@@ -81,6 +84,7 @@ class MeasuredBudget:
         gauges: one for each past task that has data.
         distillation: adds the gradient of the divergence on the reference, if that is wanted.
         average: the average of the trained parameters in this task; empty unless it `averages`.
+        history: the measured values so far.
         latest: the last measured value of each batch in this task; None where there is none yet.
         noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
     """
@@ -90,6 +94,7 @@ class MeasuredBudget:
         self.gauges: list[Gauge] = []
         self.distillation: Distillation | None = None
         self.average = ParameterAverage()
+        self.history = MeasuredHistory()
         self.latest: list[list[float] | None] = []
         self.noise = 0.0
         self._pending: _PendingMeasurement | None = None
@@ -159,7 +164,8 @@ class MeasuredBudget:
         index = (number - 1) % len(self.latest)
         gauge, local = self._batch(index)
         terms = _mean_over_ranks(gauge.sums_and_counts(unwrapped(self.states.model), [local]))
-        self._pending = _PendingMeasurement(index, HostCopy(terms), HostCopy(self._binding(terms.device)))
+        binding = self._binding(terms.device)
+        self._pending = _PendingMeasurement(index, self.states.steps, HostCopy(terms), HostCopy(binding))
         if self._pending.terms.ready:
             self.settle()
         self.average.update(self.states.trained_by_name().values() if self.averages else ())
@@ -183,6 +189,7 @@ class MeasuredBudget:
         self.latest[index] = [value, float(part.samples)]
         measured = self.running_value()
         assert measured is not None
+        self.history.add(MeasuredPoint(self.states.tasks, pending.step, measured, self.named))
         gain = FAR_GAIN if far else GAIN / len(self.latest)
         self.solver.scale = next_scale(self.solver.scale, measured, limit, gain=gain, binding=binding)
         if self.distillation:
@@ -379,7 +386,12 @@ class MeasuredBudget:
         distils = self.distillation
         schedule = {"weight": distils.weight, "distils_every": distils.every} if distils else {}
         updates = self.average.updates(self.states.trained_by_name())
-        return {"latest": self.latest, **schedule, **({"average": updates} if updates else {})}
+        return {
+            "latest": self.latest,
+            **schedule,
+            **({"average": updates} if updates else {}),
+            "history": self.history.plain(),
+        }
 
     def tensors(self) -> State:
         """Return the average of the parameters, by the keys of a saved state."""
@@ -388,6 +400,7 @@ class MeasuredBudget:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.latest = [None if pair is None else list(map(float, pair)) for pair in state["latest"]]
+        self.history = MeasuredHistory(state.get("history", ()))
         if self.distillation and "weight" in state:
             self.distillation.weight, self.distillation.every = state["weight"], state.get("distils_every", 1)
 
