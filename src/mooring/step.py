@@ -415,7 +415,7 @@ class TrainingStep:
             factor = by_parameter[p].grad_scale
             gradients[p] = (added if factor is None else added.mul_(factor)).to(p.grad.dtype)
         if gradients:
-            torch._foreach_add_(list(gradients.values()), [p.grad for p in gradients if p.grad is not None])
+            torch._foreach_add_(list(local_tensors(list(gradients.values()))), local_gradients(list(gradients)))
         return gradients
 
     def _penalize(self, pull: GradientPull, steps: list[ParameterStep], parameters: Sequence[Tensor]) -> list[Tensor]:

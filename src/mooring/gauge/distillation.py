@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mooring.distributed.dtensor import local_tensor, local_tensors, reduce_over_shards, sharded
 from mooring.gauge.gauge import Gauge, passive
 
 SETPOINT = 0.9
@@ -80,18 +81,19 @@ class Distillation:
         """
         if (step + 1) % self.every:
             return {}
+        shards = list(model.parameters()) if any(map(sharded, parameters)) else []  # which a forward pass may replace
         with torch.enable_grad(), passive(model, self.reference.settings):
             sums, counts = self.reference.terms(model, step // self.every % len(self.reference))
             mean = sums.sum() / counts.sum()
             if not mean.requires_grad:
                 return {}
-            gradients = torch.autograd.grad(mean, list(parameters), allow_unused=True)
+            gradients = _gradients_of(mean, parameters, shards)
         added = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
         factor: float | Tensor = self.every * self.weight
         if self.control.limited:
             task = _norm([p.grad for p in added if p.grad is not None])
             factor = (LARGEST_RATIO * task / _norm(list(added.values()))).nan_to_num(0.0).clamp(max=factor)
-        for (device, dtype), group in by_kind(added.values()).items():
+        for (device, dtype), group in by_kind(local_tensors(list(added.values()))).items():
             torch._foreach_mul_(group, factor.to(device, dtype) if isinstance(factor, Tensor) else factor)
         return added
 
@@ -156,13 +158,38 @@ def by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype],
     return groups
 
 
+def _gradients_of(loss: Tensor, parameters: Sequence[Tensor], shards: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the gradients of a loss, and leave those of the task as they are.
+
+    Args:
+        loss: the loss.
+        parameters: those to return the gradients of.
+        shards: all parameters of the model, if some are sharded: their gradients exist only where the backward pass
+            leaves them, in `grad`, as a mean over ranks.
+    """
+    if not shards:
+        return torch.autograd.grad(loss, list(parameters), allow_unused=True)
+    task = [(p, p.grad) for p in shards]
+    for p, _ in task:
+        p.grad = None
+    try:
+        torch.autograd.backward(loss)
+        return [p.grad for p in parameters]
+    finally:
+        for p, gradient in task:
+            p.grad = gradient
+
+
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm of many tensors together, in float32."""
+    """Return the norm of many tensors together, in float64."""
+    if any(map(sharded, tensors)):
+        squares = [torch.linalg.vector_norm(local_tensor(t), dtype=torch.float64).square() for t in tensors]
+        return torch.stack(reduce_over_shards(squares, tensors)).sum().sqrt()
     norms: list[Tensor] = []
     for (_, dtype), group in by_kind(tensors).items():
         if dtype.itemsize > 2:
             norms += torch._foreach_norm(group)
         else:  # many at once would give norms of that dtype
             norms += [torch.linalg.vector_norm(t, dtype=torch.float32) for t in group]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float32) for n in norms]))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float64) for n in norms]))
     return norm

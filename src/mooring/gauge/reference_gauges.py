@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError
 from mooring.gauge.distillation import Distillation, WeightControl
 from mooring.gauge.gauge import Gauge
@@ -70,11 +69,9 @@ def make_distillation(
     """Return the distillation of a budget; None if it does not distil, or the outputs are no distribution."""
     if not (DISTILS_BY_DEFAULT if budget.distil is None else budget.distil):
         return None
-    parameters: list[Tensor] = list(model.parameters())
-    if any(map(sharded, parameters)) or loss is not None:
-        reason = "a loss is given" if loss is not None else "parameters are sharded"
+    if loss is not None:
         if budget.distil:
-            raise MooringError(f"Budget(distil=True) does not work where {reason}: leave distil out")
+            raise MooringError("Budget(distil=True) does not work where a loss is given: leave distil out")
         return None
     parts, every = batches, 1
     if budget.distil is not True:
