@@ -27,7 +27,7 @@ TASKS: dict[str, Callable[[Tensor], Tensor]] = {"rotated": lambda x: x.rot90(1, 
 SETTINGS = {
     "plain": None,
     "Budget(0.1)": {},
-    "Kronecker(), Budget(0.1)": {"importance": mooring.importance.Kronecker(), "pull": mooring.Budget(0.1)},
+    "Kronecker(), Budget(0.1)": {"importance": mooring.Kronecker(), "pull": mooring.Budget(0.1)},
     "Interpolation()": {"pull": mooring.Interpolation()},
 }
 """The options of `mooring.attach`; None for plain fine-tuning."""

@@ -24,18 +24,18 @@ def examples() -> dict[str, Path]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Write out `examples/`, and put pages that the menu does not name where their folder is, or under Scale."""
+    """Write out `examples/`, and put pages that the menu does not name under Reproduction or How to."""
     nav: list[Any] = config["nav"]
-    for entry in nav:
-        if isinstance(entry, dict) and entry.get("Examples") == "examples/":
+    sections = {title: pages for entry in nav for title, pages in entry.items()}
+    for entry in sections["How to"]:
+        if entry.get("Examples") == "examples/":
             entry["Examples"] = ["examples/index.md", *examples()]
     named = set(_leaves(nav))
-    sections = {title: pages for entry in nav if isinstance(entry, dict) for title, pages in entry.items()}
-    reproduction = next(entry for entry in sections["Evidence"] if isinstance(entry, dict))["Reproduction"]
+    reproduction = next(entry["Reproduction"] for entry in sections["Results"] if "Reproduction" in entry)
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT / "docs").as_posix()
         if name not in named:
-            (reproduction if name.startswith("reproduction/") else sections["Scale"]).append(name)
+            (reproduction if name.startswith("reproduction/") else sections["How to"]).append(name)
     return config
 
 

@@ -153,15 +153,45 @@ def test_penalty_example_explodes_and_every_advice_prevents_it():
     assert sum(": trained, pull energy" in line for line in lines) == 4
 
 
-def test_readme_contains_the_fine_tuning_example_and_its_output():
-    file, readme = ROOT / "examples" / "finetune.py", (ROOT / "README.md").read_text()
+def test_readme_and_home_page_contain_the_fine_tuning_example_and_its_output(tmp_path):
+    file, pages = ROOT / "examples" / "finetune.py", [ROOT / "README.md", ROOT / "docs" / "index.md"]
     code = file.read_text()
-    assert f"```python\n{code[code.index('import torch') :]}```" in readme
-    for line in run(file).splitlines():
-        name, old, new = line.split()[0], *(float(percent) for percent in re.findall(r"([\d.]+) %", line))
-        shown = re.search(rf"^{name} \['([\d.]+) %', '([\d.]+) %'\]$", readme, re.MULTILINE)
-        assert shown
-        assert [old, new] == pytest.approx([float(percent) for percent in shown.groups()], abs=5)  # rounding differs
+    (tmp_path / "plain.py").write_text("".join(line for line in code.splitlines(True) if "moor" not in line))
+    printed = run(file).splitlines()
+    plain = run(tmp_path / "plain.py").splitlines()
+    assert len(printed) == 3
+    for page in pages:
+        text = page.read_text()
+        assert f"```python\n{code[code.index('import torch') :]}```" in text
+        shown = re.search(r"```\n(before: .*?)```", text, re.DOTALL)[1].splitlines()
+        assert percents(printed[0]) == pytest.approx(percents(shown[0]), abs=5)  # rounding differs
+        assert percents(printed[2]) == pytest.approx(percents(shown[2]), abs=5)
+        assert float(printed[1].split()[1]) <= 0.1
+        assert percents(plain[1]) == pytest.approx(percents(re.search(r"the last line is `(.*?)`", text)[1]), abs=5)
+
+
+def percents(line):
+    return [float(percent) for percent in re.findall(r"([\d.]+)%", line)]
+
+
+def test_home_page_says_the_same_as_the_readme():
+    readme, home = ((ROOT / name).read_text().split("Python 3.10")[0] for name in ("README.md", "docs/index.md"))
+    assert readme.replace("](docs/", "](") == home
+
+
+def test_home_page_fits_above_the_fold():
+    prose = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text().split("## Install")[0], flags=re.DOTALL)
+    assert len(prose.split()) < 300
+
+
+def test_choices_name_figures_of_the_pages_that_they_link_to():
+    """Each row of a table of docs/choose.md with percents or nats has them in a page that it names."""
+    text = (ROOT / "docs" / "choose.md").read_text()
+    for row in re.findall(r"^\|.*\[[\w ]+\]\([\w-]+\.md.*$", text, re.MULTILINE):
+        pages = [(ROOT / "docs" / name).read_text() for name in re.findall(r"\]\(([\w-]+\.md)", row)]
+        figures = re.findall(r"\b\d+\.\d+\b", re.sub(r"`[^`]*`|\([^)]*\)", "", row))
+        for figure in figures:
+            assert any(re.search(rf"\b{re.escape(figure)}", page) for page in pages), (row, figure)
 
 
 @pytest.mark.faults  # slow

@@ -343,9 +343,16 @@ def test_bad_options_are_refused_in_one_line(make, line):
     assert "\n" not in str(error.value)
 
 
-def attached(**options):
-    model = Mixed()
-    return mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=Kronecker(), **options)
+def attached(importance=None, **options):
+    model, importance = Mixed(), importance or mooring.Kronecker()
+    return mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), importance=importance, **options)
+
+
+def test_kronecker_has_a_name_and_a_public_class():
+    assert mooring.Kronecker is Kronecker
+    assert repr(attached("kronecker", pull=mooring.Budget(1.0))) == repr(attached(pull=mooring.Budget(1.0)))
+    with pytest.raises(MooringError, match=r"give pull=Budget\(\.\.\.\)"):
+        attached("kronecker")
 
 
 @pytest.mark.parametrize("failures", [1, 2])

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from mooring import pulls as pulls
     from mooring import stability as stability
     from mooring.attachment import attach
-    from mooring.importance import EWC, MAS, SI, Balanced, RWalk, Uniform
+    from mooring.importance import EWC, MAS, SI, Kronecker, RWalk, Uniform
+    from mooring.importance import Balanced as Balanced
     from mooring.importance import Random as Random
     from mooring.moor import Mooring
     from mooring.pulls import Budget, Interpolation, Penalty, Proximal
@@ -22,7 +23,7 @@ else:
         "attach": "attachment",
         "Mooring": "moor",
         "Memory": "state.memory",
-        **dict.fromkeys(("EWC", "MAS", "SI", "Balanced", "RWalk", "Random", "Uniform"), "importance"),
+        **dict.fromkeys(("EWC", "MAS", "SI", "Balanced", "Kronecker", "RWalk", "Random", "Uniform"), "importance"),
         **dict.fromkeys(("Budget", "Interpolation", "Penalty", "Proximal"), "pulls"),
     }
     _SUBMODULES = ("adapters", "drift", "errors", "importance", "pulls", "stability")
@@ -44,9 +45,9 @@ __all__ = [
     "EWC",
     "MAS",
     "SI",
-    "Balanced",
     "Budget",
     "Interpolation",
+    "Kronecker",
     "Mooring",
     "Penalty",
     "Proximal",

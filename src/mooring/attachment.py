@@ -51,8 +51,9 @@ def attach(
         model: the model to train.
         optimizer: any `torch.optim.Optimizer` over all or some of its parameters, prepared by Accelerate or not. Each
             Mooring needs its own optimizer.
-        importance: "ewc" (the default), "mas", "si", "rwalk", "uniform", "random", or an instance with options. With a
-            `Budget` the default is the Fisher information, `EWC(decay=None, per_sample=True)`.
+        importance: "ewc" (the default), "mas", "si", "rwalk", "uniform", "random", "kronecker" (only with a
+            `Budget`), or an instance with options. With a `Budget` the default is the Fisher information,
+            `EWC(decay=None, per_sample=True)`.
         pull: `Interpolation()` by default, which has no strength to tune; with a reference `Budget(0.1)`, which leaves
             more room to learn and is measured on the reference, or `Budget(0.03)` if low-rank adapters train; or
             `Penalty(...)`, `Proximal(...)`.

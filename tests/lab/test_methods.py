@@ -7,6 +7,7 @@ import mooring
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.errors import MooringError
 from mooring.lab.methods import METHODS, find_method, resolve_methods
+from mooring.lab.methods.groups import GROUPS
 from mooring.lab.methods.method import Method
 from mooring.lab.study.comparison import comparison
 from mooring.pulls import Blend
@@ -50,6 +51,14 @@ def test_description_is_one_short_line(name):
     assert "\n" not in line
     assert 10 < len(line) <= 100
     assert not line.endswith(".")
+
+
+def test_every_method_is_in_one_group():
+    grouped = [name for group in GROUPS for name in resolve_methods(group)]
+    assert sorted(grouped) == sorted(NAMES)
+    assert len(resolve_methods("start")) == 6
+    assert set(CONTROLS) < set(resolve_methods("controls"))
+    assert resolve_methods("plain,start")[0] == "plain"
 
 
 def test_descriptions_are_unique():

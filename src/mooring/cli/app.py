@@ -25,7 +25,7 @@ COMMANDS = {
     "show": ("show_command", "Print the results of a study as tables, one for each stream."),
     "report": ("show_command", "Write the results of a study as one self-contained HTML page with figures."),
     "salvage": ("show_command", "Recover the readable runs of a damaged study; the damaged file is set aside."),
-    "methods": ("methods_command", "List the methods with a short description and their default strengths."),
+    "methods": ("methods_command", "List the methods in groups, with a short description and their default strengths."),
     "doctor": ("doctor_command", "Show versions, devices, extras and data sets, and how to get what is missing."),
     "pretrain": ("pretrain_command", "Train backbones on all classes of a stream, for `mooring compare --init`."),
     "paper": ("paper_command", "Reproduce the paper: train what has no result yet, and compare with its numbers."),

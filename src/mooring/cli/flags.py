@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from mooring.lab.streams.options import StreamOptions
 
 METHODS_HELP = (
-    "Method names separated by commas, package.module:METHOD for one of your own, or all; `mooring methods` lists them."
+    "Method names separated by commas, package.module:METHOD for one of your own, a group such as start, or all; "
+    "`mooring methods` lists them."
 )
 DTYPE_HELP = "float32 or float64; on a GPU also tf32 (the default there) and bf16."
 

@@ -1,4 +1,4 @@
-"""`mooring methods`: a table of all methods, or of the checks that one of them passes."""
+"""`mooring methods`: the methods in groups, or the checks that one of them passes."""
 
 from typing import Annotated
 
@@ -7,7 +7,8 @@ import typer
 from mooring.cli.flags import AsJson, option
 from mooring.cli.terminal_tables import as_json, print_table
 from mooring.lab.methods import METHODS
-from mooring.lab.methods.registry import default_strength
+from mooring.lab.methods.groups import GROUPS, group_of
+from mooring.lab.methods.registry import default_strength, methods_in
 
 
 def methods(
@@ -27,11 +28,16 @@ def methods(
         for m in METHODS.values():
             digits, elsewhere = strengths[m.name]
             strength = {"on_digits": digits, "elsewhere": elsewhere}
-            entries.append({"name": m.name, "line": m.line, "strength": strength, "memory": m.memory})
+            group = group_of(m.name)
+            entries.append({"name": m.name, "group": group, "line": m.line, "strength": strength, "memory": m.memory})
         typer.echo(as_json(entries))
         return
-    rows = [[m.name, m.line, *("" if s is None else f"{s:g}" for s in strengths[m.name])] for m in METHODS.values()]
-    print_table(("method", "what it does", "strength on digits", "elsewhere"), rows)
+    for group, (title, _) in GROUPS.items():
+        names = methods_in(group)
+        rows = [[name, METHODS[name].line, *("" if s is None else f"{s:g}" for s in strengths[name])] for name in names]
+        header = ("method", "what it does", "strength on digits", "elsewhere")
+        print_table(header, rows, f"{title} (--methods {group})")
+        typer.echo("")
 
 
 def _check(name: str, json: bool) -> None:

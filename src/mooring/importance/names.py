@@ -3,13 +3,16 @@
 from mooring.errors import MooringError, unknown
 from mooring.importance.definition import Importance
 from mooring.importance.ewc import EWC
+from mooring.importance.kronecker import Kronecker
 from mooring.importance.mas import MAS
 from mooring.importance.random import Random
 from mooring.importance.rwalk import RWalk
 from mooring.importance.si import SI
 from mooring.importance.uniform import Uniform
 
-IMPORTANCES: dict[str, type[Importance]] = {c.__name__.lower(): c for c in (EWC, MAS, SI, RWalk, Uniform, Random)}
+IMPORTANCES: dict[str, type[Importance]] = {
+    c.__name__.lower(): c for c in (EWC, MAS, SI, RWalk, Uniform, Random, Kronecker)
+}
 
 
 def resolve(importance: str | Importance) -> Importance:

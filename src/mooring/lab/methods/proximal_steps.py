@@ -30,7 +30,7 @@ def layer_curvature(seed: int) -> Kronecker:
         >>> layer_curvature(seed=0).every
         4
     """
-    return mooring.importance.Kronecker(every=4)
+    return mooring.Kronecker(every=4)
 
 
 METHODS = [

@@ -13,6 +13,7 @@ from mooring.lab.methods import (
     proximal_steps,
     with_reference,
 )
+from mooring.lab.methods.groups import GROUPS, group_of
 from mooring.lab.methods.imported import IMPORTED, import_method
 from mooring.lab.methods.method import Method
 from mooring.lab.methods.strengths import paper_strength
@@ -115,12 +116,34 @@ def method_rank(name: str) -> int:
 
 
 def resolve_methods(names: str | list[str] | tuple[str, ...]) -> list[str]:
-    """Return the names of methods without duplicates, in the given order; "all" stands for every method.
+    """Return the names of methods without duplicates, in the given order.
+
+    "all" stands for every method, and the key of a group, such as "start", for its methods.
 
     Example:
         >>> resolve_methods("plain,vanilla, plain")
         ['plain', 'uniform']
+        >>> len(resolve_methods("start"))
+        6
     """
     given = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
-    resolved = (method for name in given for method in (METHODS if name == "all" else [find_method(name).name]))
+    resolved = (method for name in given for method in _resolved(name))
     return list(dict.fromkeys(resolved))
+
+
+def _resolved(name: str) -> Iterable[str]:
+    """Return the methods that one name of a list stands for."""
+    if name == "all":
+        return METHODS
+    return methods_in(name) if name in GROUPS else [find_method(name).name]
+
+
+def methods_in(group: str) -> list[str]:
+    """Return the methods of a group: those to begin with in their own order, others as `METHODS` has them.
+
+    Example:
+        >>> methods_in("start")[:2]
+        ['budget-distil', 'budget-kronecker']
+    """
+    _, names = GROUPS[group]
+    return [*names] or [name for name in METHODS if group_of(name) == group]
