@@ -1,10 +1,15 @@
-"""What MkDocs does not do by itself: pages for files outside docs/, a place for pages that the menu does not name."""
+"""What MkDocs does not do by itself: pages for files outside docs/, pages that the menu does not name, equations."""
 
+import html
+import io
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.font_manager import FontProperties
+from matplotlib.mathtext import math_to_image
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -14,6 +19,7 @@ BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Pages that lie beside the README."""
 
 OUTSIDE = re.compile(r"\]\(([^)#\s]+)((?:#[^)\s]*)?)\)")
+EQUATIONS = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
@@ -55,10 +61,28 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files outside docs/ to the pages that show them."""
-    return (
-        _inside(markdown, f"docs/{Path(page.file.src_uri).parent.as_posix()}") if page.file.abs_src_path else markdown
+    """Draw equations, and lead links to files outside docs/ to the pages that show them."""
+    if not page.file.abs_src_path:
+        return markdown
+    inside = _inside(markdown, f"docs/{Path(page.file.src_uri).parent.as_posix()}")
+    return EQUATIONS.sub(lambda match: "".join(map(equation, match[1].splitlines())), inside)
+
+
+def equation(tex: str) -> str:
+    """Return one line of TeX as inline SVG in the colour of the text, so that no script or font is fetched.
+
+    The fence ```math is also what GitHub draws. Every line of a fence is an equation of its own.
+    """
+    drawn = io.StringIO()
+    with rc_context({"mathtext.fontset": "cm", "svg.fonttype": "path", "svg.hashsalt": "equation"}):
+        math_to_image(f"${tex}$", drawn, format="svg", prop=FontProperties(size=15))
+    svg = drawn.getvalue()
+    svg = re.sub(
+        r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL
     )
+    svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, flags=re.DOTALL)  # the white ground
+    words = f'role="img" aria-label="{html.escape(tex)}" fill="currentColor"'
+    return f'<p class="equation"><svg {words} {" ".join(svg.split())}</p>\n\n'
 
 
 def _inside(markdown: str, folder: str) -> str:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import warnings
 from dataclasses import fields
+from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
@@ -292,22 +293,38 @@ def test_cards_state_the_memory_of_each_importance(name):
         if not moor.tasks:
             moor.consolidate()
     numbers = sum(value.numel() for value in moor.state_dict().values())
-    card = (ROOT / "docs" / "importances.md").read_text().split(f"\n## {name}\n")[1].split("\n## ")[0]
+    card = cards("importances.md")[name]
     assert int(re.search(r"keeps (\d)", card)[1]) == round(numbers / sum(p.numel() for p in model.parameters()))
     assert repr(getattr(mooring, name)()).split("(")[0] in card
 
 
-def test_every_importance_and_pull_has_a_card_with_picture_cost_and_limits():
-    for page, names in (("importances.md", importance.__all__), ("pulls.md", pulls.__all__)):
-        text = (ROOT / "docs" / page).read_text()
-        cards = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
-        module = importance if page == "importances.md" else pulls
-        bases = (importance.Importance, pulls.GradientPull, pulls.ParameterPull, importance.Iteration)
-        kinds = {name for name in names if isinstance(getattr(module, name), type)} - {base.__name__ for base in bases}
-        assert set(cards) == kinds
-        for name, card in cards.items():
-            for part in ("```\n", "![", "**Cost.**", "**Helps**", "**Does not**"):
-                assert part in card, (name, part)
+PARTS = ("What it is", "When to use it", "Quick start", "Options", "Reference")
+
+
+def cards(page):
+    """Return the sections of a page of methods by the name of the method."""
+    text = (ROOT / "docs" / page).read_text()
+    return dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize(("page", "module"), [("importances.md", importance), ("pulls.md", pulls)])
+def test_every_importance_and_pull_has_the_same_parts_and_every_option_with_its_default(page, module):
+    bases = (importance.Importance, pulls.GradientPull, pulls.ParameterPull, importance.Iteration)
+    public = {name: getattr(module, name) for name in module.__all__}
+    kinds = {name: kind for name, kind in public.items() if isinstance(kind, type) and kind not in bases}
+    sections = cards(page)
+    assert set(sections) == set(kinds)
+    for name, section in sections.items():
+        assert tuple(re.findall(r"^\*\*([A-Z][\w ]+)\.\*\*", section, re.MULTILINE)) == PARTS, name
+        for sign in ("```math\n", "![", "*Cost:* ", "```python\nimport torch\nimport mooring\n"):
+            assert sign in section, (name, sign)
+        table = section.split("**Options.**")[1].split("**Reference.**")[0]
+        options = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", table, re.MULTILINE))
+        defaults = {parameter.name: parameter.default for parameter in signature(kinds[name]).parameters.values()}
+        assert list(options) == list(defaults), name
+        for option, default in defaults.items():
+            shown = "required" if default is Parameter.empty else repr(default).replace("'", '"')
+            assert options[option] == shown, (name, option)
 
 
 EXAMPLES = sorted((ROOT / "examples").iterdir())

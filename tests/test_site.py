@@ -1,5 +1,6 @@
 """Tests of the documentation site: no warnings, no network, every page in the menu, search from disk."""
 
+import html
 import os
 import re
 import subprocess
@@ -53,6 +54,14 @@ def test_no_page_loads_external_resources(site):
             assert not re.search(r'(?:src|href)="(?:https?:)?//', tag), (page.name, tag)
     for style in site.rglob("*.css"):
         assert "url(http" not in style.read_text(), style
+
+
+@pytest.mark.parametrize("name", ["importances", "pulls"])
+def test_equations_are_drawn_and_have_words(site, name):
+    lines = re.findall(r"^```math\n(.+)\n```$", (ROOT / "docs" / f"{name}.md").read_text(), re.MULTILINE)
+    drawn = re.findall(r'<p class="equation"><svg role="img" aria-label="(.+?)"', (site / f"{name}.html").read_text())
+    assert lines
+    assert [html.unescape(words) for words in drawn] == lines
 
 
 def test_search_works_from_disk(site, tmp_path):
