@@ -327,6 +327,16 @@ def test_every_importance_and_pull_has_the_same_parts_and_every_option_with_its_
             assert options[option] == shown, (name, option)
 
 
+def test_figures_of_the_comparison_are_those_of_the_page_on_adapters():
+    """Each row has the name of a method in words, so figures are looked up by value."""
+    measured = (ROOT / "docs" / "comparison.md").read_text().split("## Measured: LoRA")[1].split("\n## ")[0]
+    cells = re.findall(r"(?<=\| )(\d[\d.]*(?: ± [\d.]+)?)(?:, beyond 0\.1)?(?= \|)", measured)
+    assert len(cells) == 8 * 2 + 8 * 4
+    source = (ROOT / "docs" / "adapters.md").read_text()
+    for cell in set(cells) - {"100"}:
+        assert re.search(rf"\| {re.escape(cell)}[ ,]", source), cell
+
+
 EXAMPLES = sorted((ROOT / "examples").iterdir())
 LONGER = {"finetune_language_model.py"}
 """Examples that train a language model, which may be longer."""
