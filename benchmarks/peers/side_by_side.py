@@ -134,7 +134,7 @@ def markdown(comparison: Comparison) -> str:
 def _accuracy_table(comparison: Comparison) -> str:
     """Return the setting of each method with the highest sum of both accuracies."""
     best = [max(comparison.of(name), key=lambda s: sum(s.centre)) for name in comparison.methods]
-    lines = ["| | dial | old % | new % |", "| --- | --- | --- | --- |"]
+    lines = ["| method | setting | old % | new % |", "| --- | --- | --- | --- |"]
     for setting in sorted(best, key=lambda s: sum(s.centre), reverse=True):
         new, old = map(with_error, setting.centre, setting.errors, (1, 1))
         lines.append(f"| {setting.method} | {setting.dial} | {old} | {new} |")
@@ -143,7 +143,7 @@ def _accuracy_table(comparison: Comparison) -> str:
 
 def _losses_table(comparison: Comparison) -> str:
     """Return what each method learns at a limited rise of the old loss: its best setting, and on its hull."""
-    head = f"| | dial | rise, nats | fall, % of plain LoRA's | at {LIMIT:g} nats, interpolated |"
+    head = f"| method | setting | rise, nats | fall, % of plain LoRA's | at {LIMIT:g} nats, interpolated |"
     lines = [head, "| --- | --- | --- | --- | --- |"]
     rows = []
     for name in comparison.methods:
