@@ -195,7 +195,7 @@ def test_task_without_stored_importance_is_consolidated_from_data(importance):
     moor = built(Memory(current="none"), importance, Budget(0.1), reference=[batch(1), batch(2)])
     assert moor._step.outputs is None
     trained(moor, 0, 2)
-    with pytest.raises(MooringError, match=r"nothing is known of this task.*consolidate\(data=\.\.\.\)"):
+    with pytest.raises(MooringError, match=r"this task has no importance.*consolidate\(data=\.\.\.\)"):
         moor.consolidate()
     before = {name: t.clone() for name, t in moor.previous.items()}
     moor.consolidate(data=[batch(3), batch(4)])

@@ -95,7 +95,7 @@ def test_task_after_a_reference_ends_with_data_or_is_kept_on_request():
     model = net()
     optimizer, moor = moored(model)
     step(model, optimizer)
-    with pytest.raises(MooringError, match=r"nothing is known of this task.*attach\(memory=Memory\(\)\)") as error:
+    with pytest.raises(MooringError, match=r"this task has no importance.*attach\(memory=Memory\(\)\)") as error:
         moor.consolidate()
     assert "\n" not in str(error.value)
     moor.consolidate(data=[batch(9), batch(10)])

@@ -184,7 +184,7 @@ def test_state_of_other_options_warns(option):
 def test_state_of_other_weights_warns():
     *_, moor = once_moored()
     fresh = small(seed=1)
-    with pytest.warns(UserWarning, match="other weights than those that the state was saved with"):
+    with pytest.warns(UserWarning, match="weights differ from those that the state was saved with"):
         mooring.attach(fresh, sgd(fresh)).load_state_dict(moor.state_dict())
 
 

@@ -88,7 +88,7 @@ COMPARE = {
     "--size 8": "size=8 is for images from a folder",
     "--label fine": "label='fine'",
     "--data .": "data='.' is for images from a folder, and digits come with scikit-learn: leave it out",
-    "--stream digits-rotated --per-task 2": "per_task=2 is for a cut by class",
+    "--stream digits-rotated --per-task 2": "per_task=2 is for streams that divide classes",
     "--strength 1 --methods plain": "none of plain has a strength to give",
     "--strength plain=1": "plain has no strength to give",
     "--strength explicit-mas=1 --methods explicit-mas": "explicit-mas has no strength to give",

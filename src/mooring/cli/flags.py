@@ -101,8 +101,8 @@ class StreamFlags:
     scenario: Annotated[
         str | None,
         option(
-            "task (one head per task; the default of a cut by class), class (one growing head) or domain (one head; "
-            "the default of -permuted and -rotated)."
+            "task (one head per task; the default if classes are divided between tasks), class (one growing head) or "
+            "domain (one head for all tasks; the default of -permuted and -rotated)."
         ),
     ] = None
 
@@ -136,7 +136,7 @@ class TrainingFlags:
     ] = None
     buffers: Annotated[
         str | None,
-        option("Batch-norm statistics of methods that moor: follow (the default), keep, interpolate or frozen."),
+        option("Batch-norm statistics of methods with a pull: follow (the default), keep, interpolate or frozen."),
     ] = None
     init: Annotated[str | None, option("Initial weights of the backbone, safetensors.", metavar="FILE")] = None
     dtype: Annotated[str | None, option(DTYPE_HELP)] = None

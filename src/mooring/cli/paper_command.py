@@ -46,13 +46,14 @@ def paper(
         str, option("Only these regimes of 1-epoch and 30-epochs in the main table, separated by commas.")
     ] = "",
     init: Annotated[
-        list[Path] | None, option("A backbone to start from; seeds take several in turn.", metavar="FILE")
+        list[Path] | None,
+        option("A backbone to start from; if there are several, each seed takes the next.", metavar="FILE"),
     ] = None,
     other_init: Annotated[list[Path] | None, option("The same for the second network.", metavar="FILE")] = None,
     recipe: Annotated[
         str,
         option(
-            "How backbones are pre-trained on cifar10 where none is given: paper, strong, or none for random weights."
+            "How to pre-train backbones on cifar10 if --init is not given: paper, strong, or none for random weights."
         ),
     ] = "paper",
     second_seeds: Annotated[
@@ -63,11 +64,12 @@ def paper(
         option("A backbone for `fig-backbone`, instead of those that it pre-trains.", metavar="FILE"),
     ] = None,
     instead: Annotated[
-        Path | None, option("Another backbone, whose effect `reasons` measures.", metavar="FILE")
+        Path | None, option("Another backbone, to measure its effect in `reasons`.", metavar="FILE")
     ] = None,
     seeds: Annotated[int | None, option("How many seeds; the paper has 5.", min=1)] = None,
     max_seeds: Annotated[
-        int | None, option("Up to how many seeds undecided claims get, 20 by default; as many as --seeds adds none.")
+        int | None,
+        option("Maximum number of seeds for undecided claims, 20 by default; the value of --seeds adds none."),
     ] = None,
     rescore: Annotated[
         int | None, option("Score the best settings of the search again, with this many seeds.", min=2)
@@ -79,7 +81,7 @@ def paper(
     out: Annotated[Path, option("The folder of the page.", metavar="DIR")] = Path("reproduction"),
     other_findings: Annotated[
         Path | None,
-        option("A findings.json from other backbones, to compare the page with.", "--beside", metavar="FILE"),
+        option("A findings.json from other backbones, to show beside these results.", "--beside", metavar="FILE"),
     ] = None,
     json: AsJson = False,
 ) -> None:

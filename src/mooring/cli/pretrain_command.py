@@ -23,7 +23,7 @@ def pretrain(
     out: Annotated[
         Path, option("The file of the backbone; several become NAME-SEED.safetensors.", metavar="FILE")
     ] = Path("backbone.safetensors"),
-    network: Annotated[str, option("As in `mooring compare`.")] = "cnn6",
+    network: Annotated[str, option("mlp, cnn6, resnet18-third, or package.module:function.")] = "cnn6",
     seed: Annotated[int, option("Seed of initial weights, order, flips and shifts.")] = 0,
     seeds: Annotated[int, option("Number of backbones to train at once: --seed and the seeds after it.")] = 1,
     recipe: Annotated[

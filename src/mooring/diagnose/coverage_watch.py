@@ -79,9 +79,9 @@ class CoverageWatch:
     def _warn_of_other_weights(self, moving: Iterable[ParameterState]) -> None:
         if names := displaced(state for state in moving if state.has_previous):
             warn(
-                f"{first_and_count(names)} got other weights after the last task or reference, so training pulls them "
-                "back to the weights of then: load weights before attach(reference=...) or consolidate(); where the "
-                "new ones are right, call consolidate() again before training",
+                f"{first_and_count(names)} changed between the last task or reference and training, so training pulls "
+                "the old values back: load weights before attach(reference=...) or consolidate(); if the new values "
+                "are right, call consolidate() again before training",
                 UnheldWarning,
             )
 

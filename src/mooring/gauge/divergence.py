@@ -56,8 +56,8 @@ class StoredPredictions:
         classes = self.log_probabilities.shape[-1]
         if len(logits) != len(self.log_probabilities) or (self.classes is None and logits.shape[-1] != classes):
             raise MooringError(
-                f"the model's outputs have shape {tuple(outputs.shape)}, other than when they were stored: keep the "
-                "old outputs in the model, and add a head beside them"
+                f"the model's outputs have shape {tuple(outputs.shape)}, unlike the stored outputs of the original "
+                "model: keep the old outputs in the model, and add a head beside them"
             )
         if self.classes is not None:
             return coarse_divergence(logits, self.log_probabilities, self.classes)

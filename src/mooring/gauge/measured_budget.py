@@ -355,7 +355,7 @@ class MeasuredBudget:
             self.noise = noise = abs(_agreed(combine(parts, self.budget.over).nats, self._device))
         if self.named and noise > max(NOISE, 0.01 * self.named):
             warn(
-                f"the model gives other outputs on the same data, so {noise:.2g} nats of forgetting are measured where "
+                f"the model's outputs differ from call to call, so {noise:.2g} nats of forgetting are measured where "
                 "there is none: make it deterministic in eval mode, or name a larger budget"
             )
 

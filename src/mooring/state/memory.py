@@ -103,7 +103,7 @@ class Memory:
             raise MooringError(f'{importance.name}() keeps factors and no scores: leave previous="8bit" out')
         if self.previous == "8bit" and importance.signed:
             raise MooringError(
-                f'{importance!r} has negative scores, which previous="8bit" has no code for: give a dtype, or '
+                f'{importance!r} has negative scores, which previous="8bit" cannot store: give a dtype, or '
                 'sign="rectified" or "absolute"'
             )
 

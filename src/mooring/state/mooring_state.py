@@ -665,7 +665,7 @@ class MooringState:
             kept = state.importance_state if state.factors is None or state.has_scores else state.factors.count
             if state.count and not kept:
                 raise MooringError(
-                    'nothing is known of this task, because Memory(current="none"), the default of Kronecker() with '
+                    'this task has no importance, because Memory(current="none"), the default of Kronecker() with '
                     "a reference, keeps nothing during training: give consolidate(data=...) some of its data, or "
                     "attach(memory=Memory()) before it"
                 )

@@ -117,7 +117,7 @@ class QuantizedImportance:
         """Quantize values; refuse negative and non-finite ones."""
         if values.numel() and not bool(((values >= 0) & values.isfinite()).all()):
             raise MooringError(
-                'an importance is negative or not finite, which previous="8bit" has no code for: give '
+                'an importance is negative or not finite, which previous="8bit" cannot store: give '
                 "Memory(previous=) a dtype"
             )
         return cls(*(t.contiguous() for t in quantize(values.contiguous(), block)))

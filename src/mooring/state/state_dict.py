@@ -194,6 +194,6 @@ def _warn_of_other_weights(records: dict[Tensor, ParameterState]) -> None:
     """Warn if a parameter is not at its anchor right after a task: it would be pulled to other weights."""
     if names := displaced(records.values()):
         warn(
-            f"the model has other weights than those that the state was saved with ({names[0]!r} differs): load "
-            "the model's weights first, or training pulls it towards the others",
+            f"the model's weights differ from those that the state was saved with, such as {names[0]!r}: load the "
+            "model's weights first, or training pulls it towards the saved ones",
         )

@@ -48,8 +48,8 @@ class StreamOptions:
         >>> StreamOptions("digits-permuted", per_task=2)
         Traceback (most recent call last):
         ...
-        mooring.errors.MooringError: per_task=2 is for a cut by class, and digits-permuted has all classes in every \
-task: leave it out
+        mooring.errors.MooringError: per_task=2 is for streams that divide classes, and digits-permuted has all \
+classes in every task: leave it out
     """
 
     name: str = "digits"
@@ -139,7 +139,7 @@ task: leave it out
         if self.cut != "class":
             for name, value in (("per_task", self.per_task), ("shuffle", self.shuffle)):
                 if value is not None:
-                    reason = f"is for a cut by class, and {self.name} has all classes in every task"
+                    reason = f"is for streams that divide classes, and {self.name} has all classes in every task"
                     raise MooringError(f"{name}={value} {reason}: leave it out")
             if self.skip >= (count := self.tasks or TRANSFORM_TASKS):
                 raise MooringError(f"skip={self.skip} leaves nothing of {count} tasks: skip fewer")
