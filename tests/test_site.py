@@ -70,7 +70,9 @@ def test_search_works_from_disk(site, tmp_path):
     assert "CONSOLE" not in seen.stderr
 
 
-@pytest.mark.parametrize("page", ["index.html", "choose.html", "migrating.html", "reproduction/index.html"])
+@pytest.mark.parametrize(
+    "page", ["index.html", "choose.html", "pulls.html", "comparison.html", "migrating.html", "reproduction/index.html"]
+)
 def test_pages_fit_the_width_of_a_phone(site, page):
     script = "return [page.documentElement.scrollWidth, inner.innerWidth];"
     wide, phone = look(site / page, script, width=390).findings
