@@ -2,7 +2,8 @@
 
 `fixtures/study` was written with the versions that `VERSION` of the store and of the checkpoint name. Both studies ask
 for `COMPARISONS`: `finished.sqlite` has every result; `interrupted.sqlite` has those of "joint", and a checkpoint of
-each other comparison, the last one in its first task.
+each other comparison, the last one in its first task. Their network is named by an older hash, which only covered the
+file of its function: today's would train its runs again, so that `VERSIONED_NETWORK` is given instead.
 """
 
 import shutil
@@ -26,6 +27,7 @@ COMMON = {
     "dtype": "float64",
     "network": "fixtures.tiny_network:tiny",
 }
+VERSIONED_NETWORK = "fixtures.tiny_network:tiny@de2e8f03"
 COMPARISONS = {
     6: {"methods": "plain,ewc,explicit-si", "strength": {"ewc": [1.0, 3.0]}},
     7: {"methods": "budget-kronecker"},
@@ -48,7 +50,8 @@ class RecordingReporter(SilentReporter):
 
 
 @pytest.fixture
-def study(tmp_path):
+def study(tmp_path, monkeypatch):
+    monkeypatch.setattr("mooring.lab.study.study.versioned_name", lambda name, network: VERSIONED_NETWORK)
     return Path(shutil.copytree(FIXTURE, tmp_path / "study"))
 
 
