@@ -1,0 +1,115 @@
+"""Tests of docs/recipes: each notebook is made of its page, runs, and prints what it shows."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import runpy
+import shlex
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from processes import Child
+
+FOLDER = Path(__file__).parent.parent / "docs" / "recipes"
+NOTEBOOKS = runpy.run_path(str(FOLDER / "notebooks.py"))
+PAGES = NOTEBOOKS["pages"]()
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+TOLERANCES = {"%": 5.0, "nats": 0.05}
+"""How far a printed number of a unit may be from the shown one, since rounding differs between machines."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_notebook_is_made_of_its_page_and_in_the_index(page):
+    stored = json.loads(page.with_suffix(".ipynb").read_text())
+    assert stored == NOTEBOOKS["notebook"](page.read_text()), "run python docs/recipes/notebooks.py"
+    assert f"]({page.name})" in (FOLDER / "index.md").read_text()
+    assert f"]({page.stem}.ipynb)" in page.read_text()
+
+
+def test_every_notebook_has_a_page():
+    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == [page.stem for page in PAGES]
+
+
+def run_notebook(name, folder, monkeypatch, torchrun=None):
+    """Run the cells of a notebook in a folder, compare what they print with what is shown, and return their names."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    names: dict = {"__name__": "__main__"}
+    for cell in json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"]:
+        code = "".join(cell["source"])
+        if cell["cell_type"] != "code" or is_skipped(code):
+            continue
+        if code.startswith("%%writefile "):
+            head, _, text = code.partition("\n")
+            (folder / head.split()[1]).write_text(text)
+            continue
+        if code.startswith("!"):
+            printed = (torchrun or torchrun_in_children)(folder, shlex.split(code[1:]))
+        else:
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compile(code, f"docs/recipes/{name}.ipynb", "exec"), names)
+            printed = output.getvalue()
+        check_output("".join(line for output in cell["outputs"] for line in output["text"]), printed)
+    return names
+
+
+def is_skipped(code):
+    """Whether a cell needs a library that is not installed, or a network, which evaluation of public tasks does."""
+    libraries = re.findall(r"^(?:from|import) (bitsandbytes|lm_eval)\b", code, re.MULTILINE)
+    return any(find_spec(library) is None for library in libraries)
+
+
+def check_output(shown, printed):
+    """Check that every shown line was printed, in this order, with about the same numbers."""
+    lines = iter(printed.splitlines())
+    for line in shown.splitlines():
+        words = NUMBER.sub("0", line)
+        match = next((other for other in lines if NUMBER.sub("0", other) == words), None)
+        assert match is not None, f"{line!r} is not in {printed}"
+        for expected, actual in zip(NUMBER.finditer(line), NUMBER.finditer(match), strict=True):
+            unit = line[expected.end() :].split(maxsplit=1)[:1]
+            tolerance = TOLERANCES.get(unit[0].strip(",;") if unit else "", 0.0)
+            assert float(actual[0]) == pytest.approx(float(expected[0]), abs=tolerance, rel=0), (line, match)
+
+
+def torchrun_in_children(folder, words):
+    """Run what `torchrun --nproc-per-node N FILE` does, in processes that have imported torch already."""
+    assert words[:2] == ["torchrun", "--nproc-per-node"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {"WORLD_SIZE": words[2], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    children = [Child(folder, script, rank, words[3], patience=120, **env) for rank in range(int(words[2]))]
+    ended = [child.ended() for child in children]
+    assert all(end.status == 0 for end in ended), "\n".join(end.err for end in ended)
+    return "".join((folder / f"rank{rank}.txt").read_text() for rank in range(int(words[2])))
+
+
+def script(rank, file):
+    """Run a file as one rank; its output goes to a file of its own."""
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    with open(f"rank{rank}.txt", "w") as output, contextlib.redirect_stdout(output):
+        runpy.run_path(file, run_name="__main__")
+
+
+def real_torchrun(folder, words):
+    """Run the command as it is written."""
+    command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    return subprocess.run(command, cwd=folder, check=True, timeout=240, capture_output=True, text=True).stdout
+
+
+def test_vision_recipe_keeps_old_classes_and_batch_norm(tmp_path, monkeypatch):
+    names = run_notebook("vision", tmp_path, monkeypatch)
+    accuracy, old, new, training = (names[key] for key in ("accuracy", "old", "new", "training"))
+    assert accuracy(names["model"], old & ~training) > accuracy(names["plain"], old & ~training) + 50
+    assert accuracy(names["model"], new & ~training) > 70
+    assert names["forgotten"].nats <= 0.1 * (1 + 1e-4)
+    assert all(map(torch.equal, names["statistics"](names["model"]), names["statistics"](names["base"])))
