@@ -113,3 +113,14 @@ def test_vision_recipe_keeps_old_classes_and_batch_norm(tmp_path, monkeypatch):
     assert accuracy(names["model"], new & ~training) > 70
     assert names["forgotten"].nats <= 0.1 * (1 + 1e-4)
     assert all(map(torch.equal, names["statistics"](names["model"]), names["statistics"](names["base"])))
+
+
+@pytest.mark.faults  # slow
+@pytest.mark.filterwarnings("ignore")  # the libraries warn about each other
+def test_trainer_recipe_keeps_what_the_model_knew(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    names = run_notebook("trainer", tmp_path, monkeypatch)
+    accuracy = names["accuracy"]
+    assert accuracy(names["model"], names["old"]) > accuracy(names["plain"], names["old"]) + 20
+    assert accuracy(names["model"], names["new"]) > 70
+    assert names["callback"].moor.tasks == 2
