@@ -41,6 +41,7 @@ def test_every_notebook_has_a_page():
 def run_notebook(name, folder, monkeypatch, torchrun=None):
     """Run the cells of a notebook in a folder, compare what they print with what is shown, and return their names."""
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     names: dict = {"__name__": "__main__"}
     for cell in json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"]:
@@ -124,3 +125,20 @@ def test_trainer_recipe_keeps_what_the_model_knew(tmp_path, monkeypatch):
     assert accuracy(names["model"], names["old"]) > accuracy(names["plain"], names["old"]) + 20
     assert accuracy(names["model"], names["new"]) > 70
     assert names["callback"].moor.tasks == 2
+
+
+def test_several_gpus_recipe_loads_one_estimate_on_two_ranks(tmp_path, monkeypatch):
+    names = run_notebook("gpus", tmp_path, monkeypatch)
+    weights, before = torch.load(tmp_path / "new.pt"), torch.load(tmp_path / "known.pt")["model"]
+    assert any(not torch.equal(weights[name], before[name]) for name in before)
+    names["model"].load_state_dict(weights)
+    task = sys.modules.pop("digits_task")
+    with torch.no_grad():
+        correct = names["model"](task.upright[1400:]).argmax(1) == task.y[1400:]
+    assert correct.float().mean() > 0.8  # plain fine-tuning ends below 0.5
+
+
+@pytest.mark.faults  # slow
+def test_several_gpus_recipe_runs_with_torchrun(tmp_path, monkeypatch):
+    run_notebook("gpus", tmp_path, monkeypatch, torchrun=real_torchrun)
+    del sys.modules["digits_task"]
