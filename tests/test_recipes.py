@@ -63,9 +63,8 @@ def run_notebook(name, folder, monkeypatch, torchrun=None):
 
 
 def is_skipped(code):
-    """Whether a cell needs a library that is not installed, or a network, which evaluation of public tasks does."""
-    libraries = re.findall(r"^(?:from|import) (bitsandbytes|lm_eval)\b", code, re.MULTILINE)
-    return any(find_spec(library) is None for library in libraries)
+    """Whether a cell needs bitsandbytes, and it is not installed."""
+    return "import bitsandbytes" in code and find_spec("bitsandbytes") is None
 
 
 def check_output(shown, printed):
@@ -142,3 +141,27 @@ def test_several_gpus_recipe_loads_one_estimate_on_two_ranks(tmp_path, monkeypat
 def test_several_gpus_recipe_runs_with_torchrun(tmp_path, monkeypatch):
     run_notebook("gpus", tmp_path, monkeypatch, torchrun=real_torchrun)
     del sys.modules["digits_task"]
+
+
+@pytest.mark.faults  # TRL is slow to import
+@pytest.mark.filterwarnings("ignore")  # the libraries warn about each other
+def test_lora_recipe_keeps_what_the_model_knew(tmp_path, monkeypatch):
+    for library in ("trl", "peft", "datasets"):
+        pytest.importorskip(library)
+    names = run_notebook("lora", tmp_path, monkeypatch)
+    accuracy, old, new = names["accuracy"], names["old"], names["new"]
+    pairs = [(names["plain"], names["model"])]
+    if find_spec("bitsandbytes"):
+        pairs.append((names["quantized_plain"], names["quantized_model"]))
+    for plain, moored in pairs:
+        assert accuracy(moored, old) > accuracy(plain, old) + 20
+        assert accuracy(moored, new) > 70
+
+
+def test_own_test_set_shows_what_was_kept_and_learned(tmp_path, monkeypatch):
+    names = run_notebook("measure", tmp_path, monkeypatch)
+    before, after = names["before"], names["after"]
+    assert after["upright"][0] > before["upright"][0] - 10
+    assert after["turned"][0] > before["turned"][0] + 50
+    right = (names["model"](names["tests"]["turned"][0]).argmax(1) == names["tests"]["turned"][1]).double()
+    assert after["turned"] == pytest.approx((100 * right.mean().item(), 100 * right.std().item() / len(right) ** 0.5))
