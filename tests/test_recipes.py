@@ -165,3 +165,39 @@ def test_own_test_set_shows_what_was_kept_and_learned(tmp_path, monkeypatch):
     assert after["turned"][0] > before["turned"][0] + 50
     right = (names["model"](names["tests"]["turned"][0]).argmax(1) == names["tests"]["turned"][1]).double()
     assert after["turned"] == pytest.approx((100 * right.mean().item(), 100 * right.std().item() / len(right) ** 0.5))
+
+
+LOCAL_TASK = """task: local
+dataset_path: json
+dataset_kwargs: {data_files: {test: local.jsonl}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: acc}]
+"""
+
+
+@pytest.mark.faults  # slow to import
+@pytest.mark.filterwarnings("ignore")  # the libraries warn about each other
+def test_lm_evaluation_harness_block_runs_with_a_local_task(tmp_path, monkeypatch):
+    tasks = pytest.importorskip("lm_eval.tasks", reason="needs lm_eval")
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    Path("local.yaml").write_text(LOCAL_TASK)
+    rows = [{"question": "w1 w2", "choices": ["w3", "w4"], "answer": answer} for answer in (0, 1)]
+    Path("local.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(9)}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"pad_token": "w0", "eos_token": "w0", "unk_token": "w0"}
+    config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9, n_positions=32)
+    names = {
+        "model": transformers.GPT2LMHeadModel(config),
+        "tokenizer": transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special),
+        "manager": tasks.TaskManager(include_path="."),
+    }
+    (block,) = re.findall(r"```py\n(.*?)```", (FOLDER / "measure.md").read_text(), re.DOTALL)
+    block = re.sub(r"tasks = \[.*\]", 'tasks = ["local"]', block).replace("limit=", "task_manager=manager, limit=")
+    exec(compile(block, "docs/recipes/measure.md", "exec"), names)
+    assert names["results"]["local"]["acc,none"] == 0.5  # one of two equal questions with different answers
