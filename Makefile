@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test tests test-gpu test-faults lint types browser bench docs release clean
+.PHONY: demo test tests test-gpu test-faults lint types browser bench docs release release-torch clean
 
 demo: $(READY)
 	$(BIN)/mooring compare --stream digits --methods all --seeds 5 --baseline plain \
@@ -51,6 +51,19 @@ release: $(READY)
 	cd dist && rm -rf as-installed && mkdir as-installed && tar xzf mooring-*.tar.gz --strip-components=1 -C as-installed
 	rm -rf dist/as-installed/src
 	cd dist/as-installed && ../venv/bin/python -m pytest -n 2 --dist worksteal tests
+
+# The wheel in an empty environment with one version of torch: make release-torch TORCH=2.6.0
+TORCH ?= 2.6.0
+CORE_TESTS := $(addprefix tests/test_,$(addsuffix .py,import pulls importance conformance state saved_states estimation \
+	works_with_optimizers works_with_models works_with_dtypes kronecker measured_budget calibration stability budget))
+release-torch: $(READY)
+	rm -rf dist/$(TORCH) && $(BIN)/python -m hatchling build -d dist/$(TORCH)
+	$(PYTHON) -m venv --clear dist/$(TORCH)/venv
+	cd dist/$(TORCH) && venv/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)" \
+		"$$(ls *.whl)[lab]" pytest hypothesis
+	cd dist/$(TORCH) && mkdir as-installed && tar xzf mooring-*.tar.gz --strip-components=1 -C as-installed
+	rm -rf dist/$(TORCH)/as-installed/src
+	cd dist/$(TORCH)/as-installed && ../venv/bin/python -m pytest $(CORE_TESTS)
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	@echo "installing into $(VENV), which takes 2 or 3 minutes"

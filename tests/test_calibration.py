@@ -161,6 +161,7 @@ def test_calibration_scales_the_task_and_does_not_affect_the_next_estimate(name)
     check_equal("current", measured.current, plain.current)
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")  # at a bound with the dropout masks of torch 2.6
 @pytest.mark.parametrize("options", [{}, {"per": "layer"}])
 @pytest.mark.parametrize("name", IMPORTANCES)
 def test_saved_state_contains_the_calibration(name, options):

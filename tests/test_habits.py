@@ -2,6 +2,7 @@
 
 import re
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,21 @@ def test_citation_names_the_version_of_the_package_and_the_paper():
     [paper] = citation["references"]
     assert [author["family-names"] for author in paper["authors"]] == ["Lubana", "Trivedi", "Koutra", "Dick"]
     assert paper["url"] in (ROOT / "README.md").read_text()
+
+
+def test_badges_show_what_the_project_declares():
+    folder = ROOT / "docs" / "assets" / "badges"
+    shown = {path.stem: re.findall(r"<title>(.+)</title>", path.read_text())[0] for path in folder.glob("*.svg")}
+    torch = next(name for name in PROJECT["dependencies"] if name.startswith("torch"))
+    assert {name: unescape(title) for name, title in shown.items()} == {
+        "version": f"version: {mooring.__version__}",
+        "python": f"python: {PROJECT['requires-python']}",
+        "torch": f"torch: {torch.removeprefix('torch')}",
+        "license": f"license: {PROJECT['license']}",
+    }
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "CONTRIBUTING.md"])
+def test_page_shows_no_picture_from_the_network(page):
+    text = (ROOT / page).read_text()
+    assert not re.findall(r"!\[[^\]]*\]\(\s*(?:https?:)?//|<img[^>]+src=[\"']?(?:https?:)?//", text)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
 
@@ -71,10 +72,21 @@ def test_source_archive_has_tests_and_documents(dist):
     name = f"mooring-{mooring.__version__}"
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         files = set(archive.getnames())
-    for path in ("tests/test_release.py", "docs/index.md", "mkdocs.yml", "examples/study.toml", "Makefile", "LICENSE"):
+    documents = ("docs/index.md", "mkdocs.yml", "examples/study.toml", "Makefile")
+    for path in (*documents, "LICENSE", "CITATION.cff", "SECURITY.md", "CHANGELOG.md"):
         assert f"{name}/{path}" in files, path
     tests = {path for path in (ROOT / "tests").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert {f"{name}/{path.relative_to(ROOT).as_posix()}" for path in tests} <= files
+
+
+def test_wheel_carries_its_licence_and_description(dist):
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
+        folder = f"mooring-{mooring.__version__}.dist-info"
+        described = message_from_bytes(wheel.read(f"{folder}/METADATA"))
+        licence = wheel.read(f"{folder}/licenses/LICENSE").decode()
+    assert licence == (ROOT / "LICENSE").read_text()
+    assert described["License-Expression"] == "MIT"
+    assert described.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
 
 
 def test_version_is_the_same_everywhere(dist):

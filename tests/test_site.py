@@ -70,11 +70,55 @@ def test_search_works_from_disk(site, tmp_path):
     assert "CONSOLE" not in seen.stderr
 
 
-@pytest.mark.parametrize(
-    "page", ["index.html", "choose.html", "pulls.html", "comparison.html", "migrating.html", "reproduction/index.html"]
-)
-def test_pages_fit_the_width_of_a_phone(site, page):
-    script = "return [page.documentElement.scrollWidth, inner.innerWidth];"
-    wide, phone = look(site / page, script, width=390).findings
-    assert phone == 390
-    assert wide <= phone
+PHONE, DESKTOP = 390, 1280
+LAYOUT = """
+const find = selector => [...page.querySelectorAll(selector)];
+const boxes = selector => find(selector).map(element => [element, element.getBoundingClientRect()]);
+const ends = boxes(".md-typeset__scrollwrap, .md-typeset pre, .md-typeset img").map(([, box]) => box.right);
+const tables = find(".md-typeset__scrollwrap");
+const covers = ([nav, button]) => {
+  const code = nav.parentElement.querySelector("code").getBoundingClientRect();
+  return button.left < code.right && button.right > code.left && button.top < code.bottom && button.bottom > code.top;
+};
+const buttons = boxes("pre > .md-code__nav");
+return {
+  inside: inner.innerWidth,
+  width: Math.max(page.documentElement.scrollWidth, ...ends),
+  blocks: find(".md-typeset pre > code").length,
+  buttons: buttons.length,
+  covering: buttons.filter(covers).length,
+  scrolling: tables.filter(table => table.scrollWidth > table.clientWidth).map(table => table.innerText.slice(0, 80)),
+};
+"""
+
+
+def check_layout(page, width):
+    """Check that nothing ends outside a page and no copy button lies on code; return the tables that scroll."""
+    layout = look(page, LAYOUT, width=width).findings
+    assert layout["inside"] == width, page
+    assert layout["width"] <= width, page
+    assert layout["buttons"] == layout["blocks"], page
+    assert layout["covering"] == 0, page
+    return layout["scrolling"]
+
+
+@pytest.mark.parametrize("page", ["index.html", "pulls.html", "start/fine-tune.html", "budget.html", "adapters.html"])
+def test_tables_and_code_fit_a_phone(site, page):
+    assert check_layout(site / page, PHONE) == []
+
+
+@pytest.mark.parametrize("page", ["choose.html", "comparison.html", "reproduction/index.html"])
+def test_wide_tables_scroll_in_their_place_on_a_phone(site, page):
+    assert check_layout(site / page, PHONE)
+
+
+@pytest.mark.parametrize("page", ["choose.html", "reproduction/index.html"])
+def test_tables_and_code_fit_a_desktop(site, page):
+    assert check_layout(site / page, DESKTOP) == []
+
+
+@pytest.mark.faults
+def test_every_page_fits_a_phone_and_a_desktop(site):
+    for page in [path for path in site.rglob("*.html") if path.name not in ("404.html", "around.html")]:
+        check_layout(page, PHONE)  # where a table may scroll in its place
+        assert check_layout(page, DESKTOP) == []

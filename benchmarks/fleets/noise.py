@@ -19,7 +19,7 @@ def noise(batch: int, steps: int) -> Stream:
         Task(str(number), task_indices, task_indices[:20], tuple(range(10)))
         for number, task_indices in enumerate(indices)
     )
-    return Stream("noise", split, split, tasks, heads="one")
+    return Stream("noise", split, split, tasks, scenario="domain")
 
 
 def cifar100() -> Stream:
