@@ -60,7 +60,7 @@ DISTILLATION_FOR_ADAM = DistillationCost(price=0.5, samples=1 / 4, fewest=16)
 They do not forget a large gradient soon, so the same data in every second step, with twice the weight, learns less.
 """
 
-DISTILLATION_OF_TOKENS = DistillationCost(price=0.2, samples=1 / 5, fewest=1)
+DISTILLATION_OF_TOKENS = DistillationCost(price=0.5, samples=1 / 5, fewest=4)
 """That of models which read tokens, each of which is a prediction, and of adapters."""
 
 
