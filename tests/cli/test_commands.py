@@ -373,9 +373,12 @@ def test_methods_lists_every_method_with_a_line_and_its_strength(run):
     from mooring.lab.methods import METHODS
     from mooring.lab.study.comparison import comparison
 
-    output = run("methods").splitlines()
-    assert output[0].split() == ["method", "what", "it", "does", "strength", "on", "digits", "elsewhere"]
-    assert [line.split()[0] for line in output[1:]] == list(METHODS)
+    tables = [part.splitlines() for part in run("methods").strip().split("\n\n")]
+    for title, header, *_ in tables:  # a group each, which --methods knows by name
+        assert re.search(r"\(--methods [a-z]+\)$", title)
+        assert header.split() == ["method", "what", "it", "does", "strength", "on", "digits", "elsewhere"]
+    output = [line for table in tables for line in table[2:]]
+    assert sorted(line.split()[0] for line in output) == sorted(METHODS)
     content = json.loads(run("methods", "--json"))
     assert [(entry["name"], entry["strength"]["on_digits"], entry["memory"]) for entry in content] == [
         (method.name, method.strength, method.memory) for method in METHODS.values()
