@@ -429,3 +429,31 @@ def test_measurements_cost_at_most_a_twentieth_of_the_passes_of_training():
     train(model, optimizer, task(2, 20), epochs=7)
     assert passes.count(True) == moor.steps == 140
     assert passes.count(False) - 1 <= 0.05 * 3 * 140  # a step costs three forward passes; one checks the start
+
+
+class TwoHeads(nn.Module):
+    """A body with an old head and a new one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.old, self.new = nn.Linear(SIZE, 8), nn.Linear(8, CLASSES), nn.Linear(8, CLASSES)
+        self.head = "old"
+
+    def forward(self, x):
+        return getattr(self, self.head)(self.body(x))
+
+
+@pytest.mark.parametrize("exclude", ["new", ()])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.filterwarnings("ignore:training moves parameters")
+def test_steps_of_a_head_that_old_outputs_do_not_depend_on_distil_nothing(kind, exclude):
+    model = TwoHeads()
+    optimizer = kind(model.parameters(), lr=0.1)
+    pull = mooring.Budget(0.1, distil=True)
+    moor = mooring.attach(model, optimizer, pull=pull, reference=task(1), exclude=exclude, progress=False)
+    model.head = "new"
+    model.body.requires_grad_(False)
+    before = model.new.weight.detach().clone()
+    train(model, optimizer, task(2)[:3])
+    assert not torch.equal(model.new.weight, before)
+    assert moor.measured().nats == 0

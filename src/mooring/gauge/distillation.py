@@ -90,7 +90,7 @@ class Distillation:
             gradients = _gradients_of(mean, parameters, shards)
         added = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
         factor: float | Tensor = self.every * self.weight
-        if self.control.limited:
+        if self.control.limited and added:
             task = _norm([p.grad for p in added if p.grad is not None])
             factor = (LARGEST_RATIO * task / _norm(list(added.values()))).nan_to_num(0.0).clamp(max=factor)
         for (device, dtype), group in by_kind(local_tensors(list(added.values()))).items():
