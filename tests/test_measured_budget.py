@@ -14,6 +14,7 @@ from mooring.errors import MooringError, NonFiniteError, UnheldWarning
 from mooring.gauge.divergence import MAX_CLASSES, TOP_CLASSES, StoredPredictions
 from mooring.importance import Kronecker
 from mooring.testing.cases import check_equal
+from two_heads import TwoHeads
 
 SIZE, CLASSES = 6, 4
 
@@ -303,17 +304,8 @@ def test_gradient_that_is_not_finite_stops_before_the_step():
 
 
 def test_head_that_is_switched_after_the_reference_is_measured_with_the_old_one():
-    class Heads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.old, self.new = nn.Linear(SIZE, 16), nn.Linear(16, CLASSES), nn.Linear(16, CLASSES)
-            self.head = "old"
-
-        def forward(self, x):
-            return getattr(self, self.head)(self.body(x).relu())
-
     torch.manual_seed(0)
-    model = Heads()
+    model = TwoHeads(SIZE, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     train(model, optimizer, task(1), epochs=5)
     original = copy.deepcopy(model)
@@ -431,23 +423,11 @@ def test_measurements_cost_at_most_a_twentieth_of_the_passes_of_training():
     assert passes.count(False) - 1 <= 0.05 * 3 * 140  # a step costs three forward passes; one checks the start
 
 
-class TwoHeads(nn.Module):
-    """A body with an old head and a new one."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.old, self.new = nn.Linear(SIZE, 8), nn.Linear(8, CLASSES), nn.Linear(8, CLASSES)
-        self.head = "old"
-
-    def forward(self, x):
-        return getattr(self, self.head)(self.body(x))
-
-
 @pytest.mark.parametrize("exclude", ["new", ()])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.filterwarnings("ignore:training moves parameters")
 def test_steps_of_a_head_that_old_outputs_do_not_depend_on_distil_nothing(kind, exclude):
-    model = TwoHeads()
+    model = TwoHeads(SIZE, CLASSES)
     optimizer = kind(model.parameters(), lr=0.1)
     pull = mooring.Budget(0.1, distil=True)
     moor = mooring.attach(model, optimizer, pull=pull, reference=task(1), exclude=exclude, progress=False)

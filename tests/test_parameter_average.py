@@ -11,6 +11,7 @@ import mooring
 from adapters.low_rank_nets import adapted_net, trainable
 from mooring.errors import MooringError
 from mooring.testing.cases import check_equal
+from two_heads import TwoHeads
 
 SIZE, CLASSES = 6, 4
 EVERY, DECAY = 7, 0.98**7
@@ -24,21 +25,9 @@ def task(seed, count=21):
     return [(x, (x @ rule).argmax(1)) for x in inputs]
 
 
-class TwoHeads(nn.Module):
-    """A network whose new head is free, and which the old head says what it knows through."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.old, self.new = nn.Linear(SIZE, 16), nn.Linear(16, CLASSES), nn.Linear(16, CLASSES)
-        self.head = "old"
-
-    def forward(self, x):
-        return getattr(self, self.head)(self.body(x).relu())
-
-
 def moored(pull=None, kind=torch.optim.AdamW, dtype=torch.float32, **options):
     torch.manual_seed(0)
-    model = TwoHeads().to(dtype)
+    model = TwoHeads(SIZE, CLASSES).to(dtype)
     optimizer = kind(model.parameters(), lr=0.02)
     reference = [(x.to(dtype), y) for x, y in task(1, 9)]
     pull = pull or mooring.Budget(1.0, average=True)
@@ -252,7 +241,7 @@ def run(interrupt=None):
         for step, batch in enumerate(task(seed, 24)):
             if (number, step) == interrupt:
                 saved = [copy.deepcopy(part.state_dict()) for part in (model, optimizer, moor)]
-                model = TwoHeads()
+                model = TwoHeads(SIZE, CLASSES)
                 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
                 moor = mooring.attach(model, optimizer, exclude="new")
                 for part, state in zip((model, optimizer, moor), saved, strict=True):

@@ -23,7 +23,7 @@ DECAY = DECAY_OF_A_STEP**MEASURING_INTERVAL
 """The same for one update, of which there is one in MEASURING_INTERVAL steps."""
 
 FEWEST_UPDATES = 60
-"""After so many updates, about 420 steps, a budget that is not told to average does so.
+"""After so many updates, about 420 steps, a budget whose `average` is None takes the average.
 
 The average is over a small part of the task then. Earlier each step still learns much, which the average gives up.
 """
@@ -114,7 +114,7 @@ class ParameterAverage:
         return {PREFIX + name: to_dtensor(self._averages[p].value.contiguous(), p) for name, p in known.items()}
 
     def load(self, updates: Mapping[str, int], flat: State, names: Mapping[str, Tensor]) -> None:
-        """Continue with saved averages; a parameter that has another shape by now starts anew."""
+        """Continue with saved averages; a parameter that has another shape by now starts again."""
         self._averages = {}
         for name, count in updates.items():
             if (saved := flat.get(PREFIX + name)) is None:

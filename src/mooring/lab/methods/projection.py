@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
+
+from mooring.pulls.pull import Number, check_numbers
 
 State = dict[str, Tensor]
 """Tensors that a projection keeps, each with a leading run axis."""
@@ -32,14 +35,20 @@ class InputProjection(ABC):
         """
 
 
-class RadiusProjection(ABC):
+@dataclass(frozen=True)
+class RadiusProjection:
     """A projection of each parameter into a ball around its anchor, whose radius is learned by gradient descent.
+
+    Args:
+        radius_lr: the learning rate of the radii, above 0; one number, or one per run.
 
     Attributes:
         validates: whether the radius is learned from a loss on other samples, after the optimizer's step; otherwise
             from the gradient of the next training batch.
-        radius_lr: the learning rate of the radii; one number, or one per run.
     """
 
+    radius_lr: Number
     validates: ClassVar[bool]
-    radius_lr: float | Tensor
+
+    def __post_init__(self) -> None:
+        check_numbers("radius_lr", self.radius_lr, 0, above=True)

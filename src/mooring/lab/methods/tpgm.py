@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mooring.lab.methods.projection import RadiusProjection
-from mooring.pulls.pull import Number, check_numbers
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,4 @@ class TPGM(RadiusProjection):
         True
     """
 
-    radius_lr: Number
     validates: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_numbers("radius_lr", self.radius_lr, 0, above=True)
