@@ -27,20 +27,6 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Return a function that runs a command, checks that it succeeds, and returns its stdout."""
-
-    def run_command(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["mooring", *arguments])
-        status = main()
-        output = capsys.readouterr()
-        assert status == 0, output.err
-        return output.out
-
-    return run_command
-
-
 def keys(path: str = "mooring.sqlite") -> set[str]:
     return {result.spec.key for result in Store(path).results()}
 

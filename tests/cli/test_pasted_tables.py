@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import sys
 
 import pytest
 
@@ -111,18 +110,9 @@ def test_row_is_one_short_line():
 # Commands
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def run_command(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["mooring", *arguments])
-        status = main()
-        output = capsys.readouterr()
-        assert status == 0, output.err
-        return output.out
-
-    return run_command
 
 
 def add_results(path: str, **accuracies: list[float]) -> None:
