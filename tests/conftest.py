@@ -28,7 +28,9 @@ def caches(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _own_cache(caches, request, monkeypatch):
     """Keep decoded images out of the user's cache, and those of one test out of another's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(caches / f"{hash(request.node.nodeid):x}"))
+    own = caches / f"{hash(request.node.nodeid):x}"
+    own.mkdir(exist_ok=True)  # torch stores kernels there, and creates one folder only
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own))
 
 
 @pytest.fixture(autouse=True)

@@ -400,6 +400,17 @@ def test_distillation_for_adam_adds_a_weighted_gradient_without_a_limit(named, l
         torch.testing.assert_close(step, g / named, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("count", [3, 9], ids=["one batch in the gauge", "three"])
+def test_weight_of_distillation_for_adam_follows_each_measurement_alike(count):
+    model, _ = pretrained()
+    moor = mooring.attach(
+        model, torch.optim.AdamW(model.parameters()), pull=mooring.Budget(0.1), reference=task(1, count)
+    )
+    distillation = moor._meter.distillation
+    distillation.adjust(0.045, 0.1, 1 / (count // 3), binding=False)
+    assert distillation.weight == pytest.approx(10 * 0.5**0.1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

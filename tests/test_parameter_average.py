@@ -90,17 +90,23 @@ def test_divergence_that_is_measured_is_that_of_the_average():
     assert moor.finish().nats == pytest.approx(divergence(model, original), rel=1e-4)
 
 
-def test_last_parameters_stay_if_more_is_forgotten_at_the_average():
-    model, optimizer, moor = moored()
+@pytest.mark.parametrize("nats", [1e-3, 1.0])
+def test_last_parameters_stay_only_if_the_average_exceeds_the_budget_and_has_forgotten_more(nats):
+    model, optimizer, moor = moored(mooring.Budget(nats, average=True))
+    optimizer.param_groups[0]["lr"] = 0.1
     original = values(model)
-    train(model, optimizer, task(2))
+    _, average = train(model, optimizer, task(2))
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.lerp_(original[name], 0.95)
-    before = values(model)
-    raw = moor.measured()
-    assert moor.finish() == raw
-    check_equal("parameters", values(model), before)
+            p.lerp_(original[name], 0.999)
+    before, raw = values(model), moor.measured()
+    assert raw.nats < 1e-3
+    if nats < 1:
+        assert moor.finish() == raw
+        check_equal("parameters", values(model), before)
+    else:
+        assert raw.nats < moor.finish().nats <= nats
+        check_close(model, average)
 
 
 def test_return_to_the_budget_starts_at_the_average():

@@ -27,27 +27,31 @@ class WeightControl:
     Attributes:
         first: the weight starts at this number over the budget: a divergence of the whole budget then adds as much to
             the loss, in nats.
-        speed: the gain of the weight relative to that of the budget's scale: the parameters follow it more slowly.
+        speed: the weight is multiplied by (measured / wanted)^speed over one pass through all batches of the gauge.
+        per_measurement: whether it is so after each measurement of one batch instead.
         smallest, largest: the range of the weight, as factors of the first one.
         limited: whether the norm of the added gradient is limited by that of the task's, see LARGEST_RATIO.
     """
 
     first: float
     speed: float
+    per_measurement: bool
     smallest: float
     largest: float
     limited: bool
 
 
-DIRECT = WeightControl(first=0.1, speed=3.0, smallest=0.01, largest=100.0, limited=True)
+DIRECT = WeightControl(first=0.1, speed=3.0, per_measurement=False, smallest=0.01, largest=100.0, limited=True)
 """For optimizers such as SGD, where a larger gradient makes a larger step, and one beyond the task's overshoots."""
 
-NORMALIZED = WeightControl(first=1.0, speed=2.0, smallest=1e-3, largest=3.0, limited=False)
+NORMALIZED = WeightControl(first=1.0, speed=0.1, per_measurement=True, smallest=1e-3, largest=3.0, limited=False)
 """For optimizers such as Adam, which divide gradients by their size.
 
 A weight that is too large is worse there than one that is too small: the noise of its gradient grows with it, which
 moves the outputs and slows the task down for as long as the optimizer remembers it. So it starts high, where the first
-steps of a new head cannot move the outputs far, and hardly rises; the pull in reserve keeps what is above.
+steps of a new head cannot move the outputs far, and hardly rises; the pull in reserve keeps what is above. It moves
+slowly, because the outputs follow it only after a hundred steps or so, however many batches the gauge has: a faster one
+swings around the budget.
 """
 
 NORMALIZING = ("Adafactor", "Adadelta", "Adagrad", "Muon", "RMSprop", "Rprop")
@@ -101,7 +105,14 @@ class Distillation:
         """Raise the weight while more than SETPOINT of the budget is measured, and lower it while less is.
 
         It is not lowered while the budget's pull acts, which gives up more of what is learned and is relaxed first.
+
+        Args:
+            measured: the divergence of one batch of the gauge.
+            named: the budget.
+            gain: the part of a pass through the gauge that this batch is.
+            binding: whether the pull acts.
         """
+        gain = 1.0 if self.control.per_measurement else gain
         self.weight = next_weight(self.weight, measured, named, gain, binding=binding, control=self.control)
 
 

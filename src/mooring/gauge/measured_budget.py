@@ -205,7 +205,7 @@ class MeasuredBudget:
     def finish(self) -> Measurement:
         """Return towards the anchor until the measured value is within the budget, and measure once more.
 
-        The average of the parameters takes their place before that, if no more is measured there. Of the returns, the
+        The average of the parameters takes their place before that, see `_take_average`. Of the returns, the
         budget's own pull goes first, because it gives up least of what was learned. If no pull is strong enough, the
         parameters are interpolated with the anchor, where the value is 0.
         """
@@ -232,7 +232,7 @@ class MeasuredBudget:
         return result
 
     def _take_average(self, last: Measurement) -> Measurement:
-        """Replace the parameters by their average if no more is measured there, and return what is measured."""
+        """Replace the parameters by their average if that keeps the budget, or has forgotten no more than they have."""
         fewest = 1 if self.budget.average else FEWEST_UPDATES
         pairs = self.average.pairs(self.states.trained_by_name().values(), fewest) if self.averages else []
         if not pairs:
@@ -244,7 +244,7 @@ class MeasuredBudget:
         try:
             measured = self.measure()
         finally:
-            taken = measured is not None and measured.nats <= last.nats
+            taken = measured is not None and measured.nats <= max(last.nats, self.named)
             if not taken:
                 torch._foreach_copy_(parameters, ends)
         return measured if taken else last
