@@ -56,7 +56,10 @@ def test_no_page_loads_external_resources(site):
         assert "url(http" not in style.read_text(), style
 
 
-@pytest.mark.parametrize("name", ["importances", "pulls"])
+EQUATIONS = ["importances", "pulls", "methods", "penalties-and-outputs", "projections", "replay", "merging"]
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
 def test_equations_are_drawn_and_have_words(site, name):
     lines = re.findall(r"^```math\n(.+)\n```$", (ROOT / "docs" / f"{name}.md").read_text(), re.MULTILINE)
     drawn = re.findall(r'<p class="equation"><svg role="img" aria-label="(.+?)"', (site / f"{name}.html").read_text())
