@@ -49,6 +49,7 @@ SIZES = {
 }
 
 FISHER = mooring.EWC(decay=None, per_sample=True)
+ESTIMATED = mooring.Budget(0.1, measured=False)
 LEAN = mooring.Memory(current="none")  # no task follows this one, so its importance is not needed
 METHODS = {
     "plain": None,
@@ -68,6 +69,9 @@ METHODS = {
         "memory": LEAN,
         "reference": "own",
     },
+    "estimated 0.1": {"pull": ESTIMATED, "memory": LEAN},
+    "estimated Kronecker 0.1": {"importance": Kronecker(), "pull": ESTIMATED, "memory": LEAN},
+    "estimated, own text": {"importance": Kronecker(), "pull": ESTIMATED, "memory": LEAN, "reference": "own"},
 }
 
 # The data
@@ -224,18 +228,20 @@ def finetune(name: str, size: Size, model: GPT, domains: dict[str, tuple[Tensor,
         for domain, texts in domains.items()
     }
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.tuning_lr, weight_decay=0.0)
-    start = time.perf_counter()
+    start, moor = time.perf_counter(), None
     if METHODS[name] is not None:
         options = dict(METHODS[name])
         if options.get("reference") == "own":
             options["reference"] = lambda model: model.write(size.batch)  # the model also labels its own text
         else:
             options["reference"] = list(batches_of(domains["code"][0], size, 2, 32, device))
-        mooring.attach(model, optimizer, **options)
+        moor = mooring.attach(model, optimizer, **options)
     estimating = time.perf_counter() - start
     batches, interval = batches_of(domains["prose"][0], size, 3, size.tuning, device), max(1, size.tuning // 10)
     history = []
     for step in bar(size.tuning + 1, name):
+        if step == size.tuning and moor and getattr(options["pull"], "measured", False):
+            moor.finish()  # return until the forgetting that is measured on code is within the budget
         if step % interval == 0:
             losses = {domain: mean_loss(model, batches) for domain, batches in held_out.items()}
             history.append({"step": step, **losses})

@@ -1,0 +1,21 @@
+"""docs/finetuning.md: the table of the small language model has the figures of the measured results beside it."""
+
+import json
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_table_of_the_small_model_has_the_measured_figures():
+    runs = json.loads((DOCS / "figures" / "finetuning.json").read_text())["runs"]
+    section = (DOCS / "finetuning.md").read_text().split("## A GPT that learns a second domain")[1].split("### ")[0]
+    rows = re.findall(
+        r"^\| (?!---)(.+?) \| ([\d.]+) \| (\S+) \| ([\d.]+) \| ([\d.]+) \| (\d+) % \|$", section, re.MULTILINE
+    )
+    assert len(rows) == len(runs)
+    falls = [run["curve"][0]["prose"] - run["curve"][-1]["prose"] for run in runs]
+    for (name, *cells), run, fall in zip(rows, runs, falls, strict=True):
+        first, last = run["curve"][0]["code"], run["curve"][-1]
+        expected = [f"{last['code']:.3f}", f"{last['code'] - first:+.3f}", f"{last['prose']:.3f}", f"{fall:.3f}"]
+        assert cells == [*expected, f"{100 * fall / falls[0]:.0f}"], name
