@@ -284,7 +284,7 @@ def test_paper_example_runs_in_miniature(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["EWC", "MAS", "SI", "RWalk", "Uniform", "Random"])
-def test_cards_state_the_memory_of_each_importance(name):
+def test_sections_state_the_memory_of_each_importance(name):
     model = torch.nn.Linear(100, 100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance=name.lower())
@@ -294,15 +294,15 @@ def test_cards_state_the_memory_of_each_importance(name):
         if not moor.tasks:
             moor.consolidate()
     numbers = sum(value.numel() for value in moor.state_dict().values())
-    card = cards("importances.md")[name]
-    assert int(re.search(r"keeps (\d)", card)[1]) == round(numbers / sum(p.numel() for p in model.parameters()))
-    assert repr(getattr(mooring, name)()).split("(")[0] in card
+    section = method_sections("importances.md")[name]
+    assert int(re.search(r"keeps (\d)", section)[1]) == round(numbers / sum(p.numel() for p in model.parameters()))
+    assert repr(getattr(mooring, name)()).split("(")[0] in section
 
 
 PARTS = ("What it is", "When to use it", "Quick start", "Options", "Reference")
 
 
-def cards(page):
+def method_sections(page):
     """Return the sections of a page of methods by the name of the method."""
     text = (ROOT / "docs" / page).read_text()
     return dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
@@ -313,7 +313,7 @@ def test_every_importance_and_pull_has_the_same_parts_and_every_option_with_its_
     bases = (importance.Importance, pulls.GradientPull, pulls.ParameterPull, importance.Iteration)
     public = {name: getattr(module, name) for name in module.__all__}
     kinds = {name: kind for name, kind in public.items() if isinstance(kind, type) and kind not in bases}
-    sections = cards(page)
+    sections = method_sections(page)
     assert set(sections) == set(kinds)
     for name, section in sections.items():
         assert tuple(re.findall(r"^\*\*([A-Z][\w ]+)\.\*\*", section, re.MULTILINE)) == PARTS, name
@@ -401,7 +401,7 @@ def test_example_study_file_runs_and_is_short(tmp_path):
 
 
 @pytest.mark.faults
-def test_pictures_of_the_cards_can_be_redrawn(tmp_path):
+def test_pictures_of_importances_pulls_and_stability_can_be_redrawn(tmp_path):
     code = """if True:
         import runpy, sys
         folder, *scripts = sys.argv[1:]
