@@ -375,29 +375,30 @@ def test_distillation_adds_the_gradient_of_the_divergence_on_the_other_batches()
         assert torch.equal(parameter.grad, step[name])
 
 
-@pytest.mark.parametrize(("named", "longer"), [(100.0, False), (0.0005, True)])
-def test_distillation_for_adam_adds_a_weighted_gradient_without_a_limit(named, longer):
+@pytest.mark.parametrize(("scale", "longer"), [(1.0, False), (0.01, True)])
+def test_distillation_for_adam_adds_a_weighted_gradient_without_a_limit(scale, longer):
     model, _ = pretrained()
     model.double()
     batches = [(x.double(), y) for x, y in task(1)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     optimizer.param_groups[0]["betas"] = (0.9, 0.999)  # as if it divided gradients by their size; its step shows them
     original = copy.deepcopy(model).eval()
-    mooring.attach(model, optimizer, pull=mooring.Budget(named, distil=True), reference=batches)
-    train(model, optimizer, [(x.double(), y) for x, y in task(2)[:1]])  # at the anchor the divergence has no gradient
+    mooring.attach(model, optimizer, pull=mooring.Budget(100.0, distil=True), reference=batches)
+    data = [(x.double(), y) for x, y in task(2)]
+    train(model, optimizer, data[:1])  # at the anchor the divergence has no gradient
     twin = copy.deepcopy(model)
     optimizer.param_groups[0]["lr"] = 1e-6  # too short a step to spend what makes a pull act
-    train(model, optimizer, [(x.double(), y) for x, y in task(2)[1:2]])
+    train(model, optimizer, data[1:2], loss=lambda outputs, labels: scale * cross_entropy(outputs, labels))
     old = batches[2][0]
     p = original(old).softmax(1).detach()
     value = (p * (p.log() - twin.eval()(old).log_softmax(1))).sum(1).mean()
     added = torch.autograd.grad(value, list(twin.parameters()))
     task_gradients = [parameter.grad for parameter in model.parameters()]
     task_norm, norm = (torch.stack([g.norm() for g in gradients]).norm() for gradients in (task_gradients, added))
-    assert bool(norm / named > task_norm) == longer
+    assert bool(5 * norm > task_norm) == longer
     for parameter, before, g in zip(model.parameters(), twin.parameters(), added, strict=True):
         step = (before - parameter) / 1e-6 - parameter.grad
-        torch.testing.assert_close(step, g / named, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(step, 5 * g, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [3, 9], ids=["one batch in the gauge", "three"])
@@ -408,7 +409,9 @@ def test_weight_of_distillation_for_adam_follows_each_measurement_alike(count):
     )
     distillation = moor._meter.distillation
     distillation.adjust(0.045, 0.1, 1 / (count // 3), binding=False)
-    assert distillation.weight == pytest.approx(10 * 0.5**0.1)
+    assert distillation.weight == pytest.approx(5 * 0.5**0.1)
+    distillation.adjust(100.0, 0.1, 1.0, binding=True)
+    assert distillation.weight == 5  # at most
 
 
 @pytest.mark.parametrize(

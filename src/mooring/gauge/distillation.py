@@ -17,7 +17,7 @@ SETPOINT = 0.9
 """The part of the budget that distillation aims at; the pull keeps what is above the whole."""
 
 LARGEST_RATIO = 1.0
-"""The largest norm of the added gradient relative to the task's, where that is limited."""
+"""The largest norm of the added gradient relative to the task's, beside optimizers such as SGD."""
 
 
 @dataclass(frozen=True)
@@ -25,33 +25,34 @@ class WeightControl:
     """How the weight of the added gradient starts, and how it follows the measured value.
 
     Attributes:
-        first: the weight starts at this number over the budget: a divergence of the whole budget then adds as much to
-            the loss, in nats.
-        speed: the weight is multiplied by (measured / wanted)^speed over one pass through all batches of the gauge.
-        per_measurement: whether it is so after each measurement of one batch instead.
+        normalized: whether the optimizer divides gradients by their size.
+        first: the weight to start with; over the budget unless `normalized`.
+        speed: the weight is multiplied by (measured / wanted)^speed over one pass through all batches of the gauge, or
+            after the measurement of each batch if `normalized`.
         smallest, largest: the range of the weight, as factors of the first one.
-        limited: whether the norm of the added gradient is limited by that of the task's, see LARGEST_RATIO.
     """
 
+    normalized: bool
     first: float
     speed: float
-    per_measurement: bool
     smallest: float
     largest: float
-    limited: bool
 
 
-DIRECT = WeightControl(first=0.1, speed=3.0, per_measurement=False, smallest=0.01, largest=100.0, limited=True)
-"""For optimizers such as SGD, where a larger gradient makes a larger step, and one beyond the task's overshoots."""
+DIRECT = WeightControl(normalized=False, first=0.1, speed=3.0, smallest=0.01, largest=100.0)
+"""For optimizers such as SGD, where a larger gradient makes a larger step.
 
-NORMALIZED = WeightControl(first=1.0, speed=0.1, per_measurement=True, smallest=1e-3, largest=3.0, limited=False)
+One that is longer than the task's overshoots, so its norm is limited, see LARGEST_RATIO.
+"""
+
+NORMALIZED = WeightControl(normalized=True, first=5.0, speed=0.1, smallest=1e-3, largest=1.0)
 """For optimizers such as Adam, which divide gradients by their size.
 
-A weight that is too large is worse there than one that is too small: the noise of its gradient grows with it, which
-moves the outputs and slows the task down for as long as the optimizer remembers it. So it starts high, where the first
-steps of a new head cannot move the outputs far, and hardly rises; the pull in reserve keeps what is above. It moves
-slowly, because the outputs follow it only after a hundred steps or so, however many batches the gauge has: a faster one
-swings around the budget.
+There a weight that is too large is worse than one that is too small. The added gradient and its noise take the place of
+the task's, which then hardly learns, and the noise alone moves the outputs. So the weight never rises above its start,
+however small the budget is: what is forgotten beyond the budget is returned when the task ends, and before that the
+pull in reserve limits it. The weight falls slowly, because the outputs follow it only after a hundred steps or so,
+however many batches the gauge has.
 """
 
 NORMALIZING = ("Adafactor", "Adadelta", "Adagrad", "Muon", "RMSprop", "Rprop")
@@ -94,7 +95,7 @@ class Distillation:
             gradients = _gradients_of(mean, parameters, shards)
         added = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
         factor: float | Tensor = self.every * self.weight
-        if self.control.limited and added:
+        if not self.control.normalized and added:
             task = _norm([p.grad for p in added if p.grad is not None])
             factor = (LARGEST_RATIO * task / _norm(list(added.values()))).nan_to_num(0.0).clamp(max=factor)
         for (device, dtype), group in by_kind(local_tensors(list(added.values()))).items():
@@ -112,7 +113,7 @@ class Distillation:
             gain: the part of a pass through the gauge that this batch is.
             binding: whether the pull acts.
         """
-        gain = 1.0 if self.control.per_measurement else gain
+        gain = 1.0 if self.control.normalized else gain
         self.weight = next_weight(self.weight, measured, named, gain, binding=binding, control=self.control)
 
 
@@ -121,8 +122,8 @@ def weight_control(optimizer: torch.optim.Optimizer) -> WeightControl:
 
     Example:
         >>> parameters = [nn.Parameter(torch.zeros(1))]
-        >>> weight_control(torch.optim.AdamW(parameters)).limited, weight_control(torch.optim.SGD(parameters)).limited
-        (False, True)
+        >>> [weight_control(kind(parameters)).normalized for kind in (torch.optim.AdamW, torch.optim.SGD)]
+        [True, False]
     """
     normalizes = any("betas" in group for group in optimizer.param_groups) or type(optimizer).__name__ in NORMALIZING
     return NORMALIZED if normalizes else DIRECT
@@ -151,9 +152,9 @@ def first_weight(named: float, control: WeightControl = DIRECT) -> float:
 
     Example:
         >>> first_weight(0.1), first_weight(0.1, NORMALIZED)
-        (1.0, 10.0)
+        (1.0, 5.0)
     """
-    return control.first / max(named, 1e-6)
+    return control.first if control.normalized else control.first / max(named, 1e-6)
 
 
 def by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:

@@ -135,7 +135,7 @@ class MeasuredBudget:
     @property
     def _pull_waits(self) -> bool:
         """Whether distillation, whose weight has no limit here, holds the budget, and the pull is in reserve."""
-        return self.distillation is not None and not self.distillation.control.limited
+        return self.distillation is not None and self.distillation.control.normalized
 
     @property
     def averages(self) -> bool:

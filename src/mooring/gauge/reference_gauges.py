@@ -75,7 +75,7 @@ def make_distillation(
         return None
     parts, every = batches, 1
     if budget.distil is not True:
-        parts, every = distillation_schedule(model, batches, normalized=not control.limited)
+        parts, every = distillation_schedule(model, batches, normalized=control.normalized)
     gauge = make_gauge(model, parts, None, outputs)
     if gauge.loss is not None:
         return None
