@@ -23,6 +23,17 @@ def net():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+class TwoHeads(nn.Module):
+    """Linear layers with the same input."""
+
+    def __init__(self, inputs, *outputs):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(inputs, count) for count in outputs)
+
+    def forward(self, x):
+        return torch.cat([head(x) for head in self.heads], -1)
+
+
 def reference(count, labels=True):
     torch.manual_seed(1)
     return [(torch.randn(8, 6), torch.randint(3, (8,))) if labels else torch.randn(8, 6) for _ in range(count)]
@@ -54,6 +65,26 @@ def test_reference_is_read_in_one_pass_and_calibrated_in_few(importance, labels)
     )
     assert passes[True] == 32 + 8  # each batch once, and the 8 of the calibration once more
     assert passes[False] <= 2 * (7 + 2 * 8)  # a search with one batch, and all batches twice, each with two signs
+
+
+@pytest.mark.parametrize(("places", "of_biases"), [((), []), ((5,), [8, 3, 4])])
+@pytest.mark.parametrize("measured", [True, False])
+def test_each_factor_of_a_reference_is_decomposed_once(measured, places, of_biases, monkeypatch):
+    """Layers with the same input have one A; a bias has the G of its weight if samples have a single place."""
+    sizes, solve = [], torch.linalg.eigh
+
+    def counted_solver(matrix):
+        sizes.append(matrix.shape[-1])
+        return solve(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", counted_solver)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), TwoHeads(8, 3, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pull = mooring.Budget(0.1, measured=measured, **({"distil": False} if measured else {}))
+    data = [torch.randn(8, *places, 6) for _ in range(4)]
+    mooring.attach(model, optimizer, importance=Kronecker(), pull=pull, reference=data)
+    assert sorted(sizes) == sorted([6, 8, 8, 3, 4, *of_biases])
 
 
 @pytest.mark.parametrize(("distil", "distilled"), [(True, 21 * (1 + ROUNDS)), ("unmixed", 2 * 21), (False, 0)])

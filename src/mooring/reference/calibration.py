@@ -14,6 +14,7 @@ from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning, warn
+from mooring.importance.kronecker_factors import update_eigenbases
 from mooring.pulls.budget import UNSPENT_TOLERANCE, Budget
 from mooring.reference.batches import Data, Loss, Outputs, iter_batches, scalar_loss
 from mooring.reference.estimation import NO_DEPENDENCE, NOT_FINITE
@@ -375,8 +376,10 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
             if (scale := scales.get(layer_of(m.name))) is not None:
                 own.previous = own.previous * scale
         else:
-            own.factors = m.factors.of_this_task() if m.factors.count else dataclasses.replace(m.factors, basis=None)
+            unknown = dataclasses.replace(m.factors, basis=None, tasks=0)
+            own.factors = m.factors.of_this_task() if m.factors.count else unknown
         held.append(own)
+    update_eigenbases(m.factors for m in held if m.factors and m.factors.basis is None)
     states.join_products({own.parameter: own for own in held})
     return held
 

@@ -301,7 +301,7 @@ def _restore_method(method: MethodState, parameters: Tensors, header: dict[str, 
         factors = None
         if counts := header["factors"].get(name):
             inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in FACTOR_SLOTS)
-            factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs, *counts)
+            factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs, *counts, runs=True)
             factors.update_eigenbasis()
         method.states[name] = ParameterState(name, parameters[name], anchor, slots, previous, count, factors, runs=True)
 
