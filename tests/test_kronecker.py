@@ -245,8 +245,8 @@ def test_resuming_after_a_calibration_continues_with_the_same_bits(tasks):
     """The basis of a first task is computed before its scale is known; that of a loaded state, from what is saved."""
     random = torch.Generator().manual_seed(0)
     data = [(torch.randn(8, 1, 6, 6, generator=random, dtype=F64), torch.randint(3, (8,), generator=random))] * 2
-    model, optimizer, moor = moored(1e-3, measured=False)
-    resumed, resumed_optimizer, resumed_moor = moored(1e-3, measured=False)
+    model, optimizer, moor = moored(0.05, measured=False)
+    resumed, resumed_optimizer, resumed_moor = moored(0.05, measured=False)
     for task in range(tasks):
         moor.consolidate(data=data)
         train(model, optimizer, 3, task)
