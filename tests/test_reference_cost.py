@@ -1,6 +1,7 @@
 """Tests of what a reference costs: passes over its batches, copies of parameters, and memory."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from mooring.backends.budget_terms import pull_energy
 from mooring.errors import MooringError
 from mooring.gauge.reference_gauges import ROUNDS
 from mooring.importance import Kronecker, sampled_places
-from mooring.reference import calibration, memory_estimate, probes
+from mooring.reference import calibration, memory_estimate, probes, reference_labels
 from mooring.reference.calibration import MAX_FACTOR, MIN_FACTOR, FactorSearch
 from mooring.reference.probes import random_signs
 from mooring.state.offload import AnchorOffload
@@ -296,6 +297,90 @@ INPUTS = {
     LanguageModel: lambda: torch.randint(5000, (8, 64)),
     depthwise_network: lambda: torch.randn(16, 8, 24, 24),
 }
+
+
+class AdaptedLanguageModel(LanguageModel):
+    """The same with low-rank products, which alone are trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+        for layer in self.layers:
+            layer[0], layer[2] = Adapted(layer[0], 32, 64, rank=4), Adapted(layer[2], 64, 32, rank=4)
+
+
+def trained_and_attached(model, batches, options):
+    """Return the peak of live bytes in two training steps with Adam, and in attach after them."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
+
+    def train():
+        for batch in batches[:2]:
+            optimizer.zero_grad()
+            logits = model(batch).flatten(0, -2).float()
+            cross_entropy(lambda x: x, (logits, torch.zeros(len(logits), dtype=torch.int64))).backward()
+            optimizer.step()
+
+    def existing():
+        state = (t for own in optimizer.state.values() for t in own.values())
+        return [*model.parameters(), *model.buffers(), *state]
+
+    train()  # Adam's state exists from here on
+    of_training = peak_bytes(train, existing())
+    optimizer.zero_grad()
+    return of_training, peak_bytes(
+        lambda: mooring.attach(model, optimizer, reference=batches, **options).detach(), existing()
+    )
+
+
+@pytest.mark.filterwarnings("ignore:the budget could not be calibrated")  # the weights are random
+@pytest.mark.parametrize("stored_bytes", [1 << 30, 0])
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize("name", ["lean", "product"])
+def test_attach_to_bfloat16_takes_little_more_memory_than_training(name, measured, stored_bytes, monkeypatch):
+    """Of large models directions are not stored, and weights are displaced and labels drawn in parts."""
+    monkeypatch.setattr(probes, "EXACT_BYTES", 0)
+    monkeypatch.setattr(probes, "STORED_BYTES", stored_bytes)
+    monkeypatch.setattr(calibration, "MOVED_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(reference_labels, "MAX_PROBABILITIES", 1 << 14)
+    torch.manual_seed(0)
+    model = (LanguageModel if name == "lean" else AdaptedLanguageModel)().to(torch.bfloat16)
+    batches = [torch.randint(5000, (8, 64)) for _ in range(4)]
+    pull = mooring.Budget(0.1, distil=False) if measured else mooring.Budget(0.1, measured=False)
+    of_training, of_attach = trained_and_attached(model, batches, {**CONFIGURATIONS[name][1], "pull": pull})
+    assert of_attach < 1.1 * of_training
+
+
+def test_reference_is_read_without_caches_of_keys_and_values():
+    class Caching(nn.Linear):
+        config = SimpleNamespace(use_cache=True)
+
+        def forward(self, x):
+            used.append(self.config.use_cache)
+            return super().forward(x)
+
+    used, model = [], Caching(6, 3)
+    mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), reference=reference(4, labels=False))
+    assert used
+    assert not any(used)
+    assert model.config.use_cache
+
+
+def test_rounded_mean_of_few_batches_gives_the_same_energy():
+    """The mean of a bfloat16 model that is kept in eight bits is rounded, which sums over weights do not show."""
+    energies = []
+    for previous in ("8bit", None):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)).to(torch.bfloat16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        memory = mooring.Memory(previous=previous, current="none")
+        pull = mooring.Budget(0.1, distil=False)
+        batches = [torch.randn(16, 64).to(torch.bfloat16) for _ in range(32)]
+        moor = mooring.attach(model, optimizer, importance=FISHER, pull=pull, memory=memory, reference=batches)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.01 * torch.randn_like(p))
+        energies.append(moor.pull_energy())
+    assert energies[0] == pytest.approx(energies[1], rel=2e-3)
 
 
 @pytest.mark.filterwarnings("ignore:the budget could not be calibrated")  # the weights are random

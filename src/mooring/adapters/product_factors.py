@@ -96,7 +96,7 @@ class ProductFactors(KroneckerFactors):
         inputs, outputs = (torch.zeros((), dtype=dtype, device=device).expand(shape) for shape in shapes)
         factors = cls(inputs, outputs, inputs, outputs)
         factors.low_rank, factors.layer_name, factors.options = low_rank, layer_name, options
-        factors.store(inputs.clone(), outputs.clone())
+        factors.store(inputs, outputs)
         return factors
 
     def slots(self) -> dict[str, Tensor]:
@@ -110,6 +110,10 @@ class ProductFactors(KroneckerFactors):
 
     def _stored(self, factor: Tensor) -> tuple[Tensor, Tensor]:
         dtype = self.options.dtype
+        if factor.stride(-1) == 0:  # zeros, which take no memory
+            narrow = torch.int8 if dtype == "8bit" and factor.ndim > 1 else None if dtype == "8bit" else dtype
+            roots = factor[..., 0] if narrow is torch.int8 else factor.new_empty(0)
+            return factor.new_zeros((), dtype=narrow or factor.dtype).expand(factor.shape), roots
         if dtype == "8bit":
             return (factor, factor.new_empty(0)) if factor.ndim == 1 else to_codes(factor)
         return (factor if dtype is None else factor.to(dtype)), factor.new_empty(0)

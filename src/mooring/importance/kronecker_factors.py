@@ -135,7 +135,7 @@ class KroneckerFactors:
 
     def _average(self, task: "KroneckerFactors", scale: float) -> None:
         """Average the mean factors of a task, with G times `scale`, into those of the tasks before it."""
-        a, g = task.inputs / task.count, task.outputs / task.count
+        a, g = (t / task.count if task.count > 1 else t for t in (task.inputs, task.outputs))
         if self.tasks > 1:
             a = self.past_factor("inputs").lerp(a, 1 / self.tasks)
             g = (self.past_factor("outputs") * self.output_scale).lerp(g * scale, 1 / self.tasks)
@@ -147,10 +147,12 @@ class KroneckerFactors:
         """Return factors in which this task alone is the past; their eigenbasis is still to be computed.
 
         The consolidation of a first task takes both over. G is decomposed without the scale that it gets then, and is
-        saved without it, so that a state that is loaded continues with the same bits.
+        saved without it, so that a state that is loaded continues with the same bits. The mean of this task takes the
+        place of its sums, so that it is in memory once.
         """
+        self.inputs, self.outputs, self.count = self.inputs / self.count, self.outputs / self.count, 1
         own = replace(self, tasks=1, basis=None, output_scale=1.0, first_task=None)
-        own.store(self.inputs / self.count, self.outputs / self.count)
+        own.store(self.inputs, self.outputs)
         if not self.tasks:
             self.first_task = own
         return own

@@ -390,7 +390,7 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
         if m.is_product_input:
             pass  # its B has the factors of both
         elif m.factors is None or m.has_scores:
-            own.previous = m.importance_state["current"].to(m.compute_dtype)
+            own.previous = m.importance_state["current"]
             if (scale := scales.get(layer_of(m.name))) is not None:
                 own.previous = own.previous * scale
         else:

@@ -27,6 +27,9 @@ from mooring.step import TrainingStep
 CALIBRATION_BATCHES = 8
 """Number of batches kept for calibration, which evaluates each two to four times."""
 
+MAX_ROUNDED_BATCHES = 64
+"""Number of batches whose mean may be kept in bfloat16; a further one could be less than its last digit."""
+
 NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
 NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
 SWITCHED_OFF = "every adapter is switched off or merged, so nothing can be estimated: switch one on first"
@@ -87,7 +90,7 @@ def estimate(
     check_memory(states)
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
     share, kept, losses, kept_losses = RankShare(model), list[Any](), list[Tensor](), list[Tensor]()
-    memory = replace(states.memory, current=None)  # in full precision until the mean is complete
+    memory = replace(states.memory, current=_mean_dtype(states, _length(data, batches)))
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
     estimated.tasks, estimated.observed_every, estimated.copies_anchors = states.tasks, 1, False
     output_observer, layer_observer = make_observers(estimated, outputs)
@@ -153,6 +156,17 @@ def estimate(
     _replace(states, estimated)
     states.not_estimated = {*states.names.values()} - {states.names[p] for p in states.trained()}
     return kept
+
+
+def _mean_dtype(states: MooringState, batches: int | None) -> torch.dtype | None:
+    """Return the dtype of the mean of scores until it is complete; None for that of the computation.
+
+    In bfloat16 each of few batches adds to a mean as it should, and the sum of many roundings is less than that of the
+    eight bits in which it is kept.
+    """
+    half = all(p.dtype == torch.bfloat16 for p in states.trained())
+    few = batches is not None and batches <= MAX_ROUNDED_BATCHES
+    return torch.bfloat16 if half and few and states.memory.previous == "8bit" else None
 
 
 def _check_losses(losses: list[Tensor]) -> None:
