@@ -13,6 +13,7 @@ from live_memory import peak_bytes
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import pull_energy
 from mooring.errors import MooringError
+from mooring.gauge import divergence
 from mooring.gauge.reference_gauges import ROUNDS
 from mooring.importance import Kronecker, sampled_places
 from mooring.reference import calibration, memory_estimate, probes, reference_labels
@@ -273,10 +274,12 @@ def test_memory_estimate_counts_what_is_allocated():
 class LanguageModel(nn.Module):
     """A small stack of linear layers between an embedding and a head."""
 
-    def __init__(self):
+    def __init__(self, tokens=5000, width=32, hidden=64, depth=3):
         super().__init__()
-        self.embedding, self.head = nn.Embedding(5000, 32), nn.Linear(32, 5000, bias=False)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3))
+        self.embedding, self.head = nn.Embedding(tokens, width), nn.Linear(width, tokens, bias=False)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)) for _ in range(depth)
+        )
 
     def forward(self, tokens):
         x = self.embedding(tokens)
@@ -299,14 +302,16 @@ INPUTS = {
 }
 
 
-class AdaptedLanguageModel(LanguageModel):
-    """The same with low-rank products, which alone are trained."""
+def adapted_language_model():
+    """Return a model of which low-rank products beside one layer in six are trained, as usual beside q and v."""
+    model = LanguageModel(**DEEP).requires_grad_(False)
+    for layer in model.layers[::3]:
+        layer[0] = Adapted(layer[0], 64, 192, rank=4)
+    return model
 
-    def __init__(self):
-        super().__init__()
-        self.requires_grad_(False)
-        for layer in self.layers:
-            layer[0], layer[2] = Adapted(layer[0], 32, 64, rank=4), Adapted(layer[2], 64, 32, rank=4)
+
+DEEP = {"tokens": 200, "width": 64, "hidden": 192, "depth": 6}
+"""Sizes with which training takes about nine times the memory of bfloat16 parameters, as Llama 1.1 B with 4 x 1024."""
 
 
 def trained_and_attached(model, batches, options):
@@ -333,21 +338,30 @@ def trained_and_attached(model, batches, options):
 
 
 @pytest.mark.filterwarnings("ignore:the budget could not be calibrated")  # the weights are random
-@pytest.mark.parametrize("stored_bytes", [1 << 30, 0])
-@pytest.mark.parametrize("measured", [True, False])
-@pytest.mark.parametrize("name", ["lean", "product"])
-def test_attach_to_bfloat16_takes_little_more_memory_than_training(name, measured, stored_bytes, monkeypatch):
-    """Of large models directions are not stored, and weights are displaced and labels drawn in parts."""
+@pytest.mark.parametrize(
+    ("name", "measured", "stored_bytes", "ratio"),
+    [
+        ("lean", True, 0, 1.1),
+        ("lean", False, 0, 1.2),  # a backward pass beside the anchors and the mean, where two models are alive
+        ("product", True, 1 << 30, 1.1),
+        ("product", False, 1 << 30, 1.1),
+    ],
+)
+def test_attach_to_bfloat16_takes_little_more_memory_than_training(name, measured, stored_bytes, ratio, monkeypatch):
+    """Of large models no directions are stored, and weights are displaced, labels drawn and outputs kept in parts."""
+    monkeypatch.setattr(divergence, "MAX_CLASSES", 64)
+    monkeypatch.setattr(divergence, "TOP_CLASSES", 4)
     monkeypatch.setattr(probes, "EXACT_BYTES", 0)
     monkeypatch.setattr(probes, "STORED_BYTES", stored_bytes)
     monkeypatch.setattr(calibration, "MOVED_AT_ONCE", 1 << 14)
-    monkeypatch.setattr(reference_labels, "MAX_PROBABILITIES", 1 << 14)
+    monkeypatch.setattr(reference_labels, "MAX_PROBABILITIES", 1 << 12)
     torch.manual_seed(0)
-    model = (LanguageModel if name == "lean" else AdaptedLanguageModel)().to(torch.bfloat16)
-    batches = [torch.randint(5000, (8, 64)) for _ in range(4)]
+    model = LanguageModel(**DEEP) if name == "lean" else adapted_language_model()
+    batches = [torch.randint(200, (2, 128)) for _ in range(4)]
     pull = mooring.Budget(0.1, distil=False) if measured else mooring.Budget(0.1, measured=False)
-    of_training, of_attach = trained_and_attached(model, batches, {**CONFIGURATIONS[name][1], "pull": pull})
-    assert of_attach < 1.1 * of_training
+    options = {**CONFIGURATIONS[name][1], "pull": pull}
+    of_training, of_attach = trained_and_attached(model.to(torch.bfloat16), batches, options)
+    assert of_attach < ratio * of_training
 
 
 def test_reference_is_read_without_caches_of_keys_and_values():
