@@ -34,6 +34,7 @@ from mooring.importance import Kronecker
 
 FISHER = {"importance": mooring.EWC(decay=None, per_sample=True)}
 LEAN = Memory(previous="8bit", current="none")
+MEASURED = Budget(1e-6, distil=False)
 ROWS: dict[str, dict[str, Any]] = {
     "diagonal": FISHER,
     "lean": {**FISHER, "memory": LEAN},
@@ -44,7 +45,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "explicit unchecked": {"importance": mooring.EWC(), "pull": Interpolation(), "check_finite": False},
     "explicit": {"importance": mooring.EWC(), "pull": Interpolation()},
     "penalty": {"importance": mooring.EWC(), "pull": Penalty(1e-4)},
-    "measured": {"pull": Budget(1e-6, distil=False)},
+    "measured": {"pull": MEASURED},
+    "lean measured": {**FISHER, "memory": LEAN, "pull": MEASURED},
+    "kronecker measured": {"importance": Kronecker(), "pull": MEASURED},
     "default": {"pull": Budget(1e-6)},
     "product": {},
 }
@@ -55,7 +58,9 @@ DEFAULT_ROWS = (
     "measured",
     "diagonal",
     "lean",
+    "lean measured",
     "kronecker",
+    "kronecker measured",
     "kronecker blocks",
     "kronecker observed",
     "explicit",

@@ -280,6 +280,21 @@ def test_finetuning_cost_moors_adapters_by_their_product_one_model_at_a_time(mon
     assert model["rows"][0]["reference_bytes"] == 0 < model["rows"][1]["reference_bytes"]
 
 
+def test_finetuning_cost_of_measured_budgets_has_a_gauge_and_no_calibration(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench, kept = importlib.import_module("finetuning_cost"), tmp_path / "results.json"
+    names = ["lean measured", "kronecker measured"]
+    brief = ["--tiny", "--turns", "1", "--block", "1", "--reference", "1", "--json", str(kept)]
+    bench.main([*brief, "--only", "gpt2", "--rows", ",".join(names)])
+    (model,) = json.loads(kept.read_text())["models"]
+    lean, kronecker = model["rows"]
+    assert [row["row"] for row in model["rows"]] == names
+    assert all(row["calibration"] == [1.0] and row["reference_bytes"] > 0 for row in model["rows"])
+    assert lean["state_bytes"] < kronecker["state_bytes"]
+    lines = capsys.readouterr().out.splitlines()
+    assert {len(line) for line in lines if line.startswith(("row", *names))} == {len(bench.HEAD)}
+
+
 def test_finetuning_cost_stops_in_time(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     main, kept = importlib.import_module("finetuning_cost").main, tmp_path / "results.json"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import mooring
+from mooring.importance.eigenbases import eigenbases, eigenbasis
 
 IMPORTANCES = {
     "ewc": mooring.EWC,
@@ -174,3 +175,14 @@ def test_state_with_less_memory_on_gpu_equals_cpu(pull):
             optimizer.step()
         results.append({name: t.cpu() for name, t in (model.state_dict() | moor.state_dict()).items()})
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
+
+
+@needs_gpu
+def test_matrices_that_are_decomposed_at_once_have_the_same_bits_as_alone():
+    torch.manual_seed(0)
+    roots = [torch.randn(size, size, device="cuda") for size in (3, 40, 40, 300, 300, 300, 600)]
+    matrices = [root @ root.mT for root in roots]
+    for (values, vectors), matrix in zip(eigenbases(matrices), matrices, strict=True):
+        alone = eigenbasis(matrix)
+        assert torch.equal(values, alone[0])
+        assert torch.equal(vectors, alone[1])

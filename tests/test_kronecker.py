@@ -9,7 +9,8 @@ from torch import nn
 import mooring
 from mooring.errors import MooringError
 from mooring.importance import Kronecker
-from mooring.importance.kronecker_factors import KroneckerFactors, batch_factors, eigenbasis, layers_with_factors
+from mooring.importance.eigenbases import eigenbasis
+from mooring.importance.kronecker_factors import KroneckerFactors, batch_factors, layers_with_factors
 from mooring.pulls.budget import UNSPENT_TOLERANCE, spent_at
 
 F64 = torch.float64
@@ -124,6 +125,7 @@ def test_curvature_is_diagonal_in_its_eigenbasis_and_the_change_of_basis_is_inve
         factor.accumulate(a.T @ a, g.T @ g)
         factor.count += 1
         factor = factor.consolidated()
+        factor.update_eigenbasis()
     d = torch.randn_like(weight)
     rotated = factor.to_basis(d)
     torch.testing.assert_close(factor.from_basis(rotated, d), d)
@@ -145,14 +147,14 @@ class Mixed(nn.Module):
         return self.head(torch.relu(self.norm(self.features(x))).flatten(1))
 
 
-def moored(nats, **options):
+def moored(nats, measured=True, **options):
     torch.manual_seed(1)
     model = Mixed().to(F64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return (
         model,
         optimizer,
-        mooring.attach(model, optimizer, importance=Kronecker(**options), pull=mooring.Budget(nats)),
+        mooring.attach(model, optimizer, importance=Kronecker(**options), pull=mooring.Budget(nats, measured=measured)),
     )
 
 
@@ -234,6 +236,29 @@ def test_resumed_training_equals_uninterrupted_training(stop):
         train(net, opt, 7, 2)
         kept.consolidate()
         train(net, opt, 3, 3)
+    for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_resuming_after_a_calibration_continues_with_the_same_bits(tasks):
+    """The basis of a first task is computed before its scale is known; that of a loaded state, from what is saved."""
+    random = torch.Generator().manual_seed(0)
+    data = [(torch.randn(8, 1, 6, 6, generator=random, dtype=F64), torch.randint(3, (8,), generator=random))] * 2
+    model, optimizer, moor = moored(0.05, measured=False)
+    resumed, resumed_optimizer, resumed_moor = moored(0.05, measured=False)
+    for task in range(tasks):
+        moor.consolidate(data=data)
+        train(model, optimizer, 3, task)
+    assert len({*moor.calibration, 1.0}) == tasks + 1
+    resumed.load_state_dict(model.state_dict())
+    resumed_optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
+    resumed_moor.load_state_dict(deepcopy(moor.state_dict()))
+    assert resumed_moor.pull_energy() == moor.pull_energy()
+    for net, opt, kept in ((model, optimizer, moor), (resumed, resumed_optimizer, resumed_moor)):
+        train(net, opt, 3, 7)
+        kept.consolidate()
+        train(net, opt, 3, 8)
     for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(p, q)
 

@@ -35,6 +35,7 @@ from mooring.pulls.pull import check_numbers
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import estimate
 from mooring.reference.memory_estimate import check_memory
+from mooring.reference.probes import Probes
 from mooring.reference.rank_calibration import EqualData, calibrate_on_all_ranks, check_calibratable
 from mooring.siblings import ATTACHED, observers_of_siblings, parameters_of_siblings
 from mooring.state.memory import Memory
@@ -507,11 +508,18 @@ class Mooring:
             handle.remove()
         self._handles = []
 
-    def _estimate(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> list[Any]:
+    def _estimate(
+        self,
+        data: Data,
+        loss: Loss | None,
+        batches: int | None,
+        progress: bool | None,
+        probes: Probes | None = None,
+    ) -> list[Any]:
         self._refuse_interrupted()
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
         observers = [*self._observers, *observers_of_siblings(self._step)]
-        first_batches = estimate(self._states, observers, data, **options)
+        first_batches = estimate(self._states, observers, data, **options, probes=probes)
         self._step.invalidate()
         return first_batches
 
@@ -520,9 +528,10 @@ class Mooring:
         budget = self.pull if isinstance(self.pull, Budget) else None
         if budget:
             check_calibratable(self.model)
-        known = self._states.memory.accumulates or not self.steps  # in training, or by estimate() before it
+        known, probes = self._states.memory.accumulates or not self.steps, None  # in training, or by estimate() before
         if not (known and any(m.count for m in self._states.records.values())):
-            data, batches = EqualData(self._estimate(data, loss, batches, progress)), None
+            probes = Probes(self._states) if budget else None
+            data, batches = EqualData(self._estimate(data, loss, batches, progress, probes)), None
         elif budget is None:
             raise MooringError(
                 f"{type(self.pull).__name__} has no budget that data could calibrate after training: leave data out, "
@@ -531,7 +540,7 @@ class Mooring:
         if budget is None:
             return 1.0
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
-        return calibrate_on_all_ranks(self._states, budget, data, **options)
+        return calibrate_on_all_ranks(self._states, budget, data, **options, probes=probes)
 
     def _hold_out(
         self, meter: MeasuredBudget, data: Data, loss: Loss | None, batches: int | None, progress: bool | None

@@ -111,6 +111,7 @@ def compare(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
     for header in headers:
         header.pop("spending", None)  # multipliers, which the tensors show
         header.pop("calibration", None)
+        header["factors"] = {name: numbers[:2] for name, numbers in header["factors"].items()}  # without calibration
     assert headers[0] == headers[1]
     for name in expected.keys() - {"mooring"}:
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-9, atol=1e-12, msg=name)

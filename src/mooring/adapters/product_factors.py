@@ -1,7 +1,7 @@
 """The Kronecker factors of a base layer's curvature, kept for a low-rank product that is added to it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -14,7 +14,6 @@ from mooring.adapters.sides import (
     rows_times,
     second_moment,
     side_diagonal,
-    side_eigenbasis,
     side_shape,
     to_codes,
 )
@@ -97,7 +96,7 @@ class ProductFactors(KroneckerFactors):
         inputs, outputs = (torch.zeros((), dtype=dtype, device=device).expand(shape) for shape in shapes)
         factors = cls(inputs, outputs, inputs, outputs)
         factors.low_rank, factors.layer_name, factors.options = low_rank, layer_name, options
-        factors.store(inputs.clone(), outputs.clone())
+        factors.store(inputs, outputs)
         return factors
 
     def slots(self) -> dict[str, Tensor]:
@@ -111,12 +110,16 @@ class ProductFactors(KroneckerFactors):
 
     def _stored(self, factor: Tensor) -> tuple[Tensor, Tensor]:
         dtype = self.options.dtype
+        if factor.stride(-1) == 0:  # zeros, which take no memory
+            narrow = torch.int8 if dtype == "8bit" and factor.ndim > 1 else None if dtype == "8bit" else dtype
+            roots = factor[..., 0] if narrow is torch.int8 else factor.new_empty(0)
+            return factor.new_zeros((), dtype=narrow or factor.dtype).expand(factor.shape), roots
         if dtype == "8bit":
             return (factor, factor.new_empty(0)) if factor.ndim == 1 else to_codes(factor)
         return (factor if dtype is None else factor.to(dtype)), factor.new_empty(0)
 
     def past_factor(self, side: Literal["inputs", "outputs"]) -> Tensor:
-        """Return C or G of past tasks in the dtype to compute in."""
+        """Return C, or G without its scale, of past tasks in the dtype to compute in."""
         stored, roots = getattr(self, f"past_{side}"), getattr(self, f"past_{side}_roots")
         return from_codes(stored, roots) if roots.numel() else stored.to(self.inputs.dtype)
 
@@ -124,48 +127,23 @@ class ProductFactors(KroneckerFactors):
         """Take over what is known of past tasks of the same layer; anything but the shapes of another is refused."""
         if other.past_inputs.shape == self.past_inputs.shape and other.past_outputs.shape == self.past_outputs.shape:
             self.store(other.past_factor("inputs").clone(), other.past_factor("outputs").clone())
-            self.tasks = other.tasks
+            self.tasks, self.output_scale = other.tasks, other.output_scale
             self.update_eigenbasis()
 
-    def accumulate(self, inputs: Tensor | None, outputs: Tensor) -> None:
-        """Add the factors of one iteration; the caller increments `count`."""
-        assert inputs is not None
-        if not self.count:
-            self.inputs, self.outputs = inputs.to(self.inputs, copy=True), outputs.to(self.outputs, copy=True)
-        else:
-            super().accumulate(inputs, outputs)
+    def matrices(self) -> list[Tensor]:
+        """Return G over past tasks, whose eigenvectors are the basis; nothing if it is a diagonal."""
+        outputs = self.past_factor("outputs")
+        return [outputs] if outputs.ndim > 1 else []
 
-    def consolidated(self, scale: float = 1.0) -> "ProductFactors":
-        """Return the factors after the end of a task, as `KroneckerFactors.consolidated` does."""
-        new = replace(self, count=0, basis=self.basis)
-        if self.count:
-            new.tasks += 1
-            inputs = self.past_factor("inputs").lerp(self.inputs / self.count, 1 / new.tasks)
-            outputs = self.past_factor("outputs").lerp(self.outputs * (scale / self.count), 1 / new.tasks)
-            if not bool((inputs.sum() + outputs.sum()).isfinite()):  # some solvers do not check
-                raise torch.linalg.LinAlgError("the factors are not finite")  # type: ignore[attr-defined]
-            new.store(inputs, outputs)
-            new.inputs, new.outputs = (t.new_zeros(()).expand(t.shape) for t in (self.inputs, self.outputs))
-            new.update_eigenbasis()
-        return new
-
-    def of_this_task(self) -> "ProductFactors":
-        """Return factors in which this task alone is the past."""
-        new = replace(self, tasks=1)
-        new.store(self.inputs / self.count, self.outputs / self.count)
-        new.update_eigenbasis()
-        return new
-
-    def update_eigenbasis(self) -> None:
-        """Compute the eigenvectors and the damped eigenvalues of G over past tasks."""
-        if not self.tasks:
-            return
+    def set_basis(self, solved: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Compute the damped eigenvalues of G over past tasks, and keep its eigenvectors."""
         assert self.low_rank is not None
-        values, vectors = side_eigenbasis(self.past_factor("outputs"))
+        values, vectors = solved[0] if solved else (self.past_factor("outputs"), self.inputs.new_empty(0))
+        values = values.flatten().clamp(min=0)
         mean = values.sum() / max(1, self.low_rank.outputs)
-        curvature = self.tasks * (values + self.options.damping * mean) * self.past_inputs.any()
+        curvature = (values + self.options.damping * mean) * self.past_inputs.any()
         dtype = torch.bfloat16 if self.options.dtype == "8bit" else self.past_outputs.dtype
-        self.basis = self.past_inputs, vectors.to(dtype), curvature
+        self.basis = self.past_inputs, vectors.to(dtype), curvature.mul_(self.tasks * self.output_scale)
 
     def is_anchored(self, anchor: Tensor) -> bool:
         """Return whether the anchor of B is not 0 on any rank; the device is asked once for each anchor."""
@@ -190,7 +168,7 @@ class ProductFactors(KroneckerFactors):
 
     def past_diagonal(self, like: Tensor) -> Tensor:
         """Return the curvature of each weight of B over past tasks, for the present A."""
-        return self._b_diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks)
+        return self._b_diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks * self.output_scale)
 
     def past_diagonal_of_a(self, like: Tensor) -> Tensor:
         """Return the curvature of each weight of A on this rank over past tasks, for the present B; 0 while B is 0."""
@@ -198,7 +176,7 @@ class ProductFactors(KroneckerFactors):
         b = gathered(self.low_rank.b.detach()).flatten(1).to(self.inputs).mT
         rows = (rows_times(b, self.past_factor("outputs"), b.shape[-1]) * b).sum(1)
         columns = side_diagonal(self.past_factor("inputs"), self.low_rank.inputs)
-        whole = self.tasks * self.low_rank.scale**2 * rows.unsqueeze(-1) * columns
+        whole = self.tasks * self.output_scale * self.low_rank.scale**2 * rows.unsqueeze(-1) * columns
         return local_part(whole.reshape(self.low_rank.a.shape), self.low_rank.a)
 
     def _b_diagonal(self, inputs: Tensor, outputs: Tensor, scale: float) -> Tensor:

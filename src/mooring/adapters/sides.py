@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mooring.importance.kronecker_factors import eigenbasis, float32_product, sums_in_float32
+from mooring.importance.kronecker_factors import float32_product, sums_in_float32
 
 MAX_BLOCKS = 8
 """A side that would need more blocks has its diagonal only, such as the vocabulary of a language model."""
@@ -80,20 +80,6 @@ def side_diagonal(factor: Tensor, size: int) -> Tensor:
         tensor([1., 1., 1.])
     """
     return factor if factor.ndim == 1 else factor.diagonal(dim1=-2, dim2=-1).flatten()[:size]
-
-
-def side_eigenbasis(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues of a factor, at least 0, and its eigenvectors; none for a diagonal.
-
-    Example:
-        >>> values, vectors = side_eigenbasis(torch.tensor([2.0, 3.0]))
-        >>> values, vectors.numel()
-        (tensor([2., 3.]), 0)
-    """
-    if factor.ndim == 1:
-        return factor.clamp(min=0), factor.new_empty(0)
-    values, vectors = eigenbasis(factor)
-    return values.flatten().clamp(min=0), vectors
 
 
 def to_codes(factor: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
 """The Kronecker factors of a layer's curvature: of one batch, over a task and over tasks, and their eigenbasis."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,10 @@ from torch.nn.functional import unfold
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import is_lazy
 
+from mooring.importance.eigenbases import at_least_rounding, eigenbases
 from mooring.importance.factor_blocks import block_size, rotate, split_rows
+
+Factors = TypeVar("Factors", bound="KroneckerFactors")
 
 LayerFactors = tuple[Tensor, Tensor, Tensor]
 """A, G and the G of the bias of one layer."""
@@ -40,11 +43,12 @@ class KroneckerFactors:
         past_inputs, past_outputs: the mean over past tasks of each task's mean A and G.
         count: the number of iterations in the sums.
         tasks: the number of tasks in the means.
+        output_scale: a factor of `past_outputs`: the calibration of a first task, whose G is decomposed without it.
         basis: the eigenvectors of A and of G, and the curvature of each pair of them, (out, in); None before the first
             consolidation.
         blocked: whether factors are block-diagonal.
-        first_inputs: the eigenvalues and eigenvectors of the mean A of a first task, once they are asked for, and the
-            count of iterations that it is the mean of.
+        runs: whether there is a run axis.
+        first_task: the factors of a first task with their eigenbasis, once they are asked for.
     """
 
     inputs: Tensor
@@ -55,7 +59,9 @@ class KroneckerFactors:
     tasks: int = 0
     basis: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
     blocked: bool = False
-    first_inputs: tuple[int, Tensor, Tensor] | None = field(default=None, repr=False)
+    runs: bool = False
+    output_scale: float = 1.0
+    first_task: "KroneckerFactors | None" = field(default=None, repr=False)
 
     @classmethod
     def zeros(
@@ -77,14 +83,13 @@ class KroneckerFactors:
             groups: the number of groups of a convolution.
         """
         lead, shape = (parameter.shape[:1], parameter.shape[1:]) if runs else ((), parameter.shape)
-        inputs, outputs = (
-            torch.zeros(*lead, *factor_shape(size, blocks, groups), dtype=dtype, device=parameter.device)
-            for size in (shape[1:].numel(), shape[0] // groups)
-        )
-        past_inputs, past_outputs = (t.new_zeros(()).expand_as(t) for t in (inputs, outputs))  # replaced, not written
+        zero, sizes = torch.zeros((), dtype=dtype, device=parameter.device), (shape[1:].numel(), shape[0] // groups)
+        inputs, outputs = (zero.expand(*lead, *factor_shape(size, blocks, groups)) for size in sizes)
         if runs:
-            past_inputs, past_outputs = inputs.clone(), outputs.clone()
-        return cls(inputs, outputs, past_inputs, past_outputs, blocked=blocks is not None and groups == 1)
+            inputs, outputs = inputs.contiguous(), outputs.contiguous()
+        past_inputs, past_outputs = (inputs.clone(), outputs.clone()) if runs else (inputs, outputs)
+        blocked = blocks is not None and groups == 1
+        return cls(inputs, outputs, past_inputs, past_outputs, blocked=blocked, runs=runs)
 
     def select_runs(self, rows: Tensor) -> None:
         """Keep the runs in these rows, in this order."""
@@ -98,40 +103,67 @@ class KroneckerFactors:
         """Return the tensors that are saved, by name."""
         return {name: getattr(self, name) for name in FACTOR_SLOTS}
 
+    def header(self) -> list[float]:
+        """Return the numbers that are saved: `count`, `tasks`, and `output_scale` if it is not 1."""
+        return [self.count, self.tasks, *([] if self.output_scale == 1 else [self.output_scale])]
+
     def accumulate(self, inputs: Tensor | None, outputs: Tensor) -> None:
         """Add the factors of one iteration; the caller increments `count`. The input of a bias is 1."""
-        self.inputs.add_(1.0 if inputs is None else inputs)
-        self.outputs.add_(outputs)
+        self.inputs = _add(self.inputs, 1.0 if inputs is None else inputs)
+        self.outputs = _add(self.outputs, outputs)
 
-    def consolidated(self, scale: float = 1.0) -> "KroneckerFactors":
+    def consolidated(self: Factors, scale: float = 1.0) -> Factors:
         """Return the factors after the end of a task; these stay as they are, so that a failure changes nothing.
 
         The factors of the task, with G times `scale`, are averaged into those of past tasks; all tasks count alike.
+        The basis is None if it is still to be computed, by `update_eigenbases`.
         """
-        new = replace(self, count=0, basis=self.basis, first_inputs=None)
-        known = self.first_inputs[1:] if self.first_inputs and self.first_inputs[0] == self.count else None
-        if self.count:
-            new.tasks += 1
-            new.past_inputs = self.past_inputs.lerp(self.inputs / self.count, 1 / new.tasks)
-            new.past_outputs = self.past_outputs.lerp(self.outputs * (scale / self.count), 1 / new.tasks)
-            new.inputs, new.outputs = torch.zeros_like(self.inputs), torch.zeros_like(self.outputs)
-            if not bool((new.past_inputs.sum() + new.past_outputs.sum()).isfinite()):  # some solvers do not check
-                raise torch.linalg.LinAlgError("the factors are not finite")  # type: ignore[attr-defined]
-        if new.tasks:
-            new._set_basis(known or factor_eigenbasis(new.past_inputs))
+        if not self.count:
+            return replace(self, first_task=None)
+        first: Any = self.first_task
+        if first is not None and first.basis is not None and first.count == self.count and first.inputs is self.inputs:
+            inputs, outputs, curvature = first.basis
+            new: Factors = replace(first, basis=(inputs, outputs, curvature * scale), output_scale=scale)
+        else:
+            new = replace(self, tasks=self.tasks + 1, basis=None, first_task=None)
+            new._average(self, scale)
+        new.count = 0
+        new.inputs, new.outputs = (_zeros_like(t, written=self.runs) for t in (self.inputs, self.outputs))
+        if not bool((self.inputs.sum() + self.outputs.sum()).isfinite()):  # some solvers do not check
+            raise torch.linalg.LinAlgError("the factors are not finite")  # type: ignore[attr-defined]
         return new
 
-    def of_this_task(self) -> "KroneckerFactors":
-        """Return factors whose past is the mean of this task alone, with its eigenbasis."""
-        a, g = self.inputs / self.count, self.outputs / self.count
-        own = KroneckerFactors(self.inputs, self.outputs, a, g, tasks=1, blocked=self.blocked)
-        values, vectors = factor_eigenbasis(a)
-        own._set_basis((values, vectors))
-        # The consolidation of a first task has the same A. Its G has another scale, and is decomposed again with it,
-        # because a state that is loaded has only the scaled G, and must continue with the same bits.
+    def _average(self, task: "KroneckerFactors", scale: float) -> None:
+        """Average the mean factors of a task, with G times `scale`, into those of the tasks before it."""
+        a, g = (t / task.count if task.count > 1 else t for t in (task.inputs, task.outputs))
+        if self.tasks > 1:
+            a = self.past_factor("inputs").lerp(a, 1 / self.tasks)
+            g = (self.past_factor("outputs") * self.output_scale).lerp(g * scale, 1 / self.tasks)
+            scale = 1.0
+        self.store(a, g)
+        self.output_scale = scale
+
+    def of_this_task(self: Factors) -> Factors:
+        """Return factors in which this task alone is the past; their eigenbasis is still to be computed.
+
+        The consolidation of a first task takes both over. G is decomposed without the scale that it gets then, and is
+        saved without it, so that a state that is loaded continues with the same bits. The mean of this task takes the
+        place of its sums, so that it is in memory once.
+        """
+        self.inputs, self.outputs, self.count = self.inputs / self.count, self.outputs / self.count, 1
+        own = replace(self, tasks=1, basis=None, output_scale=1.0, first_task=None)
+        own.store(self.inputs, self.outputs)
         if not self.tasks:
-            self.first_inputs = self.count, values, vectors
+            self.first_task = own
         return own
+
+    def store(self, inputs: Tensor, outputs: Tensor) -> None:
+        """Keep factors of past tasks."""
+        self.past_inputs, self.past_outputs = inputs, outputs
+
+    def past_factor(self, side: Literal["inputs", "outputs"]) -> Tensor:
+        """Return A, or G without its scale, of past tasks."""
+        return self.past_inputs if side == "inputs" else self.past_outputs
 
     def diagonal(self, like: Tensor) -> Tensor:
         """Return the diagonal of this task's mean curvature in the shape of the parameter `like`."""
@@ -139,7 +171,7 @@ class KroneckerFactors:
 
     def past_diagonal(self, like: Tensor) -> Tensor:
         """Return the diagonal of the curvature of past tasks in the shape of the parameter `like`."""
-        return self._diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
+        return self._diagonal(self.past_inputs, self.past_outputs, self.tasks * self.output_scale, like)
 
     def _diagonal(self, inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
         """Return the diagonal of scale * G (x) A in the shape of a parameter."""
@@ -148,17 +180,22 @@ class KroneckerFactors:
             g, a = g.flatten(), a.flatten()
         return (scale * g.unsqueeze(-1) * a.unsqueeze(-2)).reshape(like.shape)
 
-    def update_eigenbasis(self) -> None:
-        """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal."""
-        if self.tasks:
-            self._set_basis(factor_eigenbasis(self.past_inputs))
+    def matrices(self) -> list[Tensor]:
+        """Return the matrices whose eigenvectors are the basis."""
+        return [self.past_inputs, self.past_outputs]
 
-    def _set_basis(self, inputs_basis: tuple[Tensor, Tensor]) -> None:
-        """Compute the basis from the eigenvalues and eigenvectors of A."""
-        (a, inputs), (g, outputs) = inputs_basis, factor_eigenbasis(self.past_outputs)
+    def set_basis(self, solved: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Compute the basis from the eigenvalues and eigenvectors of `matrices`."""
+        (a, inputs), (g, outputs) = solved
+        a, g = at_least_rounding(self.past_inputs, a, inputs), at_least_rounding(self.past_outputs, g, outputs)
         if self.blocked:
             a, g = a.flatten(), g.flatten()
-        self.basis = inputs, outputs, self.tasks * g.unsqueeze(-1) * a.unsqueeze(-2)
+        curvature = g.unsqueeze(-1) * a.unsqueeze(-2)
+        self.basis = inputs, outputs, curvature.mul_(self.tasks * self.output_scale)
+
+    def update_eigenbasis(self) -> None:
+        """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal."""
+        update_eigenbases([self])
 
     def to_basis(self, d: Tensor) -> Tensor:
         """Return a displacement of the parameter in the eigenbasis, (out, in)."""
@@ -177,6 +214,24 @@ class KroneckerFactors:
         return (outputs @ d @ inputs.mT).reshape(like.shape)
 
 
+def update_eigenbases(factors: Iterable[KroneckerFactors]) -> None:
+    """Compute the bases of factors of past tasks, several at once on a GPU; of others there is none."""
+    known = [(own, own.matrices()) for own in factors if own.tasks]
+    solved = iter(eigenbases([matrix for _, matrices in known for matrix in matrices]))
+    for own, matrices in known:
+        own.set_basis([next(solved) for _ in matrices])
+
+
+def _zeros_like(total: Tensor, *, written: bool) -> Tensor:
+    """Return zeros; unless they are written to in place, they take no memory before something is added."""
+    return torch.zeros_like(total) if written else total.new_zeros(()).expand(total.shape)
+
+
+def _add(total: Tensor, added: Tensor | float) -> Tensor:
+    """Add to a total in place, or return a new one if its numbers are one zero."""
+    return (total + added).to(total.dtype) if total.stride(-1) == 0 else total.add_(added)
+
+
 def factor_shape(size: int, blocks: int | None, groups: int = 1) -> tuple[int, ...]:
     """Return the shape of a factor of this size: whole, or the blocks along its diagonal, or one for each group.
 
@@ -190,56 +245,6 @@ def factor_shape(size: int, blocks: int | None, groups: int = 1) -> tuple[int, .
         return size, size
     width = block_size(size, blocks)
     return size // width, width, width
-
-
-def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues and eigenvectors of symmetric matrices.
-
-    A factor of few samples has a large null space, on which some GPU solvers fail. They are tried in float64 next, and
-    LAPACK last.
-
-    Example:
-        >>> eigenbasis(torch.diag(torch.tensor([1.0, 2.0])))[0]
-        tensor([1., 2.])
-    """
-    if matrix.shape[-1] == 1:  # such as the input of a bias, for which no solver need run
-        return matrix[..., 0], torch.ones_like(matrix)
-    for candidate in (matrix, matrix.double()):
-        try:
-            values, vectors = torch.linalg.eigh(candidate)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            continue
-        return values.to(matrix), vectors.to(matrix)
-    values, vectors = torch.linalg.eigh(matrix.double().cpu())
-    return values.to(matrix), vectors.to(matrix)
-
-
-def factor_eigenbasis(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues of a factor, at least as large as its rounding error, and its eigenvectors."""
-    values, vectors = eigenbasis(factor)
-    return at_least_rounding(factor, values, vectors), vectors
-
-
-def at_least_rounding(matrix: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-    """Return the eigenvalues of factors, at least as large as the rounding error of the largest one.
-
-    Below that error, about eps times the largest, an eigenvalue is noise of either sign. If it counted as 0, a sample
-    with a very large gradient would free its layer in all other directions. Where the diagonal is 0 the factor is known
-    to be 0, such as that of an input that never occurred, and stays so.
-
-    Args:
-        matrix: the factor, (n, n), behind any leading axes.
-        values: its eigenvalues, (n,).
-        vectors: its eigenvectors as columns, (n, n).
-
-    Example:
-        >>> matrix = torch.diag(torch.tensor([0.0, 1e9, 1.0]))
-        >>> at_least_rounding(matrix, *eigenbasis(matrix)).tolist()
-        [0.0, 119.20928955078125, 1000000000.0]
-    """
-    known = (matrix.diagonal(dim1=-2, dim2=-1) > 0).to(matrix).unsqueeze(-1)
-    error = torch.finfo(matrix.dtype).eps * values.amax(-1, keepdim=True)
-    return torch.maximum(values, (vectors.square() * known).sum(-2) * error).clamp(min=0)
 
 
 def layers_with_factors(

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,24 +15,20 @@ from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning, warn
+from mooring.importance.kronecker_factors import update_eigenbases
 from mooring.pulls.budget import UNSPENT_TOLERANCE, Budget
 from mooring.reference.batches import Data, Loss, Outputs, iter_batches, scalar_loss
 from mooring.reference.estimation import NO_DEPENDENCE, NOT_FINITE
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
+from mooring.reference.probes import DIRECTIONS, Probes, add_gradients, direction_dtype, random_signs
 from mooring.reference.progress import progress
 from mooring.reference.reference_labels import prepare_labels
 from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
 
-DIRECTIONS, RECOMPUTED_DIRECTIONS = 4, 2
-"""Number of probe directions, each used with its opposite; the second one if they are not in memory at once."""
-
 MIN_PAIRS = 8
 """Pairs of a batch and a direction along which its loss is measured; with more batches, each along one direction."""
-
-EXACT_BYTES, STORED_BYTES = 1 << 26, 1 << 30
-"""Directions are in memory at once if they take at most the second; in bfloat16 if they take more than the first."""
 
 MOVED_AT_ONCE = 1 << 26
 """Weights of the parameters that are displaced at once; there is a copy of so many."""
@@ -42,14 +39,11 @@ MIN_FACTOR, MAX_FACTOR = 1e-2, 1e6
 MAX_EVALUATIONS = 12
 """Upper limit of the evaluations of a rise in one search."""
 
-TOLERANCE, STORED_TOLERANCE = 0.35, 0.2
-"""The distance of log(rise / budget) from 0 that ends a search, with one more secant step.
+FIRST_TOLERANCE, TOLERANCE = 0.25, 0.15
+"""The distance of log(rise / budget) from 0 that ends the first search, and the second, with one more secant step."""
 
-The second one is for the last search, if directions need not be computed again for it.
-"""
-
-USUAL_EVALUATIONS = 5
-"""The number of evaluations in the first search that the progress bar expects."""
+USUAL_EVALUATIONS = 4
+"""The number of evaluations in the first search that the progress bar expects; the second one has one or two."""
 
 
 @dataclass
@@ -146,6 +140,7 @@ def calibration_factor(
     batches: int | None = None,
     outputs: Outputs | None = None,
     show: bool | None = False,
+    probes: Probes | None = None,
 ) -> float:
     """Return the factor of a task's curvature at which the measured loss rises by exactly the budget.
 
@@ -155,8 +150,10 @@ def calibration_factor(
     spent, because along the path of training the loss departs from its quadratic approximation.
 
     A probe v is the gradient of the sum of the batches' losses with random signs: a direction in which outputs on this
-    task's data change. Its length is the distance that the parameters moved in this task. Each probe is used with
-    its opposite, so that first-order terms cancel.
+    task's data change. An estimate of importance has that from all its batches, in `probes`. If all probes do not fit
+    into memory, each is the gradient on one batch, which is computed when it is needed, and the others are measured
+    along it. The length of a probe is the distance that the parameters moved in this task. Each is used with its
+    opposite, so that first-order terms cancel.
 
     Parameters, buffers, gradients, modes and random states are restored.
 
@@ -168,6 +165,7 @@ def calibration_factor(
         batches: the largest number of batches to read; None reads all.
         outputs: takes what the model returns and gives the tensor of its outputs.
         show: whether to show a progress bar; None shows it only on a terminal.
+        probes: what an estimate of importance, of which `data` are the first batches, collected.
     """
     nats = float(budget.promised(states.tasks + 1))
     with preserve_model_state(states.model, moves=True, moved=()):
@@ -180,54 +178,74 @@ def calibration_factor(
             raise MooringError("no step was taken since the last consolidation: calibrate at the end of a task")
         if not nats:
             return 1.0  # with nothing to spend, the factor has no effect
-        with _Calibration(states, budget, _Losses(states.model, read, loss, outputs, show)) as calibration:
+        losses = _Losses(states.model, read, loss, outputs, show, probes.losses if probes else ())
+        with _Calibration(states, budget, losses, probes) as calibration:
             return checked_factor(calibration.factor(nats), nats)
 
 
 class _Losses:
-    """The losses of a model on batches, with a progress bar over all passes."""
+    """The losses of a model on batches, with a progress bar over all passes; `known` are those before any pass."""
 
     def __init__(
-        self, model: nn.Module, batches: Sequence[Any], loss: Loss | None, outputs: Outputs | None, show: bool | None
+        self,
+        model: nn.Module,
+        batches: Sequence[Any],
+        loss: Loss | None,
+        outputs: Outputs | None,
+        show: bool | None,
+        known: Sequence[float],
     ) -> None:
         self.model, self.batches = model, batches
         self.loss_on = partial(scalar_loss, loss, model, outputs=outputs)
-        total = 2 * len(batches) + 2 * USUAL_EVALUATIONS + 4 * max(len(batches), MIN_PAIRS)
+        total = (0 if known else len(batches)) + 2 * USUAL_EVALUATIONS + 2 * max(len(batches), MIN_PAIRS)
         self.passes = progress(range(8 * total), "calibrating the budget", total, show=show)
-        self.undisplaced: dict[int, Tensor] = {}
+        self.undisplaced: dict[int, Tensor | float] = dict(enumerate(known))
 
     @torch.no_grad()
     def rise(self, index: int) -> Tensor:
-        """Return the rise of the loss on a batch since `gradients` was called first, without waiting for it."""
+        """Return the rise of the loss on a batch since it was undisplaced, without waiting for it."""
         next(self.passes, None)
         return self.loss_on(self.batches[index]).double() - self.undisplaced[index]
 
-    def gradients(
-        self, signs: Sequence[Sequence[float]], parameters: Sequence[Tensor], dtype: torch.dtype | None = None
+    @torch.no_grad()
+    def measure_undisplaced(self) -> None:
+        """Compute the losses that are not known yet, where the parameters are."""
+        for index, batch in enumerate(self.batches):
+            if index not in self.undisplaced:
+                next(self.passes, None)
+                self.undisplaced[index] = self.loss_on(batch).double()
+
+    def gradient_of(self, index: int, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradient of the loss on one batch."""
+        with self._own_gradients():
+            self._backward(index)
+            return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+
+    def signed_gradients(
+        self, seed: int, parameters: Sequence[Tensor], dtype: torch.dtype | None
     ) -> list[list[Tensor]]:
-        """Return for each list of signs the gradient of the sum of sign * loss over all batches, perhaps in a dtype."""
+        """Return gradients of the sum of the losses on all batches, with random signs for each; perhaps in a dtype."""
+        totals = [[torch.zeros_like(p, dtype=dtype) for p in parameters] for _ in range(DIRECTIONS)]
+        for index in range(len(self.batches)):
+            with self._own_gradients():
+                self._backward(index)
+                add_gradients(totals, random_signs(seed, index), [p.grad for p in parameters])
+        return totals
+
+    @contextmanager
+    def _own_gradients(self) -> Iterator[None]:
+        """Set the gradients of the model aside, and restore them."""
         kept = [(p, p.grad) for p in self.model.parameters()]
         try:
             for p, _ in kept:
                 p.grad = None
-            if len(signs) == 1:  # accumulated where gradients are
-                for index, sign in enumerate(signs[0]):
-                    self._backward(index, sign)
-                return [[torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]]
-            totals = [[torch.zeros_like(p, dtype=dtype) for p in parameters] for _ in signs]
-            for index in range(len(self.batches)):
-                self._backward(index, 1.0)
-                for total, own in zip(totals, signs, strict=True):
-                    _add_gradients(total, parameters, own[index])
-                for p, _ in kept:
-                    p.grad = None
-            return totals
+            yield
         finally:
             for p, gradient in kept:
                 p.grad = gradient
 
-    def _backward(self, index: int, sign: float) -> None:
-        """Add sign * the gradient of the loss on a batch to the gradients."""
+    def _backward(self, index: int) -> None:
+        """Add the gradient of the loss on a batch to the gradients."""
         next(self.passes, None)
         with torch.enable_grad():
             value = self.loss_on(self.batches[index])
@@ -235,11 +253,12 @@ class _Losses:
             if not value.requires_grad:
                 raise MooringError(NO_DEPENDENCE)
             with preserve_other_gradients(value, self.model):
-                (sign * value).backward()  # type: ignore[no-untyped-call]
+                value.backward()  # type: ignore[no-untyped-call]
 
     def check_finite(self) -> None:
         """Refuse losses that are not finite where the parameters began."""
-        if not all(map(math.isfinite, _host_values(self.undisplaced.values()))):
+        values = [torch.as_tensor(value) for value in self.undisplaced.values()]
+        if not all(map(math.isfinite, _host_values(values))):
             raise NonFiniteError(NOT_FINITE)
 
 
@@ -250,24 +269,26 @@ class _Calibration:
         states: the states of the moored parameters.
         budget: the budget.
         losses: the losses on the data.
+        probes: what an estimate collected.
     """
 
-    def __init__(self, states: MooringState, budget: Budget, losses: _Losses) -> None:
+    def __init__(self, states: MooringState, budget: Budget, losses: _Losses, probes: Probes | None) -> None:
         self.losses, self.seed = losses, states.tasks
-        generator, count = torch.Generator().manual_seed(self.seed), len(losses.batches)
-        self.signs = (torch.randint(2, (DIRECTIONS, count), generator=generator) * 2.0 - 1).tolist()
         self.directions: dict[int, tuple[list[Tensor], float]] = {}
         self.distance = _norm(
             (m.parameter.to(m.compute_dtype) - m.device_anchor, m.compute_dtype) for m in _trained(states)
         )
         self.dtypes = [m.compute_dtype for m in _trained(states)]
         self.parameters = [m.parameter for m in _trained(states)]
-        size = DIRECTIONS * sum(p.numel() * p.element_size() for p in self.parameters)
-        self.dtype = None if size <= EXACT_BYTES else torch.bfloat16  # rounded, it is a direction no worse
-        narrow = DIRECTIONS * sum(p.numel() * (self.dtype or p.dtype).itemsize for p in self.parameters)
-        self.stored = narrow <= STORED_BYTES
-        self.count, self.parts = DIRECTIONS if self.stored else RECOMPUTED_DIRECTIONS, _parts(self.parameters)
-        self._compute_directions(0)  # before the eigenbases, which need the memory of the backward passes
+        self.dtype, self.stored = direction_dtype(self.parameters)
+        self.parts = _parts(self.parameters)
+        self.count = DIRECTIONS if self.stored else min(DIRECTIONS, len(losses.batches))
+        collected = probes.directions_of(self.parameters) if probes else []
+        self.directions = {i: self._with_scale(v, i) for i, v in enumerate(collected)}
+        if not collected:
+            self._compute_directions(0)  # before the eigenbases, which need the memory of the backward passes
+        losses.measure_undisplaced()
+        losses.check_finite()
         self.held = _states_of_this_task(states)
         self.budget = dataclasses.replace(budget, growth=1.0)
         self.solver = BudgetSolver(self.budget, AnchorOffload(1))
@@ -281,13 +302,10 @@ class _Calibration:
     def factor(self, nats: float) -> float:
         """Return the factor at which the mean rise over all pairs of a direction and a batch is nats.
 
-        One pair shows about where that is. Where directions are computed again, those of the first one show it better.
+        One pair shows about where that is.
         """
         search, pairs = FactorSearch(nats), direction_pairs(len(self.losses.batches), self.count)
-        stages = [(pairs[:1], TOLERANCE), (pairs, STORED_TOLERANCE)]
-        if not self.stored:
-            stages = [(pairs[:1], TOLERANCE), ([p for p in pairs if p[0] == 0], TOLERANCE), (pairs, TOLERANCE)]
-        for measured, tolerance in stages:
+        for measured, tolerance in ((pairs[:1], FIRST_TOLERANCE), (pairs, TOLERANCE)):
             search.solve(partial(self._rise, measured), tolerance)
         return search.factor
 
@@ -312,10 +330,11 @@ class _Calibration:
     def _compute_directions(self, index: int) -> None:
         """Compute the directions that are stored, or a single one, where the parameters are."""
         self.directions.clear()
-        together = range(self.count) if self.stored else [index]
-        gradients = self.losses.gradients([self.signs[i] for i in together], self.parameters, self.dtype)
-        self.losses.check_finite()
-        self.directions = {i: self._with_scale(v, i) for i, v in zip(together, gradients, strict=True)}
+        if self.stored:
+            gradients = self.losses.signed_gradients(self.seed, self.parameters, self.dtype)
+            self.directions = {i: self._with_scale(v, i) for i, v in enumerate(gradients)}
+        else:
+            self.directions[index] = self._with_scale(self.losses.gradient_of(index, self.parameters), index)
 
     def _with_scale(self, v: list[Tensor], index: int) -> tuple[list[Tensor], float]:
         """Return a gradient and its scale; a random direction if it is zero."""
@@ -371,31 +390,29 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
         if m.is_product_input:
             pass  # its B has the factors of both
         elif m.factors is None or m.has_scores:
-            own.previous = m.importance_state["current"].to(m.compute_dtype)
+            own.previous = m.importance_state["current"]
             if (scale := scales.get(layer_of(m.name))) is not None:
                 own.previous = own.previous * scale
         else:
-            own.factors = m.factors.of_this_task() if m.factors.count else dataclasses.replace(m.factors, basis=None)
+            unknown = dataclasses.replace(m.factors, basis=None, tasks=0)
+            own.factors = m.factors.of_this_task() if m.factors.count else unknown
         held.append(own)
+    update_eigenbases(m.factors for m in held if m.factors and m.factors.basis is None)
     states.join_products({own.parameter: own for own in held})
     return held
-
-
-def _add_gradients(total: Sequence[Tensor], parameters: Sequence[Tensor], sign: float) -> None:
-    """Add sign * the gradients of parameters to a total."""
-    pairs = [(part, p.grad) for part, p in zip(total, parameters, strict=True) if p.grad is not None]
-    torch._foreach_add_([part for part, _ in pairs], [gradient for _, gradient in pairs], alpha=sign)
 
 
 def direction_pairs(batches: int, directions: int) -> list[tuple[int, int]]:
     """Return pairs of a direction and a batch: of each batch one, in turn, or several if there are few batches.
 
+    A batch is not paired with the direction of its own number, which may be its gradient, if there is another one.
+
     Example:
         >>> direction_pairs(8, 4), len(direction_pairs(3, 4))
-        ([(0, 0), (0, 4), (1, 1), (1, 5), (2, 2), (2, 6), (3, 3), (3, 7)], 9)
+        ([(0, 3), (0, 7), (1, 0), (1, 4), (2, 1), (2, 5), (3, 2), (3, 6)], 9)
     """
-    per_batch = min(directions, math.ceil(MIN_PAIRS / batches))
-    return sorted(((batch + k) % directions, batch) for batch in range(batches) for k in range(per_batch))
+    per_batch = min(max(1, directions - 1), math.ceil(MIN_PAIRS / batches))
+    return sorted(((batch + 1 + k) % directions, batch) for batch in range(batches) for k in range(per_batch))
 
 
 def _parts(parameters: Sequence[Tensor]) -> list[list[int]]:

@@ -17,6 +17,7 @@ from mooring.pulls import Interpolation
 from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, scalar_loss
 from mooring.reference.memory_estimate import check_memory
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
+from mooring.reference.probes import Probes
 from mooring.reference.progress import progress
 from mooring.reference.rank_shares import RankShare, combine_ranks
 from mooring.reference.reference_labels import default_loss_in_one_pass
@@ -24,7 +25,10 @@ from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
 
 CALIBRATION_BATCHES = 8
-"""Number of batches kept for calibration, which evaluates each about five times."""
+"""Number of batches kept for calibration, which evaluates each two to four times."""
+
+MAX_ROUNDED_BATCHES = 64
+"""Number of batches whose mean may be kept in bfloat16; a further one could be less than its last digit."""
 
 NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
 NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
@@ -60,6 +64,7 @@ def estimate(
     batches: int | None,
     outputs: Outputs | None,
     show: bool | None,
+    probes: Probes | None = None,
 ) -> list[Any]:
     """Replace `current` by the importance on data at the present parameters.
 
@@ -74,6 +79,7 @@ def estimate(
         batches: the largest number of batches to read; None reads all of an iterable.
         outputs: takes what the model returns and gives the tensor of its outputs.
         show: whether to show a progress bar; None shows it only on a terminal.
+        probes: collects what the calibration of a budget needs.
 
     Returns:
         The first few batches, for the calibration of a budget.
@@ -83,8 +89,8 @@ def estimate(
         raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
     check_memory(states)
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
-    share, kept, losses = RankShare(model), list[Any](), list[Tensor]()
-    memory = replace(states.memory, current=None)  # in full precision until the mean is complete
+    share, kept, losses, kept_losses = RankShare(model), list[Any](), list[Tensor](), list[Tensor]()
+    memory = replace(states.memory, current=_mean_dtype(states, _length(data, batches)))
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
     estimated.tasks, estimated.observed_every, estimated.copies_anchors = states.tasks, 1, False
     output_observer, layer_observer = make_observers(estimated, outputs)
@@ -104,7 +110,7 @@ def estimate(
                             value, batch = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
                         else:
                             value = scalar_loss(loss, model, batch, outputs)
-                    losses.append(value.detach())
+                    losses.append(detached := value.detach())
                     if not share.together and value.device.type == "cpu":  # else all ranks see the gradient
                         _check_losses(losses)
                     if not value.requires_grad:
@@ -115,10 +121,13 @@ def estimate(
                 with _name_losses(losses):
                     step.before(optimizer, (optimizer,), {})
                 step.after(optimizer, (optimizer,), {})
+                if probes:
+                    probes.add(share.rank + number * share.world)
                 for p in model.parameters():
                     p.grad = None
                 if len(kept) * share.world < CALIBRATION_BATCHES:
                     kept.append(batch)
+                    kept_losses.append(detached)
             with _name_losses(losses):
                 step.report_bad_gradients()
             if not share.together:
@@ -130,8 +139,12 @@ def estimate(
             if temporary:
                 temporary.remove()
     kept = share.gather(kept)[:CALIBRATION_BATCHES]
+    if probes:
+        probes.losses = [float(value) for value in share.gather(kept_losses)[:CALIBRATION_BATCHES]]
     if share.world > 1 and not share.together:
         combine_ranks(estimated)
+        if probes:
+            probes.combine_ranks()
     if not kept:
         raise MooringError("data has no batches: give batches that show what the model knows")
     if not any(p.numel() for p in estimated.records):
@@ -143,6 +156,17 @@ def estimate(
     _replace(states, estimated)
     states.not_estimated = {*states.names.values()} - {states.names[p] for p in states.trained()}
     return kept
+
+
+def _mean_dtype(states: MooringState, batches: int | None) -> torch.dtype | None:
+    """Return the dtype of the mean of scores until it is complete; None for that of the computation.
+
+    In bfloat16 each of few batches adds to a mean as it should, and the sum of many roundings is less than that of the
+    eight bits in which it is kept.
+    """
+    half = all(p.dtype == torch.bfloat16 for p in states.trained())
+    few = batches is not None and batches <= MAX_ROUNDED_BATCHES
+    return torch.bfloat16 if half and few and states.memory.previous == "8bit" else None
 
 
 def _check_losses(losses: list[Tensor]) -> None:

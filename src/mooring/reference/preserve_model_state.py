@@ -22,6 +22,8 @@ REBOUND = (bool, int, float, Tensor, tuple, list, dict, type(None))
 def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tensor] | None = None) -> Iterator[None]:
     """Put the model in eval mode, and restore everything bit for bit at the end.
 
+    Models of transformers keep no keys and values for the next token meanwhile, which nobody would read.
+
     Args:
         model: the model.
         moves: True if the body displaces the parameters: they are restored, and forward passes do not count as
@@ -47,7 +49,7 @@ def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tenso
     random_state, probing = random.getstate(), OutputObserver.probing
     numpy = sys.modules.get("numpy")  # data loading may use its random state
     numpy_state = numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), _without_caches(model):
         OutputObserver.probing = moves
         model.eval()
         for p, _ in gradients:
@@ -71,6 +73,20 @@ def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tenso
             with torch.no_grad():
                 for tensor, before in kept:
                     tensor.copy_(before)
+
+
+@contextmanager
+def _without_caches(model: nn.Module) -> Iterator[None]:
+    """Set `use_cache` of the configurations of models of transformers to False, and restore it."""
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    for config in caching:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
 
 
 @contextmanager

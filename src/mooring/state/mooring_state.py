@@ -26,6 +26,7 @@ from mooring.importance.kronecker_factors import (
     diagonal_reasons,
     layer_groups,
     layers_with_factors,
+    update_eigenbases,
 )
 from mooring.pulls.merges import Merge
 from mooring.pulls.pull import per_run
@@ -230,6 +231,7 @@ def consolidate(
     """
     scales = layer_scales(states, importance)
     ended = [_ended_task(state, importance, merge, memory, start, tasks, scales, scale) for state in states]
+    _compute_bases({s.name: new for s, (_, new, _) in zip(states, ended, strict=True) if new and new.basis is None})
     pull()
     for state, (previous, factors, importance_state) in zip(states, ended, strict=True):
         state.previous, state.factors, state.importance_state = previous, factors, importance_state
@@ -251,15 +253,32 @@ def _ended_task(
     if state.is_product_input:
         return None, None, state.importance_state
     if state.factors and not (state.has_scores and state.count):
-        try:
+        with _name_factors(state.name):
             return state.previous, state.factors.consolidated(scale), state.importance_state
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            raise MooringError(
-                f"the Kronecker factors of {state.name!r} have no eigenvectors, and nothing was changed: they may not "
-                "be finite; keep check_finite=True, and skip batches before their step"
-            ) from error
     importance_state = start(state, tasks + 1) if memory.accumulates else {}
     return _merged_importance(state, importance, merge, memory, start, tasks, scales, scale), None, importance_state
+
+
+def _compute_bases(factors: dict[str, KroneckerFactors]) -> None:
+    """Compute the eigenbases of factors, which are new, by name; the first that has none is named."""
+    try:
+        update_eigenbases(factors.values())
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        for name, own in factors.items():
+            with _name_factors(name):
+                own.update_eigenbasis()
+
+
+@contextmanager
+def _name_factors(name: str) -> Iterator[None]:
+    """Turn the error of a solver into one that names the parameter."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise MooringError(
+            f"the Kronecker factors of {name!r} have no eigenvectors, and nothing was changed: they may not be finite; "
+            "keep check_finite=True, and skip batches before their step"
+        ) from error
 
 
 def _merged_importance(
@@ -694,7 +713,7 @@ class MooringState:
             "tasks": self.tasks,
             "steps": self.steps,
             "moored": sorted(self.names.values()),
-            "factors": {s.name: [s.factors.count, s.factors.tasks] for s in self.records.values() if s.factors},
+            "factors": {s.name: s.factors.header() for s in self.records.values() if s.factors},
             **({"adapters": self._described_products()} if self.products else {}),
             **({} if self.memory.accumulates else {"accumulates": False}),
             **({"not_estimated": sorted(self.not_estimated)} if self.not_estimated else {}),

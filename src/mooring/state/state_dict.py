@@ -16,7 +16,7 @@ from mooring.adapters.products import check_same_layers
 from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError, warn
 from mooring.importance import State
-from mooring.importance.kronecker_factors import FACTOR_SLOTS
+from mooring.importance.kronecker_factors import FACTOR_SLOTS, update_eigenbases
 from mooring.state.displacement import displaced
 from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState, ParameterState
@@ -106,10 +106,11 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
         accumulated = header.get("accumulates", True)
         records[p] = _read_parameter(flat, new, count, memory, accumulated=accumulated)
         if factors := records[p].factors:
-            factors.count, factors.tasks = header["factors"][name]
+            factors.count, factors.tasks, *scale = header["factors"][name]
+            factors.output_scale = scale[0] if scale else 1.0
             if p not in states.with_factors and p not in states.products:
                 states.to_scores(records[p])
-            factors.update_eigenbasis()
+    update_eigenbases(state.factors for state in records.values() if state.factors)
     states.join_products(records)
     _check_all_keys_are_used(flat, records.values(), unused_slots)
     if header["tasks"] and not header["steps"]:

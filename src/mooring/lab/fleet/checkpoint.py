@@ -301,7 +301,8 @@ def _restore_method(method: MethodState, parameters: Tensors, header: dict[str, 
         factors = None
         if counts := header["factors"].get(name):
             inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in FACTOR_SLOTS)
-            factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs, *counts)
+            count_of_factors, tasks = counts
+            factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs, count_of_factors, tasks, runs=True)
             factors.update_eigenbasis()
         method.states[name] = ParameterState(name, parameters[name], anchor, slots, previous, count, factors, runs=True)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mooring.importance.kronecker_factors import eigenbasis
+from mooring.importance.eigenbases import eigenbasis
 from mooring.lab.methods.projection import InputProjection, State
 from mooring.pulls.pull import Number, check_numbers, per_run
 
