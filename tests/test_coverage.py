@@ -248,6 +248,17 @@ def test_parameter_that_another_optimizer_trains_is_named_at_consolidation():
     moor.consolidate()  # warned of already
 
 
+def test_finish_names_a_parameter_that_another_optimizer_trains():
+    model = small()
+    moored, other = sgd(model[0]), sgd(model[2])
+    moor = mooring.attach(model, moored, reference=KNOWN)
+    train(model, moored, 1)
+    train(model, other, 1)
+    with pytest.warns(UnheldWarning, match=r"'2.bias' and 1 other moved by another optimizer.*attach a Mooring"):
+        moor.finish()
+    moor.finish()  # warned of already
+
+
 def test_two_moorings_cover_each_other():
     model = small()
     optimizers = sgd(model[0]), sgd(model[2])
@@ -308,6 +319,31 @@ def test_first_consolidation_without_a_step_warns_and_counts_no_task(how):
         moor.consolidate()
     assert moor.tasks == 0
     assert "nothing held yet" in repr(moor)
+
+
+@pytest.mark.parametrize("how", ["another optimizer", "detached"])
+def test_finish_warns_once_of_training_that_the_mooring_did_not_see(how):
+    model = small()
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer, reference=KNOWN)
+    if how == "detached":
+        moor.detach()
+    else:
+        optimizer = sgd(model)
+    train(model, optimizer, 20)
+    with pytest.warns(UnheldWarning, match=r"'0.weight' and 3 others moved.*saw no step.*rebind\(optimizer\)"):
+        moor.finish()
+    moor.finish()  # warned of already
+
+
+def test_finish_does_not_warn_of_a_rebound_optimizer_or_before_training():
+    model = small()
+    moor = mooring.attach(model, sgd(model), reference=KNOWN)
+    moor.finish()
+    optimizer = sgd(model)
+    moor.rebind(optimizer)
+    train(model, optimizer, 20)
+    moor.finish()
 
 
 def test_first_consolidation_without_a_step_counts_for_scores_that_need_none():

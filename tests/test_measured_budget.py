@@ -89,12 +89,22 @@ def test_budget_is_kept_on_the_gauge_at_the_end_of_a_task(options, distil):
         pull = mooring.Budget(nats, distil=distil)
         moor = mooring.attach(model, optimizer, pull=pull, reference=reference, **options)
         train(model, optimizer, task(2), epochs=4)
-        moor.consolidate()
+        forgotten = moor.consolidate()
         kept.append(divergence(model, original, reference[::3]))
+        assert forgotten.nats == pytest.approx(kept[-1], rel=1e-4)
         assert kept[-1] <= nats * (1 + 1e-4)
         assert kept[-1] >= 0.2 * nats
         assert moor.measured().nats == pytest.approx(0, abs=1e-7)  # of the next task
     assert kept[0] < kept[1]
+
+
+def test_consolidate_returns_nothing_where_nothing_is_measured():
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1, measured=False))
+    train(model, optimizer, task(1))
+    assert moor.consolidate() is None
+    train(model, optimizer, task(2))
+    assert moor.consolidate() is None
 
 
 def test_plain_fine_tuning_would_exceed_the_budgets_of_these_tests():
@@ -104,6 +114,7 @@ def test_plain_fine_tuning_would_exceed_the_budgets_of_these_tests():
     assert divergence(model, original, task(1)[::3]) > 1
 
 
+@pytest.mark.filterwarnings("ignore:.*saw no step")  # see test_coverage.py
 def test_finish_keeps_the_budget_in_place_and_finished_restores_the_parameters():
     model, optimizer = pretrained()
     pull = mooring.Budget(0.05, distil=False)

@@ -120,7 +120,7 @@ class Mooring:
         loss: Loss | None = None,
         batches: int | None = None,
         progress: bool | None = None,
-    ) -> None:
+    ) -> Measurement | None:
         """End a task: protect what was learned from now on.
 
         anchor <- parameter; previous <- merge(previous, current); then `current` starts anew. Parameters without a
@@ -146,6 +146,9 @@ class Mooring:
             batches: as for `estimate`.
             progress: as for `estimate`.
 
+        Returns:
+            What `finish()` measured at the end of the task: what was forgotten. None if nothing is measured.
+
         Example:
             >>> import mooring
             >>> model = nn.Linear(2, 2)
@@ -164,6 +167,7 @@ class Mooring:
         self._watch.end_task(parameters_of_siblings(self._step))
         carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         self._step.invalidate()
+        forgotten: list[Measurement] = []
         with self._states.restored_on_error():
             scale, gauge, recorded = carried, None, list[Gauge]()
             if data is not None and self._meter is not None:
@@ -175,11 +179,12 @@ class Mooring:
             elif data is not None:
                 scale = self._scale(data, loss, batches, progress)
             with autocast_disabled():
-                self._states.consolidate(scale, self._end_task)
+                self._states.consolidate(scale, lambda: forgotten.extend(self._end_task()))
         if self.tasks:
             self._step.norms.consolidate()
             if self._meter is not None:
                 self._meter.start_task(gauge, recorded)
+        return forgotten[0] if forgotten else None
 
     def measured(self) -> Measurement:
         """Measure forgetting now: the divergence from the original model on the gauges, or the rise of a loss.
@@ -221,8 +226,7 @@ class Mooring:
         `consolidate()` does this by itself. Call it before a model is kept without being consolidated. The value is
         measured on the gauge, so on other data it may be a little larger.
         """
-        self._refuse_interrupted()
-        return self._measuring().finish()
+        return self._finishing().finish()
 
     @contextmanager
     def finished(self) -> Iterator[Measurement]:
@@ -238,8 +242,7 @@ class Mooring:
             >>> measurement.nats
             0.0
         """
-        self._refuse_interrupted()
-        with self._measuring().finished() as measurement:
+        with self._finishing().finished() as measurement:
             yield measurement
 
     @property
@@ -561,12 +564,12 @@ class Mooring:
         self._loss = loss
         return make_gauge(self.model, held_out, loss, self._outputs)
 
-    def _end_task(self) -> None:
+    def _end_task(self) -> list[Measurement]:
+        """Apply what is due at the end of a task, and return what was measured, if anything is."""
         if self._meter is not None:
             self._meter.settle()
         self._step.end_task()
-        if self._meter is not None and self._meter.gauges and self.steps:
-            self._meter.finish()
+        return [self._meter.finish()] if self._meter is not None and self._meter.gauges and self.steps else []
 
     def _measuring(self) -> MeasuredBudget:
         if self._meter is None or not self._meter.gauges:
@@ -576,6 +579,13 @@ class Mooring:
                 "a Budget(...), or consolidate(data=...)"
             )
         return self._meter
+
+    def _finishing(self) -> MeasuredBudget:
+        """Return what measures, and warn of parameters that moved and that nothing held."""
+        self._refuse_interrupted()
+        meter = self._measuring()
+        self._watch.before_finish(parameters_of_siblings(self._step))
+        return meter
 
     def _load_gauges(self, meter: MeasuredBudget, header: dict[str, Any], state: State) -> None:
         saved = "gauges" in header

@@ -191,3 +191,10 @@ def test_training_says_once_that_nothing_is_held_yet_unless_silenced(capsys):
     for verbose in (True, False):
         trainer(MooringCallback(verbose=verbose)).fit(TwoLayerModule(), loader(0))
         assert capsys.readouterr().err.count("mooring: nothing held yet: first task") == verbose
+
+
+def test_end_of_training_prints_what_was_forgotten_unless_silenced(capsys):
+    known = [(x, x.argmax(1) % 3) for x in batches(0, 3)]
+    for verbose in (True, False):
+        trainer(MooringCallback(reference=known, verbose=verbose)).fit(TwoLayerModule(), loader(1))
+        assert capsys.readouterr().err.count("mooring: forgotten: ") == verbose

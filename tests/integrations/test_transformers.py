@@ -1,5 +1,6 @@
 """Tests that the Trainer with a MooringCallback equals a plain loop with `mooring.attach`."""
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -236,6 +237,16 @@ def test_training_prints_what_is_held_once_unless_silenced(tmp_path, capsys):
         second = capsys.readouterr().err
         assert first.count("mooring: nothing held yet: first task; for a model that is already trained") == verbose
         assert second.count("mooring: 28 of 28 parameters held") == verbose
+
+
+def test_end_of_training_prints_what_was_forgotten_unless_silenced(tmp_path, capsys):
+    known = [{"input_ids": row, "labels": row} for row in torch.arange(32).view(4, 8) % WORDS]
+    for verbose in (True, False):
+        train(gpt(), MooringCallback(reference=known, verbose=verbose), 1, tmp_path, max_steps=1)
+        printed = capsys.readouterr().err
+        lines = re.findall(r"^mooring: forgotten: (\S+) \+- \S+ nats on \d+ samples$", printed, re.MULTILINE)
+        assert len(lines) == verbose
+        assert all(0 < float(nats) <= 0.1 for nats in lines)
 
 
 def test_new_tokens_between_tasks_are_free_and_old_ones_held(tmp_path):

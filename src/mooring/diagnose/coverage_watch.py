@@ -32,6 +32,7 @@ class CoverageWatch:
         self.pending: dict[Tensor, ParameterCoverage] = {}
         self._warned: set[str] = set()
         self._checked_task = 0
+        self._unseen_task = 0  # the task whose training this Mooring was warned not to have seen
 
     def before_step(self, moving: Iterable[ParameterState], *, created: bool) -> None:
         """Check the parameters that the optimizer is about to move; `created` says that some have a new state."""
@@ -56,8 +57,27 @@ class CoverageWatch:
         self._moved_elsewhere |= {self.states.names[p] for p in moved if p in self.states.names}
         return self._moved_elsewhere
 
+    def before_finish(self, siblings: Collection[Tensor]) -> None:
+        """Warn of parameters that moved in this task and that no step of this Mooring moved."""
+        self._warn_of_moved_elsewhere(siblings)
+        states = self.states
+        if not states.tasks or states.steps or states.tasks == self._unseen_task:
+            return
+        if names := displaced(state for state in states.records.values() if state.has_previous):
+            self._unseen_task = states.tasks
+            warn(
+                f"{first_and_count(names)} moved since the last task or reference, and this Mooring saw no step of its "
+                "optimizer, so nothing was held in training: call moor.rebind(optimizer) when you make a new "
+                "optimizer, and do not detach() before training ends",
+                UnheldWarning,
+            )
+
     def end_task(self, siblings: Collection[Tensor]) -> None:
         """Warn of parameters that moved in this task by an optimizer without a Mooring."""
+        self._warn_of_moved_elsewhere(siblings)
+        self.forget_versions()
+
+    def _warn_of_moved_elsewhere(self, siblings: Collection[Tensor]) -> None:
         moored = {self.states.names[p] for p in siblings if p in self.states.names}
         if names := sorted(self.moved_elsewhere() - moored - self._warned):
             self._warned |= {*names}
@@ -66,7 +86,6 @@ class CoverageWatch:
                 f"{REMEDIES[ELSEWHERE]}; moor.coverage() lists what is held",
                 UnheldWarning,
             )
-        self.forget_versions()
 
     def forget_versions(self) -> None:
         """Forget where parameters that the optimizer does not train were; weights that are loaded do not count."""

@@ -17,7 +17,8 @@ class MooringPlugin(MooringOwner, SupervisedPlugin):  # type: ignore[misc]
 
     Args:
         state: the state to resume from: a `state_dict()`, or the file or folder that it was saved to.
-        verbose: whether to print, when an experience begins, how many parameters are held.
+        verbose: whether to print, when an experience begins, how many parameters are held, and when it ends, what was
+            forgotten, if that is measured.
         options: options of `mooring.attach`, such as `importance`, `pull` and `exclude` (the heads).
 
     Example:
@@ -50,7 +51,7 @@ class MooringPlugin(MooringOwner, SupervisedPlugin):  # type: ignore[misc]
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Consolidate at the end of an experience."""
-        self.moor.consolidate()
+        self.end_task()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what Avalanche's checkpoints store: the state that the next experience resumes from."""

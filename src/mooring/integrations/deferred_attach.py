@@ -143,6 +143,12 @@ class MooringOwner:
         if rank() == 0:
             print(f"mooring: {summary}", file=sys.stderr)
 
+    def end_task(self) -> None:
+        """Consolidate, and print on stderr what was forgotten, as `print_coverage` does, if that was measured."""
+        forgotten = self.moor.consolidate()
+        if forgotten is not None and self.verbose and rank() == 0:
+            print(f"mooring: forgotten: {forgotten}", file=sys.stderr)
+
     def save(self, path: str | Path) -> Path:
         """Write the state to a file or folder, for `state=` in another process; a kill leaves the old file as it is.
 

@@ -39,7 +39,7 @@ class MooringCallback(MooringOwner, Callback):
             ("mas", "ewc" with `labels="sampled"` or `per_sample`) read those of this module, so name the one that
             `training_step` calls.
         verbose: whether to print, when training begins, how many parameters are held, or that nothing is held yet, in a
-            first task without a reference or state.
+            first task without a reference or state; and when it ends, what was forgotten, if that is measured.
         options: options of `mooring.attach`, such as `importance`, `pull` and `exclude`.
 
     Example:
@@ -122,4 +122,4 @@ class MooringCallback(MooringOwner, Callback):
         """Consolidate; Lightning calls this after its last checkpoint, with the model back on the CPU."""
         self._deferred.move_to_model()
         if self.consolidate:
-            self.moor.consolidate()
+            self.end_task()

@@ -40,7 +40,7 @@ class MooringCallback(MooringOwner, TrainerCallback):
         state: the state to resume from: a `state_dict()`, or the file or folder that it was saved to. The checkpoint of
             a resumed `train()` replaces it.
         verbose: whether to print, when training begins, how many parameters are held, or that nothing is held yet, in a
-            first task without a reference or state.
+            first task without a reference or state; and when it ends, what was forgotten, if that is measured.
         options: options of `mooring.attach`, such as `reference`, `importance`, `pull` and `exclude`. A reference may
             also be a dataset in the form of the training data, which is put into batches by the Trainer's collator.
 
@@ -136,7 +136,7 @@ class MooringCallback(MooringOwner, TrainerCallback):
                 dist.barrier()  # the first rank may still be writing the file
             self._deferred.resume_from(Path(state.best_model_checkpoint) / NAME)
         if self.consolidate:
-            self.moor.consolidate()
+            self.end_task()
         if args.save_strategy != "no":
             self._write(args, _output(args))
             if args.should_save:
