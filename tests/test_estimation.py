@@ -415,18 +415,18 @@ def test_state_saved_after_an_estimate_resumes_without_the_data():
 
 
 @pytest.mark.parametrize(
-    ("batch", "reason"),
+    ("batch", "reason", "remedy"),
     [
-        (torch.ones(8, 9), "(?:addmm: )?mat1 and mat2 shapes cannot be multiplied"),
-        ((torch.ones(8, 3), torch.full((8,), 7)), "Target 7 is out of bounds"),
-        ((torch.ones(8, 3), torch.zeros(5, dtype=torch.long)), "Expected input batch_size"),
+        (torch.ones(8, 9), "(?:addmm: )?mat1 and mat2 shapes cannot be multiplied", "give batches"),
+        ((torch.ones(8, 3), torch.full((8,), 7)), "Target 7 is out of bounds", "the model must have.*keep the old one"),
+        ((torch.ones(8, 3), torch.zeros(5, dtype=torch.long)), "Expected input batch_size", "give batches"),
     ],
 )
-def test_batch_that_does_not_fit_the_model_is_named_and_nothing_changes(batch, reason):
+def test_batch_that_does_not_fit_the_model_is_named_and_nothing_changes(batch, reason, remedy):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(
-        MooringError, match=rf"^batch 1 of the data or reference does not fit the model \({reason}.*: give batches"
+        MooringError, match=rf"^batch 1 of the data or reference does not fit the model \({reason}.*: {remedy}"
     ):
         mooring.attach(model, optimizer, reference=[torch.ones(8, 3), batch])
     mooring.attach(model, optimizer)  # the first attempt left nothing

@@ -41,8 +41,14 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-def unknown(kind: str, given: object, allowed: Iterable[str]) -> MooringError:
+def unknown(kind: str, given: object, allowed: Iterable[str], rule: str | None = None) -> MooringError:
     """Return the error for a name that is not in a list; it suggests the nearest allowed name.
+
+    Args:
+        kind: what the name is of.
+        given: the name.
+        allowed: the list.
+        rule: what to say in place of a list that is long.
 
     Example:
         >>> print(unknown("importance", "ewk", ["ewc", "mas"]))
@@ -51,7 +57,7 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> MooringError:
     names = list(allowed)
     matches = difflib.get_close_matches(str(given), names, n=1)
     hint = f" (did you mean {matches[0]!r}?)" if matches else ""
-    return MooringError(f"unknown {kind} {given!r}{hint}; allowed: {', '.join(names)}")
+    return MooringError(f"unknown {kind} {given!r}{hint}; {rule or 'allowed: ' + ', '.join(names)}")
 
 
 def check_number(name: str, value: object, low: float, high: float = math.inf, *, above: bool = False) -> None:

@@ -58,7 +58,8 @@ COMPARE = {
     "--methods plain,,ewc": "unknown method ''",
     "--stream digit": "unknown stream 'digit' (did you mean 'digits'?)",
     "--stream digits-permutted": "did you mean 'digits-permuted'?",
-    "--stream digits,nothing": "unknown stream 'nothing'",
+    "--stream digits,nothing": "unknown stream 'nothing'; allowed: digits, cifar100, cifar10, flowers102, caltech256, "
+    "folder, each also with -permuted or -rotated",
     "--network mpl": "unknown network 'mpl' (did you mean 'mlp'?)",
     "--network os:getcwd": "network 'os:getcwd'",
     "--network os:sep": "network 'os:sep' is not a function",

@@ -60,6 +60,17 @@ def test_frontier_says_how_many_methods_it_has_by_default(run):
     assert "plain,frozen" not in output
 
 
+@pytest.mark.parametrize(
+    "command", [["--help"], ["show", "--help"], ["compare", "--help"], ["data", "fetch", "--help"]]
+)
+def test_help_shows_flags_without_a_value_and_optional_arguments_once_in_brackets(run, command):
+    output = run(*command)
+    (line,) = [line for line in output.splitlines() if "--help " in line]
+    assert line.replace("│", "").split()[:2] == ["--help", "Show"]
+    assert "<bool>" not in output
+    assert "[[" not in output
+
+
 def test_frontier_takes_other_strengths_for_a_method(run):
     output = run("frontier", *DIGITS, "--methods", "wise-ft", "--strength", "wise-ft=0.25,0.75")
     assert output.splitlines()[-1] == "--out DIR writes the figure"
@@ -83,7 +94,7 @@ def test_compare_prints_every_method_and_the_results_file(run):
     titles = ["average accuracy %", "forgetting (T-1)", "forgetting (T)", "learning accuracy %"]
     assert re.split(r"  +", output[1]) == ["method", *titles, "vs plain [95 %]", "verdict"]
     for title in titles:  # defined where it is shown
-        assert any(line.startswith(f"{title.removesuffix(' %')}: mean over ") for line in output[4:])
+        assert any(line.startswith(f"{title.removesuffix(' %')}: ") and "; mean over " in line for line in output[4:])
     assert [line.split()[0] for line in output[2:4]] == ["plain", "ewc"]
     assert output[-1] == "results: mooring.sqlite"
 

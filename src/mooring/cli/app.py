@@ -53,13 +53,17 @@ class LazyGroup(TyperGroup):
         name, command, arguments = super().resolve_command(ctx, args)
         return name, command and _load(str(name)), arguments
 
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options of `mooring` itself."""
+        return _without_flag_types(super().get_params(ctx))
+
 
 app = typer.Typer(name="mooring", cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback(invoke_without_command=True)
 def about(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-    """Study forgetting: compare methods on a stream of tasks, tune them, and report the results."""
+    """Study forgetting: compare methods on a stream (a sequence of tasks), tune them, and report the results."""
     if version:
         typer.echo(mooring.__version__)
         raise typer.Exit
@@ -102,7 +106,17 @@ def _load(name: str) -> Any:
         command.command(name)(function)
     loaded = typer.main.get_command(command)
     loaded.help = line
+    for with_options in (loaded, *getattr(loaded, "commands", {}).values()):
+        _without_flag_types(with_options.get_params(typer.Context(with_options)))
     return loaded
+
+
+def _without_flag_types(parameters: list[Any]) -> list[Any]:
+    """Let the help show no type beside a flag: newer versions of Typer print `<bool>`, as if it took a value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
 
 
 def _number_error(error: Exception, arguments: list[str]) -> str | None:

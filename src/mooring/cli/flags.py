@@ -132,7 +132,7 @@ class TrainingFlags:
     weight_decay: Annotated[float | None, option("Weight decay of SGD; 0 by default.")] = None
     memory: Annotated[int | None, option("Samples of past tasks that some methods keep; 500 by default.")] = None
     heads: Annotated[
-        str | None, option("A new task's head: inherit starts from the previous task's, fresh at random.")
+        str | None, option("Where the head of a new task starts: inherit (the previous task's head) or fresh (random).")
     ] = None
     buffers: Annotated[
         str | None,

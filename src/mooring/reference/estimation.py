@@ -195,6 +195,12 @@ def _name_batch(number: int) -> Iterator[None]:
         if isinstance(error, MooringError | torch.OutOfMemoryError):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        if isinstance(error, IndexError):  # a label, or a token, that the model does not know
+            raise MooringError(
+                f"batch {number} of the data or reference does not fit the model ({reason}): the model must have the "
+                "outputs that its labels need, so if a new head took the place of the old one, keep the old one too, "
+                "and exclude the new one"
+            ) from error
         raise MooringError(
             f"batch {number} of the data or reference does not fit the model ({reason}): give batches as in training, "
             f"(inputs, labels) or inputs alone; for another loss than the cross entropy {LOSS_HINT}"

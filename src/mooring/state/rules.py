@@ -186,7 +186,7 @@ def choose_rules(
         importance = EWC(decay=None, per_sample=True) if is_budget else EWC()
     importance = resolve(importance)
     if not isinstance(pull, GradientPull | ParameterPull | Budget):
-        raise MooringError(f"pull={pull!r} is not a pull: give an instance such as Interpolation() or Penalty(100.0)")
+        raise MooringError(f"pull={pull!r} is not a pull: give an instance such as mooring.Budget(0.1)")
     for name in ("strength", "nats"):
         option = getattr(pull, name, None)
         if isinstance(option, Tensor) and option.ndim:

@@ -53,7 +53,8 @@ def find_method(name: str) -> Method:
     if method is None and ":" in name:
         return import_method(name)
     if method is None:
-        raise unknown("method", name, [*METHODS, "package.module:METHOD"])
+        rule = f"`mooring methods` lists all {len(METHODS)}, and package.module:METHOD is one of your own"
+        raise unknown("method", name, METHODS, rule)
     if method.name != name:
         entry = f"METHODS[{name!r}] holds the method {method.name!r}"
         raise MooringError(f"{entry}: key and name must agree, so change one of them")

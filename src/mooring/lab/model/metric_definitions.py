@@ -25,7 +25,7 @@ class MetricDefinition:
     signed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.title}: {self.formula}; {self.meaning}"
+        return f"{self.title}: {self.meaning}; {self.formula}"
 
 
 DEFINITIONS = {
@@ -41,13 +41,13 @@ DEFINITIONS = {
     "forgetting_earlier": MetricDefinition(
         "forgetting (T-1)",
         "mean over k < T of max over k <= i < T of a[i, k], minus a[T, k]",
-        "the usual convention: the mean over the T-1 tasks before the last (Chaudhry et al., 2018)",
+        "best earlier accuracy minus the final one, over the T-1 tasks before the last (Chaudhry et al., 2018)",
         signed=True,
     ),
     "forgetting": MetricDefinition(
         "forgetting (T)",
         "mean over k of max over i >= k of a[i, k], minus a[T, k]",
-        "the convention of the paper that Mooring reproduces: the mean over all T tasks, of which the last counts 0",
+        "the same over all T tasks, of which the last counts 0, as in the paper that Mooring reproduces",
     ),
     "learned": MetricDefinition(
         "learning accuracy",

@@ -75,8 +75,10 @@ classes in every task: leave it out
                 allowed = "text" if kind is str else "true or false"
                 raise MooringError(f"{name}={value!r} is not allowed: give {allowed}")
         if self.base not in stream_descriptions():
-            names = [f"{base}{cut}" for cut in ("", "-permuted", "-rotated") for base in stream_descriptions()]
-            raise unknown("stream", self.name, names)
+            bases = stream_descriptions()
+            names = [f"{base}{cut}" for cut in ("", "-permuted", "-rotated") for base in bases]
+            rule = f"allowed: {', '.join(bases)}, each also with -permuted or -rotated"
+            raise unknown("stream", self.name, names, rule)
         if self.scenario is not None and self.scenario not in SCENARIOS:
             raise unknown("scenario", self.scenario, SCENARIOS)
         self._check_numbers()

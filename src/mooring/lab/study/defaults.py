@@ -1,6 +1,6 @@
 """Default methods, learning rates and limits of studies, which the command line shows without importing torch."""
 
-COMPARED_METHODS = "plain,joint,ewc,explicit-ewc,explicit-mas"
+COMPARED_METHODS = "plain,ewc,explicit-ewc,proximal-ewc,budget-kronecker,joint"
 """The methods of a comparison that names none."""
 
 SWEPT_METHODS = (
