@@ -33,9 +33,12 @@ def finetune(options: Options, seed: int, epochs: int) -> tuple[float, float]:
     upright, rotated, y = digits()
     model = pretrained(seed, epochs)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    moor = None
     if options is not None:
-        mooring.attach(model, optimizer, reference=upright[:640].split(20), progress=False, **options)
+        moor = mooring.attach(model, optimizer, reference=upright[:640].split(20), progress=False, **options)
     train(model, optimizer, rotated, y, epochs)
+    if moor is not None and isinstance(moor.pull, Budget):
+        moor.finish()
     return accuracy(model, upright, y), accuracy(model, rotated, y)
 
 

@@ -1,4 +1,4 @@
-"""Mooring keeps a neural network moored to what it knows while it learns something new, without keeping old data."""
+"""Mooring fine-tunes a PyTorch model without losing what it could do before."""
 
 from typing import TYPE_CHECKING
 
