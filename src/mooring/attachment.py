@@ -43,9 +43,10 @@ def attach(
 ) -> Mooring:
     """Moor a model to what it knows while an optimizer trains it further.
 
-    From now on each `optimizer.step()` also updates the importance of each parameter on the current task. Once a task
-    was consolidated, each step also pulls the parameters towards their anchors. The training loop does not change.
-    If a saved state is loaded afterwards, it decides the importance, pull, merge and buffers that are not named here.
+    With a reference, which shows what the model knows, each `optimizer.step()` also pulls the parameters back towards
+    their present values, the anchors. Without one nothing is held in the first task; `Mooring.consolidate()` ends a
+    task, and what it learned is held from then on. The training loop does not change. If a saved state is loaded
+    afterwards, it decides the importance, pull, merge and buffers that are not named here.
 
     Args:
         model: the model to train.
@@ -80,6 +81,7 @@ def attach(
             and the next one raises, so that the host need not wait; "wait" stops before it there, too.
         reference: data that shows what the model knows, to fine-tune it without forgetting that: batches of (inputs,
             labels) or of inputs alone, or a function from the model to a batch, such as sequences that it generates.
+            A measured budget holds a third of the batches out to measure on, if there are four or more.
             The importance is estimated on it and the anchors are the present parameters, as
             `Mooring.consolidate(data=reference)` does before any step. The model does not change.
         loss: the mean loss of a model on a batch of the reference, loss(model, batch); by default the cross entropy.
@@ -87,7 +89,8 @@ def attach(
         progress: whether to show a progress bar on stderr; by default only on a terminal.
 
     Returns:
-        The `Mooring`. Call its `consolidate()` at the end of each task.
+        The `Mooring`. Call its `finish()` before you test or save a model that was trained with a reference, and its
+        `consolidate()` at the end of each task if others follow.
 
     Example:
         >>> model = nn.Linear(3, 2)
