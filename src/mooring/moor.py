@@ -306,7 +306,7 @@ class Mooring:
             >>> moor.consolidate()
             >>> print(moor.coverage())
             2 of 4 parameters held (6 of 9 weights), 2 free by request
-            free by request: 1.weight, 1.bias: is excluded; leave it out of exclude
+            free by request: 1.weight, 1.bias: is excluded; to hold it, leave it out of exclude
         """
         elsewhere, others = self._watch.moved_elsewhere(), parameters_of_siblings(self._step)
         return find_coverage(self._states, self.pull, elsewhere=elsewhere, siblings=others)

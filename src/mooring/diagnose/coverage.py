@@ -154,7 +154,7 @@ def find_coverage(
             continue
         entry = ParameterCoverage(name, size, UNHELD)
         if p not in states.names:
-            entry = _with(entry, FREE, "is excluded", "leave it out of exclude")
+            entry = _with(entry, FREE, "is excluded", "to hold it, leave it out of exclude")
         elif p not in in_optimizer and name in elsewhere and p not in siblings:
             entry = _with(entry, UNHELD, ELSEWHERE)
         elif p not in in_optimizer:
@@ -162,7 +162,7 @@ def find_coverage(
         elif not p.requires_grad:
             entry = _with(entry, FIXED, "is frozen, requires_grad=False")
         elif states.tasks and _is_zero(pull):
-            entry = _with(entry, FREE, "is moored with a pull of strength 0", "give the pull a strength above 0")
+            entry = _with(entry, FREE, "is moored with a pull of strength 0", "to hold it, give one above 0")
         elif p in held:
             own = states.records[p]
             how = "product" if own.held_with else "factors" if own.factors else "scores"
