@@ -412,6 +412,29 @@ def test_distillation_for_adam_adds_a_weighted_gradient_without_a_limit(scale, l
         torch.testing.assert_close(step, 5 * g, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+def test_few_batches_are_held_out_by_rows(batches):
+    model, optimizer = pretrained()
+    seen, known = (
+        [],
+        [(torch.cat([x for x, _ in task(n, 3)]), torch.cat([y for _, y in task(n, 3)])) for n in range(batches)],
+    )
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1, distil="unmixed"), reference=known)
+    model.register_forward_pre_hook(lambda module, inputs: None if module.training else seen.append(inputs[0]))
+    moor.measured()
+    measured = torch.cat(seen)
+    seen.clear()
+    train(model, optimizer, task(2)[:2])  # the second step distils
+    assert measured.equal(torch.cat([x[::3] for x, _ in known]))
+    assert not any((measured == row).all(1).any() for row in torch.cat(seen[1:]))  # the first checks the start
+
+
+def test_small_reference_is_measured_and_distilled_as_a_whole():
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1), reference=[(x[:8], y[:8]) for x, y in task(1, 3)])
+    assert moor.measured().samples == 24
+
+
 @pytest.mark.parametrize("count", [3, 9], ids=["one batch in the gauge", "three"])
 def test_weight_of_distillation_for_adam_follows_each_measurement_alike(count):
     model, _ = pretrained()

@@ -103,7 +103,9 @@ def script(rank, file):
 def real_torchrun(folder, words):
     """Run the command as it is written."""
     command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-    return subprocess.run(command, cwd=folder, check=True, timeout=240, capture_output=True, text=True).stdout
+    ended = subprocess.run(command, cwd=folder, timeout=240, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 def test_vision_recipe_keeps_old_classes_and_batch_norm(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import mooring
 from lab.small import class_stream, domain_stream, growing_stream, spec_for
 from mooring.errors import MooringError, UnheldWarning
 from mooring.gauge.distillation import DIRECT, first_weight, next_weight
-from mooring.gauge.split import split_reference
+from mooring.gauge.split import split_batches
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet, Position
 from mooring.lab.methods import METHODS, find_method, with_reference
@@ -114,7 +114,7 @@ class Loop:
     def end_task(self, number: int) -> None:
         kept = task_order(self.spec.seed, number, 0, self.stream.tasks[number].train)[: self.spec.memory // 2]
         batches = [self.inputs(batch, number) for batch in kept.split(self.spec.batch)]
-        gauge, others = split_reference(batches) if self.method.distils else (batches, [])
+        gauge, others = split_batches(batches) if self.method.distils else (batches, [])
         if number + 1 < len(self.stream.tasks):
             self.distillation.batches += others if self.moor else batches
         if self.moor is None:

@@ -5,7 +5,7 @@ import math
 MAX_FALL, MAX_RISE = 8.0, 2.0
 """The largest factors by which one measurement lowers and raises what may be spent."""
 
-RESERVE = 1.2
+RESERVE = 3.0
 """A pull in reserve acts only above this multiple of the budget, because it gives up more of what is learned."""
 
 UNUSED_PULL = 1e3

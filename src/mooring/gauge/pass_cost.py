@@ -98,7 +98,7 @@ def distillation_schedule(
     for batch in batches:
         count = samples_of(batch)
         size = cost.part_size(count) if count else 0
-        parts += [_rows(batch, start, start + size) for start in range(0, count, size)] if size else [batch]
+        parts += [rows_of(batch, slice(start, start + size)) for start in range(0, count, size)] if size else [batch]
         largest = max(largest, size / count if size else 1.0)
     return parts, math.ceil(largest / cost.price)
 
@@ -126,11 +126,17 @@ def samples_of(batch: Any) -> int:
     return rows.pop() if len(rows) == 1 else 0
 
 
-def _rows(batch: Any, start: int, stop: int) -> Any:
+def rows_of(batch: Any, rows: slice | Tensor) -> Any:
+    """Return some rows of all tensors of a batch.
+
+    Example:
+        >>> rows_of({"x": torch.arange(4), "name": "a"}, slice(1, 3))
+        {'x': tensor([1, 2]), 'name': 'a'}
+    """
     if isinstance(batch, Tensor):
-        return batch[start:stop]
+        return batch[rows]
     if isinstance(batch, Mapping):
-        return {name: _rows(part, start, stop) for name, part in batch.items()}
+        return {name: rows_of(part, rows) for name, part in batch.items()}
     if isinstance(batch, tuple | list):
-        return [_rows(part, start, stop) for part in batch]
+        return [rows_of(part, rows) for part in batch]
     return batch

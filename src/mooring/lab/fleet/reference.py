@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError
-from mooring.gauge.split import split_reference
+from mooring.gauge.split import split_batches
 from mooring.lab.fleet.data import TrainingData
 from mooring.lab.fleet.kept_samples import KeptSamples
 from mooring.lab.fleet.method_groups import MethodGroups
@@ -21,7 +21,7 @@ from mooring.lab.model.spec import RunSpec
 class Reference:
     """A memory with an equal share for each past task: its first samples in each run's order.
 
-    A method that measures and distils splits each share between the two, as `split_reference` does.
+    A method that measures and distils splits each share between the two, as `split_batches` does.
 
     Args:
         method: of the runs.
@@ -64,7 +64,7 @@ class Reference:
             stack: the runs.
         """
         batches = torch.split(order[:, : self.share], self.batch, 1)
-        parts = split_reference(batches) if self.budgets and self.distillation else [batches]
+        parts = split_batches(batches) if self.budgets and self.distillation else [batches]
         for samples, own in zip(self.samples.values(), parts, strict=True):
             samples.add(torch.cat(list(own), 1))
             samples.record(stack)
