@@ -6,7 +6,7 @@ Mooring measures, and "new" the accuracy on the new task. For the GPT both are o
 
     python benchmarks/real.py --task digits --out digits.jsonl
     python benchmarks/real.py --task cifar100 --data DIR --weights weights.pt --device cuda --out cifar100.jsonl
-    python benchmarks/real.py --task cifar100 --out cifar100.jsonl --table --figure cifar100
+    python benchmarks/real.py --task cifar100 --out cifar100.jsonl --table --figure cifar100 --methods plain,budget
     python benchmarks/real.py --task cifar100 --data DIR --pack cifar100.pt      # then: --data cifar100.pt
     python benchmarks/real.py --task folder --folder PHOTOS --data DIR --out photos.jsonl
     python benchmarks/real.py --task gpt-lora --size large --device cuda --out gpt-lora.jsonl
@@ -207,6 +207,8 @@ def main(arguments: list[str] | None = None) -> int:
         known = {choice_of(row) for row in rows}
         run_all(options, [choice for choice in choices(options, methods, dials) if choice not in known])
         rows = read_rows(options.out)
+    if options.table and options.methods:
+        rows = [row for row in rows if row["method"] in methods]
     print_table(rows)
     if options.figure:
         draw(rows, options.figure)

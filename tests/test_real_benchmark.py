@@ -58,6 +58,11 @@ def test_digits_run_and_continue_where_they_stopped(rows, capsys, tmp_path):
     assert known[1]["nats"] == pytest.approx(first["nats"])  # with the dial at 1 it is plain
     assert "[3/3] budget 1, seed 0" in captured.err
     assert "task digits, precision float32, steps 2" in captured.out
+    assert (
+        bench.main(["--table", "--methods", "plain,budget", "--figure", str(tmp_path / "both"), "--out", str(out)]) == 0
+    )
+    assert "distillation" not in capsys.readouterr().out
+    assert (tmp_path / "both.svg").read_text().count("1 nats") == 1
     with pytest.raises(SystemExit):
         bench.main([*everything, "--steps", "3", "--out", str(out)])
     assert "has results of {'task': 'digits'" in capsys.readouterr().err
@@ -151,13 +156,14 @@ def test_packed_images_equal_those_of_a_folder(bench, tmp_path, monkeypatch):
     assert known[1]["nats"] == pytest.approx(0, abs=1e-6)
 
 
-def test_table_of_the_page_is_that_of_its_results(bench):
+@pytest.mark.parametrize("task", ["cifar100", "flowers102"])
+def test_table_of_the_page_is_that_of_its_results(bench, task):
     results = importlib.import_module("real_networks.results")
     docs = BENCHMARKS.parent / "docs"
-    lines = (docs / "figures" / "real-networks-cifar100.jsonl").read_text().splitlines()
+    lines = (docs / "figures" / f"real-networks-{task}.jsonl").read_text().splitlines()
     page = (docs / "real-networks.md").read_text()
     summaries = results.summarize([json.loads(line) for line in lines])
-    assert len(summaries) == 6
+    assert len(summaries) == {"cifar100": 13, "flowers102": 5}[task]
     for row in summaries:
         cells = [f"{row[name]:.1f}" for name in ("kept", "new")]
         if row["seeds"] > 2:

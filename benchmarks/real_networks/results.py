@@ -48,7 +48,7 @@ NAMES = {
     "plain": "plain fine-tuning",
     "linear-probe": "linear probe",
     "budget": "Mooring",
-    "budget-averaged": "Mooring, average of the last steps",
+    "budget-1-over-nats": "Mooring, weight from 1 / nats",
     "distillation-averaged": "distillation, average of the last steps",
 }
 """What the figure calls methods whose own name does not say it."""
@@ -69,11 +69,6 @@ def draw(rows: list[Row], path: Path) -> None:
         for number, method in enumerate(methods):
             own = sorted((row for row in table if row["method"] == method), key=lambda row: row["dial"])
             moored = method.startswith("budget")
-            style: Row = {
-                "color": LINES[number % len(LINES)],
-                "marker": "o" if moored else "D",
-                "ms": 8 if moored else 6,
-            }
             errors = [[row[f"{name}_error"] if row["seeds"] > 2 else 0 for row in own] for name in ("kept", "new")]
             axes.errorbar(
                 [row["kept"] for row in own],
@@ -84,8 +79,14 @@ def draw(rows: list[Row], path: Path) -> None:
                 color=LINES[number % len(LINES)],
                 lw=1,
                 capsize=2,
-                **style,
+                marker="o" if moored else "D",
+                ms=8 if moored else 6,
             )
+            for row in own if moored else ():
+                position = row["kept"], row["new"]
+                axes.annotate(
+                    f"{row['dial']:g} nats", position, (-8, 4), textcoords="offset points", ha="right", size=8
+                )
         border = hull([(row["kept"], row["new"]) for row in table if not row["method"].startswith("budget")])
         if len(border) > 1:
             axes.plot(*zip(*border, strict=True), color=FAINT, lw=0.8, ls=(0, (4, 2)), label="hull of the others")
