@@ -110,12 +110,12 @@ def test_tables_and_code_fit_a_phone(site, page):
     assert check_layout(site / page, PHONE) == []
 
 
-@pytest.mark.parametrize("page", ["choose.html", "reproduction/index.html"])
+@pytest.mark.parametrize("page", ["choose.html", "frontier.html", "reproduction/index.html"])
 def test_wide_tables_scroll_in_their_place_on_a_phone(site, page):
     assert check_layout(site / page, PHONE)
 
 
-@pytest.mark.parametrize("page", ["choose.html", "reproduction/index.html"])
+@pytest.mark.parametrize("page", ["choose.html", "frontier.html", "reproduction/index.html"])
 def test_tables_and_code_fit_a_desktop(site, page):
     assert check_layout(site / page, DESKTOP) == []
 

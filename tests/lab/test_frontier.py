@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from mooring.errors import MooringError
 from mooring.lab.methods import find_method, resolve_methods
@@ -26,7 +27,9 @@ from mooring.lab.study.frontier import (
     upper_envelope,
 )
 from mooring.lab.study.study import Study
+from mooring.report.families import family_of
 from mooring.report.figures.frontier_figure import draw
+from mooring.report.style import figure_style
 
 PERCENT = st.integers(0, 100).map(float)
 POINTS = st.lists(st.tuples(PERCENT, PERCENT), min_size=1, max_size=12)
@@ -161,6 +164,26 @@ def test_every_swept_method_with_a_strength_has_a_dial():
     names = resolve_methods(SWEPT_METHODS)
     assert set(dials(names)) == {name for name in names if find_method(name).has_strength}
     assert all(len(values) >= 6 for values in dials(names).values())
+
+
+def test_numbers_have_the_accuracy_of_every_seed_for_paired_differences():
+    runs = [result("plain", seed, None, 90 + seed, 5) for seed in (3, 4)]
+    (frontier,) = build_frontiers(summarize(runs))
+    (method,) = json.loads(json.dumps(frontier.to_json()))["methods"]
+    assert method["accuracies"] == {"3": 88.0, "4": 89.0}
+
+
+def test_legend_of_many_families_is_within_the_figure():
+    names = resolve_methods(SWEPT_METHODS)
+    runs = [result(name, 0, find_method(name).strength, 90, 5) for name in names]
+    (frontier,) = build_frontiers(summarize(runs), found(*runs))
+    with figure_style():
+        figure = draw(frontier).figure
+        legend = figure.legends[0].get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    families = {family_of(name).name for name in names}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {*families, "frontier without stored samples"}
+    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+    assert all(axes.get_position().y0 == figure.axes[0].get_position().y0 for axes in figure.axes)  # beside each other
 
 
 def test_joint_training_has_no_area_and_is_not_drawn_but_has_its_accuracy():

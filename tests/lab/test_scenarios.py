@@ -11,6 +11,7 @@ from lab.small import class_stream, domain_stream, growing_stream, spec_for
 from mooring.errors import MooringError
 from mooring.lab.fleet import checkpoint
 from mooring.lab.fleet.fleet import Fleet
+from mooring.lab.fleet.grouping import fleet_shape
 from mooring.lab.methods import METHODS, Method
 from mooring.lab.model.results import Result
 from mooring.lab.model.scenarios import SCENARIOS
@@ -101,6 +102,48 @@ def test_method_with_data_or_factors_runs_alone_as_in_a_fleet_with_a_growing_hea
     for spec in specs:
         (alone,) = Fleet([spec], stream).run()
         assert (alone.status, alone.matrix) == ("finished", together[spec.key].matrix)
+
+
+STREAMS = {stream.scenario: stream for stream in (class_stream(), growing_stream(), domain_stream())}
+LONG = {"sfa": 13}
+"""Epochs of methods that pull in every 50th step only; an epoch has four steps."""
+
+TIGHT = {"budget-ewc": 1e-9, "budget-measured": 1e-6}
+"""Budgets that so little training would not spend otherwise."""
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    """The result and the final weights of each method in each scenario it is defined in, and of plain for as long."""
+    outcomes = {}
+    for scenario, stream in STREAMS.items():
+        defined = [(name, LONG.get(name, 1)) for name, method in METHODS.items() if scenario in method.scenarios]
+        fleets = {}
+        for name, epochs in [*defined, *(("plain", epochs) for epochs in LONG.values())]:
+            strength = {"strength": TIGHT[name]} if name in TIGHT else {}
+            spec = spec_for(name, stream, epochs=epochs, **strength)
+            fleets.setdefault(fleet_shape(spec), []).append(spec)
+        for specs in fleets.values():
+            fleet = Fleet(specs, stream)
+            results = {result.spec.key: result for result in fleet.run()}
+            for row, spec in enumerate(specs):
+                weights = torch.cat([p.detach().flatten() for p in fleet.stack.network_of(row).parameters()])
+                outcomes[scenario, spec.method, spec.epochs] = results[spec.key], weights
+    return outcomes
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("method", METHODS)
+def test_method_trains_in_a_scenario_and_differs_from_plain_or_is_refused(matrix, method, scenario):
+    if scenario not in METHODS[method].scenarios:
+        with pytest.raises(MooringError, match=f"{method} is not defined in the {scenario}-incremental scenario"):
+            comparison("digits", method, scenario=scenario)
+        return
+    epochs = LONG.get(method, 1)
+    result, weights = matrix[scenario, method, epochs]
+    assert (result.status, result.scenario) == ("finished", scenario)
+    assert weights.isfinite().all()
+    assert torch.equal(weights, matrix[scenario, "plain", epochs][1]) == (method == "plain")
 
 
 def test_fleet_with_a_growing_head_continues_from_a_checkpoint(tmp_path):

@@ -90,9 +90,8 @@ def test_text_of_every_figure_is_legible_and_within_the_screen(page, width):
 def test_contents_lead_to_parts_and_downloads_hold_data(page, width):
     seen = look(page, LINKS, width=width)
     assert not seen.console
-    assert (
-        seen.findings["title"] == seen.findings["heading"] == f"{len(synthetic.EVERY_METHOD)} methods on split digits"
-    )
+    title = f"{len(synthetic.EVERY_METHOD)} methods on split digits, task-incremental"
+    assert seen.findings["title"] == seen.findings["heading"] == title
     for box in seen.findings["boxes"]:
         assert box["right"] <= width
         assert box["height"] > 0, box["text"]

@@ -44,7 +44,7 @@ class FigureLayout:
 LEGEND_ROW, NEXT_LEGEND_ROW = 0.18, 0.14
 """The height of the first row of a legend and of each further one, in inches."""
 
-WIDE, NARROW = FigureLayout(WIDTH, 6, 12), FigureLayout(3.4, 2, 3)
+WIDE, NARROW = FigureLayout(WIDTH, 6, 8), FigureLayout(3.4, 2, 3)
 """The layouts for a desktop and for a phone; the page shows the one that fits."""
 
 _TASKS = LinearSegmentedColormap.from_list("tasks", ["#2f6fb5", "#2a9d8f", "#c29a1f", "#cf5a36"])

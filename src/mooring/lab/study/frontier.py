@@ -194,6 +194,7 @@ class Frontier:
             {
                 "method": sweep.method,
                 "best": None if sweep.best is None else sweep.best.to_json(),
+                "accuracies": sweep.accuracies(),
                 "good": sweep.good_range,
                 "decades": sweep.decades,
                 "area": (area := sweep.area) and vars(area),
