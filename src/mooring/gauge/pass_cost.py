@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from mooring.gauge.placement import tensors_in
-from mooring.reference.batches import is_pair
 
 MEASURED_PART = 0.05
 """The largest part of training's time that measurements may take, where all weights are trained."""
@@ -24,8 +22,6 @@ FORWARD_PART = 1 / 3
 
 MEASURING_INTERVAL = math.ceil(FORWARD_PART / MEASURED_PART)
 """The number of steps between measurements of one batch."""
-
-TOKEN_TYPES = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,8 @@ DISTILLATION_FOR_ADAM = DistillationCost(price=0.5, samples=1 / 4, fewest=16)
 They do not forget a large gradient soon, so the same data in every second step, with twice the weight, learns less.
 """
 
-DISTILLATION_OF_TOKENS = DistillationCost(price=0.5, samples=1 / 5, fewest=4)
-"""That of models which read tokens, each of which is a prediction, and of adapters."""
+DISTILLATION_OF_ADAPTERS = DistillationCost(price=0.5, samples=1 / 5, fewest=4)
+"""That of models whose weights are mostly frozen: their few directions need less data to be told apart."""
 
 
 def mostly_frozen(model: nn.Module) -> bool:
@@ -90,10 +86,9 @@ def distillation_schedule(
     """
     if not batches:
         return [], 1
-    tokens = any(map(reads_tokens, batches))
     cost = DISTILLATION_FOR_ADAM if normalized else DISTILLATION
-    if tokens or mostly_frozen(model):
-        cost = DISTILLATION_OF_TOKENS
+    if mostly_frozen(model):
+        cost = DISTILLATION_OF_ADAPTERS
     parts, largest = [], 0.0
     for batch in batches:
         count = samples_of(batch)
@@ -101,18 +96,6 @@ def distillation_schedule(
         parts += [rows_of(batch, slice(start, start + size)) for start in range(0, count, size)] if size else [batch]
         largest = max(largest, size / count if size else 1.0)
     return parts, math.ceil(largest / cost.price)
-
-
-def reads_tokens(batch: Any) -> bool:
-    """Return whether the inputs of a batch are whole numbers.
-
-    Example:
-        >>> reads_tokens({"input_ids": torch.zeros(2, 3, dtype=torch.int64)}), reads_tokens((torch.zeros(2), 1))
-        (True, False)
-    """
-    inputs = batch[0] if is_pair(batch) else batch
-    first = next(tensors_in(inputs), None)
-    return first is not None and first.dtype in TOKEN_TYPES
 
 
 def samples_of(batch: Any) -> int:

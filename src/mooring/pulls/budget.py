@@ -164,13 +164,13 @@ class Budget:
         distil: whether the gradient of that divergence, on the other part of the reference, is added to the task's.
             True does so in every step, on a whole batch, which about doubles the cost of a step. None does so on parts
             of batches, for at most a quarter of a step in the mean with SGD, a half with Adam, and mostly a fifth for
-            adapters and models that read tokens (`mooring.gauge.pass_cost`). Few inputs of floating-point numbers are
+            adapters (`mooring.gauge.pass_cost`). Few inputs of floating-point numbers are
             also mixed with each other; "unmixed" is as None without that. It has no effect on a budget that is not
             measured.
         average: whether the end of a task takes an average of the trained parameters over about the last 50 steps, if
-            no more is forgotten there than at the last ones (`mooring.gauge.average`). None does so where an optimizer
-            that divides gradients by their size, such as Adam, distils, in tasks of more than about 420 steps. It has
-            no effect on a budget that is not measured.
+            that keeps the budget or has forgotten no more than the last ones (`mooring.gauge.average`). None does so
+            where an optimizer that divides gradients by their size, such as Adam, distils, in tasks of more than about
+            420 steps. It has no effect on a budget that is not measured.
 
     Example:
         >>> import mooring
