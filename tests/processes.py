@@ -3,7 +3,9 @@
 import contextlib
 import multiprocessing
 import os
+import random
 import signal
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from pathlib import Path
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["mooring.cli.paper_command", "sklearn.datasets", "torch._dynamo"])
 PATIENCE = 60
+PORTS = range(20_000, 32_000)
+"""Below those that systems give to connections: another process could get one of these before it is used."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,21 @@ class Child:
             raise AssertionError(f"still running after {self.patience} s: {self.err.read_text()}")
         output = [path.read_text() if path.exists() else "" for path in (self.out, self.err)]
         return Ended(self.process.exitcode, *output)
+
+
+def two_ranks() -> list[dict[str, str]]:
+    """Return the environments of two ranks that can reach each other."""
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [{**world, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+
+
+def free_port() -> int:
+    """Return a port at which nothing listens."""
+    choice = random.Random()
+    while True:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port := choice.choice(PORTS)))
+            return port
 
 
 def command(*arguments: str) -> int:

@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import shlex
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from processes import Child
+from processes import Child, free_port
 
 FOLDER = Path(__file__).parent.parent / "docs" / "recipes"
 NOTEBOOKS = runpy.run_path(str(FOLDER / "notebooks.py"))
@@ -83,10 +82,7 @@ def check_output(shown, printed):
 def torchrun_in_children(folder, words):
     """Run what `torchrun --nproc-per-node N FILE` does, in processes that have imported torch already."""
     assert words[:2] == ["torchrun", "--nproc-per-node"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {"WORLD_SIZE": words[2], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env = {"WORLD_SIZE": words[2], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     children = [Child(folder, script, rank, words[3], patience=120, **env) for rank in range(int(words[2]))]
     ended = [child.ended() for child in children]
     assert all(end.status == 0 for end in ended), "\n".join(end.err for end in ended)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from functools import cache, partial
@@ -12,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from distributed.training import Case, Trainer, cases, compare
-from processes import Child
+from processes import Child, free_port
 
 PATIENCE = 240
 KINDS = {2: ("ddp", "fsdp"), 4: ("ddp", "fsdp", "hsdp")}
@@ -30,12 +29,6 @@ def run_ranks(folder: Path, world: int, target: Callable[..., Any], *args: Any) 
         assert ended.status == 0, ended.err
         bad = {name: error for name, error in json.loads((rank_folder / "errors.json").read_text()).items() if error}
         assert not bad, f"{rank_folder.name}: {', '.join(bad)}\n\n{next(iter(bad.values()))}"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def run_cases(runs: dict[str, Callable[[], None]]) -> None:

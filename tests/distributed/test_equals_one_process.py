@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from distributed.agreement import agreement, blocks
-from distributed.ranks import every_case, free_port, run_ranks
+from distributed.ranks import every_case, run_ranks
+from processes import free_port
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 needs GPUs in this torch")
 

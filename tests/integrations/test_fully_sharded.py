@@ -15,10 +15,9 @@ pytest.importorskip("peft", reason="needs mooring[transformers]")
 
 from safetensors.torch import load_file
 
-from distributed.ranks import free_port
 from integrations.fully_sharded import fine_tune, one_of_two, whole
 from integrations.gpt import adapted_gpt, gpt
-from processes import Child
+from processes import Child, two_ranks
 
 needs_cpu_streams = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 needs GPUs in this torch"
@@ -37,11 +36,7 @@ LAUNCH = (
 @pytest.mark.faults
 @pytest.mark.parametrize("adapters", [False, True], ids=["full", "lora"])
 def test_two_ranks_with_fsdp2_equal_one_process_and_resume(adapters, tmp_path):
-    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        Child(tmp_path / "ranks", one_of_two, adapters, patience=180, **env, RANK=str(rank), LOCAL_RANK=str(rank))
-        for rank in range(2)
-    ]
+    ranks = [Child(tmp_path / "ranks", one_of_two, adapters, patience=180, **rank) for rank in two_ranks()]
     for rank in ranks:
         ended = rank.ended()
         assert ended.status == 0, ended.err

@@ -1,13 +1,12 @@
 """Tests that a killed and resumed Trainer ends where an uninterrupted one does, bit for bit."""
 
 import shutil
-import socket
 
 import pytest
 import torch
 
 from mooring.errors import MooringError
-from processes import Child, wait_for
+from processes import Child, two_ranks, wait_for
 
 pytest.importorskip("transformers", reason="needs mooring[transformers]")
 
@@ -76,12 +75,7 @@ def test_kill_during_a_checkpoint_loses_nothing(moment, tmp_path, monkeypatch):
 
 
 def test_two_ranks_have_equal_states_and_one_writes(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environments = [{**world, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-    children = [Child(tmp_path, one_of_two, 6, **environment) for environment in environments]
+    children = [Child(tmp_path, one_of_two, 6, **environment) for environment in two_ranks()]
     assert [child.ended().status for child in children] == [0, 0], children[0].err.read_text()
     assert same(*(torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)))
     folders = sorted((tmp_path / "second").glob("checkpoint-*"))
@@ -93,12 +87,7 @@ def test_two_ranks_have_equal_states_and_one_writes(tmp_path):
 def test_adapters_on_two_ranks_have_the_state_of_one_process(tmp_path):
     """What the reference shows of the past is the same; what training adds is not, with batches of another size."""
     pytest.importorskip("peft", reason="needs peft")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environments = [{**world, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-    children = [Child(tmp_path, adapters_on_one_of_two, **environment) for environment in environments]
+    children = [Child(tmp_path, adapters_on_one_of_two, **environment) for environment in two_ranks()]
     assert [child.ended().status for child in children] == [0, 0], children[0].err.read_text()
     ends = [torch.load(tmp_path / f"adapters{rank}.pt") for rank in (0, 1)]
     assert same(*ends)
