@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -170,3 +171,15 @@ def test_table_of_the_page_is_that_of_its_results(bench, task):
             cells = [f"{row[name]:.1f} ± {row[name + '_error']:.1f}" for name in ("kept", "new")]
         others = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("nats", "rise")]
         assert f"| {row['seeds']} | {' | '.join([*cells, *others])} |".replace("  |", " |") in page
+
+
+def test_table_of_the_language_model_has_figures_of_its_results():
+    docs = BENCHMARKS.parent / "docs"
+    section = (docs / "real-networks.md").read_text().split("## A small language model")[1].split("\n- ")[0]
+    cells = [re.split(r" *\| *", line)[2:-1] for line in section.splitlines() if re.match(r"\| [^|-]", line)]
+    for columns, task in ((slice(0, 3), "gpt"), (slice(3, 6), "gpt-lora")):
+        rows = map(json.loads, (docs / "figures" / f"real-networks-{task}.jsonl").read_text().splitlines())
+        known = [[f"{row['kept']:.1f}", f"{row['new']:.1f}", f"{row['nats']:.3f}"] for row in rows]
+        shown = [row[columns] for row in cells if any(row[columns])]
+        assert len(shown) >= 15
+        assert all(row in known for row in shown)

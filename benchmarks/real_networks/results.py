@@ -54,6 +54,16 @@ NAMES = {
 """What the figure calls methods whose own name does not say it."""
 
 
+AXES = {
+    "cifar100": ("ImageNet accuracy that is kept", "CIFAR-100 accuracy"),
+    "flowers102": ("ImageNet accuracy that is kept", "Flowers-102 accuracy"),
+    "folder": ("ImageNet accuracy that is kept", "accuracy on the new images"),
+    "gpt": ("accuracy on code, which it knew", "accuracy on prose, which it learns"),
+    "gpt-lora": ("accuracy on code, which it knew", "accuracy on prose, which it learns"),
+}
+"""What the axes of a task show."""
+
+
 def draw(rows: list[Row], path: Path) -> None:
     """Draw what was learned over what was kept, with intervals and the hull of the other methods, as .svg and .png."""
     from matplotlib.figure import Figure
@@ -65,8 +75,8 @@ def draw(rows: list[Row], path: Path) -> None:
     with figure_style():
         figure = Figure(figsize=(7.2, 4.4))
         axes = figure.add_subplot()
-        methods = list(dict.fromkeys(row["method"] for row in table))
-        for number, method in enumerate(methods):
+        methods = dict.fromkeys(row["method"] for row in table)
+        for number, method in enumerate(sorted(methods, key=lambda method: not method.startswith("budget"))):
             own = sorted((row for row in table if row["method"] == method), key=lambda row: row["dial"])
             moored = method.startswith("budget")
             errors = [[row[f"{name}_error"] if row["seeds"] > 2 else 0 for row in own] for name in ("kept", "new")]
@@ -78,8 +88,9 @@ def draw(rows: list[Row], path: Path) -> None:
                 label=f"{NAMES.get(method, method)} ({max(row['seeds'] for row in own)})",
                 color=LINES[number % len(LINES)],
                 lw=1,
+                ls="-" if number < len(LINES) else ":",
                 capsize=2,
-                marker="o" if moored else "D",
+                marker="o" if moored else "D" if number < len(LINES) else "s",
                 ms=8 if moored else 6,
             )
             for row in own if moored else ():
@@ -90,8 +101,7 @@ def draw(rows: list[Row], path: Path) -> None:
         border = hull([(row["kept"], row["new"]) for row in table if not row["method"].startswith("budget")])
         if len(border) > 1:
             axes.plot(*zip(*border, strict=True), color=FAINT, lw=0.8, ls=(0, (4, 2)), label="hull of the others")
-        known = "ImageNet accuracy that is kept" if task in ("cifar100", "flowers102", "folder") else "kept"
-        learned = {"cifar100": "CIFAR-100 accuracy", "flowers102": "Flowers-102 accuracy"}.get(task, "new task")
+        known, learned = AXES.get(task, ("kept", "new task"))
         axes.set_xlabel(f"{known}, %")
         axes.set_ylabel(f"{learned}, %")
         axes.legend(fontsize=8, title="method (seeds)", title_fontsize=8)
