@@ -80,6 +80,7 @@ def distillation_schedule(
         normalized: whether the optimizer divides gradients by their size.
 
     Example:
+        >>> import torch
         >>> parts, every = distillation_schedule(nn.Linear(2, 2), [torch.zeros(8, 2)])
         >>> [len(part) for part in parts], every
         ([4, 4], 2)
@@ -102,6 +103,7 @@ def samples_of(batch: Any) -> int:
     """Return the number of samples of a batch whose tensors all have as many rows; 0 for another one.
 
     Example:
+        >>> import torch
         >>> samples_of((torch.zeros(4, 2), torch.zeros(4))), samples_of([torch.zeros(4, 2), torch.zeros(1, 2)])
         (4, 0)
     """
@@ -113,6 +115,7 @@ def rows_of(batch: Any, rows: slice | Tensor) -> Any:
     """Return some rows of all tensors of a batch.
 
     Example:
+        >>> import torch
         >>> rows_of({"x": torch.arange(4), "name": "a"}, slice(1, 3))
         {'x': tensor([1, 2]), 'name': 'a'}
     """
