@@ -134,7 +134,7 @@ class MeasuredBudget:
 
     @property
     def _pull_waits(self) -> bool:
-        """Whether distillation, whose weight has no limit here, holds the budget, and the pull is in reserve."""
+        """Whether distillation holds the budget, beside an optimizer such as Adam, and the pull is in reserve."""
         return self.distillation is not None and self.distillation.control.normalized
 
     @property
