@@ -19,7 +19,7 @@ COMMANDS = {
     ),
     "frontier": (
         "frontier_command",
-        "Train every method at several strengths, and plot what it learned against what it retained.",
+        "Train every method at several strengths, and plot what it learned against what it kept.",
     ),
     "run": ("run_command", "Run the study that a TOML file describes; finished runs are not repeated."),
     "show": ("show_command", "Print the results of a study as tables, one for each stream."),

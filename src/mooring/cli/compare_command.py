@@ -53,7 +53,7 @@ def tune(
     methods: flags.Methods = COMPARED_METHODS,
     seeds: flags.Seeds = "5",
     search_tasks: Annotated[int, flags.option("Tasks to search on; methods are then trained on the others.")] = 3,
-    search_seeds: Annotated[str, flags.option("Seeds of the search.")] = "1",
+    search_seeds: Annotated[str, flags.option("Seeds of the search: how many, or which.")] = "1",
     lrs: Annotated[str, flags.option("Learning rates to search.")] = ",".join(f"{lr:g}" for lr in LRS),
     strengths: Annotated[
         str, flags.option("Strengths to search; by default the paper's, or the method's own range.")

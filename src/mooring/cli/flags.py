@@ -92,7 +92,7 @@ class StreamFlags:
     skip: Annotated[int, option("Tasks to leave out at the start.")] = 0
     shuffle: Annotated[int | None, option("Seed that shuffles the order of classes.")] = None
     permutation_seed: Annotated[int, option("Seed of permuted streams.")] = 0
-    degrees: Annotated[float, option("Range of angles of rotated streams.")] = 180.0
+    degrees: Annotated[float, option("Angles of rotated streams, evenly spaced from 0 to below this.")] = 180.0
     limit: Annotated[int | None, option("Maximum number of images per task.")] = None
     size: Annotated[int | None, option("Height and width of the images.")] = None
     channels: Annotated[int | None, option("3 for RGB, 1 for grey.")] = None

@@ -42,9 +42,7 @@ def paper(
         option("A folder with cifar100/, flowers102/, ... in it, and cifar10/ for backbones.", metavar="DIR"),
     ] = None,
     sets: Annotated[str, option("Only these data sets, separated by commas.")] = "",
-    regimes: Annotated[
-        str, option("Only these regimes of 1-epoch and 30-epochs in the main table, separated by commas.")
-    ] = "",
+    regimes: Annotated[str, option("Regimes of the main table, separated by commas: 1-epoch, 30-epochs.")] = "",
     init: Annotated[
         list[Path] | None,
         option("A backbone to start from; if there are several, each seed takes the next.", metavar="FILE"),
@@ -69,7 +67,7 @@ def paper(
     seeds: Annotated[int | None, option("How many seeds; the paper has 5.", min=1)] = None,
     max_seeds: Annotated[
         int | None,
-        option("Maximum number of seeds for undecided claims, 20 by default; the value of --seeds adds none."),
+        option("Add seeds up to this number for undecided claims; 20 by default, the value of --seeds for none."),
     ] = None,
     rescore: Annotated[
         int | None, option("Score the best settings of the search again, with this many seeds.", min=2)

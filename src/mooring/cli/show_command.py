@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 StudyFile = Annotated[Path | None, typer.Argument(help="The study; mooring.sqlite by default.", metavar="FILE")]
-StudyOption = Annotated[Path | None, option("The study, as `mooring compare` takes it.", metavar="FILE")]
+StudyOption = Annotated[Path | None, option("The same as FILE, spelled as in `mooring compare`.", metavar="FILE")]
 DEFAULT_STUDY = Path("mooring.sqlite")
 
 
