@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -19,3 +20,10 @@ def test_table_of_the_small_model_has_the_measured_figures():
         first, last = run["curve"][0]["code"], run["curve"][-1]
         expected = [f"{last['code']:.3f}", f"{last['code'] - first:+.3f}", f"{last['prose']:.3f}", f"{fall:.3f}"]
         assert cells == [*expected, f"{100 * fall / falls[0]:.0f}"], name
+
+
+def test_rows_of_a_table_have_as_many_cells_as_its_head():
+    lines = (DOCS / "finetuning.md").read_text().splitlines()
+    tables = [(above.count("|"), line.count("|")) for above, line in pairwise(lines) if above[:1] == line[:1] == "|"]
+    assert len(tables) > 20
+    assert all(above == own for above, own in tables)
