@@ -619,7 +619,8 @@ def quotations():
         f"{budget_permuted:.1f} % on five permutations",
         "comparison.md": f"{accuracies_of('der++')[2]:.1f} against {accuracies_of(OURS)[2]:.1f} %",
         "projections.md": f"where the budget has [{FIFTY.methods[OURS].accuracy:.1f} %](frontier.md#fifty-",
-        "budget.md": f"{strengths} nats were chosen for the three sequences, and 0.001 gives {MEASURED['digits'].at(f'{OURS} 0.001'):.1f} %",
+        "budget.md": f"{strengths} nats were chosen for the three sequences, and 0.001 gives "
+        f"{MEASURED['digits'].at(f'{OURS} 0.001'):.1f} %",
     }
 
 

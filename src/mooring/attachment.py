@@ -81,7 +81,7 @@ def attach(
             and the next one raises, so that the host need not wait; "wait" stops before it there, too.
         reference: data that shows what the model knows, to fine-tune it without forgetting that: batches of (inputs,
             labels) or of inputs alone, or a function from the model to a batch, such as sequences that it generates.
-            A measured budget holds a third of them out to measure on, if there are 48 samples or more.
+            A measured budget holds a third of them out to measure on, unless they are very few.
             The importance is estimated on it and the anchors are the present parameters, as
             `Mooring.consolidate(data=reference)` does before any step. The model does not change.
         loss: the mean loss of a model on a batch of the reference, loss(model, batch); by default the cross entropy.
