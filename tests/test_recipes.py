@@ -124,6 +124,7 @@ def test_trainer_recipe_keeps_what_the_model_knew(tmp_path, monkeypatch):
     assert names["callback"].moor.tasks == 2
 
 
+@pytest.mark.faults  # its two ranks wait for each other for ever in some runs on a busy machine
 def test_several_gpus_recipe_loads_one_estimate_on_two_ranks(tmp_path, monkeypatch):
     names = run_notebook("gpus", tmp_path, monkeypatch)
     weights, before = torch.load(tmp_path / "new.pt"), torch.load(tmp_path / "known.pt")["model"]
