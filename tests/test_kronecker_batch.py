@@ -12,7 +12,7 @@ from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import budget_term, pull_energy
 from mooring.backends.eager import removal_rule
 from mooring.backends.kernels.codegen import trace_rule
-from mooring.backends.kronecker_batch import KroneckerBatch
+from mooring.backends.kronecker_batch import KroneckerBatch, kronecker_batches
 from mooring.importance import Kronecker
 from mooring.pulls.budget import budget_solved
 from mooring.state.memory import Memory
@@ -188,3 +188,79 @@ def test_rule_of_a_batch_can_become_a_kernel():
     scalars = {"anchor": torch.zeros(()), "mu": torch.ones(())}
     traced = trace_rule(removal_rule(mooring.Budget(1.0)), tensors | scalars)
     assert [name for name, _ in traced.stores] == ["removed"]
+
+
+@pytest.mark.parametrize("blocks", [None, 8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_layers_are_pulled_in_bfloat16_as_in_float64(dtype, blocks):
+    """The displacement that is left is within a hundredth of the exact one, and so is what it spends."""
+    torch.manual_seed(0)
+    layers, inputs = nn.Sequential(nn.Linear(32, 48, bias=False), nn.Tanh(), nn.Linear(48, 16, bias=False)), 32
+    layers = layers.to(dtype)
+    data = [(torch.randn(24, inputs, dtype=dtype), torch.randint(16, (24,))) for _ in range(4)]
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.05)
+    rules = {"importance": Kronecker(blocks=blocks), "pull": mooring.Budget(1e-2, measured=False)}
+    moor = mooring.attach(layers, optimizer, reference=data, loss=half_loss, **rules)
+    states = [replace(state, factors=copy.deepcopy(state.factors)) for state in moor._states.records.values()]
+    for state in states:
+        state.parameter = state.anchor + 0.3 * torch.randn_like(state.anchor)
+    (batch,) = kronecker_batches(states)
+    assert {batch.d.dtype, batch.curvature.dtype, *(group.inputs.dtype for group in batch.groups)} == {torch.bfloat16}
+    mu = 3.0 / float(batch.curvature.float().mean())
+    spent, expected_spent, pulled = float(batch.spent(0.0)[0]), 0.0, []
+    for state in states:
+        d = state.parameter.double() - state.anchor.double()
+        curvature = torch.kron(
+            *(dense(side).double() for side in (state.factors.past_outputs, state.factors.past_inputs))
+        )
+        curvature *= state.factors.tasks * state.factors.output_scale
+        expected_spent += float(d.flatten() @ curvature @ d.flatten()) / 2
+        identity = torch.eye(len(curvature), dtype=torch.float64)
+        pulled.append(torch.linalg.solve(identity + mu * curvature, d.flatten()).view_as(d))
+    assert spent == pytest.approx(expected_spent, rel=1e-2)
+    batch.apply_pull(mooring.Budget(1e-2), torch.tensor(mu, dtype=torch.float64))
+    for state, expected in zip(states, pulled, strict=True):
+        left = state.parameter.double() - state.anchor.double()
+        rounding = 2.0**-8 * float(state.anchor.double().norm() + state.parameter.double().norm())
+        assert float((left - expected).norm()) <= 0.01 * float(expected.norm()) + rounding
+
+
+def half_loss(model, batch):
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs).float(), labels)
+
+
+def dense(factor):
+    """Return a factor as a whole matrix."""
+    return torch.block_diag(*factor) if factor.ndim > 2 else factor
+
+
+def test_saved_state_of_half_precision_continues_with_the_same_bits(tmp_path):
+    def build(reference):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).to(torch.bfloat16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rules = {"importance": Kronecker(), "pull": mooring.Budget(1e-3, measured=False)}
+        rules |= {"reference": reference, "loss": half_loss} if reference else {}
+        return model, optimizer, mooring.attach(model, optimizer, **rules)
+
+    torch.manual_seed(1)
+    data = [(torch.randn(8, 16).bfloat16(), torch.randint(4, (8,))) for _ in range(6)]
+
+    def train(model, optimizer, batches):
+        for batch in batches:
+            optimizer.zero_grad()
+            half_loss(model, batch).backward()
+            optimizer.step()
+
+    model, optimizer, moor = build(data[:3])
+    train(model, optimizer, data[:3])
+    other, other_optimizer, loaded = build(None)
+    torch.save([model.state_dict(), moor.state_dict()], tmp_path / "state.pt")
+    weights, state = torch.load(tmp_path / "state.pt")
+    other.load_state_dict(weights)
+    loaded.load_state_dict(state)
+    assert loaded.pull_energy() == moor.pull_energy() > 0
+    for own, own_optimizer in ((model, optimizer), (other, other_optimizer)):
+        train(own, own_optimizer, data[3:])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

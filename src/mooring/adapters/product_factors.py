@@ -130,6 +130,10 @@ class ProductFactors(KroneckerFactors):
             self.tasks, self.output_scale = other.tasks, other.output_scale
             self.update_eigenbasis()
 
+    def past_is_known(self) -> Tensor:
+        """Return whether C and G of past tasks are not 0 everywhere, on the device."""
+        return self.past_inputs.any() & self.past_outputs.any()
+
     def matrices(self) -> list[Tensor]:
         """Return G over past tasks, whose eigenvectors are the basis; nothing if it is a diagonal."""
         outputs = self.past_factor("outputs")
@@ -144,6 +148,11 @@ class ProductFactors(KroneckerFactors):
         curvature = (values + self.options.damping * mean) * self.past_inputs.any()
         dtype = torch.bfloat16 if self.options.dtype == "8bit" else self.past_outputs.dtype
         self.basis = self.past_inputs, vectors.to(dtype), curvature.mul_(self.tasks * self.output_scale)
+
+    def scaled_curvature(self, scale: float) -> Tensor:
+        """Return the damped eigenvalues of a first task, times a scale."""
+        assert self.basis is not None
+        return self.basis[2] * scale
 
     def is_anchored(self, anchor: Tensor) -> bool:
         """Return whether the anchor of B is not 0 on any rank; the device is asked once for each anchor."""

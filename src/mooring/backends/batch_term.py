@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mooring.backends.eager import chunks, removal_rule
+from mooring.backends.eager import chunks, removal_rule, run_in_chunks
 from mooring.importance import State
 from mooring.pulls.budget import Budget, spent_at
 from mooring.pulls.pull import Number, ParameterPull
@@ -19,6 +19,7 @@ class BatchTerm(ABC):
     Args:
         states: the states of the parameters, on one device and of one dtype to compute in.
         size: the number of coordinates.
+        dtype: the dtype in which coordinates are stored; by default the one to compute in.
 
     Attributes:
         d: the displacements, (size,).
@@ -26,9 +27,9 @@ class BatchTerm(ABC):
         removed: what the pull removes of each, (size,).
     """
 
-    def __init__(self, states: Sequence[ParameterState], size: int) -> None:
+    def __init__(self, states: Sequence[ParameterState], size: int, dtype: torch.dtype | None = None) -> None:
         self.states, self.state = list(states), states[0]
-        dtype, device = self.state.compute_dtype, self.state.parameter.device
+        dtype, device = dtype or self.state.compute_dtype, self.state.parameter.device
         self.d, self.curvature, self.removed = (torch.zeros(size, dtype=dtype, device=device) for _ in range(3))
         self.zero = self.d.new_zeros(())
 
@@ -59,8 +60,9 @@ class BatchTerm(ABC):
 
     def spent(self, mu: Number) -> Tensor:
         """Return `spent_at` of all parameters, (2,)."""
-        parts = chunks({"theta": self.d, "previous": self.curvature})
-        return torch.stack([spent_at(part["previous"], part["theta"], mu) for part in parts]).sum(0)
+        parts, dtype = chunks({"theta": self.d, "previous": self.curvature}), self.state.compute_dtype
+        spent = [spent_at(part["previous"].to(dtype), part["theta"].to(dtype), mu) for part in parts]
+        return torch.stack(spent).sum(0)
 
     def energy(self) -> Tensor:
         """Return what the parameters spend without a pull."""
@@ -68,7 +70,7 @@ class BatchTerm(ABC):
 
     def apply_pull(self, budget: Budget, mu: Tensor) -> None:
         """theta <- anchor + d / (1 + mu * F), in the eigenbases."""
-        self.pull_back(budget, {"mu": mu.to(self.d.dtype)}, {})
+        self.pull_back(budget, {"mu": mu.to(self.state.compute_dtype)}, {})
 
     def pull_back(self, pull: ParameterPull | Budget, numbers: Mapping[str, Number], tensors: State) -> None:
         """Pull the displacements towards 0.
@@ -79,7 +81,5 @@ class BatchTerm(ABC):
             tensors: further tensors that it reads, of the size of d.
         """
         self.begin_pull()
-        rule = removal_rule(pull)
-        for part in chunks({**self.tensors(), **tensors}):
-            rule({**part, **numbers})
+        run_in_chunks(removal_rule(pull), {**self.tensors(), **tensors}, numbers, self.state.compute_dtype)
         self.finish_pull()

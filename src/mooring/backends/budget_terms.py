@@ -13,6 +13,7 @@ from mooring.backends.product_terms import is_product, product_terms
 from mooring.backends.small_batch import SmallBatch
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
+from mooring.importance.kronecker_factors import complete_eigenbases
 from mooring.pulls.budget import Budget, spent_at, spent_each
 from mooring.pulls.pull import Number
 from mooring.state.mooring_state import ParameterState
@@ -62,7 +63,7 @@ class KroneckerTerm(DiagonalTerm):
         super().__init__(state)
         assert state.factors is not None
         assert state.factors.basis is not None
-        self.factors, self.curvature = state.factors, state.factors.basis[2]
+        self.factors, self.curvature = state.factors, state.factors.basis[2].to(state.compute_dtype)
         self.d = self.factors.to_basis(state.parameter.to(state.compute_dtype) - state.device_anchor)
 
     def tensors(self) -> State:
@@ -94,6 +95,7 @@ def budget_term(state: ParameterState) -> DiagonalTerm | None:
 
 def budget_terms(states: Collection[ParameterState]) -> list[Term]:
     """Return the terms of all parameters of which a past is known."""
+    complete_eigenbases(state.factors for state in states)
     alone = [term for state in states if (term := budget_term(state)) is not None]
     return [*alone, *product_terms(states)]
 

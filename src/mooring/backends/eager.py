@@ -180,6 +180,10 @@ def previous_importance(tensors: Mapping[str, Tensor]) -> Tensor:
     return dequantize(tensors["previous"], tensors["previous_high"], tensors["previous_step"])
 
 
+WRITTEN = ("theta", "penalized", "removed")
+"""The tensors that rules change, beside the importance."""
+
+
 def run_in_chunks(rule: Rule, tensors: State, numbers: Mapping[str, Number], dtype: torch.dtype) -> None:
     """Apply a rule to tensors of one shape, chunk by chunk, computing in a dtype.
 
@@ -195,7 +199,7 @@ def run_in_chunks(rule: Rule, tensors: State, numbers: Mapping[str, Number], dty
         computed = {name: t.to(dtype) if t.is_floating_point() else t for name, t in chunk.items()}
         rule({**computed, **numbers})
         for name, t in chunk.items():
-            if computed[name] is not t and (name in ("theta", "penalized") or name.startswith("state_")):
+            if computed[name] is not t and (name in WRITTEN or name.startswith("state_")):
                 t.copy_(computed[name])
 
 

@@ -40,7 +40,7 @@ class _ShapeGroup:
         """d <- U_G' (theta - anchor) U_A."""
         d = self._displacements().view(self.d.shape)
         if self.inputs.ndim > 3:
-            self.d.copy_(rotate(self.outputs.mT, d, self.inputs))
+            rotate(self.outputs.mT, d, self.inputs, out=self.d)
         else:
             torch.bmm(torch.bmm(self.outputs.mT, d), self.inputs, out=self.d)
 
@@ -57,26 +57,28 @@ class _ShapeGroup:
         torch._foreach_sub_(thetas, [part.view_as(t) for part, t in zip(parts, thetas, strict=True)])
 
     def _displacements(self) -> Tensor:
-        """Return theta - anchor of all layers, in the dtype of the factors."""
+        """Return theta - anchor of all layers, in the dtype of the bases."""
         thetas, anchors = zip(*((state.theta, state.anchor) for state in self.states), strict=True)
         if thetas[0].dtype == anchors[0].dtype == self.d.dtype:
             parts = torch._foreach_sub(thetas, anchors)
             return parts[0].contiguous() if len(parts) == 1 else torch.stack(parts)
-        return torch.stack(thetas).to(self.d.dtype).sub_(torch.stack(anchors))
+        wide = torch.promote_types(torch.promote_types(thetas[0].dtype, anchors[0].dtype), torch.float32)
+        return torch.stack(thetas).to(wide).sub_(torch.stack(anchors)).to(self.d.dtype)
 
 
 class KroneckerBatch(BatchTerm):
     """Parameters with Kronecker factors, as one term of a budget.
 
     In their eigenbases all curvatures are diagonal, so the displacements and the curvatures of all layers lie one after
-    the other in two vectors, of which a solver takes one sum. The layers' own eigenbases become parts of the batch.
+    the other in two vectors, of which a solver takes one sum. The layers' own eigenbases become parts of the batch. All
+    of it has the dtype of the bases, bfloat16 for half-precision parameters, and products are summed in float32.
 
     Args:
         states: states that `is_batchable`, on one device and of one dtype.
     """
 
     def __init__(self, states: Sequence[ParameterState]) -> None:
-        super().__init__(states, sum(state.parameter.numel() for state in states))
+        super().__init__(states, sum(state.parameter.numel() for state in states), _basis(states[0])[2].dtype)
         self._factors = [state.factors for state in states]
         self.groups: list[_ShapeGroup] = []
         begin = 0
@@ -122,14 +124,16 @@ def is_batchable(state: ParameterState) -> bool:
         return False
     if state.runs or offload.is_offloaded(state):
         return False
-    return type(state.parameter) in (nn.Parameter, Tensor) and state.factors.basis[2].dtype == state.compute_dtype
+    dtype = state.factors.basis_dtype or state.compute_dtype
+    return type(state.parameter) in (nn.Parameter, Tensor) and state.factors.basis[2].dtype == dtype
 
 
 def kronecker_batches(states: Sequence[ParameterState]) -> list[KroneckerBatch]:
     """Return batches of states that `is_batchable`, one for each device and dtype."""
-    by_kind: dict[tuple[torch.device, torch.dtype], list[ParameterState]] = {}
+    by_kind: dict[tuple[torch.device, torch.dtype, torch.dtype], list[ParameterState]] = {}
     for state in states:
-        by_kind.setdefault((state.parameter.device, state.compute_dtype), []).append(state)
+        kind = state.parameter.device, state.compute_dtype, _basis(state)[2].dtype
+        by_kind.setdefault(kind, []).append(state)
     return [KroneckerBatch(members) for members in by_kind.values()]
 
 

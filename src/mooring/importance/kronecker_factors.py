@@ -45,7 +45,9 @@ class KroneckerFactors:
         tasks: the number of tasks in the means.
         output_scale: a factor of `past_outputs`: the calibration of a first task, whose G is decomposed without it.
         basis: the eigenvectors of A and of G, and the curvature of each pair of them, (out, in); None before the first
-            consolidation.
+            consolidation, and until `complete_eigenbases` if nothing read it so far.
+        eigenvalues: those of A and of G that the curvature of the basis is the product of.
+        basis_dtype: the dtype of the basis; None for that of the factors.
         blocked: whether factors are block-diagonal.
         runs: whether there is a run axis.
         first_task: the factors of a first task with their eigenbasis, once they are asked for.
@@ -58,6 +60,8 @@ class KroneckerFactors:
     count: int = 0
     tasks: int = 0
     basis: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
+    eigenvalues: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    basis_dtype: torch.dtype | None = None
     blocked: bool = False
     runs: bool = False
     output_scale: float = 1.0
@@ -75,6 +79,9 @@ class KroneckerFactors:
     ) -> "KroneckerFactors":
         """Return zero factors of a weight (out, in, ...) or a bias (out,).
 
+        The basis of a half-precision parameter is in bfloat16: what that rounds away of a displacement is less than
+        the parameter itself rounds away.
+
         Args:
             parameter: the parameter, with `runs` behind a leading run axis.
             dtype: the dtype of the factors.
@@ -89,12 +96,14 @@ class KroneckerFactors:
             inputs, outputs = inputs.contiguous(), outputs.contiguous()
         past_inputs, past_outputs = (inputs.clone(), outputs.clone()) if runs else (inputs, outputs)
         blocked = blocks is not None and groups == 1
-        return cls(inputs, outputs, past_inputs, past_outputs, blocked=blocked, runs=runs)
+        rounded = torch.bfloat16 if parameter.dtype in (torch.bfloat16, torch.float16) and not runs else None
+        return cls(inputs, outputs, past_inputs, past_outputs, basis_dtype=rounded, blocked=blocked, runs=runs)
 
     def select_runs(self, rows: Tensor) -> None:
         """Keep the runs in these rows, in this order."""
         for name, tensor in self.slots().items():
             setattr(self, name, tensor[rows])
+        self.eigenvalues = None
         if self.basis is not None:
             inputs, outputs, curvature = (tensor[rows] for tensor in self.basis)
             self.basis = inputs, outputs, curvature
@@ -122,8 +131,8 @@ class KroneckerFactors:
             return replace(self, first_task=None)
         first: Any = self.first_task
         if first is not None and first.basis is not None and first.count == self.count and first.inputs is self.inputs:
-            inputs, outputs, curvature = first.basis
-            new: Factors = replace(first, basis=(inputs, outputs, curvature * scale), output_scale=scale)
+            new: Factors = replace(first, output_scale=scale)
+            new.basis = *first.basis[:2], first.scaled_curvature(scale)
         else:
             new = replace(self, tasks=self.tasks + 1, basis=None, first_task=None)
             new._average(self, scale)
@@ -180,6 +189,10 @@ class KroneckerFactors:
             g, a = g.flatten(), a.flatten()
         return (scale * g.unsqueeze(-1) * a.unsqueeze(-2)).reshape(like.shape)
 
+    def past_is_known(self) -> Tensor:
+        """Return whether the curvature of past tasks is not 0 everywhere, on the device; it needs no basis."""
+        return self.past_inputs.diagonal(dim1=-2, dim2=-1).any() & self.past_outputs.diagonal(dim1=-2, dim2=-1).any()
+
     def matrices(self) -> list[Tensor]:
         """Return the matrices whose eigenvectors are the basis."""
         return [self.past_inputs, self.past_outputs]
@@ -190,8 +203,15 @@ class KroneckerFactors:
         a, g = at_least_rounding(self.past_inputs, a, inputs), at_least_rounding(self.past_outputs, g, outputs)
         if self.blocked:
             a, g = a.flatten(), g.flatten()
-        curvature = g.unsqueeze(-1) * a.unsqueeze(-2)
-        self.basis = inputs, outputs, curvature.mul_(self.tasks * self.output_scale)
+        self.eigenvalues, dtype = (a, g), self.basis_dtype or inputs.dtype
+        self.basis = inputs.to(dtype), outputs.to(dtype), self.scaled_curvature(self.tasks * self.output_scale)
+
+    def scaled_curvature(self, scale: float) -> Tensor:
+        """Return the curvature of each pair of eigenvectors, times a scale, in the dtype of the basis."""
+        assert self.eigenvalues is not None
+        a, g = self.eigenvalues
+        curvature = (g.unsqueeze(-1) * a.unsqueeze(-2)).mul_(scale)
+        return curvature.to(self.basis_dtype or curvature.dtype)
 
     def update_eigenbasis(self) -> None:
         """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal."""
@@ -200,18 +220,23 @@ class KroneckerFactors:
     def to_basis(self, d: Tensor) -> Tensor:
         """Return a displacement of the parameter in the eigenbasis, (out, in)."""
         assert self.basis is not None
-        inputs, outputs, curvature = self.basis
+        inputs, outputs = (vectors.to(self.past_inputs.dtype) for vectors in self.basis[:2])
         if self.blocked:
-            return rotate(outputs.mT, d.reshape(curvature.shape).to(inputs), inputs)
+            return rotate(outputs.mT, d.reshape(self.basis[2].shape).to(inputs), inputs)
         return outputs.mT @ d.reshape(*outputs.shape[:-1], -1).to(inputs) @ inputs
 
     def from_basis(self, d: Tensor, like: Tensor) -> Tensor:
         """Return a displacement in the eigenbasis in the shape of the parameter `like`."""
         assert self.basis is not None
-        inputs, outputs, _ = self.basis
+        inputs, outputs = (vectors.to(d.dtype) for vectors in self.basis[:2])
         if self.blocked:
             return rotate(outputs, d, inputs.mT).reshape(like.shape)
         return (outputs @ d @ inputs.mT).reshape(like.shape)
+
+
+def complete_eigenbases(factors: Iterable[KroneckerFactors | None]) -> None:
+    """Compute the bases that are missing; those of most layers are there, or of none."""
+    update_eigenbases([own for own in factors if own is not None and own.basis is None])
 
 
 def update_eigenbases(factors: Iterable[KroneckerFactors]) -> None:
