@@ -8,10 +8,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import mooring
+from mooring.backends import budget_solver
 from mooring.gauge import coarse_divergence as coarse
 from mooring.gauge.gauge import Gauge
 from mooring.gauge.pass_cost import DISTILLATION, DISTILLATION_FOR_ADAM, distillation_schedule
 from mooring.gauge.placement import placed
+from mooring.importance import kronecker_factors
 from waiting import waiting_refused
 
 SIZE, CLASSES = 6, 4
@@ -24,12 +26,12 @@ def data(seed, count=8):
     return [(x, (x @ rule).argmax(1)) for x in inputs]
 
 
-def moored(device="cpu", nats=1e-4, reference=None, kind=torch.optim.SGD, **options):
+def moored(device="cpu", nats=1e-4, reference=None, kind=torch.optim.SGD, importance=None, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(SIZE, 24), nn.ReLU(), nn.Linear(24, CLASSES)).to(device)
     optimizer = kind(model.parameters(), lr=0.1)
-    pull = mooring.Budget(nats, **options)
-    moor = mooring.attach(model, optimizer, pull=pull, reference=reference or data(1), progress=False)
+    rules = {"pull": mooring.Budget(nats, **options)} | ({"importance": importance} if importance else {})
+    moor = mooring.attach(model, optimizer, reference=reference or data(1), progress=False, **rules)
     return model, optimizer, moor
 
 
@@ -209,3 +211,31 @@ def test_distilling_a_large_vocabulary_needs_no_more_memory_than_training():
             optimizer.step()
         peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[1] <= 1.05 * peaks[0]
+
+
+@pytest.mark.parametrize("importance", [mooring.Kronecker(), mooring.EWC(decay=None, per_sample=True)])
+def test_pull_in_reserve_is_not_computed_before_a_measurement_asks_for_it(importance, monkeypatch):
+    """With Adam distillation holds the budget, so no eigenbasis is needed and no step solves for a multiplier."""
+    decomposed, decompose = [], kronecker_factors.eigenbases
+    monkeypatch.setattr(kronecker_factors, "eigenbases", lambda own: decomposed.extend(own) or decompose(own))
+    model, optimizer, moor = moored(nats=10.0, kind=torch.optim.AdamW, importance=importance)
+    for batch in data(3):
+        step(model, optimizer, batch)
+    solver = moor._step.budget
+    assert not decomposed
+    assert not solver.mu
+    assert len(moor.coverage().held) == 4
+    solver.scale /= 2  # as a measurement beyond the reserve does
+    step(model, optimizer, data(4)[0])
+    assert solver.mu
+    assert bool(decomposed) == importance.by_layer
+
+
+def test_pull_in_reserve_acts_after_a_measurement_beyond_it():
+    """A task whose outputs leave the reserve at once, in spite of distillation, is pulled back."""
+    model, optimizer, moor = moored(nats=1e-9, kind=torch.optim.AdamW, importance=mooring.Kronecker())
+    for _ in range(4):
+        for batch in data(3):
+            step(model, optimizer, batch)
+    assert moor._step.budget.scale < budget_solver.UNUSED_PULL
+    assert float(moor._step.budget.mu[""]) > 0

@@ -174,7 +174,7 @@ def create_mooring(
     if memory is not None and not isinstance(memory, Memory):
         raise MooringError(f"memory={memory!r} is not allowed: give mooring.Memory(...)")
     if memory is None and state_dtype is None and reference is not None and rules.importance.by_layer:
-        memory = Memory(current="none")  # with one task after a reference, nobody reads its factors
+        memory = Memory(current="none")  # with one task after a reference, its factors are not read
     memory = memory or Memory(anchor=state_dtype, previous=state_dtype, current=state_dtype)
     rules.check(memory)
     excluded = check_exclude(model, exclude)

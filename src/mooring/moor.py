@@ -179,7 +179,8 @@ class Mooring:
             elif data is not None:
                 scale = self._scale(data, loss, batches, progress)
             with autocast_disabled():
-                self._states.consolidate(scale, lambda: forgotten.extend(self._end_task()))
+                waits = gauge is not None and self._meter is not None and self._meter.pull_is_unused
+                self._states.consolidate(scale, lambda: forgotten.extend(self._end_task()), decompose=not waits)
         if self.tasks:
             self._step.norms.consolidate()
             if self._meter is not None:

@@ -16,11 +16,15 @@ from mooring.backends.product_terms import ProductTerm, is_active_product, is_pr
 from mooring.backends.small_batch import SmallBatch, is_small, small_batches
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.importance import State
+from mooring.importance.kronecker_factors import complete_eigenbases
 from mooring.pulls.budget import Budget, budget_solved
 from mooring.pulls.pull import Number
 from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import AnchorOffload
 from mooring.state.selection import layer_of
+
+UNUSED_PULL = 1e3
+"""The first scale of a pull in reserve, which is not computed before a measurement lowers it."""
 
 
 class _Plan:
@@ -75,6 +79,8 @@ class BudgetSolver:
             moved: the parameters that had a gradient in this step.
             task: the number of consolidated tasks.
         """
+        if self.scale == UNUSED_PULL:
+            return
         key = len(states), *map(id, moved)
         self._discard_invalid_kernels()
         if self.plan is not None and self.plan.is_for(key):  # a model may have thousands of parameters
@@ -128,6 +134,7 @@ class BudgetSolver:
 
     def _groups(self, states: Collection[ParameterState]) -> dict[str, list[ParameterState]]:
         """Return the states that a budget is spent on, by the group that shares a multiplier; B stands for A too."""
+        complete_eigenbases(state.factors for state in states)
         groups: dict[str, list[ParameterState]] = {}
         for state in states:
             if state.has_previous and not state.is_product_input:

@@ -203,8 +203,7 @@ def _scores(state: ParameterState) -> Tensor:
         assert state.held_with is not None
         return _scores(state.held_with)
     if state.factors:
-        assert state.factors.basis is not None
-        return state.factors.basis[2]
+        return state.factors.past_is_known()
     assert state.previous is not None
     return state.previous.code if isinstance(state.previous, QuantizedImportance) else state.previous
 

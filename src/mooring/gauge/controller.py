@@ -8,9 +8,6 @@ MAX_FALL, MAX_RISE = 8.0, 2.0
 RESERVE = 3.0
 """A pull in reserve acts only above this multiple of the budget, because it gives up more of what is learned."""
 
-UNUSED_PULL = 1e3
-"""The first scale of a pull in reserve: so much may be spent that it waits for a measurement that asks for it."""
-
 
 def next_scale(scale: float, measured: float, named: float, *, gain: float, binding: bool) -> float:
     """Return the next factor between the estimate that may be spent and the budget that was named.

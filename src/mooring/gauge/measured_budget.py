@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mooring.backends.budget_solver import BudgetSolver
+from mooring.backends.budget_solver import UNUSED_PULL, BudgetSolver
 from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
 from mooring.backends.host_copy import HostCopy
@@ -18,7 +18,7 @@ from mooring.distributed.collectives import world_size
 from mooring.distributed.dtensor import local_tensor
 from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.gauge.average import FEWEST_UPDATES, ParameterAverage
-from mooring.gauge.controller import RESERVE, UNUSED_PULL, next_scale
+from mooring.gauge.controller import RESERVE, next_scale
 from mooring.gauge.distillation import Distillation, weight_control
 from mooring.gauge.gauge import Gauge, unwrapped
 from mooring.gauge.history import MeasuredHistory, MeasuredPoint
@@ -136,6 +136,11 @@ class MeasuredBudget:
     def _pull_waits(self) -> bool:
         """Whether distillation holds the budget, beside an optimizer such as Adam, and the pull is in reserve."""
         return self.distillation is not None and self.distillation.control.normalized
+
+    @property
+    def pull_is_unused(self) -> bool:
+        """Whether the pull is in reserve and no measurement asked for it, so that importance is not read so far."""
+        return self._pull_waits and (not self.gauges or self.solver.scale == UNUSED_PULL)
 
     @property
     def averages(self) -> bool:

@@ -117,7 +117,7 @@ class ParameterState:
         if self.is_product_input:
             assert self.held_with is not None
             return self.held_with.has_previous
-        return self.previous is not None if self.factors is None else self.factors.basis is not None
+        return self.previous is not None if self.factors is None else self.factors.tasks > 0
 
     @property
     def is_product_input(self) -> bool:
@@ -215,6 +215,7 @@ def consolidate(
     tasks: int,
     scale: float = 1.0,
     pull: Callable[[], None] = lambda: None,
+    decompose: bool = True,
 ) -> None:
     """End a task: previous <- merge(previous, scale * current); anchor <- theta; `current` starts anew.
 
@@ -228,10 +229,12 @@ def consolidate(
         scale: the calibration factor of the task.
         pull: applies a pull that acts once per task. Whatever can fail comes before it, so that an error changes
             nothing.
+        decompose: whether to compute the eigenbases of Kronecker factors now; otherwise when something reads them.
     """
     scales = layer_scales(states, importance)
     ended = [_ended_task(state, importance, merge, memory, start, tasks, scales, scale) for state in states]
-    _compute_bases({s.name: new for s, (_, new, _) in zip(states, ended, strict=True) if new and new.basis is None})
+    if decompose:
+        _compute_bases({s.name: new for s, (_, new, _) in zip(states, ended, strict=True) if new and new.basis is None})
     pull()
     for state, (previous, factors, importance_state) in zip(states, ended, strict=True):
         state.previous, state.factors, state.importance_state = previous, factors, importance_state
@@ -626,7 +629,9 @@ class MooringState:
         needed = self.tasks > 0 or self.importance.merges
         return needed and not self.steps and not any(state.count for state in self.records.values())
 
-    def consolidate(self, scale: float = 1.0, pull: Callable[[], None] = lambda: None) -> None:
+    def consolidate(
+        self, scale: float = 1.0, pull: Callable[[], None] = lambda: None, *, decompose: bool = True
+    ) -> None:
         """End a task, as `consolidate` says; without a step or estimate since the last one, only move the anchors."""
         self.offload.invalidate()
         if self.idle:
@@ -645,6 +650,7 @@ class MooringState:
             self.tasks,
             scale,
             pull,
+            decompose,
         )
         self.calibration += [1.0] * (self.tasks - len(self.calibration)) + [scale]
         self.tasks += 1
