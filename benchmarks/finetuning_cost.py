@@ -39,6 +39,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "diagonal": FISHER,
     "lean": {**FISHER, "memory": LEAN},
     "kronecker": {"importance": Kronecker()},
+    "kronecker 256 places": {"importance": Kronecker(places=256)},
     "kronecker blocks": {"importance": Kronecker(blocks=512)},
     "kronecker observed": {"importance": Kronecker(), "memory": Memory()},
     "kronecker blocks every 4": {"importance": Kronecker(blocks=512), "every": 4},
@@ -48,10 +49,17 @@ ROWS: dict[str, dict[str, Any]] = {
     "measured": {"pull": MEASURED},
     "lean measured": {**FISHER, "memory": LEAN, "pull": MEASURED},
     "kronecker measured": {"importance": Kronecker(), "pull": MEASURED},
-    "default": {"pull": Budget(1e-6)},
+    "default": {"pull": Budget(0.1)},
+    "default beyond its reserve": {"pull": Budget(1e-6)},
+    "kronecker default": {"importance": Kronecker(), "pull": Budget(0.1)},
+    "kronecker blocks default": {"importance": Kronecker(blocks=512), "pull": Budget(0.1)},
     "product": {},
 }
-"""Options of `attach` by row; the pull is a budget that is not measured unless it is named."""
+"""Options of `attach` by row; the pull is a budget that is not measured unless it is named.
+
+The default holds its budget by distillation, and its pull is in reserve: it acts where three times the budget are
+measured, as they are with a millionth of a nat.
+"""
 
 DEFAULT_ROWS = (
     "default",
