@@ -8,7 +8,7 @@ from torch import nn
 
 import mooring
 from adapters.low_rank_nets import Adapted, QuantizedLinear, adapted_net, batches, train, trainable
-from mooring.adapters import LowRank, Product, register_low_rank
+from mooring.adapters import LowRank, Product, product_factors, register_low_rank
 from mooring.errors import MooringError, UnheldWarning
 from mooring.importance import Kronecker
 from mooring.reference.memory_estimate import estimated_bytes
@@ -484,3 +484,12 @@ def test_model_compiled_as_one_graph_is_held_by_parameters():
     train(model, optimizer, batches(2))
     moor.consolidate()
     assert all("fullgraph" in entry.reason for entry in moor.coverage().held)
+
+
+def test_new_anchor_at_the_address_of_a_freed_one_is_read_again(monkeypatch):
+    _, moor = moored(adapted_net())
+    factors = next(state.factors for state in moor._states.records.values() if state.factors)
+    monkeypatch.setattr(product_factors, "id", lambda tensor: 0, raising=False)  # which address is used again is chance
+    shape = factors.low_rank.b.shape
+    assert not factors.is_anchored(torch.zeros(shape))
+    assert factors.is_anchored(torch.ones(shape))

@@ -21,6 +21,7 @@ from distributed.training import Case, Trainer
 from mooring.distributed.dtensor import local_gradient
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import EWC, MAS, Kronecker
+from processes import gloo_threads
 
 F64 = torch.float64
 
@@ -196,17 +197,18 @@ def refusals() -> None:
     refused(flat, "use fully_shard")
 
 
-KEPT: list[dict[str, object]] = []
-"""Models kept alive: without its process group, a model may wait for other ranks when it is freed."""
-
-
 def blocks_run(folder: Path, ports: list[int]) -> None:
-    """Run the blocks of docs/distributed.md; ranks share the folder."""
+    """Run the blocks of docs/distributed.md; ranks share the folder.
+
+    A DDP wrapper that is freed after the process group may wait forever, so the group must be gone while names exist.
+    """
     os.chdir(folder)
     for block, port in zip(blocks(), ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
-        KEPT.append({"__name__": "__main__"})
-        exec(compile(block, "docs/distributed.md", "exec"), KEPT[-1])
+        names: dict[str, object] = {"__name__": "__main__"}
+        before = gloo_threads()  # of groups that a case left
+        exec(compile(block, "docs/distributed.md", "exec"), names)
+        assert gloo_threads() <= before or "DistributedDataParallel" not in names
 
 
 def blocks() -> list[str]:

@@ -24,6 +24,7 @@ from mooring.distributed.dtensor import gathered
 from mooring.errors import MooringError
 from mooring.importance import EWC, MAS, Kronecker
 from mooring.integrations.state_file import save
+from mooring.reference import memory_estimate
 
 F64 = torch.float64
 
@@ -97,6 +98,7 @@ def references() -> None:
             runs[f"shards of {make.__name__}"] = partial(sharded_return_and_state_file_equal_one_process, make)
     runs["generated"] = generated_apart
     runs["errors"] = errors_stop_all
+    runs["memory"] = too_little_memory_stops_all
     runs["missing layer"] = one_rank_reaches_a_branch
     run_cases(runs)
 
@@ -240,6 +242,20 @@ def errors_stop_all() -> None:
         mooring.attach(model, optimizer_of(model), reference=[])
     assert not model._forward_hooks
     assert mooring.attach(model, optimizer_of(model), reference=inputs()).tasks == 1
+
+
+def too_little_memory_stops_all() -> None:
+    """A GPU with too little memory on one rank stops all ranks, so that none waits for it."""
+    model = network()
+    moor = mooring.attach(model, optimizer_of(model))
+    message = "^the reference needs" if dist.get_rank() == 1 else "^rank 1 has too little memory: the reference needs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_estimate, "free_bytes", lambda device: 500 if dist.get_rank() == 1 else None)
+        with pytest.raises(MooringError, match=message):
+            memory_estimate.check_memory(moor._states)
+        with pytest.raises(MooringError, match=message):
+            moor.estimate(inputs())
+    moor.estimate(inputs())
 
 
 class Branches(nn.Module):

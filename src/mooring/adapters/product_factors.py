@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +88,7 @@ class ProductFactors(KroneckerFactors):
     options: Product = field(default_factory=Product)
     past_inputs_roots: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
     past_outputs_roots: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
-    _anchor: tuple[int, int, bool] | None = field(default=None, init=False, repr=False)
+    _anchor: tuple["ref[Tensor]", int, bool] | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def create(cls, low_rank: LowRank, layer_name: str, options: Product, dtype: torch.dtype) -> "ProductFactors":
@@ -155,13 +156,18 @@ class ProductFactors(KroneckerFactors):
         return self.basis[2] * scale
 
     def is_anchored(self, anchor: Tensor) -> bool:
-        """Return whether the anchor of B is not 0 on any rank; the device is asked once for each anchor."""
-        key = id(anchor), anchor._version
-        if self._anchor is None or self._anchor[:2] != key:
+        """Return whether the anchor of B is not 0 on any rank; the device is asked once for each anchor.
+
+        The anchor is not known by its id: a new anchor may get that of a freed one, on some ranks and not on others,
+        which would wait in the reduction.
+        """
+        known = self._anchor
+        if known is None or known[0]() is not anchor or known[1] != anchor._version:
             assert self.low_rank is not None
             flag = anchor.any().to(self.low_rank.b.device, torch.float32)
-            self._anchor = (*key, bool(reduce_over_shards([flag], [self.low_rank.b], "max")[0]))
-        return self._anchor[2]
+            known = ref(anchor), anchor._version, bool(reduce_over_shards([flag], [self.low_rank.b], "max")[0])
+            self._anchor = known
+        return known[2]
 
     def outputs_in_basis(self) -> Tensor:
         """Return the damped curvature of this task along the eigenvectors of G over past tasks."""

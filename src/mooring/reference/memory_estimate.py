@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from mooring.adapters.product_factors import Product, factor_shapes
+from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError
 from mooring.importance.kronecker_factors import factor_shape
+from mooring.reference.rank_shares import stop_together
 from mooring.state.memory import compute_dtype_of
 from mooring.state.mooring_state import MooringState
 
@@ -58,7 +60,19 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def check_memory(states: MooringState) -> None:
-    """Refuse an estimate that does not fit into memory, before anything is read."""
+    """Refuse an estimate that does not fit into memory, before anything is read; every rank must call this.
+
+    GPUs differ in free memory. If one rank refused alone, the others would wait for it to read its share.
+    """
+    error = _too_little_memory(states)
+    if world_size() > 1:
+        stop_together(error, "has too little memory")
+    elif error:
+        raise error
+
+
+def _too_little_memory(states: MooringState) -> MooringError | None:
+    """Return an error if an estimate does not fit into the memory of this rank's devices."""
     for device, needed in estimated_bytes(states).items():
         if (free := free_bytes(device)) is not None and needed > free:
             remedy = "exclude some parameters, or give memory=Memory(host=True)"
@@ -66,7 +80,8 @@ def check_memory(states: MooringState) -> None:
                 remedy = 'give adapters=Product(largest=512) or Product(dtype="8bit"), or exclude some parameters'
             elif states.importance.by_layer:
                 remedy = f"give {states.importance.name}(blocks=512), or exclude some parameters"
-            raise MooringError(
+            return MooringError(
                 f"the reference needs {needed / 1e9:.1f} GB on {device} besides activations, and {free / 1e9:.1f} GB "
                 f"are free: {remedy}"
             )
+    return None

@@ -101,14 +101,19 @@ class RankShare:
         return [to_device(batch, device) for share in rounds for batch in share if batch is not missing]
 
 
-def stop_together(error: Exception | None) -> None:
-    """Raise this rank's error, or say which other rank has one; every rank must call this."""
+def stop_together(error: Exception | None, failed: str = "could not use its share of the data") -> None:
+    """Raise this rank's error, or say which other rank has one; every rank must call this.
+
+    Args:
+        error: the error of this rank, if it has one.
+        failed: what the rank with the error did, for the message on the others.
+    """
     messages = gather_objects(str(error) if error else None)
     if error:
         raise error
     for number, message in enumerate(messages):
         if message is not None:
-            raise MooringError(f"rank {number} could not use its share of the data: {message}")
+            raise MooringError(f"rank {number} {failed}: {message}")
 
 
 def gives_each_rank_its_own(data: Any) -> bool:
