@@ -38,7 +38,7 @@ class Places(Layout):
         self.formats = {name: [memory_format(each[name]) for each in tensors] for name in self.rows}
         self.addresses = {"theta": [each["theta"].data_ptr() for each in tensors]}
 
-    def update(self, name: str, tensors: list[Tensor]) -> bool:
+    def update(self, name: str, tensors: list[Tensor], addresses: list[int] | None = None) -> bool:
         before, self.addresses[name] = self.addresses.get(name), [tensor.data_ptr() for tensor in tensors]
         for mine, tensor in zip(self.tensors, tensors, strict=True):
             mine[name] = tensor
@@ -52,7 +52,7 @@ class Rules:
 
     def __init__(self, rule, tensors, numbers, wide) -> None:
         multi_tensor_source(rule, tensors, numbers, wide)  # refuses what cannot be written
-        self.rule, self.numbers, self.wide = rule, numbers, wide
+        self.rule, self.numbers, self.wide, self.names = rule, numbers, wide, list(tensors)
 
     def __call__(self, layout: Places, numbers: dict[str, list[float]]) -> None:
         Rules.runs += 1

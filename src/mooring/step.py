@@ -7,10 +7,10 @@ that apply them to tensors are in `mooring.backends.eager`.
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import compress
 from operator import is_
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ from mooring.backends.eager import (
 )
 from mooring.backends.finite_guard import FiniteGuard
 from mooring.backends.fused import FusedRule, KernelArgs
-from mooring.backends.kernels.multi_tensor import addresses_of
+from mooring.backends.kernels.tensor_list import TensorList, TensorLists
+from mooring.backends.penalized_gradients import PenalizedGradients, SmallGradients
 from mooring.backends.product_terms import product_terms
 from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.finite import check_finite
@@ -42,96 +43,123 @@ from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.pulls.pull import Number, learning_rate
-from mooring.state.mooring_state import MooringState, ParameterState, gradient_versions, layer_scales
+from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
 from mooring.state.norm_statistics import NormStatistics
 from mooring.state.selection import layer_of
 
-SMALL_GRADIENT = 1 << 14
-"""Weights of a parameter whose penalized gradient is kept between steps."""
-
-
 T = TypeVar("T")
 
-NO_GRADIENT = torch.empty(0)
-"""Stands for the gradient between steps."""
 
+class ParameterSteps:
+    """The moored parameters that have a gradient in a step; kept from step to step as long as they are the same.
 
-@dataclass(slots=True)
-class ParameterStep:
-    """A parameter that has a gradient in this step.
+    What belongs to a parameter has its index in each list. An object for each of thousands of parameters would take the
+    host longer than the rest of a step.
 
-    Attributes:
-        state: the parameter's state.
-        lr: its learning rate.
-        g: the gradient of the task's loss on this rank's part; nothing writes to it until the step is over.
-        grad_scale: the factor of g in the gradient that the optimizer gets: -1 if it maximizes, GradScaler's scale if a
-            fused kernel unscales; None is 1.
-        updates: whether this step changes the importance of the parameter.
-    """
-
-    state: ParameterState
-    lr: Number
-    g: Tensor
-    grad_scale: Number | None
-    updates: bool = True
-
-    def numbers(self) -> dict[str, Number]:
-        """Return the learning rate, and the factor of the gradient if there is one."""
-        return {"lr": self.lr} if self.grad_scale is None else {"lr": self.lr, "grad_scale": self.grad_scale}
-
-
-class _GroupSteps:
-    """The steps of a group of the optimizer, kept as long as its parameters and their states are the same.
-
-    Attributes:
-        parameters: the moored parameters that had a gradient in the last step.
-        steps: their steps.
-    """
-
-    def __init__(self) -> None:
-        self.parameters: list[Tensor] = []
-        self.steps: list[ParameterStep] = []
-        self._all: list[Tensor] = []  # with those that are not moored
-        self._free: list[Tensor] = []
-        self._shapes: list[torch.Size] = []
-        self._dtypes: list[torch.dtype] = []
-
-    def matches(self, parameters: list[Tensor], states: MooringState) -> bool:
-        """Return whether these are the parameters of the last step, and have the shapes and dtypes of then."""
-        return (
-            _are(parameters, self._all)
-            and [p.shape for p in self.parameters] == self._shapes
-            and [p.dtype for p in self.parameters] == self._dtypes
-            and not any(p in states.names for p in self._free)
-        )
-
-    def remember(self, parameters: list[Tensor], states: MooringState) -> None:
-        """Find the states of the parameters that have a gradient now."""
-        pairs = [(p, states.get_or_create(p)) for p in parameters]
-        self._all, self._free = parameters, [p for p, state in pairs if state is None]
-        moored = [state for _, state in pairs if state is not None]
-        self.parameters = [state.parameter for state in moored]
-        self.steps = [ParameterStep(state, 0.0, NO_GRADIENT, None) for state in moored]
-        self._shapes, self._dtypes = [s.shape for s in moored], [s.dtype for s in moored]
-
-
-@dataclass(slots=True)
-class PenalizedGradients:
-    """Gradients with a penalty, in the place of the task's until the step is over.
-
-    They are in lists, because an object for each of thousands of parameters makes Python's collector run in each step.
+    Args:
+        states: the states of the parameters.
 
     Attributes:
         parameters: the parameters.
-        task_gradients: the gradients of the task's loss, to be restored.
-        penalized: the gradients that the optimizer gets.
-        versions: their versions when they were set.
+        own_gradients: what each parameter has as its gradient when the step begins.
+        g: the gradients of the task's loss on this rank's parts; nothing writes to them until the step is over.
+        rates: the learning rates.
+        grad_scales: the factor of g in the gradient that the optimizer gets: -1 if it maximizes, GradScaler's scale if
+            a fused kernel unscales; None is 1.
+        updates: whether this step changes the importance; None if it does of all parameters.
+        plain: whether neither a parameter nor a gradient is sharded.
     """
 
-    parameters: list[Tensor] = field(default_factory=list)
-    task_gradients: list[Tensor] = field(default_factory=list)
-    penalized: list[Tensor] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    def __init__(self, states: list[ParameterState]) -> None:
+        self.states, self.parameters = states, [state.parameter for state in states]
+        self.own_gradients: list[Tensor] = []
+        self.g: list[Tensor] = []
+        self.rates: list[Number] = []
+        self.grad_scales: list[Number | None] = []
+        self.updates: list[bool] | None = None
+        self.plain = True
+        self._parts: dict[str, tuple[list[int], ParameterSteps]] = {}
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def chosen(self, indices: Sequence[int]) -> "ParameterSteps":
+        """Return some of the steps; all of them are these."""
+        return self if len(indices) == len(self) else self._filled(ParameterSteps(_at(self.states, indices)), indices)
+
+    def part(self, kind: str, belongs: Callable[[ParameterState], bool]) -> "ParameterSteps":
+        """Return the steps of the states of one kind, which are found once and kept."""
+        if kind not in self._parts:
+            indices = [index for index, state in enumerate(self.states) if belongs(state)]
+            self._parts[kind] = indices, self.chosen(indices)
+        indices, part = self._parts[kind]
+        return part if part is self else self._filled(part, indices)
+
+    def _filled(self, part: "ParameterSteps", indices: Sequence[int]) -> "ParameterSteps":
+        """Give some of the steps what belongs to this step."""
+        part.own_gradients, part.g = _at(self.own_gradients, indices), _at(self.g, indices)
+        part.rates, part.grad_scales = _at(self.rates, indices), _at(self.grad_scales, indices)
+        part.updates, part.plain = self.updates and _at(self.updates, indices), self.plain
+        return part
+
+    def forget_parts(self) -> None:
+        """Forget which states are of which kind, because that has changed."""
+        self._parts = {}
+
+    def release(self) -> None:
+        """Drop the references to gradients, whose memory is not kept between steps."""
+        self.own_gradients, self.g, self.updates = [], [], None
+        for _, part in self._parts.values():
+            if part is not self:
+                part.release()
+
+    def numbers(self, index: int) -> dict[str, Number]:
+        """Return the learning rate of a parameter, and the factor of the gradient if there is one."""
+        rate, scale = self.rates[index], self.grad_scales[index]
+        return {"lr": rate} if scale is None else {"lr": rate, "grad_scale": scale}
+
+
+class _KnownParameters:
+    """The parameters of an optimizer, and the steps of those that are moored and had a gradient in the last step.
+
+    Args:
+        groups: the parameters of each group of the optimizer.
+        gradients: the gradients of all of them.
+        states: the states of the model.
+    """
+
+    def __init__(self, groups: list[list[Tensor]], gradients: Sequence[Tensor | None], states: MooringState) -> None:
+        self._groups, self._records = groups, list(states.records.values())
+        self._missing = [g is None for g in gradients]
+        index, moored = 0, list[ParameterState]()
+        self.indices: list[int] = []
+        self.counts: list[int] = []
+        self.free: list[Tensor] = []
+        for group in groups:
+            before = len(moored)
+            for p in group:
+                if gradients[index] is not None:
+                    if (state := states.get_or_create(p)) is None:
+                        self.free.append(p)
+                    else:
+                        moored.append(state)
+                        self.indices.append(index)
+                index += 1
+            self.counts.append(len(moored) - before)
+        self.steps = ParameterSteps(moored)
+        self._shapes, self._dtypes = [s.shape for s in moored], [s.dtype for s in moored]
+
+    def match(self, groups: list[list[Tensor]], gradients: Sequence[Tensor | None], states: MooringState) -> bool:
+        """Return whether these are the parameters of the last step, and have the shapes, dtypes and states of then."""
+        return (
+            len(groups) == len(self._groups)
+            and all(map(_are, groups, self._groups))
+            and [g is None for g in gradients] == self._missing
+            and _are(states.records.values(), self._records)
+            and [p.shape for p in self.steps.parameters] == self._shapes
+            and [p.dtype for p in self.steps.parameters] == self._dtypes
+            and not any(p in states.names for p in self.free)
+        )
 
 
 class StepMeter(Protocol):
@@ -183,21 +211,22 @@ class TrainingStep:
         self.meter: StepMeter | None = None
         self.fused_step = FusedRule(lambda kind: self._step_rule(*kind))
         self.fused_penalty = FusedRule(lambda kind: penalty_rule(pull)) if isinstance(pull, GradientPull) else None
-        self._small_gradients: list[Tensor | None] = []
-        self._steps: list[ParameterStep] = []
-        self._kept_groups: list[_GroupSteps] = []
-        self._kept_states: list[ParameterState] = []
-        self._small_key: tuple[object, ...] = ()
-        self._named: tuple[list[int], list[str], list[Tensor]] = [], [], []  # with references, so that ids stay theirs
+        self._known: _KnownParameters | None = None
+        self._steps = ParameterSteps([])
+        self._lists = TensorLists()
+        self._small = SmallGradients()
+        self._named: tuple[list[Tensor], list[str]] = [], []
         self.reset()
 
     def reset(self) -> None:
         """Discard the step under way, if there is one."""
-        for step in self._steps:
-            step.g = NO_GRADIENT  # the object is kept for the next step, and the gradient's memory is not
-        self._steps = []
+        if self._lists:
+            self._lists.release([self._steps.parameters, self._small.tensors])
+        self._steps.release()
+        self._steps = ParameterSteps([])
+        self._present: list[Tensor | None] = []
         self._observation = Observation()
-        self._penalized = PenalizedGradients()
+        self._penalized: PenalizedGradients | None = None
         self._before: dict[Tensor, Tensor] = {}
         self._depth = 0
         self._versions: list[int] = []
@@ -214,7 +243,7 @@ class TrainingStep:
     ) -> tuple[Any, dict[str, Any]] | None:
         """Run as the optimizer's pre-hook. With a closure, the gradient exists only after the closure ran."""
         observation = Observation()
-        if self._depth and self._versions == gradient_versions(self.states.optimizer_parameters()):
+        if self._depth and self._has_same_gradients(optimizer):
             if _calls_itself(optimizer, sys._getframe(1)):
                 self._depth += 1  # a step that calls its parent's step: torch runs the hooks for both
                 return None
@@ -228,6 +257,11 @@ class TrainingStep:
             return args, {**kwargs, "closure": self._single_use(optimizer, kwargs["closure"])}
         self._prepare(optimizer)
         return None
+
+    def _has_same_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether every parameter has the gradient that the step under way gave it, and nothing wrote to it."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        return _are(gradients, self._present) and _versions(gradients) == self._versions
 
     def _single_use(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return the closure followed by `_prepare`; it refuses a second evaluation."""
@@ -261,7 +295,8 @@ class TrainingStep:
         found_inf = getattr(optimizer, "found_inf", None)
         skipped = found_inf is not None and bool(found_inf)  # a fused kernel skips the step by itself
         scale = getattr(optimizer, "grad_scale", None)  # a fused kernel divides gradients by it
-        steps = [] if skipped else self._collect_gradients(optimizer, scale)
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        steps = ParameterSteps([]) if skipped else self._collect_gradients(optimizer, gradients, scale)
         factors = self.layers.collect() if self.layers else {}
         if not steps:
             if self.outputs:
@@ -271,12 +306,12 @@ class TrainingStep:
         if created:
             self.invalidate()  # a resized parameter has other tensors
         if self.watch and (created or not self.states.steps or self.watch.pending):
-            self.watch.before_step((step.state for step in steps), created=created)
+            self.watch.before_step(steps.states, created=created)
         observation = self._observation
         if self.outputs and observation.is_empty and self.states.reads_outputs:
             observation = self.outputs.collect(self.layers.samples if self.layers else 0)
         if self.check and observation.gradients:
-            probed = [step.state for step in steps if step.state.parameter in observation.gradients]
+            probed = [state for state in steps.states if state.parameter in observation.gradients]
             probes = [observation.gradients[state.parameter] for state in probed]
             self._check_finite("importance gradient", [state.name for state in probed], probes)
         self._apply_penalty(steps, scale)
@@ -285,24 +320,36 @@ class TrainingStep:
         if self.importance.needs_step and self.accumulates:
             self._before = self._copy_parameters(steps)
         self._steps, self._observation = steps, observation
-        self._versions = gradient_versions(self.states.optimizer_parameters())
+        self._present = gradients
+        if (set_aside := self._penalized) and set_aside.parameters is steps.parameters and len(steps) == len(gradients):
+            self._present = [*set_aside.penalized]
+        elif set_aside:
+            self._present = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        self._versions = _versions(self._present)
 
     def _accumulate_factors(
-        self, layers: LayerObserver, factors: dict[Tensor, ObservedFactors], steps: list[ParameterStep]
+        self, layers: LayerObserver, factors: dict[Tensor, ObservedFactors], steps: ParameterSteps
     ) -> None:
         """Add the Kronecker factors of an iteration in which layers are observed."""
-        if layers.due and accumulate_factors(self.states, factors, {step.state.parameter: step.g for step in steps}):
+        gradients = zip(steps.parameters, steps.g, strict=True)
+        if layers.due and accumulate_factors(self.states, factors, dict(gradients)):
             self.invalidate()
+            steps.forget_parts()
         layers.hook_layers()
 
-    def _collect_gradients(self, optimizer: torch.optim.Optimizer, scale: Tensor | None) -> list[ParameterStep]:
+    def _collect_gradients(
+        self, optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor | None], scale: Tensor | None
+    ) -> ParameterSteps:
         """Return the moored parameters that have a gradient, with the gradient of the task's loss."""
-        steps: list[ParameterStep] = []
-        groups, states = optimizer.param_groups, list(self.states.records.values())
-        if len(groups) != len(self._kept_groups) or not _are(states, self._kept_states):
-            self._kept_groups = [_GroupSteps() for _ in groups]
-        self._kept_states = states  # of before this step, which may create or replace some
-        for group, known in zip(groups, self._kept_groups, strict=True):
+        groups = [list(group["params"]) for group in optimizer.param_groups]
+        known = self._known
+        if known is None or self.states.created or not known.match(groups, gradients, self.states):
+            known = self._known = _KnownParameters(groups, gradients, self.states)
+        steps = known.steps
+        steps.own_gradients = cast("list[Tensor]", _at(gradients, known.indices))
+        steps.g, steps.rates, steps.grad_scales = local_gradients(steps.parameters, steps.own_gradients), [], []
+        steps.plain = steps.g is steps.own_gradients
+        for group, count in zip(optimizer.param_groups, known.counts, strict=True):
             lr = group.get("lr", 1.0)
             lr = learning_rate(group, self._rate_reader) if lr is None else lr
             grad_scale: Number | None = -1.0 if group.get("maximize") else None
@@ -310,16 +357,12 @@ class TrainingStep:
                 grad_scale = scale if grad_scale is None else -scale
             # torch's own optimizers leave gradients as they are, except Nesterov's foreach form
             preserves = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if not known.matches(parameters, self.states):
-                known.remember(parameters, self.states)
-            gradients = local_gradients(known.parameters)
             if grad_scale is not None or not preserves:
-                pairs = zip(known.steps, gradients, strict=True)
-                gradients = [self._task_gradient(s.state, g, grad_scale, preserves) for s, g in pairs]
-            for step, g in zip(known.steps, gradients, strict=True):
-                step.lr, step.g, step.grad_scale, step.updates = lr, g, grad_scale, True
-            steps += known.steps
+                here = range(len(steps.rates), len(steps.rates) + count)
+                changed = [self._task_gradient(steps.states[i], steps.g[i], grad_scale, preserves) for i in here]
+                steps.g = [*steps.g[: here.start], *changed, *steps.g[here.stop :]]
+            steps.rates += [lr] * count
+            steps.grad_scales += [grad_scale] * count
         return steps
 
     def _task_gradient(self, state: ParameterState, grad: Tensor, grad_scale: Number | None, preserves: bool) -> Tensor:
@@ -330,35 +373,37 @@ class TrainingStep:
         return grad.clone()
 
     def _check_gradients(
-        self,
-        replaced: Sequence[Tensor] = (),
-        penalized: Sequence[Tensor] = (),
-        steps: Sequence[ParameterStep] = (),
+        self, replaced: Sequence[Tensor] = (), penalized: Sequence[Tensor] = (), steps: ParameterSteps | None = None
     ) -> None:
         """Raise if a gradient is not finite, moored or not; those of the parameters `replaced` will be `penalized`."""
+        kind = "penalized gradient" if penalized else "gradient"
+        if steps and self._known and not self._known.free and (not replaced or _are(replaced, steps.parameters)):
+            gradients: Sequence[Tensor] = penalized or steps.own_gradients
+            others = [] if gradients is steps.g else steps.g
+            self._check_finite(kind, self._names_of(steps.parameters), gradients, others)
+            return
         held, strided = self.states.optimizer_parameters(), torch.strided
         parameters = [p for p in held if (g := p.grad) is not None and g.layout is strided]
-        if _are(replaced, parameters):
-            gradients: Sequence[Tensor] = penalized
-        else:
-            gradients = [g for p in parameters if (g := p.grad) is not None]
-            if replaced:
-                instead = dict(zip(replaced, penalized, strict=True))
-                gradients = list(map(instead.get, parameters, gradients))
+        gradients = [g for p in parameters if (g := p.grad) is not None]
+        if replaced:
+            instead = dict(zip(replaced, penalized, strict=True))
+            gradients = list(map(instead.get, parameters, gradients))
         checked = set(map(id, gradients))
-        others = [step.g for step in steps if id(step.g) not in checked]
-        kind = "penalized gradient" if penalized else "gradient"
+        others = [g for g in steps.g if id(g) not in checked] if steps else []
         self._check_finite(kind, self._names_of(parameters), gradients, others)
 
     def _names_of(self, parameters: list[Tensor]) -> list[str]:
         """Return the names of parameters, which are looked up when other ones are asked for."""
-        key = list(map(id, parameters))
-        if key != self._named[0]:
-            self._named = key, [self.states.name(p) for p in parameters], parameters
+        if not _are(parameters, self._named[0]):
+            self._named = parameters, [self.states.name(p) for p in parameters]
         return self._named[1]
 
     def _check_finite(
-        self, what: str, names: Sequence[str], tensors: Sequence[Tensor], others: Sequence[Tensor] = ()
+        self,
+        what: str,
+        names: Sequence[str],
+        tensors: Sequence[Tensor],
+        others: Sequence[Tensor] = (),
     ) -> None:
         """Raise if a tensor is not finite; on a GPU it and `others` become 0 instead, and the next step raises.
 
@@ -368,7 +413,9 @@ class TrainingStep:
         waits = self.check == "wait" or (self.watch is not None and self.layers is not None and self.layers.due)
         if not waits and tensors and has_compiler(tensors[0].device):
             self.guard = self.guard or FiniteGuard()
-            if self.guard.check(what, names, tensors, others):
+            checked = self._lists.find(f"checked {what}", local_tensors(tensors))
+            further = self._lists.find("others", local_tensors(others)) if others else None
+            if self.guard.check(what, names, checked, further, whole=() if checked.tensors is tensors else tensors):
                 return
         check_finite(what, list(zip(names, tensors, strict=True)))
 
@@ -377,18 +424,23 @@ class TrainingStep:
         if self.guard:
             self.guard.report()
 
-    def _apply_penalty(self, steps: list[ParameterStep], scale: Tensor | None) -> None:
+    def _apply_penalty(self, steps: ParameterSteps, scale: Tensor | None) -> None:
         """g <- g + force, in a tensor of its own, so that the task's gradient can be restored after the step."""
         parameters: list[Tensor] = []
         penalized: list[Tensor] = []
+        task_gradients: list[Tensor] = []
         if isinstance(self.pull, GradientPull):
-            moored = [step for step in steps if step.state.previous is not None]
-            for group in self._with_anchors(moored):
-                parameters += (own := [step.state.parameter for step in group])
-                penalized += self._penalize(self.pull, group, own)
+            for group in self._with_anchors(steps.part("past", lambda state: state.previous is not None)):
+                own = self._penalize(self.pull, group)
+                if parameters:
+                    parameters, penalized = [*parameters, *group.parameters], [*penalized, *own]
+                    task_gradients = [*task_gradients, *group.own_gradients]
+                else:  # the lists themselves, whose addresses are known
+                    parameters, penalized, task_gradients = group.parameters, own, group.own_gradients
         if self.meter:
             added = self._with_meter(self.meter, steps)
             parameters, penalized = list(added), list(added.values())
+            task_gradients = [g for p in parameters if (g := p.grad) is not None]
         if self.check:
             try:
                 self._check_gradients(parameters, penalized, steps)
@@ -397,72 +449,57 @@ class TrainingStep:
                 raise
         if not penalized:
             return
-        task_gradients = [g for p in parameters if (g := p.grad) is not None]
         if scale is not None:
             for g in task_gradients:
                 local_tensor(g).div_(scale)  # as the fused kernel leaves it
-        versions = [gradient._version for gradient in penalized]
-        self._penalized = PenalizedGradients(parameters, task_gradients, penalized, versions)
-        for p, gradient in zip(parameters, penalized, strict=True):
-            p.grad = gradient
+        self._penalized = PenalizedGradients(parameters, task_gradients, penalized)
+        self._penalized.set()
 
-    def _with_meter(self, meter: StepMeter, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
+    def _with_meter(self, meter: StepMeter, steps: ParameterSteps) -> dict[Tensor, Tensor]:
         """Return the gradients that the meter adds to, in tensors of their own."""
-        by_parameter = {step.state.parameter: step for step in steps}
+        factors = dict(zip(steps.parameters, steps.grad_scales, strict=True))
         gradients: dict[Tensor, Tensor] = {}
-        for p, added in meter.gradients(list(by_parameter)).items():
+        for p, added in meter.gradients(steps.parameters).items():
             assert p.grad is not None
-            factor = by_parameter[p].grad_scale
+            factor = factors[p]
             gradients[p] = (added if factor is None else added.mul_(factor)).to(p.grad.dtype)
         if gradients:
             torch._foreach_add_(list(local_tensors(list(gradients.values()))), local_gradients(list(gradients)))
         return gradients
 
-    def _penalize(self, pull: GradientPull, steps: list[ParameterStep], parameters: Sequence[Tensor]) -> list[Tensor]:
+    def _penalize(self, pull: GradientPull, steps: ParameterSteps) -> list[Tensor]:
         """Return the penalized gradient of each parameter, which has a step of its own."""
-        gradients = self._penalized_gradients(parameters)
+        theta = self._theta(steps)
+        gradients = self._small.allocate(steps.parameters, theta.form, steps.own_gradients)
         parts = local_tensors(gradients)
 
         def args(index: int) -> KernelArgs:
-            step, state = steps[index], steps[index].state
-            tensors = {**state.pull_tensors(), "g": step.g, "penalized": parts[index]}
-            return KernelArgs(tensors, step.numbers(), state.compute_dtype, anchor_moves=state.staged is not None)
+            state = steps.states[index]
+            tensors = {**state.pull_tensors(), "g": steps.g[index], "penalized": parts[index]}
+            return KernelArgs(tensors, steps.numbers(index), state.compute_dtype, anchor_moves=state.staged is not None)
 
-        def current(name: str, indices: Sequence[int]) -> Sequence[Any]:
-            if name == "penalized":
-                return _chosen(parts, indices)
-            return _current_values(name, _chosen(steps, indices))
+        def tensors(name: str) -> TensorList:
+            if name == "theta":
+                return theta
+            return self._lists.find(name, parts) if name == "penalized" else self._present_tensors(name, steps)
 
         remaining = list(range(len(steps)))
-        if self.fused_penalty and any(has_compiler(step.state.parameter.device) for step in steps):
-            kinds = [step.grad_scale is None for step in steps]
-            remaining = self.fused_penalty.run([step.state for step in steps], kinds, args, current)
+        if self.fused_penalty and _any_has_compiler(steps.parameters):
+            kinds = [scale is None for scale in steps.grad_scales]
+            remaining = self.fused_penalty.run(steps.states, kinds, args, tensors, lambda name: _numbers(name, steps))
         for index in remaining:
             arg = args(index)
             run_in_chunks(penalty_rule(pull), arg.tensors, arg.numbers, arg.dtype)
         return gradients
 
-    def _penalized_gradients(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors for the penalized gradients of parameters; small ones are kept from step to step.
-
-        To allocate one takes as long as the whole step of a small parameter, and so does a look at its form: small ones
-        are all kept as long as the parameters, which a model may replace, are where they were.
-        """
-        key = [*map(id, parameters)], addresses_of(parameters), [*map(Tensor.stride, parameters)]
-        known = self._small_gradients
-        if key != self._small_key or any(map(is_, known, [p.grad for p in parameters])):
-            known = [None if p.numel() > SMALL_GRADIENT else torch.empty_like(p) for p in parameters]
-            self._small_key, self._small_gradients = key, known
-        return [torch.empty_like(p) if t is None else t for t, p in zip(known, parameters, strict=True)]
-
-    def _copy_parameters(self, steps: list[ParameterStep]) -> dict[Tensor, Tensor]:
+    def _copy_parameters(self, steps: ParameterSteps) -> dict[Tensor, Tensor]:
         """Return the parameters before the step, stored in the memory of `current`, which is computed anew after it."""
         copies: dict[Tensor, Tensor] = {}
-        for step in steps:
-            state, current = step.state, step.state.importance_state["current"]
+        for state in steps.states:
+            current = state.importance_state["current"]
             exact = torch.promote_types(current.dtype, state.parameter.dtype) == current.dtype
             copies[state.parameter] = current if exact else torch.empty_like(state.theta)
-        torch._foreach_copy_(list(copies.values()), [step.state.theta for step in steps])
+        torch._foreach_copy_(list(copies.values()), [state.theta for state in steps.states])
         return copies
 
     # After the optimizer's step
@@ -476,14 +513,15 @@ class TrainingStep:
         if self._depth > 0:
             return
         self.restore_gradients(finished=True)
-        if not self._steps:
+        steps = self._steps
+        if not steps:
             return
         self.states.steps += 1
         if self.accumulates and self.importance.watches == "outputs":
-            for step in self._steps:  # it learns nothing of parameters on which the outputs do not depend
-                step.updates = self._observation.gradients.get(step.state.parameter) is not None
-        for step in self._steps:
-            step.state.count += step.updates
+            probes = self._observation.gradients  # it learns nothing of parameters on which the outputs do not depend
+            steps.updates = [probes.get(p) is not None for p in steps.parameters]
+        for state in steps.states if steps.updates is None else compress(steps.states, steps.updates):
+            state.count += 1
         due = pull_is_due(self.pull, self.states.tasks, self.states.steps)
         pulls = due and isinstance(self.pull, ParameterPull)
         balanced = self.importance.balances and self.accumulates
@@ -493,8 +531,7 @@ class TrainingStep:
         if pulls and self.states.products.by_b:
             self._pull_products()
         if due and self.budget:
-            moved = [step.state.parameter for step in self._steps]
-            self.budget.apply_pull(self.states.records.values(), moved, self.states.tasks)
+            self.budget.apply_pull(self.states.records.values(), steps.parameters, self.states.tasks)
         if self.norms.anchors:
             self.norms.after_step()
         self.reset()
@@ -505,13 +542,14 @@ class TrainingStep:
         """Update the importance of each parameter, then pull it; parameters with factors have no scores."""
         if not (self.accumulates or pulls):
             return
-        steps = [step for step in self._steps if step.state.has_scores]
+        steps = self._steps.part("scores", lambda state: state.has_scores)
         reads_anchor = pulls or self.importance.needs_anchor
         for group in self._with_anchors(steps) if reads_anchor else [steps]:
-            for step in self._run_fused(group, pulls):
-                rule = self._step_rule(self.accumulates and step.updates, pulls)
-                numbers = {"lr": step.lr, "count": step.state.count, "samples": self._observation.samples}
-                run_in_chunks(rule, self._tensors(step, pulls), numbers, step.state.compute_dtype)
+            for index in self._run_fused(group, pulls):
+                updates, state = group.updates is None or group.updates[index], group.states[index]
+                rule = self._step_rule(self.accumulates and updates, pulls)
+                numbers = {"lr": group.rates[index], "count": state.count, "samples": self._observation.samples}
+                run_in_chunks(rule, self._tensors(group, index, pulls), numbers, state.compute_dtype)
 
     def _step_rule(self, updates: bool, pulls: bool) -> Any:
         pull = self.pull if pulls and isinstance(self.pull, ParameterPull) else None
@@ -522,58 +560,69 @@ class TrainingStep:
         scales = layer_scales(self.states.records.values(), self.importance)
         rule = self._step_rule(False, True)
         for group in self._with_anchors(self._steps):
-            for step in group:
-                numbers = {"lr": step.lr, "layer_scale": scales[layer_of(step.state.name)]}
-                run_in_chunks(rule, self._tensors(step, True), numbers, step.state.compute_dtype)
+            for index, state in enumerate(group.states):
+                numbers = {"lr": group.rates[index], "layer_scale": scales[layer_of(state.name)]}
+                run_in_chunks(rule, self._tensors(group, index, True), numbers, state.compute_dtype)
 
     def _pull_products(self) -> None:
         """Pull the low-rank products whose B had a gradient."""
         assert isinstance(self.pull, ParameterPull)
-        for step in self._steps:
-            for term in product_terms([step.state]):
-                term.pull_with(self.pull, step.lr)
+        for state, rate in zip(self._steps.states, self._steps.rates, strict=True):
+            for term in product_terms([state]):
+                term.pull_with(self.pull, rate)
 
-    def _with_anchors(self, steps: list[ParameterStep]) -> Iterator[list[ParameterStep]]:
+    def _with_anchors(self, steps: ParameterSteps) -> Iterator[ParameterSteps]:
         """Yield the steps in groups whose anchors are on the device: all at once unless anchors are offloaded."""
         if self.offload is None:
             yield steps
             return
-        for indices in self.offload.groups([step.state for step in steps]):
-            yield [steps[index] for index in indices]
+        for indices in self.offload.groups(steps.states):
+            yield steps.chosen(indices)
 
-    def _run_fused(self, steps: list[ParameterStep], pulls: bool) -> list[ParameterStep]:
-        """Run the step rule in kernels where possible, and return the remaining parameters."""
-        if not any(has_compiler(step.state.parameter.device) for step in steps):
-            return steps
+    def _run_fused(self, steps: ParameterSteps, pulls: bool) -> Sequence[int]:
+        """Run the step rule in kernels where possible, and return the indices of the remaining parameters."""
+        if not _any_has_compiler(steps.parameters):
+            return range(len(steps))
 
         def args(index: int) -> KernelArgs:
-            state = steps[index].state
-            numbers = {"lr": steps[index].lr, "count": state.count, "samples": self._observation.samples}
-            tensors, moves = self._tensors(steps[index], pulls), state.staged is not None
+            state = steps.states[index]
+            numbers = {"lr": steps.rates[index], "count": state.count, "samples": self._observation.samples}
+            tensors, moves = self._tensors(steps, index, pulls), state.staged is not None
             return KernelArgs(tensors, numbers, state.compute_dtype, kinds[index], anchor_moves=moves)
 
-        def current(name: str, indices: Sequence[int]) -> Sequence[Any]:
-            chosen = _chosen(steps, indices)
-            if name == "before":
-                return [self._before[step.state.parameter] for step in chosen]
-            if name == "probe":
-                probes = (self._observation.gradients.get(step.state.parameter) for step in chosen)
-                return [local_tensor(probe) for probe in probes if probe is not None]
-            if name == "samples":
-                return [self._observation.samples] * len(chosen)
-            return _current_values(name, chosen)
+        def numbers(name: str) -> Sequence[Number]:
+            return [self._observation.samples] * len(steps) if name == "samples" else _numbers(name, steps)
 
         updating, resting = (self.accumulates, pulls), (False, pulls)
-        kinds = [updating if step.updates else resting for step in steps]
-        return [steps[index] for index in self.fused_step.run([s.state for s in steps], kinds, args, current)]
+        kinds = [updating] * len(steps)
+        if steps.updates is not None:
+            kinds = [updating if updates else resting for updates in steps.updates]
+        return self.fused_step.run(steps.states, kinds, args, lambda name: self._present_tensors(name, steps), numbers)
 
-    def _tensors(self, step: ParameterStep, pulls: bool) -> State:
+    def _theta(self, steps: ParameterSteps) -> TensorList:
+        """Return the parts of the parameters on this rank, where they are now."""
+        parts = steps.parameters if steps.plain else local_tensors(steps.parameters)
+        return self._lists.find("theta", parts).replace(parts)
+
+    def _present_tensors(self, name: str, steps: ParameterSteps) -> TensorList:
+        """Return the tensors of a name that may be elsewhere in each step, of all parameters."""
+        if name == "theta":
+            return self._theta(steps)
+        if name == "g":
+            return self._lists.find(name, steps.g)
+        if name == "anchor":
+            return self._lists.find(name, [state.device_anchor for state in steps.states])
+        tensors = self._before if name == "before" else self._observation.gradients
+        own = map(tensors.get, steps.parameters, steps.parameters)  # itself where the kernel that reads it is not for p
+        return self._lists.find(name, [local_tensor(t) for t in own])
+
+    def _tensors(self, steps: ParameterSteps, index: int, pulls: bool) -> State:
         """Return the tensors of a parameter by name: its past only for a pull, its anchor only if it is read."""
-        state = step.state
+        state = steps.states[index]
         tensors = state.pull_tensors() if pulls else {"theta": state.theta}
         if not pulls and self.importance.needs_anchor:
             tensors["anchor"] = state.device_anchor
-        tensors["g"] = step.g
+        tensors["g"] = steps.g[index]
         tensors |= {f"state_{slot}": tensor for slot, tensor in state.importance_state.items()}
         if (before := self._before.get(state.parameter)) is not None:
             tensors["before"] = before
@@ -583,19 +632,17 @@ class TrainingStep:
 
     def restore_gradients(self, *, finished: bool) -> None:
         """Restore the task's gradients, except of parameters that were given another one since."""
-        set_aside = self._penalized
-        lists = set_aside.parameters, set_aside.task_gradients, set_aside.penalized, set_aside.versions
-        for p, task_gradient, penalized, version in zip(*lists, strict=False):  # an error may come before the last
-            if p.grad is penalized and (finished or penalized._version == version):
-                p.grad = task_gradient
-        self._penalized = PenalizedGradients()
+        if self._penalized:
+            self._penalized.restore(finished=finished)
+            self._penalized = None
 
     # Between tasks
 
     def invalidate(self) -> None:
         """Discard plans of kernels and copies of anchors: tensors that are kept have other addresses now."""
         self.fused_step.invalidate()
-        self._small_gradients, self._small_key, self._kept_groups = [], (), []
+        self._small, self._known = SmallGradients(), None
+        self._steps.forget_parts()
         self.states.offload.invalidate()
         if self.fused_penalty:
             self.fused_penalty.invalidate()
@@ -644,22 +691,25 @@ def _are(objects: Collection[object], others: Collection[object]) -> bool:
     return len(objects) == len(others) and all(map(is_, objects, others))
 
 
-def _chosen(values: Sequence[T], indices: Sequence[int]) -> Sequence[T]:
+def _at(values: Sequence[T], indices: Sequence[int]) -> list[T]:
     """Return the values at increasing indices, which are often all of them."""
-    return values if len(indices) == len(values) else [values[index] for index in indices]
+    return list(values) if len(indices) == len(values) else [values[index] for index in indices]
 
 
-def _current_values(name: str, steps: Sequence[ParameterStep]) -> Sequence[Tensor | Number]:
-    """Return a tensor or number, by name, of many parameters: what changes for a kernel in every step."""
-    if name == "theta":
-        return local_tensors([step.state.parameter for step in steps])
-    if name == "anchor":
-        return [step.state.device_anchor for step in steps]
-    if name == "g":
-        return [step.g for step in steps]
+def _versions(gradients: Sequence[Tensor | None]) -> list[int]:
+    """Return numbers that grow when a gradient is written to."""
+    return [part._version for part in local_tensors([g for g in gradients if g is not None])]
+
+
+def _any_has_compiler(parameters: Sequence[Tensor]) -> bool:
+    return any(has_compiler(p.device) for p in parameters)
+
+
+def _numbers(name: str, steps: ParameterSteps) -> Sequence[Number]:
+    """Return a number of each parameter, by name."""
     if name == "lr":
-        return [step.lr for step in steps]
+        return steps.rates
     if name == "grad_scale":
-        return [1.0 if step.grad_scale is None else step.grad_scale for step in steps]
+        return [1.0 if scale is None else scale for scale in steps.grad_scales]
     assert name == "count"
-    return [step.state.count for step in steps]
+    return [state.count for state in steps.states]

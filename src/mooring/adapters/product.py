@@ -110,10 +110,9 @@ def product_form(eigen: Eigen, displaced: Tensor, outputs: Tensor) -> ProductFor
         >>> form_energy(form)  # |B A|^2 / 2 where C, G and s are 1 and A is (1, 1)
         tensor(9., dtype=torch.float64)
     """
-    values, rows = eigen
-    d = displaced @ rows.to(displaced)
+    values, rows = eigen[0], eigen[1].to(displaced)
     residual = torch.zeros(values.shape[:-1], dtype=torch.float64, device=values.device)
-    return ProductForm(d, _curvature(outputs, values), residual, rows.to(d))
+    return ProductForm(displaced @ rows, _curvature(outputs, values), residual, rows)
 
 
 def anchored_form(grams: ProductGrams, eigen: Eigen, displaced: Tensor, start: Tensor, outputs: Tensor) -> ProductForm:
@@ -128,9 +127,10 @@ def anchored_form(grams: ProductGrams, eigen: Eigen, displaced: Tensor, start: T
     """
     values, rows = eigen
     back = grams.at(1.0)[1] @ rows * _inverse(values, displaced.dtype).unsqueeze(-2)
-    d = displaced @ rows.to(displaced) + start @ back.to(displaced)
+    narrow = rows.to(displaced)
+    d = displaced @ narrow + start @ back.to(displaced)
     residual = residual_at(grams, start, outputs, 1.0, eigen)
-    return ProductForm(d, _curvature(outputs, values).to(d), residual, rows.to(d))
+    return ProductForm(d, _curvature(outputs, values).to(d), residual, narrow)
 
 
 def residual_at(grams: ProductGrams, start: Tensor, outputs: Tensor, t: Tensor | float, eigen: Eigen) -> Tensor:

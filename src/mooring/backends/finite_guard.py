@@ -3,19 +3,22 @@
 A host that waits in each step can no longer queue the next one while the GPU works, which costs more than the check.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from mooring.backends.eager import has_compiler
+from mooring.backends.fused import chosen
 from mooring.backends.host_copy import HostCopy
 from mooring.backends.kernels.codegen import TRITON_DTYPES, compile_kernel
 from mooring.backends.kernels.launch import launch
 from mooring.backends.kernels.multi_tensor import Layout, locate_lines
-from mooring.distributed.dtensor import local_tensors, reduce_over_shards, sharded
+from mooring.backends.kernels.tensor_list import TensorForm, TensorList
+from mooring.distributed.dtensor import reduce_over_shards, sharded
 from mooring.errors import NonFiniteError
 
 
@@ -36,15 +39,23 @@ class _Pending:
 
 @dataclass(frozen=True)
 class _KnownTensors:
-    """Tensors of one dtype whose sizes are known.
+    """Tensors of one dtype in a list whose form is known.
 
     Attributes:
+        dtype: the dtype.
+        indices: their indices in the list.
         layout: their addresses.
-        positions: the number of each among the tensors that are checked; -1 for the others. int64 on the device.
+        positions: the indices, int64 on the device.
     """
 
+    dtype: torch.dtype
+    indices: Sequence[int]
     layout: Layout
     positions: Tensor
+
+    def follow(self, tensors: TensorList) -> None:
+        """Set the present addresses."""
+        self.layout.update("g", chosen(tensors.tensors, self.indices), chosen(tensors.addresses, self.indices))
 
     def run(self, source: str, *args: Tensor) -> None:
         """Run a kernel over all blocks of the tensors."""
@@ -58,67 +69,56 @@ class FiniteGuard:
 
     def __init__(self) -> None:
         self._pending: list[_Pending] = []
-        self._known: dict[Hashable, _KnownTensors] = {}
+        self._known: WeakKeyDictionary[TensorForm, list[_KnownTensors] | None] = WeakKeyDictionary()
 
-    def check(self, what: str, names: Sequence[str], tensors: Sequence[Tensor], others: Sequence[Tensor] = ()) -> bool:
+    def check(
+        self,
+        what: str,
+        names: Sequence[str],
+        tensors: TensorList,
+        others: TensorList | None = None,
+        whole: Sequence[Tensor] = (),
+    ) -> bool:
         """Begin to check some tensors; they are 0 afterwards if a value of one of them is not finite.
 
         Args:
             what: what the tensors are, for the message.
             names: their names.
-            tensors: the tensors, at least one.
+            tensors: the tensors, at least one; of sharded ones the parts on this rank.
             others: tensors that are not checked and become 0 with them.
+            whole: the tensors that the checked ones are parts of, where some are sharded.
 
         Returns:
             Whether kernels can do that: if all are on one GPU for which kernels can be made, dense in memory.
             Otherwise nothing was done.
         """
-        parts = local_tensors(whole := [*tensors, *others])
-        if (groups := self._groups(parts, len(tensors))) is None:
+        checked = self._find(tensors)
+        further = self._find(others) if others is not None else []
+        if checked is None or further is None:
             return False
-        bad = torch.zeros(len(tensors), device=parts[0].device)
-        for dtype, known in groups:
-            known.run(_checking_source(dtype), known.positions, bad)
-        if parts is not whole and any(map(sharded, tensors)):
-            bad = torch.stack(reduce_over_shards(list(bad), tensors, "max"))
+        bad = torch.zeros(len(names), device=tensors.tensors[0].device)
+        for known in checked:
+            known.run(_checking_source(known.dtype), known.positions, bad)
+        if any(map(sharded, whole)):
+            bad = torch.stack(reduce_over_shards(list(bad), whole, "max"))
         flag = bad.amax()
-        for dtype, known in groups:
-            known.run(_zeroing_source(dtype), flag)
+        for known in (*checked, *further):
+            known.run(_zeroing_source(known.dtype), flag)
         self._pending.append(_Pending(what, names, HostCopy(bad)))
         return True
 
-    def _groups(self, parts: Sequence[Tensor], checked: int) -> list[tuple[torch.dtype, _KnownTensors]] | None:
+    def _find(self, tensors: TensorList) -> list[_KnownTensors] | None:
         """Return the tensors that are not empty by dtype, with their present addresses; None if kernels cannot do them.
 
-        The first tensors are checked; there may be thousands.
+        There may be thousands; the work for those of a new form is done once.
         """
-        if not _on_one_gpu(parts):
-            return None
-        dtypes, sizes = [t.dtype for t in parts], tuple(map(Tensor.numel, parts))
-        kinds = set(dtypes)
-        if not kinds <= TRITON_DTYPES.keys():
-            return None
-        if len(kinds) == 1 and all(sizes):
-            return [(dtypes[0], self._find(parts, sizes, range(len(parts)), checked))]
-        groups = []
-        for kind in kinds:
-            own = tuple(i for i, (dtype, size) in enumerate(zip(dtypes, sizes, strict=True)) if dtype == kind and size)
-            if own:
-                part_sizes = tuple(sizes[index] for index in own)
-                groups.append((kind, self._find([parts[index] for index in own], part_sizes, own, checked)))
+        form = tensors.form
+        if form not in self._known:
+            self._known[form] = _by_dtype(tensors)
+        if (groups := self._known[form]) is not None:
+            for known in groups:
+                known.follow(tensors)
         return groups
-
-    def _find(
-        self, tensors: Sequence[Tensor], sizes: tuple[int, ...], indices: Sequence[int], checked: int
-    ) -> _KnownTensors:
-        """Return tensors of one dtype with their present addresses; `indices` says which they are of all."""
-        key = tensors[0].device, tensors[0].dtype, sizes, indices, checked
-        if (known := self._known.get(key)) is None:
-            positions = torch.tensor([index if index < checked else -1 for index in indices])
-            layout = Layout([{"g": t} for t in tensors])
-            known = self._known[key] = _KnownTensors(layout, positions.to(layout.device))
-        known.layout.update("g", tensors)
-        return known
 
     def report(self) -> None:
         """Raise if a tensor of the checks so far was not finite. Waits for what these checks waited for."""
@@ -135,12 +135,20 @@ class FiniteGuard:
             )
 
 
-def _on_one_gpu(parts: Sequence[Tensor]) -> bool:
-    """Return whether all tensors are dense in memory on one GPU, for which kernels can be made."""
-    if not has_compiler(parts[0].device) or len(set(map(Tensor.get_device, parts))) > 1:
-        return False
-    strided = {t.layout for t in parts} == {torch.strided}
-    return strided and (all(map(Tensor.is_contiguous, parts)) or all(map(_is_dense, parts)))
+def _by_dtype(tensors: TensorList) -> list[_KnownTensors] | None:
+    """Return the tensors that are not empty by dtype; None unless all are dense in memory on one GPU with kernels."""
+    parts, form = tensors.tensors, tensors.form
+    if not has_compiler(parts[0].device) or len({*form.devices}) > 1:
+        return None
+    if not {*form.dtypes} <= TRITON_DTYPES.keys() or not all(map(_is_dense, parts)):
+        return None
+    groups = []
+    for dtype in dict.fromkeys(form.dtypes):
+        own = [i for i, size in enumerate(form.sizes) if size and form.dtypes[i] == dtype]
+        if own:
+            layout = Layout([{"g": parts[index]} for index in own])
+            groups.append(_KnownTensors(dtype, own, layout, torch.tensor(own).to(layout.device)))
+    return groups
 
 
 @cache
@@ -154,7 +162,7 @@ def _checking_source(dtype: torch.dtype) -> str:
         "pid = tl.program_id(0).to(tl.int64)",
         *locate_lines("pid", {"g": torch.zeros(1, dtype=dtype)}, ["g"]),
         "position = tl.load(positions + which)",
-        f"x = tl.load(p_g + at, mask=at < tl.where(position < 0, 0, count), other=0).to({wide})",
+        f"x = tl.load(p_g + at, mask=at < count, other=0).to({wide})",
         "wrong = (x != x) | (tl.abs(x) == float('inf'))",
         "if tl.max(wrong.to(tl.int32), 0) != 0:",
         "    tl.store(bad + position, 1.0)",

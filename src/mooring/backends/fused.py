@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import is_
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,11 @@ from torch import Tensor, nn
 from mooring.backends.eager import Rule, has_compiler
 from mooring.backends.kernels.codegen import TRITON_DTYPES
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, elements_per_entry
+from mooring.backends.kernels.tensor_list import TensorForm, TensorList
 from mooring.pulls.pull import Number
 from mooring.state.quantization import BLOCK_SLOTS
+
+T = TypeVar("T")
 
 MOVING_TENSORS = ("theta", "g", "before", "probe", "penalized")
 """Tensors that may have another address in each step."""
@@ -36,39 +40,73 @@ class KernelArgs:
     anchor_moves: bool = False
 
 
-@dataclass
 class _KernelGroup:
     """Parameters of one kind, and the kernel for them.
 
-    Attributes:
+    Args:
         indices: the parameters.
         layout: the addresses of their tensors.
         kernel: the kernel.
         anchor_moves: as in `KernelArgs`.
+
+    Attributes:
+        moving: the names of the tensors that the kernel uses and that may have another address in each step.
     """
 
-    indices: list[int]
-    layout: Layout
-    kernel: MultiTensorKernel
-    anchor_moves: bool
+    def __init__(self, indices: list[int], layout: Layout, kernel: MultiTensorKernel, anchor_moves: bool) -> None:
+        self.indices, self.layout, self.kernel = indices, layout, kernel
+        self.moving = [n for n in kernel.names if n in MOVING_TENSORS or (n == "anchor" and anchor_moves)]
+        self._strides = [stride for _, stride in layout.formats["theta"]]
+        self._parts: dict[str, TensorList] = {}
+        self._known_forms: dict[str, TensorForm] = {}
 
-    def __post_init__(self) -> None:
-        self.strides = [stride for _, stride in self.layout.formats["theta"]]
+    def is_for(self, theta: TensorList) -> bool:
+        """Return whether parameters that the kernel uses have the dtypes and strides that it was made for."""
+        if "theta" not in self.moving:
+            return True
+        form = self._part("theta", theta).form
+        if self._known_forms.get("theta") is not form:
+            if list(zip(form.dtypes, form.strides, strict=True)) != self.layout.formats["theta"]:
+                return False
+            self._known_forms["theta"] = form
+        return True
 
-    def moving_names(self) -> list[str]:
-        """Return the names of the tensors that may have another address in each step."""
-        return [n for n in self.layout.rows if n in MOVING_TENSORS or (n == "anchor" and self.anchor_moves)]
+    def run(self, lists: Mapping[str, TensorList], number: Callable[[str], Sequence[Number]]) -> None:
+        """Launch the kernel for the present tensors; its numbers are asked for by name."""
+        copies = []  # referenced until the kernel is in the device's queue
+        for name in self.moving:
+            part = self._part(name, lists[name])
+            if name in ("g", "probe", "anchor") and self._known_forms.get(name) is not part.form:
+                copied = self._with_parameter_strides(part.tensors)
+                if not all(map(is_, copied, part.tensors)):
+                    copies.append(copied)
+                    self.layout.update(name, copied)
+                    continue
+                self._known_forms[name] = part.form
+            self.layout.update(name, part.tensors, part.addresses)
+        self.kernel(self.layout, {name: chosen(number(name), self.indices) for name in self.kernel.numbers})
+        for part in self._parts.values():
+            part.release()
 
-    def with_parameter_strides(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _part(self, name: str, whole: TensorList) -> TensorList:
+        """Return the tensors of the parameters of this group."""
+        if len(whole.tensors) == len(self.indices):
+            return whole
+        part = self._parts.setdefault(name, TensorList())
+        return part if part.tensors else part.replace(chosen(whole.tensors, self.indices))
+
+    def _with_parameter_strides(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return each tensor with the strides of its parameter, copied where it has others."""
-        if list(map(Tensor.stride, tensors)) == self.strides:
-            return list(tensors)
         return [
             t
             if has_strides(t, stride)
             else torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
-            for t, stride in zip(tensors, self.strides, strict=True)
+            for t, stride in zip(tensors, self._strides, strict=True)
         ]
+
+
+_Plan = tuple[list[_KernelGroup], list[int], Sequence[object]]
+"""The groups of a set of parameters, the indices that no kernel can do, and the owners of their tensors."""
 
 
 class FusedRule:
@@ -83,48 +121,55 @@ class FusedRule:
     def __init__(self, make_rule: Callable[[Any], Rule]) -> None:
         self.make_rule = make_rule
         self.kernels: dict[Hashable, MultiTensorKernel | None] = {}
-        self.plans: dict[Hashable, tuple[list[_KernelGroup], list[int], Sequence[object]]] = {}
+        self.plans: dict[Hashable, _Plan] = {}
+        self._last: tuple[Sequence[object], Sequence[Hashable], _Plan] | None = None
 
     def invalidate(self) -> None:
         """Discard all plans: a tensor that is kept has another address now."""
-        self.plans = {}
+        self.plans, self._last = {}, None
 
     def run(
         self,
         owners: Sequence[object],
         kinds: Sequence[Hashable],
         args: Callable[[int], KernelArgs],
-        current: Callable[[str, Sequence[int]], Sequence[Any]],
+        tensors: Callable[[str], TensorList],
+        number: Callable[[str], Sequence[Number]],
     ) -> list[int]:
         """Apply the rule, asking only for what a plan does not know: a model may have thousands of parameters.
 
         Args:
-            owners: the owner of each parameter's tensors.
+            owners: the owner of each parameter's tensors; the same sequence as in the last step is not read again.
             kinds: of each parameter, as in `KernelArgs`.
             args: returns the arguments of the parameter at an index; called when a plan is made.
-            current: returns a tensor or a number, by name, of the parameters at some indices; called in every step.
+            tensors: returns the present tensors of all parameters, by name; called in every step.
+            number: returns a number of each parameter, likewise.
 
         Returns:
             The indices of the parameters that the kernels could not do.
         """
+        groups, remaining, _ = self._find_plan(owners, kinds, args)
+        lists = _moving_lists(groups, tensors)
+        if "theta" in lists and not all(group.is_for(lists["theta"]) for group in groups):
+            self.invalidate()
+            groups, remaining, _ = self._find_plan(owners, kinds, args)
+            lists = _moving_lists(groups, tensors)
+        for group in groups:
+            group.run(lists, number)
+        return remaining
+
+    def _find_plan(
+        self, owners: Sequence[object], kinds: Sequence[Hashable], args: Callable[[int], KernelArgs]
+    ) -> "_Plan":
+        """Return the plan for these parameters, made if there is none."""
+        if self._last is not None and self._last[0] is owners and self._last[1] == kinds:
+            return self._last[2]
         key = tuple(map(id, owners)), tuple(kinds)
         if key not in self.plans:
             plan = self._plan([args(index) for index in range(len(owners))])
             self.plans[key] = *plan, owners  # a reference, so that no other object gets their ids
-        groups, remaining, _ = self.plans[key]
-        moving = [{name: current(name, group.indices) for name in group.moving_names()} for group in groups]
-        if not all(
-            group.layout.follow("theta", named.pop("theta")) for group, named in zip(groups, moving, strict=True)
-        ):
-            del self.plans[key]
-            return self.run(owners, kinds, args, current)
-        for group, named in zip(groups, moving, strict=True):
-            # the copies are referenced until the kernel is in the device's queue
-            named |= {n: group.with_parameter_strides(named[n]) for n in ("g", "probe", "anchor") if n in named}
-            for name, tensors in named.items():
-                group.layout.update(name, tensors)
-            group.kernel(group.layout, {name: current(name, group.indices) for name in group.kernel.numbers})
-        return remaining
+        self._last = owners, kinds, self.plans[key]
+        return self.plans[key]
 
     def _plan(self, args: Sequence[KernelArgs]) -> tuple[list[_KernelGroup], list[int]]:
         by_key: dict[Hashable, list[int]] = {}
@@ -154,6 +199,20 @@ class FusedRule:
             except NotImplementedError:  # a user's own rule with an operation that is not elementwise
                 self.kernels[key] = None
         return self.kernels[key]
+
+
+def _moving_lists(groups: Sequence[_KernelGroup], tensors: Callable[[str], TensorList]) -> dict[str, TensorList]:
+    return {name: tensors(name) for name in dict.fromkeys(name for group in groups for name in group.moving)}
+
+
+def chosen(values: Sequence[T], indices: Sequence[int]) -> Sequence[T]:
+    """Return the values at increasing indices, which are often all of them.
+
+    Example:
+        >>> chosen("abc", [0, 2])
+        ['a', 'c']
+    """
+    return values if len(indices) == len(values) else [values[index] for index in indices]
 
 
 def has_strides(tensor: Tensor, strides: Sequence[int]) -> bool:

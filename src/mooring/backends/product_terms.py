@@ -10,7 +10,7 @@ from mooring.adapters.product import Eigen, retreat
 from mooring.adapters.product_factors import ProductFactors
 from mooring.backends.batch_term import BatchTerm
 from mooring.backends.eigen import eigen
-from mooring.backends.product_stack import ProductStack, factors_of, stack_key
+from mooring.backends.product_stack import ProductStack, stack_key
 from mooring.pulls.pull import Number, ParameterPull
 from mooring.state.mooring_state import ParameterState
 
@@ -75,22 +75,22 @@ class ProductTerm(BatchTerm):
         self.update()
 
     def _present(self) -> tuple[list[object], list[object]]:
-        """Return what the term was made from, objects and values; it is made anew if any of that is replaced."""
-        objects: list[object] = []
-        values: list[object] = []
-        for state in self.states:
-            factors, first = factors_of(state), state.held_with
-            assert first is not None
-            assert factors.low_rank is not None
-            a, b = first.anchor, state.anchor
-            objects += factors, factors.basis, a, b
-            values += factors.low_rank.scale, a._version, b._version, state.parameter.device
-        return objects, values
+        """Return what the term was made from, objects and values; another one is made if any of that is replaced.
+
+        A model may have hundreds of products, so there is no call for each.
+        """
+        factors = [state.factors for state in self.states]
+        anchors = [state.anchor for state in self.states]
+        anchors += [state.held_with.anchor for state in self.states if state.held_with]
+        products = [own for own in factors if isinstance(own, ProductFactors)]
+        objects: list[object] = [*factors, *anchors, *[own.basis for own in products]]
+        scales = [own.low_rank.scale for own in products if own.low_rank]
+        return objects, [*scales, *[t._version for t in anchors], *[state.parameter.device for state in self.states]]
 
     def is_valid(self) -> bool:
         """Return whether the products have the factors, anchors, scales and devices that the term was made from."""
         objects, values = self._present()
-        return all(map(is_, objects, self._identity[0])) and values == self._identity[1]
+        return values == self._identity[1] and all(map(is_, objects, self._identity[0]))
 
     def update(self) -> None:
         """Compute the displacements and curvatures for the present parameters."""

@@ -61,9 +61,10 @@ def local_gradient(p: Any) -> Tensor:
     return local_tensor(g if same else g.redistribute(p.device_mesh, p.placements))
 
 
-def local_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return `local_gradient` of each parameter; quickly where all are plain."""
-    gradients = [g for p in parameters if (g := p.grad) is not None]
+def local_gradients(parameters: Sequence[Tensor], gradients: list[Tensor] | None = None) -> list[Tensor]:
+    """Return `local_gradient` of each parameter, whose gradients may be known; quickly where all are plain."""
+    if gradients is None:
+        gradients = [g for p in parameters if (g := p.grad) is not None]
     if PLAIN.issuperset(map(type, parameters)) and PLAIN.issuperset(map(type, gradients)):
         return gradients
     return [local_gradient(p) for p in parameters]

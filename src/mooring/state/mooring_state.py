@@ -556,6 +556,7 @@ class MooringState:
         if self.memory.anchor is None:
             state.anchor = state.anchor.to(torch.promote_types(p.dtype, state.anchor.dtype))
         state.choose_dtype()
+        self.created = True
         return state
 
     def new_state(self, p: Tensor, task: int) -> ParameterState:

@@ -5,7 +5,7 @@ one program of one kernel does one block of one parameter.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
 import torch
@@ -42,18 +42,18 @@ class Layout:
         self.host = torch.zeros(1 + len(self.rows), len(tensors), dtype=torch.int64)
         self.host[0] = torch.tensor(self.sizes)
         self.formats = {name: [memory_format(named[name]) for named in tensors] for name in self.rows}
-        self.addresses: dict[str, array[int]] = {}
+        self.addresses: dict[str, Sequence[int]] = {}
         self.aligned_names: dict[str, bool] = {}
         for name in self.rows:
             self.update(name, [named[name] for named in tensors])
 
-    def update(self, name: str, tensors: Sequence[Tensor]) -> bool:
-        """Set the addresses of the tensors of that name, and return whether one is another."""
-        addresses = addresses_of(tensors)
+    def update(self, name: str, tensors: Sequence[Tensor], addresses: Sequence[int] | None = None) -> bool:
+        """Set the addresses of the tensors of that name, which may be known, and return whether one is another."""
+        addresses = list(map(Tensor.data_ptr, tensors)) if addresses is None else addresses
         moved = self.addresses.get(name) != addresses
         if moved:
             self.addresses[name] = addresses
-            self.host[self.rows[name]] = row = torch.frombuffer(addresses, dtype=torch.int64)
+            self.host[self.rows[name]] = row = torch.frombuffer(array("q", addresses), dtype=torch.int64)
             self.aligned_names[name] = self.rows[name] in self.scalar_rows or not bool((row % ALIGNMENT).any())
             self.__dict__.pop("device_table", None)
         return moved
@@ -76,17 +76,6 @@ class Layout:
         return {"B": BLOCK, "ALIGNED": all(self.aligned_names.values()), "num_warps": WARPS}
 
 
-def addresses_of(tensors: Iterable[Tensor]) -> "array[int]":
-    """Return the addresses of the first elements.
-
-    Example:
-        >>> one = torch.zeros(2)
-        >>> addresses_of([one, one]) == addresses_of([one, one.clone()])
-        False
-    """
-    return array("q", map(Tensor.data_ptr, tensors))
-
-
 def memory_format(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     """Return the dtype and strides, which a kernel is compiled for."""
     return tensor.dtype, tensor.stride()
@@ -103,6 +92,10 @@ class MultiTensorKernel:
         dtype: the dtype to compute in.
         scalar: the name of a 0-d tensor on the device that all parameters share; nothing is done where it is 0.
 
+    Attributes:
+        numbers: the names of the numbers that the rule reads.
+        names: the names of the tensors that it reads or changes.
+
     Raises:
         NotImplementedError: if the rule has an operation without a translation.
     """
@@ -110,8 +103,10 @@ class MultiTensorKernel:
     def __init__(
         self, rule: Rule, tensors: Mapping[str, Tensor], numbers: Sequence[str], dtype: torch.dtype, scalar: str = ""
     ) -> None:
-        self.numbers = list(numbers)
-        text = multi_tensor_source(rule, tensors, numbers, dtype, scalar)
+        traced = _traced(rule, tensors, numbers, dtype, scalar)
+        self.numbers = [name for name in numbers if traced.reads(name)]
+        self.names = _used(traced, tensors)
+        text = _source(traced, tensors, self.numbers, dtype, scalar)
         self.kernel = compile_kernel(text) if "tl.store" in text else None  # a rule may change nothing
 
     def __call__(
@@ -127,15 +122,21 @@ class MultiTensorKernel:
         """
         if self.kernel is None:
             return
-        shared = {name: number for name in self.numbers if (number := _shared_on_gpu(numbers[name])) is not None}
-        plain = array("d", () if self.numbers else (0.0,))
-        for name in self.numbers:
-            plain.extend([0.0] * len(numbers[name]) if name in shared else numbers[name])  # type: ignore[arg-type]
-        table, values = layout.device_table, _to_device(torch.frombuffer(plain, dtype=torch.float64), layout.device)
-        for name, number in shared.items():
-            values.view(len(self.numbers), -1)[self.numbers.index(name)] = number
+        table = layout.device_table
+        values = self._values(layout, numbers) if self.numbers else table
         args = table, values, layout.blocks, table if scalar is None else scalar, len(layout.sizes)
         launch(self.kernel, (len(layout.blocks),), *args, **layout.options)
+
+    def _values(self, layout: Layout, numbers: Mapping[str, Sequence[float | Tensor]]) -> Tensor:
+        """Return the numbers of all parameters on the device, one name after the other."""
+        shared = {name: number for name in self.numbers if (number := _shared_on_gpu(numbers[name])) is not None}
+        plain = array("d")
+        for name in self.numbers:
+            plain.extend([0.0] * len(numbers[name]) if name in shared else numbers[name])  # type: ignore[arg-type]
+        values = _to_device(torch.frombuffer(plain, dtype=torch.float64), layout.device)
+        for name, number in shared.items():
+            values.view(len(self.numbers), -1)[self.numbers.index(name)] = number
+        return values
 
 
 def _shared_on_gpu(numbers: Sequence[float | Tensor]) -> Tensor | None:
@@ -171,9 +172,25 @@ def multi_tensor_source(
         >>> print(multi_tensor_source(pull, example, ["rate"], torch.float32).splitlines()[0])
         def rule(table, values, blocks, scalar, T, B: tl.constexpr, ALIGNED: tl.constexpr):
     """
+    return _source(_traced(rule, tensors, numbers, dtype, scalar), tensors, numbers, dtype, scalar)
+
+
+def _traced(
+    rule: Rule, tensors: Mapping[str, Tensor], numbers: Sequence[str], dtype: torch.dtype, scalar: str
+) -> TracedRule:
     scalars = {name: torch.ones((), dtype=dtype) for name in (*numbers, *([scalar] if scalar else []))}
-    traced = trace_rule(rule, example_tensors(tensors, dtype) | scalars)
-    used = [name for name in tensors if traced.reads(name) or name in dict(traced.stores)]
+    return trace_rule(rule, example_tensors(tensors, dtype) | scalars)
+
+
+def _used(traced: TracedRule, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the tensors that a rule reads or changes."""
+    return [name for name in tensors if traced.reads(name) or name in dict(traced.stores)]
+
+
+def _source(
+    traced: TracedRule, tensors: Mapping[str, Tensor], numbers: Sequence[str], dtype: torch.dtype, scalar: str
+) -> str:
+    used = _used(traced, tensors)
     lines = ["pid = tl.program_id(0).to(tl.int64)", *locate_lines("pid", tensors, used)]
     for row, name in enumerate(numbers):
         lines.append(f"x_{name} = tl.load(values + {row} * T + which).to({TRITON_DTYPES[dtype]})")
