@@ -49,6 +49,7 @@ def _solve(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 def _solve_on_gpu(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Return `eigenbasis` of each matrix on one GPU, several at once."""
     device, count = matrices[0].device, min(SOLVERS_AT_ONCE, len(matrices))
+    torch.linalg.eigh(torch.eye(2, device=device))  # loads torch's solvers, which two threads must not do at once
     current = torch.cuda.current_stream(device)
     streams = [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
