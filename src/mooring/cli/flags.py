@@ -136,7 +136,12 @@ class TrainingFlags:
     ] = None
     buffers: Annotated[
         str | None,
-        option("Batch-norm statistics of methods with a pull: follow (the default), keep, interpolate or frozen."),
+        option(
+            "Running statistics of normalization layers after the first task, for methods with an importance: follow "
+            "(they follow the new data, the default), keep (they are restored after each step), interpolate (they are "
+            "moved half-way back after each step) or frozen (layers normalize with the old ones in training too).",
+            metavar="MODE",
+        ),
     ] = None
     init: Annotated[str | None, option("Initial weights of the backbone, safetensors.", metavar="FILE")] = None
     dtype: Annotated[str | None, option(DTYPE_HELP)] = None
