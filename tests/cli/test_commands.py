@@ -57,7 +57,7 @@ def test_frontier_sweeps_strengths_and_names_the_methods_on_it(run, monkeypatch)
 
 def test_frontier_says_how_many_methods_it_has_by_default(run):
     output = " ".join(run("frontier", "--help").replace("│", " ").split())
-    assert "lists them. 37 by default." in output
+    assert "lists them. By default 37 of them." in output
     assert "plain,frozen" not in output
 
 
