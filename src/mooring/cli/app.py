@@ -142,14 +142,14 @@ def _name_error(error: Exception) -> str | None:
         given = getattr(error, "option_name", "")
         options = [name for parameter in parameters for name in parameter.opts if name.startswith("-")]
         return str(unknown("option", given, options, f"`{path} --help` lists the options"))
-    if found := re.search(r"No such command '(.*?)'", message):
-        return str(unknown("command", found[1], context.command.commands))
-    if found := re.search(r"unexpected extra argument(?:\(s\)|s)? \((.*)\)", message):
+    if match := re.search(r"No such command '(.*?)'", message):
+        return str(unknown("command", match[1], context.command.commands))
+    if match := re.search(r"unexpected extra argument(?:\(s\)|s)? \((.*)\)", message):
         takes = [
             parameter.metavar or parameter.name for parameter in parameters if not parameter.opts[0].startswith("-")
         ]
         allowed = f"takes {' and '.join(takes)}, and options" if takes else "takes options only, such as --NAME VALUE"
-        return f"unexpected argument {found[1]!r}: `{path}` {allowed}; `{path} --help` lists them"
+        return f"unexpected argument {match[1]!r}: `{path}` {allowed}; `{path} --help` lists them"
     return None
 
 
