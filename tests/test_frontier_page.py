@@ -245,18 +245,6 @@ def on_the_frontier(name):
     return f"On the frontier: {listed([f'`{setting}`' for setting in MEASURED[name].frontier])}."
 
 
-def owm_on_rotations():
-    lead = MEASURED["rotations"].lead("owm", OURS)
-    assert lead.low < 0 < lead.mean
-    line = re.search(r"^owm 0\.01 .* (\S+) \[(\S+), (\S+)\]$", (DOCS / "projections.md").read_text(), re.MULTILINE)
-    mean, low, high = (float(number) for number in line.groups())
-    return (
-        f"On rotations `owm` is {lead.mean:.1f} points ahead with these seeds, and {mean:.1f} [{low:+.1f}, "
-        f"{high:+.1f}] with a "
-        "finer dial and ten other seeds."
-    )
-
-
 def measured_seeds():
     stored = MEASURED["permutations"].by_name["budget-measured"]
     seeds = stored["accuracies"].values()
@@ -512,7 +500,6 @@ SENTENCES = [
     near_the_best,
     same_curvature,
     others_are_behind,
-    owm_on_rotations,
     measured_seeds,
     price_of_choosing,
     diagonal,

@@ -259,3 +259,90 @@ def test_warning_points_at_the_line_of_the_caller(cause):
         cause()
     assert caught
     assert {warning.filename for warning in caught} == {__file__}
+
+
+# A budget without a reference
+
+UNREFERENCED = (
+    r"Budget\(0.1\) has no reference and the model was trained before .*nothing is held or measured in this task"
+)
+
+
+def normed(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize(
+    "kind", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW, torch.optim.Adagrad]
+)
+def test_budget_without_a_reference_warns_at_the_first_step_of_a_trained_optimizer(kind, measured):
+    model = small()
+    optimizer = kind(model.parameters())
+    train(model, optimizer)
+    mooring.attach(model, optimizer, pull=mooring.Budget(0.1, measured=measured))
+    with pytest.warns(UnheldWarning, match=UNREFERENCED + r".*attach\(reference=\.\.\.\)") as caught:
+        train(model, optimizer)
+    assert len(caught) == 1
+    assert "\n" not in str(caught[0].message)
+
+
+def test_budget_without_a_reference_warns_of_loaded_weights_of_normalization_layers():
+    trained = normed()
+    train(trained, sgd(trained))
+    model = normed(1)
+    model.load_state_dict(trained.state_dict())
+    optimizer = sgd(model)
+    mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
+    with pytest.warns(UnheldWarning, match="the weights of '1' are not those of a new layer"):
+        train(model, optimizer, steps=1)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+def test_budget_in_a_first_task_from_scratch_does_not_warn(kind):
+    model = normed()
+    nn.init.normal_(model[1].weight, 1.0, 0.02)  # as in some networks that are new; their biases are 0
+    optimizer = kind(model.parameters(), lr=0.01)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
+    assert repr(moor).endswith("; nothing held yet: first task, nothing to measure)")
+    for _ in range(2):
+        train(model, optimizer)
+        moor.consolidate()
+    assert "forgetting=estimated" in repr(moor)
+
+
+def test_budget_does_not_warn_if_a_state_is_loaded_before_the_first_step():
+    model, _, moor = once_moored(pull=mooring.Budget(0.1))
+    trained = torch.optim.AdamW(model.parameters())
+    moor.rebind(trained)
+    train(model, trained)
+    moor.consolidate()
+    moor.detach()
+    mooring.attach(model, trained, pull=mooring.Budget(0.1)).load_state_dict(moor.state_dict())
+    train(model, trained)
+
+
+def test_budget_does_not_warn_if_data_is_consolidated_before_the_first_step():
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
+    moor.consolidate(data=[torch.randn(8, 4) for _ in range(4)])
+    train(model, optimizer)
+
+
+def test_other_pulls_do_not_warn_of_a_missing_reference():
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer)
+    mooring.attach(model, optimizer)
+    train(model, optimizer)
+
+
+@pytest.mark.parametrize("method", ["finish", "measured"])
+def test_measuring_in_a_first_task_says_that_nothing_is_held(method):
+    model = small()
+    moor = mooring.attach(model, sgd(model), pull=mooring.Budget(0.1))
+    with pytest.raises(MooringError, match=r"nothing is held and nothing can be measured: give attach reference="):
+        getattr(moor, method)()

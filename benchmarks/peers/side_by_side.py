@@ -142,17 +142,22 @@ def _accuracy_table(comparison: Comparison) -> str:
 
 
 def _losses_table(comparison: Comparison) -> str:
-    """Return what each method learns at a limited rise of the old loss: its best setting, and on its hull."""
-    head = f"| method | setting | rise, nats | fall, % of plain LoRA's | at {LIMIT:g} nats, interpolated |"
-    lines = [head, "| --- | --- | --- | --- | --- |"]
+    """Return what each method learns at a limited rise of the old loss: its best setting, and on its hull.
+
+    The last column is left out if no method has settings on both sides of the limit.
+    """
+    head = ["method", "setting", "rise, nats", "fall, % of plain LoRA's", f"at {LIMIT:g} nats, interpolated"]
     rows = []
     for name in comparison.methods:
         settings = comparison.of(name)
         best, on_hull = best_within(settings), learned_at(settings)
         chosen = best or min(settings, key=lambda s: s.centre[1])
         fall, rise = map(with_error, chosen.centre, chosen.errors, (1, 3))
-        dash = "" if math.isnan(on_hull) else f"{on_hull:.1f}"
-        key = max(best.centre[0] if best else -math.inf, on_hull if dash else -math.inf)
+        interpolated = "-" if math.isnan(on_hull) else f"{on_hull:.1f}"
+        key = max(best.centre[0] if best else -math.inf, -math.inf if math.isnan(on_hull) else on_hull)
         fall = fall if best else f"{fall}, beyond {LIMIT:g} nats"
-        rows.append((key, -chosen.centre[1], f"| {name} | {chosen.dial} | {rise} | {fall} | {dash or '-'} |"))
-    return "\n".join([*lines, *(line for _, _, line in sorted(rows, reverse=True))])
+        rows.append((key, -chosen.centre[1], [name, chosen.dial, rise, fall, interpolated]))
+    cells = [row for _, _, row in sorted(rows, reverse=True)]
+    columns = len(head) if any(row[-1] != "-" for row in cells) else len(head) - 1
+    table = [head, ["---"] * len(head), *cells]
+    return "\n".join(f"| {' | '.join(row[:columns])} |" for row in table)

@@ -469,6 +469,8 @@ class Mooring:
         norms = f", frozen_norms={frozen}" if (frozen := self._step.norms.frozen) else ""
         if self.tasks and self._step.budget:
             norms += f", forgetting={'measured' if self._meter is not None and self._meter.gauges else 'estimated'}"
+        elif self._step.budget:
+            note += ", nothing to measure"
         return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{norms}{note})"
 
     def _create(
@@ -573,6 +575,11 @@ class Mooring:
         return [self._meter.finish()] if self._meter is not None and self._meter.gauges and self.steps else []
 
     def _measuring(self) -> MeasuredBudget:
+        if not self.tasks:
+            raise MooringError(
+                "no task was consolidated and no reference was read yet, so nothing is held and nothing can be "
+                "measured: give attach reference=..., or end a task with consolidate(data=...)"
+            )
         if self._meter is None or not self._meter.gauges:
             why = "has no data of a past task" if self._meter is not None else "does not measure"
             raise MooringError(

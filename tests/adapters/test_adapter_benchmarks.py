@@ -140,6 +140,43 @@ def test_gpt_table_has_the_fall_in_percent_of_plain_within_the_limit(monkeypatch
     assert "| OSF | 0.9 | 0.200 | 100.0, beyond 0.1 nats | - |" in lines
 
 
+def test_gpt_table_has_no_interpolation_where_no_method_has_settings_on_both_sides(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    side = importlib.import_module("peers.side_by_side")
+    rows = [gpt_row("plain LoRA", 8, seed, (-1.8, -2.0)) for seed in range(2)]
+    rows += [gpt_row("Mooring", 0.1, seed, (-1.58, -2.1)) for seed in range(2)]
+    assert side.markdown(side.compare(rows)).splitlines() == [
+        "| method | setting | rise, nats | fall, % of plain LoRA's |",
+        "| --- | --- | --- | --- |",
+        "| Mooring | 0.1 | 0.080 ± 0.000 | 80.0 ± 0.0 |",
+        "| plain LoRA | 8 | 0.300 ± 0.000 | 100.0 ± 0.0, beyond 0.1 nats |",
+    ]
+
+
+@pytest.mark.parametrize("name", ["digits", "large", "largest"])
+def test_tables_of_the_page_are_those_of_the_stored_runs(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    side, log = (importlib.import_module(name) for name in ("peers.side_by_side", "run_log"))
+    rows = log.read_rows(BENCHMARKS.parent / "docs" / "figures" / f"adapter-peers-{name}.jsonl")
+    assert side.markdown(side.compare(rows)) in (BENCHMARKS.parent / "docs" / "adapters.md").read_text()
+
+
+def test_page_compares_the_stored_settings_below_the_default_budget(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    side, log = (importlib.import_module(name) for name in ("peers.side_by_side", "run_log"))
+    docs = BENCHMARKS.parent / "docs"
+    comparison = side.compare(log.read_rows(docs / "figures" / "adapter-peers-large.jsonl"))
+    named = {(setting.method, setting.dial): setting.centre for setting in comparison.settings}
+    (kl, kl_rise), (every, every_rise) = named["KL on the reference", "0.5"], named["Mooring, every step", "0.05"]
+    ours, rise = named["Mooring", "0.05"]
+    assert f"{every_rise:.3f}" == f"{rise:.3f}"
+    assert (
+        f"KL with a weight of 0.5 has a rise of {kl_rise:.3f} nats at {kl:.1f} %. With 0.05 nats the rise is "
+        f'{rise:.3f} nats; "Mooring, every step" learns {every:.1f} %, within the intervals, '
+        f'and "Mooring" {ours:.1f} %.'
+    ) in " ".join((docs / "adapters.md").read_text().split())
+
+
 def test_hull_is_the_upper_one(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     hull = importlib.import_module("upper_hull").hull

@@ -178,7 +178,8 @@ def test_prompt_tuning_says_what_its_scores_do_not_see():
     optimizer = torch.optim.Adam(trainable(model))
     moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.01))
     model(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
+    with pytest.warns(UnheldWarning, match=r"has no reference .*\(it has adapters\)"):
+        optimizer.step()
     moor.consolidate()
     (held,) = moor.coverage().held
     assert (held.how, held.reason.split(" are held")[0]) == ("scores", "virtual tokens")
@@ -288,14 +289,15 @@ def test_switched_off_adapter_spends_nothing():
         assert moor.pull_energy() == 0
 
 
-def test_adapters_without_a_reference_are_warned_of_once_they_are_consolidated():
+def test_adapters_without_a_reference_are_warned_of_and_held_once_they_are_consolidated():
     model = lora()
     optimizer = torch.optim.Adam(trainable(model), lr=0.05)
     moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.01))
     assert str(moor.coverage()).startswith("nothing held yet")
     with pytest.warns(UnheldWarning, match="saw no step"):
         moor.consolidate()
-    train(model, optimizer, batches(5))
+    with pytest.warns(UnheldWarning, match=r"has no reference .*\(it has adapters\)"):
+        train(model, optimizer, batches(5))
     moor.consolidate()
     assert hows(moor) == {"product"}
 

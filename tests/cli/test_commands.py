@@ -18,6 +18,7 @@ from mooring.lab.networks.initialization import read_weights
 from mooring.lab.streams.options import StreamOptions
 from mooring.lab.study.store import Store
 from mooring.lab.study.study import Study
+from mooring.state.norm_statistics import BUFFERS
 
 DIGITS = ["--limit", "20", "--tasks", "2", "--epochs", "1", "--seeds", "2"]
 
@@ -56,8 +57,16 @@ def test_frontier_sweeps_strengths_and_names_the_methods_on_it(run, monkeypatch)
 
 def test_frontier_says_how_many_methods_it_has_by_default(run):
     output = " ".join(run("frontier", "--help").replace("│", " ").split())
-    assert "lists them. 37 by default." in output
+    assert "lists them. By default 37 of them." in output
     assert "plain,frozen" not in output
+
+
+@pytest.mark.parametrize("command", ["compare", "tune", "frontier"])
+def test_help_says_what_each_mode_of_buffers_does(run, command):
+    output = " ".join(run(command, "--help").replace("│", " ").split())
+    help_text = output.partition("--buffers")[2].partition("--init")[0]
+    assert re.findall(r"(\w+) \((?:they|layers) ", help_text) == [*BUFFERS]
+    assert "(they follow the new data, the default)" in help_text
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The command table, which lists commands without importing them, and the exit status of errors."""
 
+import re
 import sys
 from importlib import import_module
 from typing import Any
@@ -8,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import mooring
-from mooring.errors import MooringError
+from mooring.errors import MooringError, unknown
 from mooring.lab.engines.signals import InterruptedStudyError
 
 COMMANDS = {
@@ -92,7 +93,7 @@ def run(arguments: list[str]) -> int:
     except CLICK_ERRORS as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2  # the help is printed already
-        return _fail(f"error: {_number_error(error, arguments) or _one_line(error)}", 2)
+        return _fail(f"error: {_number_error(error, arguments) or _name_error(error) or _one_line(error)}", 2)
     except (KeyboardInterrupt, EOFError, typer.Abort):
         return _fail("interrupted", 130)
 
@@ -128,6 +129,27 @@ def _number_error(error: Exception, arguments: list[str]) -> str | None:
             option, equals, value = argument.partition("=")
             if option == name:
                 return f"{name} {value if equals else following} is not allowed: give a {kind}"
+    return None
+
+
+def _name_error(error: Exception) -> str | None:
+    """Return our message for an unknown command or option, or a surplus argument; Typer's differs by version."""
+    message, context = str(getattr(error, "message", "")), getattr(error, "ctx", None)
+    if context is None:
+        return None
+    path, parameters = context.command_path, context.command.params
+    if type(error).__name__ == "NoSuchOption":
+        given = getattr(error, "option_name", "")
+        options = [name for parameter in parameters for name in parameter.opts if name.startswith("-")]
+        return str(unknown("option", given, options, f"`{path} --help` lists the options"))
+    if match := re.search(r"No such command '(.*?)'", message):
+        return str(unknown("command", match[1], context.command.commands))
+    if match := re.search(r"unexpected extra argument(?:\(s\)|s)? \((.*)\)", message):
+        takes = [
+            parameter.metavar or parameter.name for parameter in parameters if not parameter.opts[0].startswith("-")
+        ]
+        allowed = f"takes {' and '.join(takes)}, and options" if takes else "takes options only, such as --NAME VALUE"
+        return f"unexpected argument {match[1]!r}: `{path}` {allowed}; `{path} --help` lists them"
     return None
 
 

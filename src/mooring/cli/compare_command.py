@@ -19,10 +19,19 @@ def compare(
     methods: flags.Methods = COMPARED_METHODS,
     seeds: flags.Seeds = "5",
     strength: Annotated[
-        list[str] | None, flags.option("NUMBERS for every method with a strength, or METHOD=NUMBERS; repeatable.")
+        list[str] | None,
+        flags.option(
+            "Strengths to train with, separated by commas: NUMBERS for every method that has one, or METHOD=NUMBERS; "
+            "repeatable.",
+            metavar="NUMBERS",
+        ),
     ] = None,
     lr: Annotated[
-        list[str] | None, flags.option("Learning rates: NUMBERS for every method, or METHOD=NUMBERS; repeatable.")
+        list[str] | None,
+        flags.option(
+            "Learning rates, separated by commas: NUMBERS for every method, or METHOD=NUMBERS; repeatable.",
+            metavar="NUMBERS",
+        ),
     ] = None,
 ) -> None:
     """Run `mooring compare`."""
@@ -53,10 +62,13 @@ def tune(
     methods: flags.Methods = COMPARED_METHODS,
     seeds: flags.Seeds = "5",
     search_tasks: Annotated[int, flags.option("Tasks to search on; methods are then trained on the others.")] = 3,
-    search_seeds: Annotated[str, flags.option("Seeds of the search: how many, or which.")] = "1",
-    lrs: Annotated[str, flags.option("Learning rates to search.")] = ",".join(f"{lr:g}" for lr in LRS),
+    search_seeds: Annotated[str, flags.option("Seeds of the search: how many, or which.", metavar="SEEDS")] = "1",
+    lrs: Annotated[str, flags.option("Learning rates to search.", metavar="NUMBERS")] = ",".join(
+        f"{lr:g}" for lr in LRS
+    ),
     strengths: Annotated[
-        str, flags.option("Strengths to search; by default the paper's, or the method's own range.")
+        str,
+        flags.option("Strengths to search; by default the paper's, or the method's own range.", metavar="NUMBERS"),
     ] = "",
 ) -> None:
     """Run `mooring tune`."""

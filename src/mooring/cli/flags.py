@@ -23,7 +23,7 @@ METHODS_HELP = (
     "Method names separated by commas, package.module:METHOD for one of your own, a group such as start, or all; "
     "`mooring methods` lists them."
 )
-DTYPE_HELP = "float32 or float64; on a GPU also tf32 (the default there) and bf16."
+DTYPE_HELP = "The dtype of training: float32 or float64; on a GPU also tf32 (the default there) and bf16."
 
 
 def option(line: str, *names: str, **settings: Any) -> Any:
@@ -57,13 +57,15 @@ Format = Annotated[str, option("How to print: table, markdown, latex, csv or jso
 Baseline = Annotated[
     str | None, option("Compare the accuracy with that of this method; plain by default, none for no comparison.")
 ]
-Seeds = Annotated[str, option("How many (5) or which (0,3,7 or 0-4).")]
+Seeds = Annotated[str, option("Seeds of the runs: how many (5) or which (0,3,7 or 0-4).", metavar="SEEDS")]
 _complete_methods = _complete_list(lambda: registry.METHODS)
-Methods = Annotated[str, option(METHODS_HELP, autocompletion=_complete_methods)]
-_SWEPT_HELP = f"{METHODS_HELP} {len(SWEPT_METHODS.split(','))} by default."
-SweptMethods = Annotated[str, option(_SWEPT_HELP, autocompletion=_complete_methods, show_default=False)]
-Device = Annotated[str, option("cpu, cuda or cuda:N.")]
-EngineName = Annotated[str, option("local, or ray to train many fleets at once.")]
+Methods = Annotated[str, option(METHODS_HELP, autocompletion=_complete_methods, metavar="NAMES")]
+_SWEPT_HELP = f"{METHODS_HELP} By default {len(SWEPT_METHODS.split(','))} of them."
+SweptMethods = Annotated[
+    str, option(_SWEPT_HELP, autocompletion=_complete_methods, show_default=False, metavar="NAMES")
+]
+Device = Annotated[str, option("Where to train: cpu, cuda or cuda:N.")]
+EngineName = Annotated[str, option("What trains: local, or ray, which trains many fleets at once.")]
 Address = Annotated[str | None, option("The Ray cluster; by default Ray starts on this machine.", metavar="HOST:PORT")]
 Share = Annotated[float, option("With Ray, the share of a core or a GPU for one fleet; 0.5 trains two on each.")]
 Deterministic = Annotated[
@@ -84,25 +86,26 @@ class StreamFlags:
             "Names separated by commas: digits, cifar100, cifar10, flowers102, caltech256, folder; each also with "
             "-permuted or -rotated.",
             autocompletion=_complete_list(_stream_names),
+            metavar="NAMES",
         ),
     ] = "digits"
     data: Annotated[str | None, option("The folder of the images.", metavar="DIR")] = None
     per_task: Annotated[int | None, option("Classes per task.")] = None
     tasks: Annotated[int | None, option("Number of tasks.")] = None
     skip: Annotated[int, option("Tasks to leave out at the start.")] = 0
-    shuffle: Annotated[int | None, option("Seed that shuffles the order of classes.")] = None
-    permutation_seed: Annotated[int, option("Seed of permuted streams.")] = 0
-    degrees: Annotated[float, option("Angles of rotated streams, evenly spaced from 0 to below this.")] = 180.0
+    shuffle: Annotated[int | None, option("Seed that shuffles the order of the classes.")] = None
+    permutation_seed: Annotated[int, option("Seed of the permutations of -permuted streams.")] = 0
+    degrees: Annotated[float, option("Angles of -rotated streams are evenly spaced from 0 to below this.")] = 180.0
     limit: Annotated[int | None, option("Maximum number of images per task.")] = None
-    size: Annotated[int | None, option("Height and width of the images.")] = None
-    channels: Annotated[int | None, option("3 for RGB, 1 for grey.")] = None
+    size: Annotated[int | None, option("Height and width to resize the images to, in pixels.")] = None
+    channels: Annotated[int | None, option("Channels of the images: 3 for RGB, 1 for grey.")] = None
     label: Annotated[str | None, option("Label column of Parquet files.")] = None
     skip_broken: Annotated[bool, option("Leave out images that cannot be read.", "--skip-broken")] = False
     scenario: Annotated[
         str | None,
         option(
-            "task (one head per task; the default if classes are divided between tasks), class (one growing head) or "
-            "domain (one head for all tasks; the default of -permuted and -rotated)."
+            "Heads of the network: task (one head per task; the default if classes are divided between tasks), class "
+            "(one growing head) or domain (one head for all tasks; the default of -permuted and -rotated)."
         ),
     ] = None
 
@@ -125,7 +128,7 @@ class TrainingFlags:
     """Options of the training; each is by default the stream's."""
 
     panel = "Training"
-    network: Annotated[str | None, option("mlp, cnn6, resnet18-third, or package.module:function.")] = None
+    network: Annotated[str | None, option("The network: mlp, cnn6, resnet18-third, or package.module:function.")] = None
     epochs: Annotated[int | None, option("Epochs per task.")] = None
     batch: Annotated[int | None, option("Samples per batch.")] = None
     momentum: Annotated[float | None, option("Momentum of SGD; 0.9 by default.")] = None
@@ -136,9 +139,14 @@ class TrainingFlags:
     ] = None
     buffers: Annotated[
         str | None,
-        option("Batch-norm statistics of methods with a pull: follow (the default), keep, interpolate or frozen."),
+        option(
+            "Running statistics of normalization layers after the first task, for methods with an importance: follow "
+            "(they follow the new data, the default), keep (they are restored after each step), interpolate (they are "
+            "moved half-way back after each step) or frozen (layers normalize with the old ones in training too).",
+            metavar="MODE",
+        ),
     ] = None
-    init: Annotated[str | None, option("Initial weights of the backbone, safetensors.", metavar="FILE")] = None
+    init: Annotated[str | None, option("Initial weights of the backbone, a .safetensors file.", metavar="FILE")] = None
     dtype: Annotated[str | None, option(DTYPE_HELP)] = None
 
 

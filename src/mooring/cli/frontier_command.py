@@ -28,10 +28,17 @@ def frontier(
     methods: flags.SweptMethods = SWEPT_METHODS,
     seeds: flags.Seeds = "5",
     search_seeds: Annotated[
-        str, flags.option("How many other seeds choose the strengths, on held-out training images; or which.")
+        str,
+        flags.option(
+            "Seeds that choose the strengths on held-out training images: how many, or which; none of --seeds.",
+            metavar="SEEDS",
+        ),
     ] = "2",
     strength: Annotated[
-        list[str] | None, flags.option("METHOD=NUMBERS in place of the method's own strengths; repeatable.")
+        list[str] | None,
+        flags.option(
+            "Strengths to try, separated by commas, in place of the method's own; repeatable.", metavar="METHOD=NUMBERS"
+        ),
     ] = None,
     lr: Annotated[float | None, flags.option("The learning rate of all methods.")] = None,
     out: Annotated[Path | None, flags.option("Write figures and numbers here.", metavar="DIR")] = None,

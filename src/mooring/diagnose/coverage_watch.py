@@ -1,13 +1,14 @@
-"""Warns, once a task begins, of weights that were replaced and of parameters that train and that nothing holds."""
+"""Warns, once a task begins, of replaced weights, of what nothing holds, and of budgets without a reference."""
 
 from collections.abc import Collection, Iterable
 
 from torch import Tensor
 
 from mooring.diagnose.coverage import ELSEWHERE, REMEDIES, ParameterCoverage, describe_unheld, find_coverage
+from mooring.diagnose.trained_before import evidence_of_training
 from mooring.distributed.dtensor import local_tensor
 from mooring.errors import UnheldWarning, warn
-from mooring.pulls import Pull
+from mooring.pulls import Budget, Pull
 from mooring.state.displacement import displaced
 from mooring.state.mooring_state import MooringState, ParameterState, first_and_count
 
@@ -32,6 +33,7 @@ class CoverageWatch:
         self.pending: dict[Tensor, ParameterCoverage] = {}
         self._warned: set[str] = set()
         self._checked_task = 0
+        self._checked_budget = not isinstance(pull, Budget)
         self._unseen_task = 0  # the task whose training this Mooring was warned not to have seen
 
     def before_step(self, moving: Iterable[ParameterState], *, created: bool) -> None:
@@ -44,6 +46,7 @@ class CoverageWatch:
                 moving = list(moving)
                 self._warn_of_other_weights(moving)
         if not states.tasks:
+            self._warn_of_budget_without_reference()
             return
         if not states.steps or created:
             unheld = {entry.name: entry for entry in find_coverage(states, self.pull).unheld}
@@ -101,6 +104,23 @@ class CoverageWatch:
                 f"{first_and_count(names)} changed between the last task or reference and training, so training pulls "
                 "the old values back: load weights before attach(reference=...) or consolidate(); if the new values "
                 "are right, call consolidate() again before training",
+                UnheldWarning,
+            )
+
+    def _warn_of_budget_without_reference(self) -> None:
+        """Warn at the first step if the pull is a budget and the model was trained before.
+
+        Before that step a state may still be loaded, or data consolidated. A model that shows no sign of training is
+        taken to start from scratch, where a first task has nothing to hold.
+        """
+        if self._checked_budget or self.states.steps:
+            return
+        self._checked_budget = True
+        if isinstance(self.pull, Budget) and (evidence := evidence_of_training(self.states)):
+            warn(
+                f"Budget({self.pull.nats:g}) has no reference and the model was trained before ({evidence}), so "
+                "nothing is held or measured in this task, and after consolidate() forgetting is only estimated: give "
+                "attach(reference=...) data that shows what the model knows",
                 UnheldWarning,
             )
 

@@ -31,6 +31,8 @@ def read_weights(path: Path | str) -> BackboneWeights:
     """Read the weights of a safetensors file, such as `mooring pretrain` writes."""
     if Path(path).is_dir():
         raise MooringError(f"{path} is a folder: give a .safetensors file; `mooring pretrain` makes one")
+    if not Path(path).exists():
+        raise MooringError(f"there is no file {path}: `mooring pretrain` makes one with initial weights")
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:

@@ -137,7 +137,7 @@ classes in every task: leave it out
 
     def _check_cut(self) -> None:
         if self.cut == "class" and self.base == "folder" and self.per_task is None:
-            raise MooringError("a folder needs per_task: say with --per-task how many classes a task has")
+            raise MooringError("a folder stream needs per_task: give the number of classes of a task with --per-task")
         if self.cut != "class":
             for name, value in (("per_task", self.per_task), ("shuffle", self.shuffle)):
                 if value is not None:

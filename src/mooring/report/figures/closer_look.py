@@ -7,12 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from mooring.report.figures.panel_grid import Margins, PanelGrid, add_panels
 from mooring.report.figures.point_labels import label_points
 from mooring.report.section import Array
 from mooring.report.style import FAINT, LEGEND_ROW, WIDE, FigureLayout
 
-LEFT, RIGHT, TOP, BOTTOM, GAP = 0.55, 0.1, 0.35 - LEGEND_ROW, 0.45, 0.62
-"""In inches: the margins of the figure below its legend, and the gap between panels."""
+MARGINS = Margins(left=0.55, right=0.1, top=0.35 - LEGEND_ROW, bottom=0.45, across=0.62, between=0.62)
 
 FEW_POINTS, CROWDED_SHARE = 10, 0.25
 """With more points, the better half gets a panel of its own if it fills less than this share of the first one."""
@@ -41,9 +41,10 @@ def scatter(
     boxes = [box]
     if len(points) and _crowded(closer := limits(points[: -(-len(points) // 2)]), box, len(points)):
         boxes.append(closer)
-    figure, panels, size = _panels(len(boxes), height, layout, marks)
+    grid = _panels(len(boxes), height, layout, marks)
+    size = grid.size[0] * 72, grid.size[1] * 72
     without = 0
-    for panel, here, inner in zip(panels, boxes, [*boxes[1:], None], strict=True):
+    for panel, here, inner in zip(grid.axes, boxes, [*boxes[1:], None], strict=True):
         panel.set(xlim=here[0], ylim=here[1])
         draw(panel, here)
         panel.set_xticks([tick for tick in panel.get_xticks() if max(here[0][0], 0) <= tick <= min(here[0][1], 100)])
@@ -57,9 +58,11 @@ def scatter(
         without += label_points(panel, points[labelled], [names[i] for i in labelled], size)
     caption = ""
     if len(boxes) > 1:
-        panels[1].set_title("the frame on a larger scale", loc="left", size=7.5, color=FAINT)
+        grid.axes[1].set_title("the frame on a larger scale", loc="left", size=7.5, color=FAINT)
         caption = " The second panel shows the frame of the first on a larger scale."
-    return figure, caption + (f" {without} points have no room for a label: the table has them." if without else "")
+    return grid.figure, caption + (
+        f" {without} points have no room for a label: the table has them." if without else ""
+    )
 
 
 def limits(points: Array) -> Array:
@@ -74,25 +77,14 @@ def limits(points: Array) -> Array:
     return np.column_stack([low - margin, high + margin])
 
 
-def _panels(
-    count: int, height: float, layout: FigureLayout, marks: int
-) -> tuple[Figure, list[Axes], tuple[float, float]]:
-    """Return a figure, its panels (beside each other, or stacked on a phone) and the size of one in points."""
-    columns = count if layout is WIDE else 1
-    rows = count // columns
-    above = TOP + layout.legend_height(marks) + (LEGEND_ROW if count > 1 else 0.0)
-    width = (layout.width - LEFT - RIGHT - GAP * (columns - 1)) / columns
-    tall = height - TOP - BOTTOM
-    total = above + rows * tall + (rows - 1) * GAP + BOTTOM
-    figure = Figure(figsize=(layout.width, total))
-    panels = []
-    for number in range(count):
-        row, column = divmod(number, columns)
-        left, top = LEFT + column * (width + GAP), above + row * (tall + GAP)
-        box = (left / layout.width, 1 - (top + tall) / total, width / layout.width, tall / total)
-        panels.append(figure.add_axes(box))
-        panels[-1].grid()
-    return figure, panels, (width * 72, tall * 72)
+def _panels(count: int, height: float, layout: FigureLayout, marks: int) -> PanelGrid:
+    """Return a figure with its panels, beside each other or stacked on a phone."""
+    legend = layout.legend_height(marks) + (LEGEND_ROW if count > 1 else 0.0)
+    inner = height - MARGINS.top - MARGINS.bottom
+    grid = add_panels(count, count if layout is WIDE else 1, lambda width: inner, layout, MARGINS, legend)
+    for panel in grid.axes:
+        panel.grid()
+    return grid
 
 
 def _inside(point: Array, box: Array) -> bool:

@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from mooring.report.figures.small_multiples import PanelGrid, add_heading, make_grid
+from mooring.report.figures.panel_grid import PanelGrid
+from mooring.report.figures.small_multiples import add_heading, make_grid
 from mooring.report.figures.tasks import axis_floor, labelled_tasks
 from mooring.report.picture import Drawing
 from mooring.report.section import Array, Section, mean_over_seeds

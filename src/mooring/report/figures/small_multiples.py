@@ -1,50 +1,20 @@
 """Small multiples: one panel for each method, all with the same axes."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
+from mooring.report.figures.panel_grid import Margins, PanelGrid, add_panels
 from mooring.report.numbers import shortened
 from mooring.report.section import Entry
 from mooring.report.style import FAINT, LEGEND_ROW, FigureLayout
 
-LEFT, RIGHT, TOP, BOTTOM = 0.62, 0.05, 0.72 - LEGEND_ROW, 0.42
-ACROSS, BETWEEN = 0.2, 0.48
-"""In inches: the margins of the figure below its legend, then the gaps between columns and rows."""
-
-
-@dataclass(frozen=True)
-class PanelGrid:
-    """A figure with a grid of panels.
-
-    Attributes:
-        figure: the matplotlib figure.
-        axes: the panels in reading order, without ticks.
-        columns: the number of panels in a row.
-        layout: the layout of the figure.
-    """
-
-    figure: Figure
-    axes: Sequence[Axes]
-    columns: int
-    layout: FigureLayout
-
-    def set_ticks(self, x: Mapping[float, str], y: Mapping[float, str], xlabel: str, ylabel: str) -> None:
-        """Label the outer panels only: ticks make a figure of many panels slow to draw and hard to read."""
-        for panel in self.axes[-self.columns :]:
-            panel.set_xticks(list(x), list(x.values()))
-            panel.set_xlabel(xlabel)
-        for panel in self.axes[:: self.columns]:
-            panel.set_yticks(list(y), list(y.values()))
-            panel.set_ylabel(ylabel)
+MARGINS = Margins(left=0.62, right=0.05, top=0.72 - LEGEND_ROW, bottom=0.42, across=0.2, between=0.48)
 
 
 def make_grid(count: int, ratio: float, layout: FigureLayout, marks: int = 1) -> PanelGrid:
-    """Return a grid of panels as wide as the page.
+    """Return a grid of panels without ticks, as wide as the page.
 
     Args:
         count: the number of panels.
@@ -53,19 +23,8 @@ def make_grid(count: int, ratio: float, layout: FigureLayout, marks: int = 1) ->
         marks: the number of entries of its legend.
     """
     columns = min(4 if count <= 4 else 5 if count <= 10 else 6, layout.panels)
-    rows = -(-count // columns)
-    width = (layout.width - LEFT - RIGHT - ACROSS * (columns - 1)) / columns
-    height = width * ratio
-    above = TOP + layout.legend_height(marks)
-    total = above + rows * height + (rows - 1) * BETWEEN + BOTTOM
-    figure = Figure(figsize=(layout.width, total))
-    panels = []
-    for number in range(count):
-        row, column = divmod(number, columns)
-        left, top = LEFT + column * (width + ACROSS), above + row * (height + BETWEEN)
-        box = (left / layout.width, 1 - (top + height) / total, width / layout.width, height / total)
-        panels.append(figure.add_axes(box, xticks=[], yticks=[]))
-    return PanelGrid(figure, panels, columns, layout)
+    legend = layout.legend_height(marks)
+    return add_panels(count, columns, lambda width: width * ratio, layout, MARGINS, legend, xticks=[], yticks=[])
 
 
 def add_heading(panels: PanelGrid, panel: Axes, entry: Entry) -> None:
