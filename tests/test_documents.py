@@ -225,6 +225,8 @@ NAMES_OF_COSTS = {
     "gpt2-lora": "GPT-2, LoRA",
     "llama-1b": "Llama 1.1 B",
     "llama-1b-lora": "Llama 1.1 B, LoRA",
+    "llama-7b": "Llama 6.7 B",
+    "llama-7b-lora": "Llama 6.7 B, LoRA",
     "many-tensors": "2,000 tensors",
 }
 
