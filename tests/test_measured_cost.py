@@ -1,6 +1,7 @@
 """Tests of what a measured budget costs in a step: waits for the device, passes, and memory."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -239,3 +240,29 @@ def test_pull_in_reserve_acts_after_a_measurement_beyond_it():
             step(model, optimizer, batch)
     assert moor._step.budget.scale < budget_solver.UNUSED_PULL
     assert float(moor._step.budget.mu[""]) > 0
+
+
+class Caching(nn.Module):
+    """A model with a configuration as those of transformers have it; it notes whether a pass would keep a cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.config = nn.Linear(SIZE, CLASSES), SimpleNamespace(use_cache=True)
+        self.cached = []
+
+    def forward(self, x):
+        self.cached.append((self.training, self.config.use_cache))
+        return self.layer(x)
+
+
+def test_passes_of_distillation_keep_no_cache():
+    torch.manual_seed(0)
+    model = Caching()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    mooring.attach(model, optimizer, pull=mooring.Budget(0.1), reference=data(1), progress=False)
+    model.cached.clear()
+    for batch in data(3):
+        step(model, optimizer, batch)
+    assert {use for training, use in model.cached if not training} == {False}
+    assert {use for training, use in model.cached if training} == {True}
+    assert model.config.use_cache

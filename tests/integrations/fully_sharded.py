@@ -54,7 +54,7 @@ def fine_tune(model: torch.nn.Module, folder: str, resume: str | None = None, **
 
 def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights as one process has them."""
-    reshard(model)
+    reshard(model.modules())
     return {name: gathered(p.detach()).cpu() for name, p in model.named_parameters()}
 
 

@@ -165,10 +165,10 @@ def mesh_of(parameters: Iterable[Tensor]) -> Any:
     return next((p.device_mesh for p in parameters if sharded(p)), None)  # type: ignore[attr-defined]
 
 
-def _fsdp_modules(model: nn.Module) -> list[Any]:
+def _fsdp_modules(modules: Iterable[nn.Module]) -> list[Any]:
     """Return the modules that `fully_shard` was called on."""
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+    return [] if kind is None else [module for module in modules if isinstance(module, kind)]
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
@@ -178,12 +178,12 @@ def is_fully_sharded(model: nn.Module) -> bool:
         >>> is_fully_sharded(nn.Linear(2, 2))
         False
     """
-    return bool(_fsdp_modules(model))
+    return bool(_fsdp_modules(model.modules()))
 
 
-def reshard(model: nn.Module) -> None:
-    """Reshard the parameters that a forward pass without a backward pass left gathered."""
-    for module in _fsdp_modules(model):
+def reshard(modules: Iterable[nn.Module]) -> None:
+    """Reshard the parameters of modules that a forward pass without a backward pass left gathered."""
+    for module in _fsdp_modules(modules):
         module.reshard()
 
 
@@ -191,7 +191,7 @@ def gathered_parameters(model: nn.Module) -> dict[Tensor, Tensor]:
     """Map each sharded parameter to the gathered one that the forward pass used."""
     gathered: dict[Tensor, Tensor] = {}
     try:
-        for module in _fsdp_modules(model):
+        for module in _fsdp_modules(model.modules()):
             state = module._get_fsdp_state()  # torch has no public mapping between the two
             groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
             for group in groups:
@@ -220,7 +220,7 @@ def check_sharding(model: nn.Module, importance: Importance, parameters: Sequenc
             f"{importance.name}() needs whole layers, which no rank has under fully_shard: use EWC(per_sample=True)"
         )
     layouts = [layout for p in parts if (layout := _sharded_dims(p)) is not None]
-    shares_samples = not _fsdp_modules(model) or any(len(dims) > 1 for _, dims in layouts)
+    shares_samples = not is_fully_sharded(model) or any(len(dims) > 1 for _, dims in layouts)
     if parts and importance.watches != "nothing" and shares_samples:
         raise MooringError(
             f"{importance.name} counts the samples of each rank, but tensor parallel ranks share samples: use an "

@@ -17,7 +17,7 @@ from mooring.gauge.placement import placed
 from mooring.gauge.settings import Settings, applied_settings, read_settings
 from mooring.observe.output_observer import OutputObserver, class_dimension, find_outputs
 from mooring.reference.batches import Loss, Outputs, device_of, is_pair, scalar_loss, to_device
-from mooring.reference.preserve_model_state import preserve_model_state
+from mooring.reference.preserve_model_state import preserve_model_state, without_caches
 from mooring.reference.reference_labels import IGNORED_LABEL
 
 GAUGE_NOT_FINITE = "the outputs on the gauge are not finite; nothing was changed: check the data and the loss"
@@ -122,20 +122,22 @@ class Gauge:
 def passive(model: nn.Module, settings: Settings | None) -> Iterator[None]:
     """Put a model into eval mode, with these settings, for passes that are no part of training; restore both.
 
-    Parameters that a pass left gathered are sharded again, because the next pass would not see that shards moved.
+    Parameters that a pass left gathered are sharded again, because the next pass would not see that shards moved. The
+    modules are listed once, and their modes are written as they are stored: there may be a thousand, in every step.
     """
-    training = [module for module in model.modules() if module.training]
+    modules = dict(model.named_modules())
+    training = [module.__dict__ for module in modules.values() if module.training]
     probing, OutputObserver.probing = OutputObserver.probing, True
-    for module in training:
-        module.training = False
+    for attributes in training:
+        attributes["training"] = False
     try:
-        with autocast_disabled(), applied_settings(model, settings or {}):
+        with autocast_disabled(), without_caches(modules.values()), applied_settings(modules, settings or {}):
             yield
     finally:
-        reshard(model)
+        reshard(modules.values())
         OutputObserver.probing = probing
-        for module in training:
-            module.training = True
+        for attributes in training:
+            attributes["training"] = True
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -1,6 +1,6 @@
 """Settings of a model that its forward pass reads, such as the head that it uses, as they were when it was recorded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,9 +29,8 @@ def read_settings(model: nn.Module) -> Settings:
 
 
 @contextmanager
-def applied_settings(model: nn.Module, settings: Settings) -> Iterator[None]:
-    """Give a model these settings, and restore its own after."""
-    modules = dict(model.named_modules())
+def applied_settings(modules: Mapping[str, nn.Module], settings: Settings) -> Iterator[None]:
+    """Give the modules of a model, by name, these settings, and restore their own after."""
     present = {name: _plain_attributes(modules[name]) for name in settings if name in modules}
     for name in present:
         modules[name].__dict__.update(settings[name])

@@ -114,7 +114,7 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
         >>> fingerprint(layer)
         {'weight': 1.0}
     """
-    reshard(model)  # an evaluation leaves parameters gathered, maybe in a narrower dtype
+    reshard(model.modules())  # an evaluation leaves parameters gathered, maybe in a narrower dtype
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sums = reduce_over_shards([_sum(p) for p in trained.values()], list(trained.values()))
     return {name: total.item() for name, total in zip(trained, sums, strict=True)}

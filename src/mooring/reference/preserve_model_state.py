@@ -22,7 +22,7 @@ REBOUND = (bool, int, float, Tensor, tuple, list, dict, type(None))
 def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tensor] | None = None) -> Iterator[None]:
     """Put the model in eval mode, and restore everything bit for bit at the end.
 
-    Models of transformers keep no keys and values for the next token meanwhile, which nobody would read.
+    Models of transformers keep no keys and values for the next token meanwhile, which would not be read.
 
     Args:
         model: the model.
@@ -37,19 +37,22 @@ def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tenso
         >>> model.running_mean
         tensor([0., 0.])
     """
-    bindings = [(module, _bindings(module), dict(module._buffers)) for module in model.modules()]
-    containers = [(c, c.copy()) for module in model.modules() for c in _containers(module)]
-    displaced = model.parameters() if moved is None and moves else moved or ()
-    written = [*displaced, *_renormalized(model)]
+    modules = list(model.modules())
+    parameters = {p for module in modules for p in module._parameters.values() if p is not None}
+    buffers = {b for module in modules for b in module._buffers.values() if b is not None}
+    bindings = [(module, _bindings(module), dict(module._buffers)) for module in modules]
+    containers = [(c, c.copy()) for module in modules for c in _containers(module)]
+    displaced = parameters if moved is None and moves else moved or ()
+    written = [*displaced, *_renormalized(modules)]
     attributes = [t for _, values, _ in bindings for t in values.values() if isinstance(t, Tensor)]
     constants = [t for t in attributes if not t.requires_grad]  # others may belong to a graph under way
-    kept = [(t, t.detach().clone()) for t in {*written, *model.buffers(), *constants}]
-    gradients = [] if moves else [(p, p.grad) for p in model.parameters()]
-    devices = sorted({t.device.index for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"})
+    kept = [(t, t.detach().clone()) for t in {*written, *buffers, *constants}]
+    gradients = [] if moves else [(p, p.grad) for p in parameters]
+    devices = sorted({t.device.index for t in (*parameters, *buffers) if t.device.type == "cuda"})
     random_state, probing = random.getstate(), OutputObserver.probing
     numpy = sys.modules.get("numpy")  # data loading may use its random state
     numpy_state = numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng(devices), _without_caches(model):
+    with torch.random.fork_rng(devices), without_caches(modules):
         OutputObserver.probing = moves
         model.eval()
         for p, _ in gradients:
@@ -61,10 +64,10 @@ def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tenso
             random.setstate(random_state)
             if numpy:
                 numpy.random.set_state(numpy_state)
-            for module, values, buffers in bindings:
+            for module, values, own_buffers in bindings:
                 module.__dict__.update(values)
                 module._buffers.clear()
-                module._buffers.update(buffers)
+                module._buffers.update(own_buffers)
             for container, content in containers:
                 container.clear()
                 container.extend(content) if isinstance(container, list) else container.update(content)
@@ -76,9 +79,9 @@ def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tenso
 
 
 @contextmanager
-def _without_caches(model: nn.Module) -> Iterator[None]:
+def without_caches(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Set `use_cache` of the configurations of models of transformers to False, and restore it."""
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    configs = {id(config): config for module in modules if (config := module.__dict__.get("config"))}
     caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
     for config in caching:
         config.use_cache = False
@@ -138,8 +141,8 @@ def _containers(module: nn.Module) -> Iterator[Any]:
             yield value
 
 
-def _renormalized(model: nn.Module) -> Iterator[Tensor]:
+def _renormalized(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     """Yield the parameters that a forward pass writes to: those of embeddings with a largest norm."""
-    for module in model.modules():
-        if getattr(module, "max_norm", None) is not None:
+    for module in modules:
+        if module.__dict__.get("max_norm") is not None:
             yield from module.parameters(recurse=False)

@@ -79,7 +79,7 @@ def moorable(model: nn.Module, exclude: tuple[str, ...]) -> dict[Tensor, str]:
 
     A tied parameter is excluded if any of its names is.
     """
-    reshard(model)
+    reshard(model.modules())
     names: dict[Tensor, str] = {}
     left_out = set()
     for name, p in model.named_parameters(remove_duplicate=False):
