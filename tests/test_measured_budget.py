@@ -241,6 +241,28 @@ def test_pull_that_waited_for_distillation_holds_once_nothing_is_measured():
     assert 0.9e-3 < other.pull_energy() <= 1e-3 * (1 + 1e-5)
 
 
+def in_reserve(nats=1e-3, **options):
+    """Return a model moored beside Adam, whose pull is in reserve, so that distillation holds the budget."""
+    model, _ = pretrained()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(nats), reference=task(1), **options)
+    return model, optimizer, moor
+
+
+def test_return_at_the_end_of_a_task_does_not_count_as_a_pull_of_the_next_one():
+    """While the pull waits, a measurement below the budget lowers the weight of distillation and leaves the pull."""
+    model, optimizer, moor = in_reserve(importance=Kronecker())
+    train(model, optimizer, task(2)[:2])
+    assert moor.measured().nats > 1e-3
+    moor.consolidate(data=task(2))
+    weight, scale = moor._meter.distillation.weight, moor._step.budget.scale
+    optimizer.param_groups[0]["lr"] = 1e-7
+    train(model, optimizer, task(3))
+    assert moor.measured().nats < 1e-4
+    assert moor._meter.distillation.weight < weight
+    assert moor._step.budget.scale == scale
+
+
 @pytest.mark.parametrize("over", ["mean", "sum", "worst"])
 def test_several_past_tasks_are_each_measured(over):
     model, optimizer = pretrained()

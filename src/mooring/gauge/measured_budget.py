@@ -140,7 +140,7 @@ class MeasuredBudget:
     @property
     def pull_is_unused(self) -> bool:
         """Whether the pull is in reserve and no measurement asked for it, so that importance is not read so far."""
-        return self._pull_waits and (not self.gauges or self.solver.scale == UNUSED_PULL)
+        return self._pull_waits and (not self.gauges or self.solver.is_unused)
 
     @property
     def averages(self) -> bool:
@@ -201,8 +201,9 @@ class MeasuredBudget:
             self.distillation.adjust(value, self.named, GAIN / len(self.latest), binding=binding)
 
     def _binding(self, device: torch.device) -> Tensor:
-        """Return whether the budget's pull acts, on a device."""
-        multipliers = [mu.to(device, non_blocking=True) for mu in self.solver.mu.values()]
+        """Return whether the budget's pull acts in this step, on a device."""
+        known = {} if self.solver.is_unused else self.solver.mu  # which may be of the end of the task before
+        multipliers = [mu.to(device, non_blocking=True) for mu in known.values()]
         return torch.stack(multipliers).gt(0).any() if multipliers else torch.zeros((), dtype=torch.bool, device=device)
 
     @torch.no_grad()
