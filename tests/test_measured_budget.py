@@ -263,6 +263,13 @@ def test_return_at_the_end_of_a_task_does_not_count_as_a_pull_of_the_next_one():
     assert moor._step.budget.scale == scale
 
 
+def test_budget_of_0_holds_the_parameters_beside_adam():
+    """There is no forgetting below which the pull could wait."""
+    model, optimizer, moor = in_reserve(nats=0.0)
+    train(model, optimizer, task(2)[:3])
+    assert moor.pull_energy() < 1e-6
+
+
 @pytest.mark.parametrize("over", ["mean", "sum", "worst"])
 def test_several_past_tasks_are_each_measured(over):
     model, optimizer = pretrained()

@@ -117,7 +117,7 @@ class MeasuredBudget:
         for known in [*gauges, *distilled]:
             if known not in recorded:
                 known.record(unwrapped(self.states.model))
-        if gauges and not self.gauges and self._pull_waits:
+        if gauges and not self.gauges and self._pull_waits and self.named:
             self.solver.scale = UNUSED_PULL
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
         self.average = ParameterAverage()
