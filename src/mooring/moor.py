@@ -427,6 +427,8 @@ class Mooring:
             self._step.budget.load_state(header.get("spending"))
         if self._meter is not None:
             self._load_gauges(self._meter, header, state)
+        elif self._step.budget:
+            self._step.budget.limit_to_estimate()
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Continue with another optimizer of the same model, if each task has its own; the state stays."""

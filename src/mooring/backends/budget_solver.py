@@ -75,6 +75,10 @@ class BudgetSolver:
         """Whether the pull is in reserve and no measurement asked for it so far."""
         return self.scale == UNUSED_PULL
 
+    def limit_to_estimate(self) -> None:
+        """Let no more than the budget be spent by estimate, from where no measurement has lowered that."""
+        self.scale = min(self.scale, 1.0)
+
     @torch.no_grad()
     def apply_pull(self, states: Collection[ParameterState], moved: Collection[Tensor], task: int) -> None:
         """Pull the parameters that moved until the budget is kept; what the others spent counts too.

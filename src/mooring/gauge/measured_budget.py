@@ -148,9 +148,13 @@ class MeasuredBudget:
         return self._pull_waits if self.budget.average is None else self.budget.average
 
     def follow_optimizer(self) -> None:
-        """Distil as the present optimizer needs it."""
-        if self.distillation:
-            self.distillation.control = weight_control(self.states.optimizer)
+        """Distil as the present optimizer needs it; a pull that waited beside the one before keeps the budget now."""
+        if not self.distillation:
+            return
+        waited = self._pull_waits
+        self.distillation.control = weight_control(self.states.optimizer)
+        if waited and not self._pull_waits:
+            self.solver.limit_to_estimate()
 
     def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Return what distillation adds to the gradients of these parameters."""
@@ -351,7 +355,7 @@ class MeasuredBudget:
         """Forget all gauges, so that forgetting is only estimated: no more than the budget may be spent by estimate."""
         self.gauges, self.latest, self.distillation, self._pending = [], [], None, None
         self.average = ParameterAverage()
-        self.solver.scale = min(self.solver.scale, 1.0)
+        self.solver.limit_to_estimate()
 
     def _warn_of_noise(self) -> None:
         with preserve_model_state(self.states.model, moves=False):
@@ -382,6 +386,8 @@ class MeasuredBudget:
         self.distillation = Distillation(distilled, self.named, control=control) if distilled else None
         self.gauges = list(gauges.values())
         self.load_state(state)
+        if self.solver.is_unused and not (self._pull_waits and self.named):
+            self.solver.limit_to_estimate()  # the state is from training beside another kind of optimizer
         self.average = ParameterAverage()
         if self.averages:
             self.average.load(state.get("average", {}), tensors, self.states.trained_by_name())
