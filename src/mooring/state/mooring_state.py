@@ -556,6 +556,8 @@ class MooringState:
         if self.memory.anchor is None:
             state.anchor = state.anchor.to(torch.promote_types(p.dtype, state.anchor.dtype))
         state.choose_dtype()
+        if state.factors and not state.held_with:
+            state.factors.choose_basis_dtype(p.dtype)
         self.created = True
         return state
 
