@@ -358,9 +358,11 @@ class TrainingStep:
             # torch's own optimizers leave gradients as they are, except Nesterov's foreach form
             preserves = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
             if grad_scale is not None or not preserves:
-                here = range(len(steps.rates), len(steps.rates) + count)
-                changed = [self._task_gradient(steps.states[i], steps.g[i], grad_scale, preserves) for i in here]
-                steps.g = [*steps.g[: here.start], *changed, *steps.g[here.stop :]]
+                if steps.g is steps.own_gradients:
+                    steps.g = [*steps.g]
+                here = slice(len(steps.rates), len(steps.rates) + count)
+                pairs = zip(steps.states[here], steps.g[here], strict=True)
+                steps.g[here] = [self._task_gradient(state, g, grad_scale, preserves) for state, g in pairs]
             steps.rates += [lr] * count
             steps.grad_scales += [grad_scale] * count
         return steps
