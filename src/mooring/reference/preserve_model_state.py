@@ -22,7 +22,7 @@ REBOUND = (bool, int, float, Tensor, tuple, list, dict, type(None))
 def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tensor] | None = None) -> Iterator[None]:
     """Put the model in eval mode, and restore everything bit for bit at the end.
 
-    Models of transformers keep no keys and values for the next token meanwhile, which nobody would read.
+    Models of transformers keep no keys and values for the next token meanwhile, because nothing would read them.
 
     Args:
         model: the model.
@@ -127,7 +127,7 @@ def _leaves(loss: Tensor) -> set[Tensor]:
 
 
 def _bindings(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that a forward pass may bind anew: its mode, counters, tensors, caches."""
+    """Return the attributes of a module that a forward pass may replace: its mode, counters, tensors, caches."""
     return {name: v for name, v in module.__dict__.items() if name not in OF_TORCH and isinstance(v, REBOUND)}
 
 
