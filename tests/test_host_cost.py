@@ -214,6 +214,29 @@ def test_parameter_with_other_strides_gets_a_penalized_gradient_of_its_values():
     torch.testing.assert_close(first.detach(), before - 0.1 * (gradient + force))
 
 
+def test_kernel_of_a_penalty_writes_to_the_gradients_that_the_optimizer_gets(monkeypatch):
+    """Also after a hook or an optimizer has given a gradient, which is kept for the next step, other memory."""
+    model, x = Sum(3), torch.randn(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    options = OPTIONS["penalty"]
+    moor = mooring.attach(model, optimizer, reference=[(x, torch.tensor([0, 1, 0, 1]))], progress=False, **options)
+    use_empty_kernels(monkeypatch)
+    given: list[list[int]] = []
+    kept: list[Tensor] = []
+
+    def replace_memory(*step) -> None:
+        given.append([p.grad.data_ptr() for p in model.parameters()])
+        kept.extend(p.grad.data for p in model.parameters())  # so that no memory is given out twice
+        for p in model.parameters():
+            p.grad.data = p.grad.data.clone()
+
+    optimizer.register_step_pre_hook(replace_memory)
+    for _ in range(3):
+        train(model, optimizer, x)
+        (((group,), *_),) = moor._step.fused_penalty.plans.values()
+        assert group.layout.addresses["penalized"] == given[-1]
+
+
 class Probe:
     """Counts how often the addresses and forms of tensors are read."""
 

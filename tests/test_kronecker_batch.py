@@ -235,10 +235,14 @@ def dense(factor):
     return torch.block_diag(*factor) if factor.ndim > 2 else factor
 
 
-def test_saved_state_of_half_precision_continues_with_the_same_bits(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_saved_state_of_half_precision_continues_with_the_same_bits(dtype, tmp_path):
+    """Also after the model was converted to float32, from which on nothing is rounded to bfloat16."""
+
     def build(reference):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).to(torch.bfloat16)
+        model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+        model = model.to(torch.bfloat16 if reference else dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         rules = {"importance": Kronecker(), "pull": mooring.Budget(1e-3, measured=False)}
         rules |= {"reference": reference, "loss": half_loss} if reference else {}
@@ -250,11 +254,13 @@ def test_saved_state_of_half_precision_continues_with_the_same_bits(tmp_path):
     def train(model, optimizer, batches):
         for batch in batches:
             optimizer.zero_grad()
-            half_loss(model, batch).backward()
+            half_loss(model, (batch[0].to(model[0].weight.dtype), batch[1])).backward()
             optimizer.step()
 
     model, optimizer, moor = build(data[:3])
-    train(model, optimizer, data[:3])
+    train(model, optimizer, data[:2])
+    model.to(dtype)
+    train(model, optimizer, data[2:3])
     other, other_optimizer, loaded = build(None)
     torch.save([model.state_dict(), moor.state_dict()], tmp_path / "state.pt")
     weights, state = torch.load(tmp_path / "state.pt")

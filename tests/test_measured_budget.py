@@ -241,6 +241,71 @@ def test_pull_that_waited_for_distillation_holds_once_nothing_is_measured():
     assert 0.9e-3 < other.pull_energy() <= 1e-3 * (1 + 1e-5)
 
 
+def in_reserve(nats=1e-3, **options):
+    """Return a model moored beside Adam, whose pull is in reserve, so that distillation holds the budget."""
+    model, _ = pretrained()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(nats), reference=task(1), **options)
+    return model, optimizer, moor
+
+
+def test_pull_that_waited_holds_if_the_state_is_loaded_into_a_budget_that_is_not_measured():
+    model, _, moor = in_reserve()
+    moor.detach()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    other = mooring.attach(model, optimizer, pull=mooring.Budget(1e-3, measured=False))
+    other.load_state_dict(moor.state_dict())
+    train(model, optimizer, task(2))
+    assert 0.9e-3 < other.pull_energy() <= 1e-3 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_pull_that_waited_acts_in_the_first_step_of_an_optimizer_beside_which_none_waits(loads):
+    """Beside SGD it keeps what is above the budget; before a measurement the estimate may spend all of it."""
+    model, _, moor = in_reserve()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    if loads:
+        state = moor.state_dict()
+        moor.detach()
+        moor = mooring.attach(model, optimizer, pull=mooring.Budget(1e-3))
+        moor.load_state_dict(state)
+    else:
+        moor.rebind(optimizer)
+    train(model, optimizer, task(2)[:1])
+    assert 0.9e-3 < moor.pull_energy() <= 1e-3 * (1 + 1e-5)
+
+
+def test_rebound_optimizer_keeps_the_scale_that_was_measured_beside_one_of_its_kind():
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(1e-3), reference=task(1))
+    train(model, optimizer, task(2))
+    scale = moor._step.budget.scale
+    assert scale != 1
+    moor.rebind(torch.optim.SGD(model.parameters(), lr=0.05))
+    assert moor._step.budget.scale == scale
+
+
+def test_return_at_the_end_of_a_task_does_not_count_as_a_pull_of_the_next_one():
+    """While the pull waits, a measurement below the budget lowers the weight of distillation and leaves the pull."""
+    model, optimizer, moor = in_reserve(importance=Kronecker())
+    train(model, optimizer, task(2)[:2])
+    assert moor.measured().nats > 1e-3
+    moor.consolidate(data=task(2))
+    weight, scale = moor._meter.distillation.weight, moor._step.budget.scale
+    optimizer.param_groups[0]["lr"] = 1e-7
+    train(model, optimizer, task(3))
+    assert moor.measured().nats < 1e-4
+    assert moor._meter.distillation.weight < weight
+    assert moor._step.budget.scale == scale
+
+
+def test_budget_of_0_holds_the_parameters_beside_adam():
+    """There is no forgetting below which the pull could wait."""
+    model, optimizer, moor = in_reserve(nats=0.0)
+    train(model, optimizer, task(2)[:3])
+    assert moor.pull_energy() < 1e-6
+
+
 @pytest.mark.parametrize("over", ["mean", "sum", "worst"])
 def test_several_past_tasks_are_each_measured(over):
     model, optimizer = pretrained()

@@ -123,7 +123,7 @@ class Mooring:
     ) -> Measurement | None:
         """End a task: protect what was learned from now on.
 
-        anchor <- parameter; previous <- merge(previous, current); then `current` starts anew. Parameters without a
+        anchor <- parameter; previous <- merge(previous, current); then `current` is reset. Parameters without a
         gradient during the task keep their importance. Without a step since the last consolidation nothing is merged
         and no task is counted; a warning names parameters that moved all the same. A first consolidation without a step
         protects nothing and warns, unless the importance needs no step, as `Uniform`.
@@ -427,6 +427,8 @@ class Mooring:
             self._step.budget.load_state(header.get("spending"))
         if self._meter is not None:
             self._load_gauges(self._meter, header, state)
+        elif self._step.budget:
+            self._step.budget.limit_to_estimate()
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Continue with another optimizer of the same model, if each task has its own; the state stays."""

@@ -36,7 +36,7 @@ def warn_of_other_budgets(step: TrainingStep) -> None:
     """Warn if another Mooring of the same model has a budget too: each keeps its own, and forgetting adds up."""
     if step.budget is None or not any(other.budget for other in siblings(step)):
         return
-    gc.collect()  # an optimizer that nobody has anymore is no sibling
+    gc.collect()  # an optimizer without references is no sibling
     if others := [other.budget.budget.nats for other in siblings(step) if other.budget]:
         total = float(step.budget.budget.nats) + sum(map(float, others))
         warn(

@@ -66,7 +66,7 @@ class ParameterSteps:
         rates: the learning rates.
         grad_scales: the factor of g in the gradient that the optimizer gets: -1 if it maximizes, GradScaler's scale if
             a fused kernel unscales; None is 1.
-        updates: whether this step changes the importance; None if it does of all parameters.
+        updates: whether this step changes the importance of each parameter; None if it changes all.
         plain: whether neither a parameter nor a gradient is sharded.
     """
 
@@ -84,11 +84,11 @@ class ParameterSteps:
         return len(self.states)
 
     def chosen(self, indices: Sequence[int]) -> "ParameterSteps":
-        """Return some of the steps; all of them are these."""
+        """Return the steps at some indices; the object itself if these are all."""
         return self if len(indices) == len(self) else self._filled(ParameterSteps(_at(self.states, indices)), indices)
 
     def part(self, kind: str, belongs: Callable[[ParameterState], bool]) -> "ParameterSteps":
-        """Return the steps of the states of one kind, which are found once and kept."""
+        """Return the steps of the states of one kind; which these are is determined once."""
         if kind not in self._parts:
             indices = [index for index, state in enumerate(self.states) if belongs(state)]
             self._parts[kind] = indices, self.chosen(indices)
@@ -96,7 +96,7 @@ class ParameterSteps:
         return part if part is self else self._filled(part, indices)
 
     def _filled(self, part: "ParameterSteps", indices: Sequence[int]) -> "ParameterSteps":
-        """Give some of the steps what belongs to this step."""
+        """Set the gradients, rates and flags of this step in a part of the steps."""
         part.own_gradients, part.g = _at(self.own_gradients, indices), _at(self.g, indices)
         part.rates, part.grad_scales = _at(self.rates, indices), _at(self.grad_scales, indices)
         part.updates, part.plain = self.updates and _at(self.updates, indices), self.plain
@@ -150,7 +150,7 @@ class _KnownParameters:
         self._shapes, self._dtypes = [s.shape for s in moored], [s.dtype for s in moored]
 
     def match(self, groups: list[list[Tensor]], gradients: Sequence[Tensor | None], states: MooringState) -> bool:
-        """Return whether these are the parameters of the last step, and have the shapes, dtypes and states of then."""
+        """Return whether the parameters, their shapes, dtypes and states are those of the last step."""
         return (
             len(groups) == len(self._groups)
             and all(map(_are, groups, self._groups))
@@ -358,9 +358,11 @@ class TrainingStep:
             # torch's own optimizers leave gradients as they are, except Nesterov's foreach form
             preserves = type(optimizer).__module__.startswith("torch.optim.") and not group.get("nesterov")
             if grad_scale is not None or not preserves:
-                here = range(len(steps.rates), len(steps.rates) + count)
-                changed = [self._task_gradient(steps.states[i], steps.g[i], grad_scale, preserves) for i in here]
-                steps.g = [*steps.g[: here.start], *changed, *steps.g[here.stop :]]
+                if steps.g is steps.own_gradients:
+                    steps.g = [*steps.g]
+                here = slice(len(steps.rates), len(steps.rates) + count)
+                pairs = zip(steps.states[here], steps.g[here], strict=True)
+                steps.g[here] = [self._task_gradient(state, g, grad_scale, preserves) for state, g in pairs]
             steps.rates += [lr] * count
             steps.grad_scales += [grad_scale] * count
         return steps
@@ -393,7 +395,7 @@ class TrainingStep:
         self._check_finite(kind, self._names_of(parameters), gradients, others)
 
     def _names_of(self, parameters: list[Tensor]) -> list[str]:
-        """Return the names of parameters, which are looked up when other ones are asked for."""
+        """Return the names of parameters; those of the same parameters as before are kept."""
         if not _are(parameters, self._named[0]):
             self._named = parameters, [self.states.name(p) for p in parameters]
         return self._named[1]
@@ -493,7 +495,7 @@ class TrainingStep:
         return gradients
 
     def _copy_parameters(self, steps: ParameterSteps) -> dict[Tensor, Tensor]:
-        """Return the parameters before the step, stored in the memory of `current`, which is computed anew after it."""
+        """Return the parameters before the step, stored in the memory of `current`, which is replaced after it."""
         copies: dict[Tensor, Tensor] = {}
         for state in steps.states:
             current = state.importance_state["current"]

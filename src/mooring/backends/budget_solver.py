@@ -70,6 +70,15 @@ class BudgetSolver:
         self.kernels: dict[str, tuple[list[object], BudgetKernels | None]] = {}
         self.plan: _Plan | None = None
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether the pull is in reserve and no measurement asked for it so far."""
+        return self.scale == UNUSED_PULL
+
+    def limit_to_estimate(self) -> None:
+        """Let no more than the budget be spent by estimate, from where no measurement has lowered that."""
+        self.scale = min(self.scale, 1.0)
+
     @torch.no_grad()
     def apply_pull(self, states: Collection[ParameterState], moved: Collection[Tensor], task: int) -> None:
         """Pull the parameters that moved until the budget is kept; what the others spent counts too.
@@ -79,7 +88,7 @@ class BudgetSolver:
             moved: the parameters that had a gradient in this step.
             task: the number of consolidated tasks.
         """
-        if self.scale == UNUSED_PULL:
+        if self.is_unused:
             return
         key = len(states), *map(id, moved)
         self._discard_invalid_kernels()

@@ -29,7 +29,7 @@ class KernelArgs:
         tensors: by name, as in `mooring.backends.eager`.
         numbers: by name, as there.
         dtype: the dtype to compute in.
-        kind: whatever else distinguishes its rule.
+        kind: what else its rule depends on.
         anchor_moves: whether the anchor may have another address in each step, too.
     """
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.backends.kernels.tensor_list import TensorForm
+from mooring.distributed.dtensor import local_tensors
 
 SMALL = 1 << 14
 """Weights of a parameter whose penalized gradient is kept between steps."""
@@ -57,19 +58,29 @@ class SmallGradients:
         self.tensors: list[Tensor | None] = []
         self._parameters: list[Tensor] = []
         self._form: TensorForm | None = None
+        self._addresses: list[int] = []
 
     def allocate(self, parameters: list[Tensor], form: TensorForm, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return a tensor for the penalized gradient of each parameter.
 
+        What is kept is allocated again if an optimizer has given it other memory: kernels know its addresses.
+
         Args:
-            parameters: the parameters; what is kept is allocated again for others.
+            parameters: the parameters; for others it is allocated again, too.
             form: their form, likewise.
             gradients: their gradients now; after a step that failed these may be what is kept.
         """
-        if parameters is not self._parameters or form is not self._form or any(map(is_, self.tensors, gradients)):
-            self.tensors = [None if p.numel() > SMALL else torch.empty_like(p) for p in parameters]
-            self._parameters, self._form = parameters, form
         kept = [t for t in self.tensors if t is not None]
+        known = parameters is self._parameters and form is self._form and _addresses(kept) == self._addresses
+        if not known or any(map(is_, self.tensors, gradients)):
+            self.tensors = [None if p.numel() > SMALL else torch.empty_like(p) for p in parameters]
+            kept = [t for t in self.tensors if t is not None]
+            self._parameters, self._form, self._addresses = parameters, form, _addresses(kept)
         if len(kept) == len(parameters):
             return self.tensors  # type: ignore[return-value]
         return [torch.empty_like(p) if t is None else t for p, t in zip(parameters, self.tensors, strict=True)]
+
+
+def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the addresses of the parts on this rank."""
+    return list(map(Tensor.data_ptr, local_tensors(tensors)))

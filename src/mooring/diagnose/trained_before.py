@@ -30,7 +30,7 @@ def _has_history(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the optimizer has taken a step; Adagrad and others have a state before their first one."""
     state = next((state for state in optimizer.state.values() if isinstance(state, dict)), {})
     steps = state.get("step", 0)
-    counted = isinstance(steps, int | float | Tensor) and float(steps) > 0
+    counted = isinstance(steps, int | float | Tensor) and bool(torch.as_tensor(steps).any())  # of each row in some
     return counted or state.get("momentum_buffer") is not None
 
 

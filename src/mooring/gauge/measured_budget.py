@@ -117,7 +117,7 @@ class MeasuredBudget:
         for known in [*gauges, *distilled]:
             if known not in recorded:
                 known.record(unwrapped(self.states.model))
-        if gauges and not self.gauges and self._pull_waits:
+        if gauges and not self.gauges and self._pull_waits and self.named:
             self.solver.scale = UNUSED_PULL
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
         self.average = ParameterAverage()
@@ -140,7 +140,7 @@ class MeasuredBudget:
     @property
     def pull_is_unused(self) -> bool:
         """Whether the pull is in reserve and no measurement asked for it, so that importance is not read so far."""
-        return self._pull_waits and (not self.gauges or self.solver.scale == UNUSED_PULL)
+        return self._pull_waits and (not self.gauges or self.solver.is_unused)
 
     @property
     def averages(self) -> bool:
@@ -148,9 +148,13 @@ class MeasuredBudget:
         return self._pull_waits if self.budget.average is None else self.budget.average
 
     def follow_optimizer(self) -> None:
-        """Distil as the present optimizer needs it."""
-        if self.distillation:
-            self.distillation.control = weight_control(self.states.optimizer)
+        """Distil as the present optimizer needs it; a pull that waited beside the one before keeps the budget now."""
+        if not self.distillation:
+            return
+        waited = self._pull_waits
+        self.distillation.control = weight_control(self.states.optimizer)
+        if waited and not self._pull_waits:
+            self.solver.limit_to_estimate()
 
     def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Return what distillation adds to the gradients of these parameters."""
@@ -201,8 +205,9 @@ class MeasuredBudget:
             self.distillation.adjust(value, self.named, GAIN / len(self.latest), binding=binding)
 
     def _binding(self, device: torch.device) -> Tensor:
-        """Return whether the budget's pull acts, on a device."""
-        multipliers = [mu.to(device, non_blocking=True) for mu in self.solver.mu.values()]
+        """Return whether the budget's pull acts in this step, on a device."""
+        known = {} if self.solver.is_unused else self.solver.mu  # which may be of the end of the task before
+        multipliers = [mu.to(device, non_blocking=True) for mu in known.values()]
         return torch.stack(multipliers).gt(0).any() if multipliers else torch.zeros((), dtype=torch.bool, device=device)
 
     @torch.no_grad()
@@ -350,7 +355,7 @@ class MeasuredBudget:
         """Forget all gauges, so that forgetting is only estimated: no more than the budget may be spent by estimate."""
         self.gauges, self.latest, self.distillation, self._pending = [], [], None, None
         self.average = ParameterAverage()
-        self.solver.scale = min(self.solver.scale, 1.0)
+        self.solver.limit_to_estimate()
 
     def _warn_of_noise(self) -> None:
         with preserve_model_state(self.states.model, moves=False):
@@ -381,6 +386,8 @@ class MeasuredBudget:
         self.distillation = Distillation(distilled, self.named, control=control) if distilled else None
         self.gauges = list(gauges.values())
         self.load_state(state)
+        if self.solver.is_unused and not (self._pull_waits and self.named):
+            self.solver.limit_to_estimate()  # the state is from training beside another kind of optimizer
         self.average = ParameterAverage()
         if self.averages:
             self.average.load(state.get("average", {}), tensors, self.states.trained_by_name())

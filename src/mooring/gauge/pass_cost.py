@@ -57,7 +57,7 @@ They do not forget a large gradient soon, so the same data in every second step,
 """
 
 DISTILLATION_OF_ADAPTERS = DistillationCost(price=0.5, samples=1 / 5, fewest=4)
-"""That of models whose weights are mostly frozen: their few directions need less data to be told apart."""
+"""That of models whose weights are mostly frozen: their few directions need less data to be distinguished."""
 
 
 def mostly_frozen(model: nn.Module) -> bool:

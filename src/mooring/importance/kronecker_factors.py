@@ -79,9 +79,6 @@ class KroneckerFactors:
     ) -> "KroneckerFactors":
         """Return zero factors of a weight (out, in, ...) or a bias (out,).
 
-        The basis of a half-precision parameter is in bfloat16: what that rounds away of a displacement is less than
-        the parameter itself rounds away.
-
         Args:
             parameter: the parameter, with `runs` behind a leading run axis.
             dtype: the dtype of the factors.
@@ -96,8 +93,19 @@ class KroneckerFactors:
             inputs, outputs = inputs.contiguous(), outputs.contiguous()
         past_inputs, past_outputs = (inputs.clone(), outputs.clone()) if runs else (inputs, outputs)
         blocked = blocks is not None and groups == 1
-        rounded = torch.bfloat16 if parameter.dtype in (torch.bfloat16, torch.float16) and not runs else None
-        return cls(inputs, outputs, past_inputs, past_outputs, basis_dtype=rounded, blocked=blocked, runs=runs)
+        factors = cls(inputs, outputs, past_inputs, past_outputs, blocked=blocked, runs=runs)
+        factors.choose_basis_dtype(parameter.dtype)
+        return factors
+
+    def choose_basis_dtype(self, dtype: torch.dtype) -> None:
+        """Choose the dtype of the basis by that of the parameter; a basis of another dtype is computed again.
+
+        The basis of a half-precision parameter is in bfloat16: what that rounds away of a displacement is less than
+        the parameter itself rounds away.
+        """
+        rounded = torch.bfloat16 if dtype in (torch.bfloat16, torch.float16) and not self.runs else None
+        if rounded != self.basis_dtype:
+            self.basis_dtype, self.basis = rounded, None
 
     def select_runs(self, rows: Tensor) -> None:
         """Keep the runs in these rows, in this order."""

@@ -130,7 +130,7 @@ def _leaves(loss: Tensor) -> set[Tensor]:
 
 
 def _bindings(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that a forward pass may bind anew: its mode, counters, tensors, caches."""
+    """Return the attributes of a module that a forward pass may replace: its mode, counters, tensors, caches."""
     return {name: v for name, v in module.__dict__.items() if name not in OF_TORCH and isinstance(v, REBOUND)}
 
 

@@ -217,7 +217,7 @@ def consolidate(
     pull: Callable[[], None] = lambda: None,
     decompose: bool = True,
 ) -> None:
-    """End a task: previous <- merge(previous, scale * current); anchor <- theta; `current` starts anew.
+    """End a task: previous <- merge(previous, scale * current); anchor <- theta; `current` is reset.
 
     Args:
         states: the states of all moored parameters.
@@ -520,12 +520,12 @@ class MooringState:
         return self.records[p]
 
     def _resize(self, old: ParameterState, p: Tensor) -> None:
-        """Move a state to a parameter with another number of rows, whose new rows are free; to any other, start anew.
+        """Move a state to a parameter with another number of rows, whose new rows are free; else create a new one.
 
         `resize_token_embeddings` replaces either the module or the data of its parameter.
         """
         if sharded(p):
-            raise MooringError(f"{self.names[p]!r} changed its shape, which a sharded parameter cannot: attach anew")
+            raise MooringError(f"{self.names[p]!r} changed its shape, which a sharded parameter cannot: attach again")
         grouped = old.factors is not None and not old.held_with and old.factors.inputs.ndim > 2
         if old.factors and (old.factors.blocked or grouped):  # its blocks or groups have other sizes now
             self.to_scores(old)
@@ -556,6 +556,8 @@ class MooringState:
         if self.memory.anchor is None:
             state.anchor = state.anchor.to(torch.promote_types(p.dtype, state.anchor.dtype))
         state.choose_dtype()
+        if state.factors and not state.held_with:
+            state.factors.choose_basis_dtype(p.dtype)
         self.created = True
         return state
 

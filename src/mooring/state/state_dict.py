@@ -129,7 +129,7 @@ def _read_parameter(
     """Return the state of one parameter, checked against a new one for its slots and their shapes.
 
     Tensors are stored as `memory` says, in whatever form they were saved. If the saved state did not accumulate, there
-    is nothing of a task that has not begun, and the importance starts anew.
+    is nothing of a task that has not begun, and the importance starts again from its first values.
     """
     slots: State = {}
     for slot, like in new.slots().items():

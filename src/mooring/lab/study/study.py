@@ -193,7 +193,7 @@ class Study:
     def _plan_fleets(
         self, missing: Sequence[RunSpec], engine: Engine, reject: bool, specs: Sequence[RunSpec] = ()
     ) -> list[list[RunSpec]]:
-        """Group runs into fleets: those of a checkpoint continue together, the others are grouped anew.
+        """Group runs into fleets: those of a checkpoint continue together, the others form new fleets.
 
         In a deterministic study the fleets are those of all runs that were asked for (`specs`), whatever is done.
         """
