@@ -80,7 +80,9 @@ def info(name: SetName, as_json: AsJson = False) -> None:
 @data.command()
 def fetch(
     name: SetName,
-    to: Annotated[Path | None, option("The folder to make; by default where streams look for it.")] = None,
+    to: Annotated[
+        Path | None, option("The folder to create; by default the one in which streams look for the set.")
+    ] = None,
     yes: Annotated[bool, option("Do not ask for confirmation.", "--yes", "-y")] = False,
     as_json: AsJson = False,
 ) -> None:

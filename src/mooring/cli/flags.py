@@ -65,7 +65,7 @@ SweptMethods = Annotated[
     str, option(_SWEPT_HELP, autocompletion=_complete_methods, show_default=False, metavar="NAMES")
 ]
 Device = Annotated[str, option("Where to train: cpu, cuda or cuda:N.")]
-EngineName = Annotated[str, option("What trains: local, or ray, which trains many fleets at once.")]
+EngineName = Annotated[str, option("What trains: local (one fleet after the other) or ray (several fleets at a time).")]
 Address = Annotated[str | None, option("The Ray cluster; by default Ray starts on this machine.", metavar="HOST:PORT")]
 Share = Annotated[float, option("With Ray, the share of a core or a GPU for one fleet; 0.5 trains two on each.")]
 Deterministic = Annotated[
@@ -159,7 +159,7 @@ class StudyFlags:
         "mooring.sqlite"
     )
     device: Device = "cpu"
-    fleet: Annotated[int | None, option("Maximum number of runs to train together.")] = None
+    fleet: Annotated[int | None, option("Maximum number of runs to train together, as one fleet.")] = None
     engine: EngineName = "local"
     address: Address = None
     share: Share = 1.0

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def pretrain(
     stream_flags: StreamFlags,
     out: Annotated[
-        Path, option("The file of the backbone; several become NAME-SEED.safetensors.", metavar="FILE")
+        Path,
+        option("The file to write; if there are several backbones, NAME-SEED.safetensors for each.", metavar="FILE"),
     ] = Path("backbone.safetensors"),
     network: Annotated[str, option("mlp, cnn6, resnet18-third, or package.module:function.")] = "cnn6",
     seed: Annotated[int, option("Seed of initial weights, order, flips and shifts.")] = 0,

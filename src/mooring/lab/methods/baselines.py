@@ -9,7 +9,7 @@ SAMPLES = 500
 """The default size of the memory, in samples."""
 
 CONTROLS = [
-    Method("plain", "plain fine-tuning on each task, without protection: the lower bound"),
+    Method("plain", "plain fine-tuning on each task, without protection"),
     Method("frozen", "train the heads only and never change the backbone", frozen="always"),
     Method("frozen-after-first", "train the backbone on the first task, then freeze it", frozen="after first"),
     Method("joint", "train on all tasks at once, for as many steps: a reference without forgetting", data="joint"),
