@@ -157,6 +157,13 @@ def test_packed_images_equal_those_of_a_folder(bench, tmp_path, monkeypatch):
     assert known[1]["nats"] == pytest.approx(0, abs=1e-6)
 
 
+def accuracies(row):
+    """Return what was kept and learned as the page has it, with intervals if there are three seeds."""
+    if row["seeds"] > 2:
+        return [f"{row[name]:.1f} ± {row[name + '_error']:.1f}" for name in ("kept", "new")]
+    return [f"{row[name]:.1f}" for name in ("kept", "new")]
+
+
 @pytest.mark.parametrize("task", ["cifar100", "flowers102"])
 def test_table_of_the_page_is_that_of_its_results(bench, task):
     results = importlib.import_module("real_networks.results")
@@ -166,20 +173,19 @@ def test_table_of_the_page_is_that_of_its_results(bench, task):
     summaries = results.summarize([json.loads(line) for line in lines])
     assert len(summaries) == {"cifar100": 15, "flowers102": 9}[task]
     for row in summaries:
-        cells = [f"{row[name]:.1f}" for name in ("kept", "new")]
-        if row["seeds"] > 2:
-            cells = [f"{row[name]:.1f} ± {row[name + '_error']:.1f}" for name in ("kept", "new")]
+        cells = accuracies(row)
         others = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("nats", "rise")]
         assert f"| {row['seeds']} | {' | '.join([*cells, *others])} |".replace("  |", " |") in page
 
 
-def test_table_of_the_language_model_has_figures_of_its_results():
+def test_table_of_the_language_model_has_figures_of_its_results(bench):
+    summarize = importlib.import_module("real_networks.results").summarize
     docs = BENCHMARKS.parent / "docs"
     section = (docs / "real-networks.md").read_text().split("## A small language model")[1].split("\n- ")[0]
     cells = [re.split(r" *\| *", line)[2:-1] for line in section.splitlines() if re.match(r"\| [^|-]", line)]
     for columns, task in ((slice(0, 3), "gpt"), (slice(3, 6), "gpt-lora")):
         rows = map(json.loads, (docs / "figures" / f"real-networks-{task}.jsonl").read_text().splitlines())
-        known = [[f"{row['kept']:.1f}", f"{row['new']:.1f}", f"{row['nats']:.3f}"] for row in rows]
+        known = [[*accuracies(row), f"{row['nats']:.3f}"] for row in summarize(list(rows))]
         shown = [row[columns] for row in cells if any(row[columns])]
         assert len(shown) >= 15
         assert all(row in known for row in shown)
