@@ -171,8 +171,8 @@ def test_page_compares_the_stored_settings_below_the_default_budget(monkeypatch)
     ours, rise = named["Mooring", "0.05"]
     assert f"{every_rise:.3f}" == f"{rise:.3f}"
     assert (
-        f"KL with a weight of 0.5 has a rise of {kl_rise:.3f} nats at {kl:.1f} %. With 0.05 nats the rise is "
-        f'{rise:.3f} nats; "Mooring, every step" learns {every:.1f} %, within the intervals, '
+        f"KL with a weight of 0.5 has a rise of {kl_rise:.3f} nats and learns {kl:.1f} %. With a budget of 0.05 nats "
+        f'the rise is {rise:.3f} nats. "Mooring, every step" then learns {every:.1f} %, within the intervals, '
         f'and "Mooring" {ours:.1f} %.'
     ) in " ".join((docs / "adapters.md").read_text().split())
 

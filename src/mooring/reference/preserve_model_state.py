@@ -81,7 +81,8 @@ def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tenso
 @contextmanager
 def without_caches(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Set `use_cache` of the configurations of models of transformers to False, and restore it."""
-    configs = {id(config): config for module in modules if (config := module.__dict__.get("config"))}
+    own = (module.__dict__.get("config") or getattr(type(module), "config", None) for module in modules)
+    configs = {id(config): config for config in own if config is not None}
     caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
     for config in caching:
         config.use_cache = False
