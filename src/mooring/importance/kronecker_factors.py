@@ -243,7 +243,7 @@ class KroneckerFactors:
 
 
 def complete_eigenbases(factors: Iterable[KroneckerFactors | None]) -> None:
-    """Compute the bases that are missing; those of most layers are there, or of none."""
+    """Compute the bases of factors of past tasks that have none; None stands for a parameter without factors."""
     update_eigenbases([own for own in factors if own is not None and own.basis is None])
 
 

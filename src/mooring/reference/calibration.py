@@ -15,7 +15,7 @@ from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning, warn
-from mooring.importance.kronecker_factors import update_eigenbases
+from mooring.importance.kronecker_factors import complete_eigenbases
 from mooring.pulls.budget import UNSPENT_TOLERANCE, Budget
 from mooring.reference.batches import Data, Loss, Outputs, iter_batches, scalar_loss
 from mooring.reference.estimation import NO_DEPENDENCE, NOT_FINITE
@@ -397,7 +397,7 @@ def _states_of_this_task(states: MooringState) -> list[ParameterState]:
             unknown = dataclasses.replace(m.factors, basis=None, tasks=0)
             own.factors = m.factors.of_this_task() if m.factors.count else unknown
         held.append(own)
-    update_eigenbases(m.factors for m in held if m.factors and m.factors.basis is None)
+    complete_eigenbases(m.factors for m in held)
     states.join_products({own.parameter: own for own in held})
     return held
 
