@@ -23,6 +23,7 @@ SETTINGS: dict[str, dict[str, Any] | None] = {
     "plain LoRA": None,
     'adapters="parameters"': {"adapters": "parameters"},
     "the default, Budget(0.03)": {},
+    "Budget(0.03, average=False)": {"pull": Budget(0.03, average=False)},
     "Budget(0.1)": {"pull": Budget(0.1)},
     "Budget(0.01)": {"pull": Budget(0.01)},
     "Budget(0.01, measured=False)": {"pull": Budget(0.01, measured=False)},

@@ -18,6 +18,7 @@ from mooring.importance import Kronecker
 SETTINGS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "the default, Budget(0.1)": {},
+    "Budget(0.1, average=False)": {"pull": Budget(0.1, average=False)},
     "Budget(0.3)": {"pull": Budget(0.3)},
     "Budget(0.01)": {"pull": Budget(0.01)},
     "Budget(0.001)": {"pull": Budget(0.001)},

@@ -221,8 +221,8 @@ class Mooring:
     def finish(self) -> Measurement:
         """Return towards the anchor, if need be, until the measured forgetting is within the budget.
 
-        With Adam and its kin, or `Budget(average=True)`, the average of the trained parameters, also of excluded ones,
-        takes their place first, if no more is forgotten there.
+        The average of the trained parameters over the last steps, also of excluded ones, takes their place first, if no
+        more is forgotten there and the task was long enough (`Budget(average=)`).
 
         `consolidate()` does this by itself. Call it before a model is kept without being consolidated. The value is
         measured on the gauge, so on other data it may be a little larger.

@@ -1,7 +1,7 @@
 """An exponential average of the parameters over the last steps, which is nearer to a minimum than the last of them.
 
-At a constant learning rate the parameters of Adam move about in a valley, and their average lies deeper in it: it has
-forgotten less, and knows the new task better.
+At a constant learning rate the parameters move about in a valley, and their average lies deeper in it: it has forgotten
+less, and knows the new task better.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -126,14 +126,18 @@ class ParameterAverage:
                 self._averages[p] = _Average(value, count)
 
 
-def decay_of(updates: int) -> float:
+def decay_of(updates: int, largest: float = DECAY) -> float:
     """Return the decay of an update: less at first, so that the beginning of a task is soon forgotten.
+
+    Args:
+        updates: the number of updates before.
+        largest: the decay after many of them.
 
     Example:
         >>> [round(decay_of(updates), 2) for updates in (1, 8, 35, 1000)]
         [0.18, 0.5, 0.8, 0.87]
     """
-    return min(DECAY, (1 + updates) / (10 + updates))
+    return min(largest, (1 + updates) / (10 + updates))
 
 
 def _fits(value: Tensor, theta: Tensor) -> bool:

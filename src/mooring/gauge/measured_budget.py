@@ -145,7 +145,7 @@ class MeasuredBudget:
     @property
     def averages(self) -> bool:
         """Whether the end of a task may take the average of the parameters."""
-        return self._pull_waits if self.budget.average is None else self.budget.average
+        return self.budget.average is not False
 
     def follow_optimizer(self) -> None:
         """Distil as the present optimizer needs it; a pull that waited beside the one before keeps the budget now."""

@@ -169,8 +169,7 @@ class Budget:
             measured.
         average: whether the end of a task takes an average of the trained parameters over about the last 50 steps, if
             that keeps the budget or has forgotten no more than the last ones (`mooring.gauge.average`). None does so
-            where an optimizer that divides gradients by their size, such as Adam, distils, in tasks of more than about
-            420 steps. It has no effect on a budget that is not measured.
+            in tasks of more than about 420 steps. It has no effect on a budget that is not measured.
 
     Example:
         >>> import mooring

@@ -1,4 +1,7 @@
-"""Methods that keep inputs of past tasks as a reference: distillation, measured budgets, and both together."""
+"""Methods that keep inputs of past tasks as a reference: distillation, measured budgets, and both together.
+
+A task ends at its last parameters, as with all other methods, and not at an average of them.
+"""
 
 import mooring
 from mooring.lab.methods.baselines import SAMPLES
@@ -22,7 +25,7 @@ METHODS = [
         "budget-measured",
         "budget-kronecker with a budget in nats (its strength) that is measured on old samples, and kept",
         layer_curvature,
-        lambda nats: mooring.Budget(nats, distil=False),
+        lambda nats: mooring.Budget(nats, distil=False, average=False),
         DIGITS_STRENGTHS["budget-measured"],
         merge="sum",
         data="reference",
@@ -33,7 +36,7 @@ METHODS = [
         "budget-distil",
         "a budget measured on some old samples (its strength, in nats), with distillation of the others",
         layer_curvature,
-        lambda nats: mooring.Budget(nats, distil=True),
+        lambda nats: mooring.Budget(nats, distil=True, average=False),
         DIGITS_STRENGTHS["budget-distil"],
         merge="sum",
         data="reference",
