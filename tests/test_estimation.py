@@ -2,12 +2,14 @@
 
 import itertools
 import random
+import warnings
 from copy import deepcopy
 
 import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import mooring
 from mooring.errors import MooringError, NonFiniteError
@@ -28,6 +30,9 @@ IMPORTANCES = {
     "budget": lambda: {"pull": mooring.Budget(0.05)},
     "kronecker": lambda: {"importance": Kronecker(every=3), "pull": mooring.Budget(0.05)},
 }
+
+
+IMAGES, CLASSES = torch.zeros(2, 1, 6, 6), torch.zeros(2, dtype=torch.long)
 
 
 def batches(count=5, size=8, seed=0):
@@ -281,12 +286,25 @@ def test_progress_bar_is_shown_on_request_and_cleared(capsys):
         ({"reference": []}, MooringError, "data has no batches"),
         ({"reference": 3}, MooringError, "data of type int is not"),
         ({"reference": "outputs"}, MooringError, "data of type str is not"),
-        ({"reference": torch.zeros(3)}, MooringError, "data of type Tensor is not"),
-        ({"reference": ["text"]}, MooringError, "a batch of type str is not"),
+        ({"reference": torch.zeros(3)}, MooringError, r"data of type Tensor is not.*: split it, as in x.split\(32\)"),
+        ({"reference": TensorDataset(torch.zeros(3))}, MooringError, r"TensorDataset is not.*: give DataLoader\(data"),
+        ({"reference": ["text"]}, MooringError, r"a batch of type str is not \(inputs, labels\): give tensors"),
+        ({"reference": [[torch.zeros(2)] * 3]}, MooringError, r"3 parts \(Tensor, Tensor, Tensor\) is not.*: name sev"),
+        ({"reference": [([IMAGES] * 2, CLASSES)]}, MooringError, r"2 parts \(list, Tensor\) is not.*: name several"),
+        (
+            {"reference": [(IMAGES, torch.rand(2, 3))]},
+            MooringError,
+            r"labels of shape \(2, 3\) and torch.float32 are not",
+        ),
+        ({"reference": [{"x": IMAGES, "y": CLASSES}]}, MooringError, "'y'.*: give inputs alone.*keyword arguments"),
+        ({"reference": [IMAGES.double()]}, MooringError, "does not fit the model.*in the model's dtype"),
         ({"reference": {"x": torch.zeros(2, 3)}}, MooringError, "data of type dict is not a collection of batches"),
+        ({"reference": lambda: torch.zeros(2, 3)}, MooringError, "a function that does not take the model alone"),
         ({"reference": [{"input_ids": [1, 2], "labels": [1, 2]}]}, MooringError, "rows with input_ids, labels, not"),
         ({"batches": 0}, MooringError, "batches=0 is not allowed"),
         ({"reference": lambda model: None, "batches": None}, MooringError, "give batches="),
+        ({"loss": nn.MSELoss()}, MooringError, "the loss failed on batch 0.*called with the model and a batch"),
+        ({"loss": nn.functional.cross_entropy}, MooringError, "the loss failed on batch 0.*with the model and a batch"),
         ({"loss": lambda model, batch: 1.0}, MooringError, "returned type float"),
         ({"loss": lambda model, batch: model(batch[0])}, MooringError, "returned shape"),
         ({"loss": lambda model, batch: model(batch[0]).sum() * torch.nan}, NonFiniteError, "loss on data is not"),
@@ -306,6 +324,27 @@ def test_bad_references_are_refused_in_one_line_and_change_nothing(options, erro
     assert not optimizer._optimizer_step_pre_hooks
     assert not any(module._forward_hooks for module in model.modules())
     mooring.attach(model, optimizer, reference=batches())
+
+
+def test_frozen_model_is_refused_and_says_what_to_unfreeze():
+    model, optimizer = make_model()
+    model.requires_grad_(False)
+    with pytest.raises(MooringError, match=r"^every parameter .* is frozen or excluded, .*: call requires_grad_\(\)"):
+        mooring.attach(model, optimizer, reference=batches())
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_probabilities_in_place_of_logits_warn_once(labelled):
+    data = [(x, torch.zeros(4, dtype=torch.long)) if labelled else x for x in torch.randn(3, 4, 2)]
+    model = nn.Sequential(nn.Linear(2, 3), nn.Softmax(1))
+    with pytest.warns(UserWarning, match="returns probabilities, .*: return logits, or give outputs=") as caught:
+        mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), reference=data)
+    assert len(caught) == 1
+    outputs = {"outputs": lambda p: p.clamp_min(1e-9).log()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), reference=data, **outputs)
+        mooring.attach(model[0], torch.optim.SGD(model.parameters(), lr=0.1), reference=data)
 
 
 def test_outputs_without_classes_are_refused():

@@ -404,6 +404,30 @@ def test_weights_that_change_before_the_first_step_end_the_measurement_with_a_wa
     with pytest.warns(UnheldWarning, match="changed by .* nats before the first step"):
         train(model, optimizer, task(2)[:1])
     assert "forgetting=estimated" in repr(moor)
+    with pytest.raises(
+        MooringError, match=r"outputs changed between attach\(\) .*: load or reset weights before attach"
+    ):
+        moor.finish()
+    moor.consolidate(data=task(2))
+    assert moor.measured().nats == 0
+
+
+def test_outputs_of_another_shape_before_the_first_step_end_the_measurement_with_a_warning():
+    model, optimizer = pretrained()
+    mooring.attach(model, optimizer, reference=task(1), exclude="3")
+    model[-1] = nn.Linear(model[-1].in_features, 9)
+    with pytest.warns(UnheldWarning, match="outputs on past data changed before the first step"):
+        train(model, optimizer, task(2)[:1])
+
+
+def test_model_of_another_dtype_than_the_reference_is_refused_at_the_first_step():
+    model, optimizer = pretrained()
+    mooring.attach(model, optimizer, reference=task(1))
+    model.to(torch.bfloat16)
+    with pytest.raises(
+        MooringError, match=r"does not take the data or reference any more .*: convert the model, as in"
+    ):
+        train(model, optimizer, [(x.to(torch.bfloat16), y) for x, y in task(2)[:1]])
 
 
 def test_measuring_and_distilling_leave_the_importance_and_the_mode_as_they_are():
@@ -550,3 +574,13 @@ def test_steps_of_a_head_that_old_outputs_do_not_depend_on_distil_nothing(kind, 
     train(model, optimizer, task(2)[:3])
     assert not torch.equal(model.new.weight, before)
     assert moor.measured().nats == 0
+
+
+@pytest.mark.parametrize("distil", [True, None])
+def test_data_of_an_observed_task_that_cannot_be_distilled_warns_if_that_was_asked_for(distil, recwarn):
+    model, optimizer = make_model()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1, distil=distil))
+    train(model, optimizer, task(1))
+    moor.consolidate(data=task(1, 4))
+    lines = [str(warning.message) for warning in recwarn]
+    assert any("is only measured, not distilled" in line for line in lines) == bool(distil)

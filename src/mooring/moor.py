@@ -252,6 +252,11 @@ class Mooring:
         return self._states.tasks
 
     @property
+    def needs_data(self) -> bool:
+        """Whether `consolidate()` needs data, because training keeps no importance of its task."""
+        return self._states.needs_data
+
+    @property
     def steps(self) -> int:
         """The number of steps since the last consolidation."""
         return self._states.steps
@@ -561,6 +566,11 @@ class Mooring:
         read = read_batches(self.model, data, batches)
         if read and estimated:
             held_out = read
+            if meter.budget.distil and not meter.distillation:
+                warn(
+                    "data of a task that training observed is only measured, not distilled, so distil= has no effect: "
+                    "give attach a reference=, which is distilled"
+                )
         else:
             held_out, others = split_reference(read)
             self._estimate(others, loss, None, progress)
@@ -581,6 +591,12 @@ class Mooring:
             raise MooringError(
                 "no task was consolidated and no reference was read yet, so nothing is held and nothing can be "
                 "measured: give attach reference=..., or end a task with consolidate(data=...)"
+            )
+        if self._meter is not None and self._meter.stopped:
+            raise MooringError(
+                "the model's outputs changed between attach() or consolidate() and the first step, so this Mooring "
+                "measures no more, and forgetting is only estimated, by pull_energy(): load or reset weights before "
+                "attach(reference=...), and give attach the outputs= of the state that you load"
             )
         if self._meter is None or not self._meter.gauges:
             why = "has no data of a past task" if self._meter is not None else "does not measure"

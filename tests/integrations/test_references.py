@@ -126,7 +126,7 @@ def test_padding_of_a_mapping_without_labels_gets_none():
 
 
 def test_mapping_with_an_argument_that_the_model_does_not_take_is_refused_in_one_line():
-    with pytest.raises(MooringError, match=r"batch 0 .* does not fit the model \(.*'tokens'\): give batches as in"):
+    with pytest.raises(MooringError, match=r"batch 0 .* does not fit the model \(.*'tokens'\): give inputs alone"):
         previous(Bigrams(), [{"tokens": sentences()}])
 
 
@@ -139,6 +139,43 @@ def test_rows_are_put_into_batches_by_the_trainers_collator(tmp_path):
         train(gpt(), callback, 1, tmp_path, max_steps=1)
         scores.append(callback.moor.previous)
     torch.testing.assert_close(*scores, rtol=0, atol=0)
+
+
+class Numbered(torch.utils.data.Dataset):
+    """Rows of one tensor and one label each; like many datasets it has no end but its length."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return {"features": torch.randn(3, generator=generator), "labels": torch.tensor(index % 2)}
+
+
+class Classifier(nn.Linear):
+    """A classifier that is not of transformers, and takes arguments of its own."""
+
+    def forward(self, features, labels=None):
+        logits = super().forward(features)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_torch_dataset_is_put_into_batches_by_the_trainers_collator(tmp_path):
+    from transformers import Trainer, default_data_collator
+
+    rows = [Numbered()[index] for index in range(8)]
+    batches = [default_data_collator(rows[:4]), default_data_collator(rows[4:])]
+    scores = []
+    for reference in (batches, Numbered(), rows):
+        torch.manual_seed(0)
+        options = {"pull": mooring.Interpolation(), "consolidate": False, "batches": None}
+        callback = MooringCallback(reference=reference, **options)
+        Trainer(
+            Classifier(3, 2), arguments(tmp_path, max_steps=1), train_dataset=Numbered(), callbacks=[callback]
+        ).train()
+        scores.append(callback.moor.previous)
+    torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=0)
+    torch.testing.assert_close(scores[2], scores[0], rtol=0, atol=0)
 
 
 def test_dataset_is_put_into_batches_with_the_columns_of_the_training_data(tmp_path):

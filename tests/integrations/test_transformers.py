@@ -249,6 +249,18 @@ def test_end_of_training_prints_what_was_forgotten_unless_silenced(tmp_path, cap
         assert all(0 < float(nats) <= 0.1 for nats in lines)
 
 
+def test_training_ends_within_its_budget_where_no_importance_of_it_is_kept(tmp_path):
+    known = [{"input_ids": row, "labels": row} for row in torch.arange(32).view(4, 8) % WORDS]
+    lean = mooring.Memory(previous="8bit", current="none")
+    for pull in (mooring.Budget(0.1), mooring.Proximal(1.0)):
+        callback = MooringCallback(reference=known, pull=pull, memory=lean, verbose=False)
+        with pytest.warns(UserWarning, match="taught is not held in the next one"):
+            train(gpt(), callback, 1, tmp_path, max_steps=3)
+        assert callback.moor.tasks == 1
+        if isinstance(pull, mooring.Budget):
+            assert 0 < callback.moor.measured().nats <= 0.1
+
+
 def test_new_tokens_between_tasks_are_free_and_old_ones_held(tmp_path):
     model, callback = gpt(), MooringCallback(pull=mooring.Proximal(1e9))
     train(model, callback, 0, tmp_path)

@@ -87,6 +87,7 @@ class MeasuredBudget:
         history: the measured values so far.
         latest: the last measured value of each batch in this task; None where there is none yet.
         noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
+        stopped: whether it measures no more, because the outputs changed before the first step of a task.
     """
 
     def __init__(self, states: MooringState, solver: BudgetSolver) -> None:
@@ -97,6 +98,7 @@ class MeasuredBudget:
         self.history = MeasuredHistory()
         self.latest: list[list[float] | None] = []
         self.noise = 0.0
+        self.stopped = False
         self._pending: _PendingMeasurement | None = None
 
     @property
@@ -122,6 +124,7 @@ class MeasuredBudget:
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
         self.average = ParameterAverage()
         if gauges:
+            self.stopped = False
             self._warn_of_noise()
 
     def measure(self) -> Measurement:
@@ -341,19 +344,29 @@ class MeasuredBudget:
             first = _agreed(self.gauges[0].measure(unwrapped(self.states.model), [0]).nats, self._device)
         except MooringError:  # the outputs have another shape
             first = math.inf
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise MooringError(
+                f"the model does not take the data or reference any more ({str(error).splitlines()[0]}): convert the "
+                "model, as in model.to(dtype), before attach"
+            ) from error
         if abs(first) <= max(NOISE, 0.1 * self.named) + 3 * self.noise:
             return
+        changed = f"changed by {first:.2g} nats" if math.isfinite(first) else "changed"
         warn(
-            f"the model's outputs on past data changed by {first:.2g} nats before the first step of this task, so "
-            "forgetting is only estimated: load or reset weights before attach() or consolidate(), or exclude a head "
-            "that is reset and leave the old one in the model",
+            f"the model's outputs on past data {changed} before the first step of this task, so forgetting is only "
+            "estimated: load or reset weights before attach() or consolidate(), or exclude a head that is reset and "
+            "leave the old one in the model",
             UnheldWarning,
         )
         self.clear()
+        self.stopped = True
 
     def clear(self) -> None:
         """Forget all gauges, so that forgetting is only estimated: no more than the budget may be spent by estimate."""
         self.gauges, self.latest, self.distillation, self._pending = [], [], None, None
+        self.stopped = False
         self.average = ParameterAverage()
         self.solver.limit_to_estimate()
 

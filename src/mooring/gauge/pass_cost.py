@@ -71,8 +71,7 @@ def distillation_schedule(
 ) -> tuple[list[Any], int]:
     """Return parts of batches, and the number of steps from one that distils such a part to the next.
 
-    Little data in many steps keeps more of what is learned than much data in few. Batches that cannot be split are
-    distilled whole, in fewer steps.
+    Batches that cannot be split are distilled whole, in fewer steps.
 
     Args:
         model: the model.

@@ -10,7 +10,7 @@ from torch import nn
 from mooring.attachment import attach, create_mooring
 from mooring.distributed.collectives import rank
 from mooring.distributed.dtensor import gathered
-from mooring.errors import MooringError, unknown
+from mooring.errors import MooringError, unknown, warn
 from mooring.importance import State
 from mooring.integrations.state_file import load, load_for, save
 from mooring.moor import Mooring
@@ -144,8 +144,18 @@ class MooringOwner:
             print(f"mooring: {summary}", file=sys.stderr)
 
     def end_task(self) -> None:
-        """Consolidate, and print on stderr what was forgotten, as `print_coverage` does, if that was measured."""
-        forgotten = self.moor.consolidate()
+        """Consolidate, and print on stderr what was forgotten, as `print_coverage` does, if that was measured.
+
+        If that needs data, the task ends within its budget, and is not held from here on.
+        """
+        if self.moor.needs_data:
+            forgotten = self.moor.finish() if self.moor.running_forgetting is not None else None
+            warn(
+                'what this training taught is not held in the next one, because Memory(current="none") keeps no '
+                "importance of it: give memory=Memory() to hold it, or consolidate=False if this was the last one",
+            )
+        else:
+            forgotten = self.moor.consolidate()
         if forgotten is not None and self.verbose and rank() == 0:
             print(f"mooring: forgotten: {forgotten}", file=sys.stderr)
 

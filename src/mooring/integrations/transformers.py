@@ -1,7 +1,7 @@
 """A callback for `transformers.Trainer`, with its state in the Trainer's checkpoints."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -179,13 +179,16 @@ class CollatedRows:
         self.rows, self.size, self.collate = rows, size, loader.collate_fn
 
     def __iter__(self) -> Iterator[Any]:
-        rows = iter(self.rows)
+        if isinstance(self.rows, Iterable):
+            rows = iter(self.rows)
+        else:  # by its length, because not every dataset raises an IndexError after its last row
+            rows = (self.rows[index] for index in range(len(self.rows)))
         while batch := list(islice(rows, self.size)):
             yield self.collate(batch)
 
 
 def is_dataset(reference: Any) -> bool:
-    """Return whether a reference has rows: a `datasets.Dataset`, or a list or torch dataset of rows.
+    """Return whether a reference has rows: a `datasets.Dataset`, a torch dataset with an index, or a list of rows.
 
     Example:
         >>> is_dataset([{"input_ids": [1, 2]}]), is_dataset([torch.zeros(4, 2)])
@@ -193,8 +196,11 @@ def is_dataset(reference: Any) -> bool:
     """
     if type(reference).__module__.partition(".")[0] == "datasets":
         return True
-    is_indexed = isinstance(reference, list | tuple | torch.utils.data.Dataset) and hasattr(reference, "__len__")
-    return is_indexed and len(reference) > 0 and is_row(reference[0])
+    is_torch_dataset = isinstance(reference, torch.utils.data.Dataset)
+    is_indexed = isinstance(reference, list | tuple) or (is_torch_dataset and hasattr(reference, "__len__"))
+    if not is_indexed or not len(reference):
+        return False
+    return (is_torch_dataset and not isinstance(reference, Iterable)) or is_row(reference[0])
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:

@@ -33,6 +33,10 @@ MAX_ROUNDED_BATCHES = 64
 NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
 NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
 SWITCHED_OFF = "every adapter is switched off or merged, so nothing can be estimated: switch one on first"
+ALL_FROZEN = (
+    "every parameter that the optimizer has is frozen or excluded, so nothing would be held: call requires_grad_() on "
+    "those that should train, before attach"
+)
 NOTHING_TRAINS = (
     "the parameters that the optimizer trains are empty, so nothing would be held: give adapters a rank above 0"
 )
@@ -105,7 +109,7 @@ def estimate(
             for number, batch in enumerate(shown):
                 estimated.steps = share.rank + number * share.world  # as one process would count
                 with torch.enable_grad():
-                    with _name_batch(estimated.steps):
+                    with _name_batch(estimated.steps, loss):
                         if loss is None:
                             value, batch = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
                         else:
@@ -114,7 +118,7 @@ def estimate(
                     if not share.together and value.device.type == "cpu":  # else all ranks see the gradient
                         _check_losses(losses)
                     if not value.requires_grad:
-                        raise MooringError(SWITCHED_OFF if estimated.products.switched_off else NO_DEPENDENCE)
+                        raise MooringError(SWITCHED_OFF if estimated.products.switched_off else _unheld(estimated))
                     with preserve_other_gradients(value, model):
                         value.backward()  # type: ignore[no-untyped-call]
                     del value  # the hooks of its graph hold the inputs of all layers, beside those of the next batch
@@ -148,7 +152,7 @@ def estimate(
     if not kept:
         raise MooringError("data has no batches: give batches that show what the model knows")
     if not any(p.numel() for p in estimated.records):
-        raise MooringError(NOTHING_TRAINS if estimated.records else NO_DEPENDENCE)
+        raise MooringError(NOTHING_TRAINS if estimated.records else _unheld(estimated))
     records = estimated.records.values()
     scores = (m.factors.outputs if m.factors and m.factors.count else m.importance_state["current"] for m in records)
     if not any(bool(score.any()) for score in scores):
@@ -156,6 +160,11 @@ def estimate(
     _replace(states, estimated)
     states.not_estimated = {*states.names.values()} - {states.names[p] for p in states.trained()}
     return kept
+
+
+def _unheld(estimated: MooringState) -> str:
+    """Return why a loss depends on no parameter that could be held."""
+    return NO_DEPENDENCE if estimated.trained() else ALL_FROZEN
 
 
 def _mean_dtype(states: MooringState, batches: int | None) -> torch.dtype | None:
@@ -187,11 +196,11 @@ def _name_losses(losses: list[Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def _name_batch(number: int) -> Iterator[None]:
-    """Turn torch's errors about shapes and labels into one that names the batch."""
+def _name_batch(number: int, loss: Loss | None) -> Iterator[None]:
+    """Turn errors about shapes, labels and arguments into one that names the batch."""
     try:
         yield
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, MooringError | torch.OutOfMemoryError):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -201,9 +210,21 @@ def _name_batch(number: int) -> Iterator[None]:
                 "outputs that its labels need, so if a new head took the place of the old one, keep the old one too, "
                 "and exclude the new one"
             ) from error
+        if loss is not None:
+            raise MooringError(
+                f"the loss failed on batch {number} of the data or reference ({reason}): it is called with the model "
+                "and a batch, as in loss=lambda model, batch: mse_loss(model(batch[0]), batch[1])"
+            ) from error
+        if isinstance(error, TypeError):  # an argument that is missing, or that the model does not take
+            raise MooringError(
+                f"batch {number} of the data or reference does not fit the model ({reason}): give inputs alone or "
+                "(inputs, labels); a dict of inputs becomes keyword arguments of the model, as in ({'x': x, 'mask': "
+                "mask}, labels)"
+            ) from error
         raise MooringError(
             f"batch {number} of the data or reference does not fit the model ({reason}): give batches as in training, "
-            f"(inputs, labels) or inputs alone; for another loss than the cross entropy {LOSS_HINT}"
+            f"(inputs, labels) or inputs alone, in the model's dtype; for another loss than the cross entropy "
+            f"{LOSS_HINT}"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ IGNORED_LABEL = -100
 
 MAX_PROBABILITIES = 1 << 24
 """Probabilities that are computed at once when labels are drawn: those of all tokens would fill the memory."""
+
+SEEN_PREDICTIONS = 64
+"""The number of predictions that show whether a model returns probabilities."""
 
 
 def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None) -> Any:
@@ -155,6 +159,8 @@ def default_loss_in_one_pass(
         (tensor(0.), tensor([1, 0]))
     """
     _check_batch(model, batch, seed)
+    if seed == 0:
+        outputs = partial(_checked_logits, outputs or find_outputs)
     if (inputs := _unlabelled(batch)) is None:
         batch = prepare_labels(model, batch, seed, outputs)
         return scalar_loss(None, model, batch, outputs), batch
@@ -162,6 +168,23 @@ def default_loss_in_one_pass(
     if labelled is None:
         return scalar_loss(lambda *_: returned, model, batch), batch
     return cross_entropy(returned, labelled[1]), labelled
+
+
+def _checked_logits(outputs: Outputs, returned: Any) -> Tensor:
+    """Return the outputs in what a model returned, and warn if they are probabilities instead of logits."""
+    logits = outputs(returned)
+    values = logits.detach()
+    if values.ndim > 2:  # the first sample of many predictions, which may take much memory
+        values = values[0].flatten(0, -2)
+    values = values[:SEEN_PREDICTIONS].float()
+    if values.ndim > 1 and values.shape[-1] > 1 and bool((values >= 0).all()):
+        sums = values.sum(-1)
+        if bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-2).all()):
+            warn(
+                "the model returns probabilities, and Mooring takes outputs as logits, so it would measure much less "
+                "forgetting than there is: return logits, or give outputs=lambda p: p.clamp_min(1e-9).log()"
+            )
+    return logits
 
 
 def _unlabelled(batch: Any) -> Tensor | Mapping[str, Any] | None:

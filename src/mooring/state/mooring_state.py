@@ -684,10 +684,15 @@ class MooringState:
         for state in self.records.values():
             state.anchor.copy_(state.theta)
 
+    @property
+    def needs_data(self) -> bool:
+        """Whether the end of a task needs data, because training keeps no importance of it."""
+        return self.importance.merges and not self.memory.accumulates
+
     def _check_current_is_kept(self) -> None:
         """Refuse to end a task of which nothing was kept, or whose scores a narrow dtype lost."""
         self._check_narrow_scores()
-        if self.memory.accumulates or not self.importance.merges:
+        if not self.needs_data:
             return
         for state in self.records.values():
             kept = state.importance_state if state.factors is None or state.has_scores else state.factors.count
