@@ -77,6 +77,7 @@ def test_shells_complete_method_names_without_torch(command):
     assert complete(f"mooring {command} --methods plain,explicit-m") == (["plain,explicit-mas"], ["0"])
 
 
+@pytest.mark.faults  # slow
 def test_compare_does_not_import_the_paper(tmp_path):
     study = str(tmp_path / "study.sqlite")
     words = ["compare", "--limit", "20", "--tasks", "2", "--epochs", "1", "--seeds", "1", "--methods", "plain"]

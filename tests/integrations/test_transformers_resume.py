@@ -74,6 +74,7 @@ def test_kill_during_a_checkpoint_loses_nothing(moment, tmp_path, monkeypatch):
     assert same(everything(*two_tasks("mas", 12)), uninterrupted)
 
 
+@pytest.mark.faults  # slow
 def test_two_ranks_have_equal_states_and_one_writes(tmp_path):
     children = [Child(tmp_path, one_of_two, 6, **environment) for environment in two_ranks()]
     assert [child.ended().status for child in children] == [0, 0], children[0].err.read_text()
@@ -83,6 +84,7 @@ def test_two_ranks_have_equal_states_and_one_writes(tmp_path):
     assert not list((tmp_path / "second").glob("mooring-next*"))
 
 
+@pytest.mark.faults  # slow
 @pytest.mark.filterwarnings("ignore:the budget could not be calibrated")  # random weights
 def test_adapters_on_two_ranks_have_the_state_of_one_process(tmp_path):
     """What the reference shows of the past is the same; what training adds is not, with batches of another size."""

@@ -45,9 +45,16 @@ def test_a_fleet_of_one_gives_what_a_hand_written_loop_with_attach_gives(method:
     )
 
 
+NETWORKS = ["mlp", "lab.test_fleet_equals:normalised", "lab.test_fleet_equals:dropping"]
+ALONE_AND_TOGETHER = [
+    pytest.param(kind, network, marks=[pytest.mark.faults] if number and network != "mlp" else [])  # slow
+    for number, kind in enumerate(STREAMS)
+    for network in NETWORKS
+]
+
+
 @pytest.mark.filterwarnings("ignore:the budget of .* runs of budget-:mooring.errors.UnheldWarning")  # batch norm
-@pytest.mark.parametrize("network", ["mlp", "lab.test_fleet_equals:normalised", "lab.test_fleet_equals:dropping"])
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize(("kind", "network"), ALONE_AND_TOGETHER)
 def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network: str) -> None:
     stream = STREAMS[kind]
     specs = [
