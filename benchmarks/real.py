@@ -152,7 +152,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", type=Path, help="a state_dict of EfficientNet-Lite0; default: that of its package")
     parser.add_argument("--old-images", type=int, default=1000, help="images of what is known (default: 1000)")
     parser.add_argument("--images", type=int, default=4000, help="images of the new task (default: 4000)")
-    parser.add_argument("--test-images", type=int, default=2000, help="test images of the new task (default: 2000)")
+    parser.add_argument("--test-images", type=int, default=10_000, help="test images of the new task (default: 10000)")
     parser.add_argument("--size", choices=["tiny", "small", "large"], default="small", help="of the GPT")
     parser.add_argument("--cache", type=Path, default=Path("gpt-cache"), help="folder of the GPT that knows code")
     parser.add_argument("--methods", help="names with commas between them (default: all)")

@@ -1,7 +1,7 @@
 """docs/projections.md: its tables and sentences are written here from the stored numbers.
 
 The three streams are those of the frontier's page. A finer choice and variants of the methods are in projections.json,
-as `mooring frontier --json` prints them.
+as `mooring frontier --json` prints them. Free directions and processor times have files of their own.
 """
 
 import importlib
@@ -12,11 +12,15 @@ import pytest
 import torch
 
 from mooring.lab.model.metrics import paired_difference
+from mooring.lab.networks.inputs import normalize_pixels
+from mooring.lab.streams import digits
 from test_frontier_page import DOCS, FIFTY, MEASURED, OURS, STREAMS, accuracies_of, number
 
 PAGE = (DOCS / "projections.md").read_text()
 TEXT = re.sub(r"\s+", " ", PAGE)
 EXTRA = json.loads((DOCS / "figures" / "projections.json").read_text())
+FREE = [json.loads(line) for line in (DOCS / "figures" / "free-directions.jsonl").read_text().splitlines()]
+TIMES = json.loads((DOCS / "figures" / "projection-time.json").read_text())
 PROJECTIONS = ("gpm", "nscl", "owm", "ftp", "tpgm")
 ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
 SHOWN = ("joint", OURS, *PROJECTIONS, "plain")
@@ -179,8 +183,55 @@ def smaller_share_of_gpm():
     return f"learns less, and forgets no less: {row['forgetting']:.1f} points at 0.003."
 
 
+def free_directions(stream, name):
+    """Return the strength of a method, which is the chosen one, and its layers from the input to the output."""
+    (row,) = (row for row in FREE if (row["stream"], row["method"]) == (stream, name))
+    assert row["seeds"] == 5
+    assert row["strength"] == MEASURED[stream].methods[name].strength
+    return number(row["strength"]), list(row["layers"].values())
+
+
+def span(counts):
+    return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
+
+
+def free_directions_of_gpm():
+    share, layers = free_directions("permutations", "gpm")
+    first, second, third, fourth = map(span, layers[0]["free"])
+    assert [layer["inputs"] for layer in layers] == [65, 101, 101]
+    return (
+        f"With `gpm {share}` the first layer has {first} free directions of 65 after one permutation, then {second}, "
+        f"{third} and {fourth}. After the fourth permutation the second layer has {span(layers[1]['free'][-1])} of "
+        f"101, and the last one {span(layers[2]['free'][-1])}."
+    )
+
+
+def free_directions_of_nscl():
+    ratio, layers = free_directions("permutations", "nscl")
+    first, second, third, fourth = map(span, layers[0]["free"])
+    return (
+        f"At a ratio of {ratio} the first layer has {first} free directions after one permutation, then {second}, "
+        f"{third} and {fourth} of {layers[0]['inputs']}: protection ends."
+    )
+
+
 def nscl_under_rotations():
-    return f"a ratio of 10000, and `nscl` comes to {accuracies_of('nscl')[2]:.1f} %."
+    ratio, layers = free_directions("rotations", "nscl")
+    counts = [count for task in layers[0]["free"] for count in task]
+    return (
+        f"Under rotations {span(counts)} of {layers[0]['inputs']} stay free at a ratio of {ratio}, and `nscl` comes to "
+        f"{accuracies_of('nscl')[2]:.1f} %."
+    )
+
+
+def miniature_of_ftp():
+    ftp, tpgm = (min(turn[name] for turn in TIMES["turns"]) for name in ("ftp", "tpgm"))
+    assert (TIMES["tasks"], TIMES["runs"], TIMES["epochs"], len(TIMES["turns"])) == (5, 5, 1, 9)
+    return (
+        "Five permutations of the digits, one epoch each, five runs in a fleet on one core, the fastest of nine turns: "
+        f"{ftp:.2f} s of processor time against {tpgm:.2f} s with `tpgm`, {100 * (1 - ftp / tpgm):.0f} % less, as "
+        "`ftp` needs no second pass."
+    )
 
 
 def ftp_and_uniform():
@@ -204,7 +255,10 @@ SENTENCES = [
     miniature_of_owm,
     miniature_of_nscl,
     miniature_of_tpgm,
+    miniature_of_ftp,
     smaller_share_of_gpm,
+    free_directions_of_gpm,
+    free_directions_of_nscl,
     nscl_under_rotations,
     ftp_and_uniform,
 ]
@@ -238,3 +292,35 @@ def test_variant_with_a_cut_frees_the_directions_of_small_inputs(monkeypatch):
     basis, _ = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
     moment = basis @ torch.diag(torch.tensor([0.0, 0.5, 4.0], dtype=torch.float64)) @ basis.T  # of 10 samples
     torch.testing.assert_close(variant.update({}, moment, 10)["projection"], basis[:, :2] @ basis[:, :2].T)
+
+
+@pytest.fixture
+def benchmark_named(monkeypatch):
+    """Return a function that imports a script of the benchmarks."""
+    monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
+    return importlib.import_module
+
+
+def test_free_directions_of_the_first_layer_are_small_eigenvalues_of_the_pixels(
+    benchmark_named, tmp_path, capsys, monkeypatch
+):
+    bench, file = benchmark_named("free_directions"), tmp_path / "free.jsonl"
+    monkeypatch.setattr(bench, "CASES", [("permutations", "nscl", 1000.0)])
+    assert bench.main(["--seeds", "1", "--tasks", "2", "--epochs", "1", "--json", str(file)]) == 0
+    row = json.loads(file.read_text())
+    images = normalize_pixels(digits().train.images, torch.float64).flatten(1)
+    inputs = torch.cat([images, torch.ones(len(images), 1, dtype=torch.float64)], 1)
+    values = torch.linalg.eigvalsh(inputs.T @ inputs)
+    smallest = values[values > 1e-9 * values[-1]].min()
+    expected = int((values <= 1000 * smallest).sum())
+    assert row["layers"]["backbone.1"] == {"inputs": 65, "free": [[expected]]}
+    assert f"permutations, nscl 1000, backbone.1: {expected} to {expected} of 65" in capsys.readouterr().out
+
+
+def test_processor_time_is_measured_in_every_turn(benchmark_named, tmp_path, capsys):
+    file = tmp_path / "time.json"
+    brief = ["--runs", "1", "--tasks", "2", "--turns", "1"]
+    assert benchmark_named("projection_time").main([*brief, "--json", str(file)]) == 0
+    (turn,) = json.loads(file.read_text())["turns"]
+    assert turn.keys() == {"plain", "ftp", "tpgm"}
+    assert f"tpgm {turn['tpgm']:8.2f} s" in capsys.readouterr().out

@@ -63,7 +63,7 @@ def test_digits_run_and_continue_where_they_stopped(rows, capsys, tmp_path):
         bench.main(["--table", "--methods", "plain,budget", "--figure", str(tmp_path / "both"), "--out", str(out)]) == 0
     )
     assert "distillation" not in capsys.readouterr().out
-    assert (tmp_path / "both.svg").read_text().count("1 nats") == 1
+    assert (tmp_path / "both.svg").read_text().count("rate x 1") == 1
     with pytest.raises(SystemExit):
         bench.main([*everything, "--steps", "3", "--out", str(out)])
     assert "has results of {'task': 'digits'" in capsys.readouterr().err
@@ -171,11 +171,25 @@ def test_table_of_the_page_is_that_of_its_results(bench, task):
     lines = (docs / "figures" / f"real-networks-{task}.jsonl").read_text().splitlines()
     page = (docs / "real-networks.md").read_text()
     summaries = results.summarize([json.loads(line) for line in lines])
-    assert len(summaries) == {"cifar100": 15, "flowers102": 9}[task]
+    assert len(summaries) == {"cifar100": 34, "flowers102": 7}[task]
     for row in summaries:
         cells = accuracies(row)
         others = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("nats", "rise")]
         assert f"| {row['seeds']} | {' | '.join([*cells, *others])} |".replace("  |", " |") in page
+
+
+def test_page_says_how_far_budgets_are_from_the_hull_of_other_methods(bench):
+    summarize = importlib.import_module("real_networks.results").summarize
+    docs = BENCHMARKS.parent / "docs"
+    rows = map(json.loads, (docs / "figures" / "real-networks-cifar100.jsonl").read_text().splitlines())
+    points = {(row["method"], row["dial"]): (row["kept"], row["new"]) for row in summarize(list(rows))}
+    others = [point for (method, _), point in points.items() if not method.startswith("budget")]
+    border = np.array(importlib.import_module("upper_hull").hull(others))
+    budgets = [points["budget", dial] for dial in (0.03, 0.1, 0.3, 1.0)]
+    more = [learned - np.interp(kept, border[:, 0], border[:, 1]) for kept, learned in budgets]
+    page = " ".join((docs / "real-networks.md").read_text().split())
+    gains = "Mooring learns {:.1f}, {:.1f} and {:.1f} points more at 0.03, 0.1 and 0.3 nats".format(*more)
+    assert f"{gains}, and {-more[3]:.1f} points less at 1 nat" in page
 
 
 def test_table_of_the_language_model_has_figures_of_its_results(bench):
@@ -189,3 +203,26 @@ def test_table_of_the_language_model_has_figures_of_its_results(bench):
         shown = [row[columns] for row in cells if any(row[columns])]
         assert len(shown) >= 15
         assert all(row in known for row in shown)
+
+
+def test_averages_over_several_windows_run_and_continue(bench, tmp_path, capsys):
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    windows = importlib.import_module("average_windows")
+    out = tmp_path / "averages.jsonl"
+    for _ in range(2):
+        assert windows.main(["--first-seed", "2", "--seeds", "1", "--steps", "21", "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["window"], row["seed"]) for row in rows] == [(0, 2), (50, 2), (100, 2), (200, 2)]
+    assert rows[0]["measured"] != rows[1]["measured"] == rows[2]["measured"]  # windows of 50 and more start alike
+    assert "(the last)          1" in capsys.readouterr().out
+
+
+def test_table_of_averages_has_figures_of_its_results(bench, capsys):
+    docs = BENCHMARKS.parent / "docs"
+    windows = importlib.import_module("average_windows")
+    assert windows.main(["--table", "--out", str(docs / "figures" / "average-windows.jsonl")]) == 0
+    printed = [re.split(r"  +", line)[-4:] for line in capsys.readouterr().out.splitlines()[1:]]
+    section = (docs / "budget.md").read_text().split("## The average of the last steps")[1].split("```")[0]
+    shown = [re.split(r" *\| *", line)[2:-1] for line in section.splitlines() if re.match(r"\| (the|an) ", line)]
+    assert shown == printed
+    assert len(shown) == 1 + len(windows.STEPS)

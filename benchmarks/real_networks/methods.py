@@ -83,13 +83,13 @@ def wise_ft(problem: Problem, seed: int, dial: float) -> Run:
 
 def l2_sp(problem: Problem, seed: int, dial: float) -> Run:
     """L2-SP: a penalty on the squared distance from the original parameters."""
-    return _moored(problem, seed, {"importance": "uniform", "pull": mooring.Penalty(dial)})
+    return moored(problem, seed, {"importance": "uniform", "pull": mooring.Penalty(dial)})
 
 
 def ewc(problem: Problem, seed: int, dial: float) -> Run:
     """EWC: the same penalty, weighted by the Fisher information on the reference."""
     importance = mooring.EWC(decay=None, per_sample=True)
-    return _moored(problem, seed, {"importance": importance, "pull": mooring.Penalty(dial)})
+    return moored(problem, seed, {"importance": importance, "pull": mooring.Penalty(dial)})
 
 
 def distillation(problem: Problem, seed: int, dial: float) -> Run:
@@ -148,17 +148,20 @@ def lora(problem: Problem, seed: int, dial: float) -> Run:
     return run
 
 
-def _moored(problem: Problem, seed: int, options: dict[str, Any], *, labels: bool = True) -> Run:
-    """Train with a Mooring, and finish a budget that is measured."""
-    run = Run(problem, seed)
-    prepared = [(problem.prepare(x), y) for x, y in run.reference]
+def attach(run: Run, options: dict[str, Any], *, labels: bool = True) -> None:
+    """Moor the network of a run, with its reference, and leave a new head free."""
+    prepared = [(run.problem.prepare(x), y) for x, y in run.reference]
     reference = prepared if labels else [x for x, _ in prepared]
     exclude = ("new_head.*",) if run.model.new_head is not None else ()
+    run.moor = mooring.attach(run.model, run.optimizer, reference=reference, exclude=exclude, progress=False, **options)
+
+
+def moored(problem: Problem, seed: int, options: dict[str, Any], *, labels: bool = True) -> Run:
+    """Train with a Mooring, and finish a budget that is measured."""
+    run = Run(problem, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run.moor = mooring.attach(
-            run.model, run.optimizer, reference=reference, exclude=exclude, progress=False, **options
-        )
+        attach(run, options, labels=labels)
         run.train()
     if "forgetting=measured" in repr(run.moor):
         run.gauge = run.moor.finish().nats
@@ -168,27 +171,27 @@ def _moored(problem: Problem, seed: int, options: dict[str, Any], *, labels: boo
 
 def budget(problem: Problem, seed: int, dial: float) -> Run:
     """Mooring with its default options: a budget that is measured, and distillation."""
-    return _moored(problem, seed, {"pull": mooring.Budget(dial)})
+    return moored(problem, seed, {"pull": mooring.Budget(dial)})
 
 
 def budget_without_distillation(problem: Problem, seed: int, dial: float) -> Run:
     """A measured budget with the pull alone."""
-    return _moored(problem, seed, {"pull": mooring.Budget(dial, distil=False)})
+    return moored(problem, seed, {"pull": mooring.Budget(dial, distil=False)})
 
 
 def budget_kronecker(problem: Problem, seed: int, dial: float) -> Run:
     """A measured budget with Kronecker factors, and distillation."""
-    return _moored(problem, seed, {"pull": mooring.Budget(dial), "importance": Kronecker()})
+    return moored(problem, seed, {"pull": mooring.Budget(dial), "importance": Kronecker()})
 
 
 def budget_kronecker_without_distillation(problem: Problem, seed: int, dial: float) -> Run:
     """A measured budget with Kronecker factors and the pull alone."""
-    return _moored(problem, seed, {"pull": mooring.Budget(dial, distil=False), "importance": Kronecker()})
+    return moored(problem, seed, {"pull": mooring.Budget(dial, distil=False), "importance": Kronecker()})
 
 
 def budget_estimated(problem: Problem, seed: int, dial: float) -> Run:
     """A budget that is estimated and calibrated, not measured."""
-    return _moored(problem, seed, {"pull": mooring.Budget(dial, measured=False)})
+    return moored(problem, seed, {"pull": mooring.Budget(dial, measured=False)})
 
 
 def budget_new_inputs(problem: Problem, seed: int, dial: float) -> Run:
@@ -196,7 +199,7 @@ def budget_new_inputs(problem: Problem, seed: int, dial: float) -> Run:
     new = copy.copy(problem)
     count = len(problem.reference[0])
     new.reference = problem.new_train[0][:count], problem.new_train[1][:count]
-    return _moored(new, seed, {"pull": mooring.Budget(dial)}, labels=False)
+    return moored(new, seed, {"pull": mooring.Budget(dial)}, labels=False)
 
 
 METHODS: dict[str, tuple[Callable[[Problem, int, float], Run], list[float]]] = {
@@ -205,7 +208,7 @@ METHODS: dict[str, tuple[Callable[[Problem, int, float], Run], list[float]]] = {
     "linear-probe": (linear_probe, [10.0]),
     "lp-ft": (probe_then_finetune, [0.1, 0.3, 1.0]),
     "budget": (budget, NATS),
-    "distillation": (distillation, [0.3, 1.0, 3.0, 10.0]),
+    "distillation": (distillation, [0.3, 1.0, 3.0, 10.0, 30.0]),
     "replay": (replay, [0.3, 1.0, 3.0]),
     "l2-sp": (l2_sp, [0.01, 0.1, 1.0, 10.0]),
     "ewc": (ewc, [1.0, 10.0, 100.0, 1000.0]),

@@ -47,11 +47,18 @@ def print_table(rows: list[Row]) -> None:
 NAMES = {
     "plain": "plain fine-tuning",
     "linear-probe": "linear probe",
-    "budget": "Mooring",
-    "budget-1-over-nats": "Mooring, weight from 1 / nats",
-    "distillation-averaged": "distillation, average of the last steps",
+    "budget": "Mooring, budget in nats",
+    "budget-new-inputs": "Mooring, new inputs",
+    "lp-ft": "LP-FT",
+    "wise-ft": "WiSE-FT",
+    "lora": "LoRA",
+    "l2-sp": "L2-SP",
+    "ewc": "EWC",
 }
 """What the figure calls methods whose own name does not say it."""
+
+LABELS = {"budget": "{:g}", "plain": "rate x {:g}"}
+"""What the figure writes beside the points of a method."""
 
 
 AXES = {
@@ -93,11 +100,9 @@ def draw(rows: list[Row], path: Path) -> None:
                 marker="o" if moored else "D" if number < len(LINES) else "s",
                 ms=8 if moored else 6,
             )
-            for row in own if moored else ():
-                position = row["kept"], row["new"]
-                axes.annotate(
-                    f"{row['dial']:g} nats", position, (-8, 4), textcoords="offset points", ha="right", size=8
-                )
+            for row in own if method in LABELS else ():
+                text, position = LABELS[method].format(row["dial"]), (row["kept"], row["new"])
+                axes.annotate(text, position, (6, 5), textcoords="offset points", size=8)
         border = hull([(row["kept"], row["new"]) for row in table if not row["method"].startswith("budget")])
         if len(border) > 1:
             axes.plot(*zip(*border, strict=True), color=FAINT, lw=0.8, ls=(0, (4, 2)), label="hull of the others")
