@@ -21,6 +21,7 @@ from mooring.lab.streams.options import StreamOptions, open_stream
 from mooring.lab.study.study import Study
 
 STREAM = open_stream(StreamOptions("digits", tasks=2, limit=20))
+ALLOWED_SAVE_SECONDS = runner.ALLOWED_SAVE_SECONDS  # which other tests change
 SETTINGS = {"stream": STREAM, "network": "mlp", "batch": 10, "epochs": 1, "dtype": "float64", "lr": 0.05}
 
 
@@ -249,6 +250,44 @@ def test_interrupted_fleet_continues_where_it_was_and_gives_the_same_bit_for_bit
     whole = Study(tmp_path / "whole.sqlite")
     whole.compare(**asked)
     assert comparable(Study(path).results()) == comparable(whole.results())
+
+
+class FakeClock:
+    """A clock that stands still, except while a checkpoint is written or a task ends."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("save_seconds", "task_seconds", "saved_after"),
+    [(0.09, 1.0, [1, 2, 3]), (0.5, 1.0, [1]), (0.5, 30.0, [1, 2, 3]), (2.0, 60.0, [1, 3])],
+    ids=["cheap", "expensive", "cheap beside its task", "cheap beside two tasks"],
+)
+def test_checkpoints_after_tasks_take_a_small_share_of_the_time(
+    path, monkeypatch, save_seconds, task_seconds, saved_after
+):
+    clock, saved = FakeClock(), []
+
+    def save(fleet, path):
+        clock.now += save_seconds
+        saved.append(fleet.position.task)
+
+    class Slow(Fleet):
+        def _end_task(self, *args):
+            clock.now += task_seconds
+            super()._end_task(*args)
+
+    monkeypatch.setattr(runner, "ALLOWED_SAVE_SECONDS", ALLOWED_SAVE_SECONDS)
+    monkeypatch.setattr(runner, "time", clock)
+    monkeypatch.setattr(runner.checkpoint, "save", save)
+    monkeypatch.setattr(runner, "Fleet", Slow)
+    stream = open_stream(StreamOptions("digits", tasks=4, limit=20))
+    Study(path, every=1e9).compare(methods="plain", seeds=1, **{**SETTINGS, "stream": stream})
+    assert saved == saved_after
 
 
 def test_interrupted_fleet_continues_as_it_was_when_more_is_asked_for(path):
