@@ -1,5 +1,6 @@
 """Session set-up: one thread per test process, fixed random cases in CI, and the table of faults."""
 
+import gc
 import os
 
 import hypothesis
@@ -13,6 +14,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 hypothesis.settings.register_profile("exploring", deadline=None)
 hypothesis.settings.register_profile("repeating", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeating" if os.environ.get("CI") else "exploring")
+
+
+def pytest_collection_finish(session):
+    """Exempt libraries and collected tests from garbage collection, which would traverse them in every study."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):
