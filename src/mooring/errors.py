@@ -92,3 +92,14 @@ def check_whole(name: str, value: object, low: int, high: int = MAX_WHOLE) -> No
         raise MooringError(f"{name}={value!r} is not allowed: give a whole number from {low}")
     if value > high:
         raise MooringError(f"{name}={value!r} is not allowed: give a whole number up to {high}")
+
+
+def first_and_count(names: list[str]) -> str:
+    """Return the first name and the number of the others.
+
+    Example:
+        >>> first_and_count(["0.weight", "0.bias", "2.weight"])
+        "'0.weight' and 2 others"
+    """
+    others = f" and {len(names) - 1} {'other' if len(names) == 2 else 'others'}" if names[1:] else ""
+    return f"{names[0]!r}{others}"

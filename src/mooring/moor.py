@@ -38,8 +38,10 @@ from mooring.reference.memory_estimate import check_memory
 from mooring.reference.probes import Probes
 from mooring.reference.rank_calibration import EqualData, calibrate_on_all_ranks, check_calibratable
 from mooring.siblings import ATTACHED, observers_of_siblings, parameters_of_siblings
+from mooring.state.consolidation import layer_scales
 from mooring.state.memory import Memory
-from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
+from mooring.state.mooring_state import MooringState
+from mooring.state.parameter_state import ParameterState
 from mooring.state.rules import Rules
 from mooring.state.selection import layer_of
 from mooring.state.state_dict import pack_state, read_header, read_state

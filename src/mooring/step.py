@@ -43,80 +43,13 @@ from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
 from mooring.pulls.pull import Number, learning_rate
-from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
+from mooring.state.consolidation import layer_scales
+from mooring.state.mooring_state import MooringState
 from mooring.state.norm_statistics import NormStatistics
+from mooring.state.parameter_state import ParameterState, ParameterSteps, select
 from mooring.state.selection import layer_of
 
 T = TypeVar("T")
-
-
-class ParameterSteps:
-    """The moored parameters that have a gradient in a step; kept from step to step as long as they are the same.
-
-    What belongs to a parameter has its index in each list. An object for each of thousands of parameters would take the
-    host longer than the rest of a step.
-
-    Args:
-        states: the states of the parameters.
-
-    Attributes:
-        parameters: the parameters.
-        own_gradients: what each parameter has as its gradient when the step begins.
-        g: the gradients of the task's loss on this rank's parts; nothing writes to them until the step is over.
-        rates: the learning rates.
-        grad_scales: the factor of g in the gradient that the optimizer gets: -1 if it maximizes, GradScaler's scale if
-            a fused kernel unscales; None is 1.
-        updates: whether this step changes the importance of each parameter; None if it changes all.
-        plain: whether neither a parameter nor a gradient is sharded.
-    """
-
-    def __init__(self, states: list[ParameterState]) -> None:
-        self.states, self.parameters = states, [state.parameter for state in states]
-        self.own_gradients: list[Tensor] = []
-        self.g: list[Tensor] = []
-        self.rates: list[Number] = []
-        self.grad_scales: list[Number | None] = []
-        self.updates: list[bool] | None = None
-        self.plain = True
-        self._parts: dict[str, tuple[list[int], ParameterSteps]] = {}
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def chosen(self, indices: Sequence[int]) -> "ParameterSteps":
-        """Return the steps at some indices; the object itself if these are all."""
-        return self if len(indices) == len(self) else self._filled(ParameterSteps(_at(self.states, indices)), indices)
-
-    def part(self, kind: str, belongs: Callable[[ParameterState], bool]) -> "ParameterSteps":
-        """Return the steps of the states of one kind; which these are is determined once."""
-        if kind not in self._parts:
-            indices = [index for index, state in enumerate(self.states) if belongs(state)]
-            self._parts[kind] = indices, self.chosen(indices)
-        indices, part = self._parts[kind]
-        return part if part is self else self._filled(part, indices)
-
-    def _filled(self, part: "ParameterSteps", indices: Sequence[int]) -> "ParameterSteps":
-        """Set the gradients, rates and flags of this step in a part of the steps."""
-        part.own_gradients, part.g = _at(self.own_gradients, indices), _at(self.g, indices)
-        part.rates, part.grad_scales = _at(self.rates, indices), _at(self.grad_scales, indices)
-        part.updates, part.plain = self.updates and _at(self.updates, indices), self.plain
-        return part
-
-    def forget_parts(self) -> None:
-        """Forget which states are of which kind, because that has changed."""
-        self._parts = {}
-
-    def release(self) -> None:
-        """Drop the references to gradients, whose memory is not kept between steps."""
-        self.own_gradients, self.g, self.updates = [], [], None
-        for _, part in self._parts.values():
-            if part is not self:
-                part.release()
-
-    def numbers(self, index: int) -> dict[str, Number]:
-        """Return the learning rate of a parameter, and the factor of the gradient if there is one."""
-        rate, scale = self.rates[index], self.grad_scales[index]
-        return {"lr": rate} if scale is None else {"lr": rate, "grad_scale": scale}
 
 
 class _KnownParameters:
@@ -346,7 +279,7 @@ class TrainingStep:
         if known is None or self.states.created or not known.match(groups, gradients, self.states):
             known = self._known = _KnownParameters(groups, gradients, self.states)
         steps = known.steps
-        steps.own_gradients = cast("list[Tensor]", _at(gradients, known.indices))
+        steps.own_gradients = cast("list[Tensor]", select(gradients, known.indices))
         steps.g, steps.rates, steps.grad_scales = local_gradients(steps.parameters, steps.own_gradients), [], []
         steps.plain = steps.g is steps.own_gradients
         for group, count in zip(optimizer.param_groups, known.counts, strict=True):
@@ -691,11 +624,6 @@ def _calls_itself(optimizer: torch.optim.Optimizer, hook_caller: FrameType) -> b
 def _are(objects: Collection[object], others: Collection[object]) -> bool:
     """Return whether both have the same objects in the same order."""
     return len(objects) == len(others) and all(map(is_, objects, others))
-
-
-def _at(values: Sequence[T], indices: Sequence[int]) -> list[T]:
-    """Return the values at increasing indices, which are often all of them."""
-    return list(values) if len(indices) == len(values) else [values[index] for index in indices]
 
 
 def _versions(gradients: Sequence[Tensor | None]) -> list[int]:

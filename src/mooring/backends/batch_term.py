@@ -10,7 +10,7 @@ from mooring.backends.eager import chunks, removal_rule, run_in_chunks
 from mooring.importance import State
 from mooring.pulls.budget import Budget, spent_at
 from mooring.pulls.pull import Number, ParameterPull
-from mooring.state.mooring_state import ParameterState
+from mooring.state.parameter_state import ParameterState
 
 
 class BatchTerm(ABC):

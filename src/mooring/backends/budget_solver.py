@@ -19,8 +19,8 @@ from mooring.importance import State
 from mooring.importance.kronecker_factors import complete_eigenbases
 from mooring.pulls.budget import Budget, budget_solved
 from mooring.pulls.pull import Number
-from mooring.state.mooring_state import ParameterState
 from mooring.state.offload import AnchorOffload
+from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of
 
 UNUSED_PULL = 1e3

@@ -16,7 +16,7 @@ from mooring.importance import State
 from mooring.importance.kronecker_factors import complete_eigenbases
 from mooring.pulls.budget import Budget, spent_at, spent_each
 from mooring.pulls.pull import Number
-from mooring.state.mooring_state import ParameterState
+from mooring.state.parameter_state import ParameterState
 
 
 class DiagonalTerm:

@@ -10,7 +10,7 @@ from mooring.adapters.product_factors import ProductFactors
 from mooring.backends.batch_term import BatchTerm
 from mooring.importance.factor_blocks import rotate
 from mooring.state import offload
-from mooring.state.mooring_state import ParameterState
+from mooring.state.parameter_state import ParameterState
 
 MAX_BATCH_SIZE = 1 << 26
 """Weights in one batched product; its intermediate results have this size."""

@@ -20,7 +20,7 @@ from mooring.adapters.product_factors import ProductFactors
 from mooring.adapters.sides import rows_times
 from mooring.backends.eigen import eigen
 from mooring.distributed.dtensor import PLAIN, gathered, local_part, local_tensor, local_tensors, to_dtensor
-from mooring.state.mooring_state import ParameterState
+from mooring.state.parameter_state import ParameterState
 
 
 def factors_of(state: ParameterState) -> ProductFactors:

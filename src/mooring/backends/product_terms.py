@@ -12,7 +12,7 @@ from mooring.backends.batch_term import BatchTerm
 from mooring.backends.eigen import eigen
 from mooring.backends.product_stack import ProductStack, stack_key
 from mooring.pulls.pull import Number, ParameterPull
-from mooring.state.mooring_state import ParameterState
+from mooring.state.parameter_state import ParameterState
 
 MAX_RESIDUAL = 0.5
 """The part of a budget that may be spent by products whose A has turned away from the anchor."""

@@ -13,7 +13,7 @@ from mooring.importance import State
 from mooring.pulls.budget import Budget, spent_at
 from mooring.pulls.pull import Number
 from mooring.state import offload
-from mooring.state.mooring_state import ParameterState
+from mooring.state.parameter_state import ParameterState
 
 MAX_SIZE = 1 << 14
 """Weights of a small parameter; larger ones take longer than their calls, and their importance is not copied."""

@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from mooring.distributed.dtensor import reduce_over_shards
+from mooring.errors import first_and_count
 from mooring.pulls import Pull
 from mooring.state import mooring_state
 from mooring.state.displacement import is_true
-from mooring.state.mooring_state import MooringState, ParameterState, first_and_count
+from mooring.state.mooring_state import MooringState
+from mooring.state.parameter_state import ParameterState
 from mooring.state.quantization import QuantizedImportance
 from mooring.state.selection import moorable
 

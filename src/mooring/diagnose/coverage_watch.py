@@ -7,10 +7,11 @@ from torch import Tensor
 from mooring.diagnose.coverage import ELSEWHERE, REMEDIES, ParameterCoverage, describe_unheld, find_coverage
 from mooring.diagnose.trained_before import evidence_of_training
 from mooring.distributed.dtensor import local_tensor
-from mooring.errors import UnheldWarning, warn
+from mooring.errors import UnheldWarning, first_and_count, warn
 from mooring.pulls import Budget, Pull
 from mooring.state.displacement import displaced
-from mooring.state.mooring_state import MooringState, ParameterState, first_and_count
+from mooring.state.mooring_state import MooringState
+from mooring.state.parameter_state import ParameterState
 
 
 class CoverageWatch:

@@ -14,7 +14,7 @@ from mooring.diagnose.coverage import Coverage
 from mooring.diagnose.stability import Verdicts
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.pulls.pull import Number
-from mooring.state.mooring_state import ParameterState
+from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of
 
 MAX_CLAMPED_P = 1 + 1e-6

@@ -26,7 +26,8 @@ from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
 from mooring.gauge.pass_cost import MEASURING_INTERVAL
 from mooring.importance import State
 from mooring.reference.preserve_model_state import preserve_model_state
-from mooring.state.mooring_state import MooringState, ParameterState
+from mooring.state.mooring_state import MooringState
+from mooring.state.parameter_state import ParameterState
 
 GAIN = 1.0
 """The controller's gain over one pass through all batches of the gauges."""

@@ -13,8 +13,8 @@ from mooring.distributed.dtensor import gathered_parameters, sharded
 from mooring.errors import MooringError
 from mooring.importance.kronecker_factors import is_transposed
 from mooring.importance.observed_factors import FactorShapes, ObservedFactors, observe, observed_shapes
-from mooring.observe.output_observer import ForwardHook, OutputObserver
-from mooring.state.mooring_state import MooringState, gradient_versions, is_one_graph
+from mooring.observe.output_observer import ForwardHook, OutputObserver, gradient_versions
+from mooring.state.mooring_state import MooringState, is_one_graph
 
 
 class LayerObserver:

@@ -13,10 +13,10 @@ from torch._compile import _disable_dynamo
 
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_observation, rank
-from mooring.distributed.dtensor import gathered_parameters, local_tensor, sharded
+from mooring.distributed.dtensor import gathered_parameters, local_tensor, local_tensors, sharded
 from mooring.errors import MooringError
 from mooring.importance import Importance
-from mooring.state.mooring_state import MooringState, gradient_versions
+from mooring.state.mooring_state import MooringState
 
 _OUTPUTS_HINT = "pass outputs=, a function that takes what the model returns and gives the tensor of its outputs"
 
@@ -413,3 +413,10 @@ def _allow_second_backward() -> None:
             torch.compiler.config.cache_key_tag += "mooring"
         if "torch._dynamo" in sys.modules:  # otherwise nothing was compiled
             torch.compiler.reset()
+
+
+def gradient_versions(parameters: list[Tensor]) -> list[int]:
+    """Return identities and versions that change when a gradient is replaced or written to."""
+    gradients = [p.grad for p in parameters]
+    parts = local_tensors([g for g in gradients if g is not None])
+    return [*map(id, gradients), *[part._version for part in parts]]

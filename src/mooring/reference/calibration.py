@@ -23,8 +23,10 @@ from mooring.reference.preserve_model_state import preserve_model_state, preserv
 from mooring.reference.probes import DIRECTIONS, Probes, add_gradients, direction_dtype, random_signs
 from mooring.reference.progress import progress
 from mooring.reference.reference_labels import prepare_labels
-from mooring.state.mooring_state import MooringState, ParameterState, layer_scales
+from mooring.state.consolidation import layer_scales
+from mooring.state.mooring_state import MooringState
 from mooring.state.offload import AnchorOffload
+from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of
 
 MIN_PAIRS = 8

@@ -14,7 +14,8 @@ from mooring.distributed.collectives import all_reduce_many, one_process, rank, 
 from mooring.distributed.dtensor import is_fully_sharded, mesh_of
 from mooring.errors import MooringError
 from mooring.reference.batches import Data, device_of, iter_batches, to_device
-from mooring.state.mooring_state import MooringState, ParameterState
+from mooring.state.mooring_state import MooringState
+from mooring.state.parameter_state import ParameterState
 
 SHARED_SAMPLES = (
     "tensor parallel ranks share samples, so they cannot each read a share of the data: estimate in one process, and "

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from mooring.state.mooring_state import ParameterState
+from mooring.state.parameter_state import ParameterState
 
 MAX_ROUNDING = 0.01
 """Weights further from their anchors than this part of the anchors' norm are other weights, not rounded ones."""

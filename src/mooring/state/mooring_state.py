@@ -1,13 +1,9 @@
-"""The state of each moored parameter, `ParameterState`, of one model or of many runs, and its table, `MooringState`.
-
-`consolidate` is the last line of Algorithm 1. It and `layer_scales` serve one model and a fleet of runs alike.
-"""
+"""The table of the states of a model's moored parameters, `MooringState`."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,8 +12,8 @@ from torch.nn.parameter import is_lazy
 
 from mooring.adapters.product_factors import ROOT_SLOTS, Product, ProductFactors
 from mooring.adapters.products import Products, by_parameters, find_products, sample_layer
-from mooring.distributed.dtensor import local_part, local_tensor, local_tensors, reduce_over_shards, sharded, to_dtensor
-from mooring.errors import MooringError, UnheldWarning, warn
+from mooring.distributed.dtensor import local_part, local_tensor, sharded, to_dtensor
+from mooring.errors import MooringError, UnheldWarning, first_and_count, warn
 from mooring.importance import Importance, State
 from mooring.importance.kronecker_factors import (
     FACTOR_SLOTS,
@@ -26,15 +22,14 @@ from mooring.importance.kronecker_factors import (
     diagonal_reasons,
     layer_groups,
     layers_with_factors,
-    update_eigenbases,
 )
 from mooring.pulls.merges import Merge
-from mooring.pulls.pull import per_run
+from mooring.state.consolidation import consolidate, move_anchors
 from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.offload import AnchorOffload
-from mooring.state.quantization import QuantizedImportance
-from mooring.state.resizing import copy_rows, keeps_rows, resized_factors, resized_importance
-from mooring.state.selection import layer_of, module_names, moorable
+from mooring.state.parameter_state import ParameterState
+from mooring.state.resizing import keeps_rows
+from mooring.state.selection import module_names, moorable
 
 PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
 """The names under which the importance over past tasks is saved."""
@@ -53,260 +48,6 @@ ONE_GRAPH = "is held by its own value, because torch.compile(fullgraph=True) doe
 
 PRODUCT_EVERY = 64
 """Training observes the layers of low-rank products in iterations 0, 1, 2, 4, 8 ... of a task and in each of these."""
-
-
-@dataclass
-class ParameterState:
-    """The state of one moored parameter; of a sharded one, of the part on this rank.
-
-    In a fleet the parameter is that of many runs, and every tensor has a leading run axis.
-
-    Attributes:
-        name: the parameter's name in the model.
-        parameter: the live parameter.
-        anchor: its value at the end of the last task, or where this one began; in host memory if so configured.
-        importance_state: the importance's tensors on this task, `current` among them; empty where none are kept.
-        previous: the importance over past tasks; None before the first consolidation, which counts as 0.
-        count: the iterations of this task in which the parameter had a gradient.
-        factors: the Kronecker factors of its curvature, where it has those instead of scores.
-        runs: whether there is a leading run axis.
-        held_with: the state of the other factor, where a low-rank product is held and not the parameter by itself; that
-            of B has the factors of both.
-        unheld_reason: why nothing holds the parameter, where that is known; read only while nothing does.
-        outputs: the number of rows that are in use, if a fleet's head has further ones for later tasks; None for all.
-        staged: the anchor on the parameter's device, while an offloaded anchor is there.
-        dtype, shape: those of the parameter when the dtype to compute in was chosen.
-        compute_dtype: the dtype to compute in: the wider of the parameter's and the anchor's, at least float32.
-    """
-
-    name: str
-    parameter: Tensor
-    anchor: Tensor
-    importance_state: State
-    previous: Tensor | QuantizedImportance | None = None
-    count: int = 0
-    factors: KroneckerFactors | None = None
-    runs: bool = False
-    unheld_reason: str = ""
-    outputs: int | None = None
-    held_with: "ParameterState | None" = field(default=None, repr=False)
-    staged: Tensor | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.choose_dtype()
-
-    def choose_dtype(self) -> None:
-        """Choose the dtype to compute in."""
-        self.dtype, self.shape = self.parameter.dtype, self.parameter.shape
-        dtype = torch.promote_types(self.parameter.dtype, self.anchor.dtype)
-        self.compute_dtype = torch.promote_types(dtype, torch.float32)
-
-    @property
-    def theta(self) -> Tensor:
-        """The part of the parameter on this rank, which the rules change."""
-        return local_tensor(self.parameter)
-
-    @property
-    def device_anchor(self) -> Tensor:
-        """The anchor on the parameter's device."""
-        return self.anchor.to(self.theta.device, non_blocking=True) if self.staged is None else self.staged
-
-    @property
-    def has_previous(self) -> bool:
-        """Whether anything is known of past tasks."""
-        if self.is_product_input:
-            assert self.held_with is not None
-            return self.held_with.has_previous
-        return self.previous is not None if self.factors is None else self.factors.tasks > 0
-
-    @property
-    def is_product_input(self) -> bool:
-        """Whether this is the A of a product that is held; its B has the factors."""
-        return self.held_with is not None and self.factors is None
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether this task is known by scores: of a parameter with factors, while its layer was not observed."""
-        if self.factors is None:
-            return self.held_with is None  # the A of a product has none
-        return not self.runs and "current" in self.importance_state and self.importance_state["current"].ndim > 0
-
-    @property
-    def size(self) -> int:
-        """The number of weights, of one run."""
-        return self.parameter.numel() // (len(self.parameter) if self.runs else 1)
-
-    def previous_tensors(self) -> State:
-        """Return the importance over past tasks as it is stored, by slot."""
-        if isinstance(self.previous, QuantizedImportance):
-            return self.previous.slots()
-        return {} if self.previous is None else {"previous": self.previous}
-
-    def pull_tensors(self) -> State:
-        """Return the tensors that a pull reads, without the importance on this task."""
-        return {"theta": self.theta, "anchor": self.device_anchor, **self.previous_tensors()}
-
-    def slots(self) -> State:
-        """Return every tensor that is kept, by slot."""
-        factors = self.factors.slots() if self.factors else {}
-        return {"anchor": self.anchor, **self.importance_state, **factors, **self.previous_tensors()}
-
-    def full(self, score: Tensor | QuantizedImportance | None) -> Tensor:
-        """Return a score in the parameter's shape: 0 for None, a single number expanded."""
-        if score is None:
-            return torch.zeros_like(self.theta, dtype=self.compute_dtype)
-        values = score.values() if isinstance(score, QuantizedImportance) else score
-        return values.expand_as(self.anchor)  # after `select_runs` the parameter has its old runs until it is bound
-
-    def take_rows(self, old: "ParameterState") -> None:
-        """Take over the rows of a state whose parameter had another number of rows; further rows stay free."""
-        rows = len(self.anchor)
-        copy_rows(old.anchor, self.anchor)
-        self.count, self.unheld_reason = old.count, old.unheld_reason
-        if old.factors:
-            self.factors, self.importance_state = resized_factors(old.factors, rows), old.importance_state
-        for slot in () if old.factors else self.importance_state.keys() & old.importance_state.keys():
-            copy_rows(old.importance_state[slot], self.importance_state[slot])
-        if old.previous is not None:
-            self.previous = resized_importance(old.previous, old.anchor.shape, rows)
-
-    def select_runs(self, rows: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
-        """Keep the runs in these rows, in this order.
-
-        Args:
-            rows: int64, on the device.
-            arrange: puts a tensor into the memory format of the fleet.
-        """
-        assert not isinstance(self.previous, QuantizedImportance)
-        self.anchor = arrange(self.anchor[rows])
-        self.importance_state = {slot: arrange(tensor[rows]) for slot, tensor in self.importance_state.items()}
-        self.previous = None if self.previous is None else arrange(self.previous[rows])
-        if self.factors:
-            self.factors.select_runs(rows)
-
-
-def layer_scales(states: Iterable[ParameterState], importance: Importance) -> State:
-    """Return a factor for the scores of each layer, and of each run; empty unless the importance balances layers."""
-    scored = [state for state in states if state.importance_state]
-    if not importance.balances or not scored:
-        return {}
-    sums: dict[str, Tensor] = {}
-    sizes: dict[str, int] = {}
-    totals = []
-    for state in scored:
-        scores = state.full(state.importance_state["current"]).abs()
-        if state.outputs is not None:
-            scores = scores[:, : state.outputs]
-        totals.append(scores.reshape(len(scores), -1).sum(1) if state.runs else scores.sum(dtype=state.compute_dtype))
-    for state, total in zip(scored, reduce_over_shards(totals, [s.parameter for s in scored]), strict=True):
-        layer = layer_of(state.name)
-        sums[layer] = sums[layer] + total if layer in sums else total
-        in_use = 1 if state.outputs is None else state.outputs / state.anchor.shape[1]
-        sizes[layer] = sizes.get(layer, 0) + round(in_use * state.size)
-    return dict(zip(sums, importance.factors(list(sums.values()), list(sizes.values())), strict=True))
-
-
-def consolidate(
-    states: Collection[ParameterState],
-    importance: Importance,
-    merge: Merge,
-    memory: Memory,
-    start: Callable[[ParameterState, int], State],
-    tasks: int,
-    scale: float = 1.0,
-    pull: Callable[[], None] = lambda: None,
-    decompose: bool = True,
-) -> None:
-    """End a task: previous <- merge(previous, scale * current); anchor <- theta; `current` is reset.
-
-    Args:
-        states: the states of all moored parameters.
-        importance: the importance of the task.
-        merge: the rule (previous, current) -> previous.
-        memory: the form in which `previous` is kept.
-        start: returns the importance's tensors of a parameter at the start of a task, counted from 0.
-        tasks: the number of tasks consolidated before this one.
-        scale: the calibration factor of the task.
-        pull: applies a pull that acts once per task. Whatever can fail comes before it, so that an error changes
-            nothing.
-        decompose: whether to compute the eigenbases of Kronecker factors now; otherwise when something reads them.
-    """
-    scales = layer_scales(states, importance)
-    ended = [_ended_task(state, importance, merge, memory, start, tasks, scales, scale) for state in states]
-    if decompose:
-        _compute_bases({s.name: new for s, (_, new, _) in zip(states, ended, strict=True) if new and new.basis is None})
-    pull()
-    for state, (previous, factors, importance_state) in zip(states, ended, strict=True):
-        state.previous, state.factors, state.importance_state = previous, factors, importance_state
-        state.anchor.copy_(state.theta)
-        state.count = 0
-
-
-def _ended_task(
-    state: ParameterState,
-    importance: Importance,
-    merge: Merge,
-    memory: Memory,
-    start: Callable[[ParameterState, int], State],
-    tasks: int,
-    scales: State,
-    scale: float,
-) -> tuple[Tensor | QuantizedImportance | None, KroneckerFactors | None, State]:
-    """Return a parameter's `previous`, factors and importance after a task, without changing its state."""
-    if state.is_product_input:
-        return None, None, state.importance_state
-    if state.factors and not (state.has_scores and state.count):
-        with _name_factors(state.name):
-            return state.previous, state.factors.consolidated(scale), state.importance_state
-    importance_state = start(state, tasks + 1) if memory.accumulates else {}
-    return _merged_importance(state, importance, merge, memory, start, tasks, scales, scale), None, importance_state
-
-
-def _compute_bases(factors: dict[str, KroneckerFactors]) -> None:
-    """Compute the eigenbases of factors, which are new, by name; the first that has none is named."""
-    try:
-        update_eigenbases(factors.values())
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        for name, own in factors.items():
-            with _name_factors(name):
-                own.update_eigenbasis()
-
-
-@contextmanager
-def _name_factors(name: str) -> Iterator[None]:
-    """Turn the error of a solver into one that names the parameter."""
-    try:
-        yield
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise MooringError(
-            f"the Kronecker factors of {name!r} have no eigenvectors, and nothing was changed: they may not be finite; "
-            "keep check_finite=True, and skip batches before their step"
-        ) from error
-
-
-def _merged_importance(
-    state: ParameterState,
-    importance: Importance,
-    merge: Merge,
-    memory: Memory,
-    start: Callable[[ParameterState, int], State],
-    tasks: int,
-    scales: State,
-    scale: float,
-) -> Tensor | QuantizedImportance | None:
-    """Return merge(previous, current); `previous` itself where the parameter had no gradient."""
-    if not state.count and importance.merges:
-        return state.previous
-    current = (state.importance_state or start(state, tasks))["current"].to(state.compute_dtype)
-    layer_scale = scales.get(layer_of(state.name))
-    current = current * (scale if layer_scale is None else per_run(layer_scale * scale, current))
-    if importance.merges:
-        previous = state.previous.values() if isinstance(state.previous, QuantizedImportance) else state.previous
-        if state.factors and state.factors.tasks:
-            previous = state.factors.past_diagonal(state.theta)
-        previous = torch.zeros_like(current) if previous is None else previous.to(state.compute_dtype)
-        current = merge(previous, current)
-    return memory.store_previous(current, state.theta)
 
 
 class MooringState:
@@ -681,8 +422,7 @@ class MooringState:
                 f"{first_and_count(moved)} moved since the last task and this Mooring saw no step: nothing was "
                 "protected, and no task is counted. If the optimizer is a new one, call moor.rebind(optimizer)",
             )
-        for state in self.records.values():
-            state.anchor.copy_(state.theta)
+        move_anchors(self.records.values())
 
     @property
     def needs_data(self) -> bool:
@@ -734,29 +474,6 @@ class MooringState:
         }
 
 
-def describe(rule: object) -> str:
-    """Return a pull or an importance with its options if its repr has them, else the name of its class.
-
-    Example:
-        >>> from mooring.pulls import Proximal
-        >>> describe(Proximal(3.0))
-        'Proximal(strength=3.0)'
-    """
-    name = type(rule).__name__
-    return repr(rule) if repr(rule).startswith(f"{name}(") else name
-
-
-def first_and_count(names: list[str]) -> str:
-    """Return the first name and the number of the others.
-
-    Example:
-        >>> first_and_count(["0.weight", "0.bias", "2.weight"])
-        "'0.weight' and 2 others"
-    """
-    others = f" and {len(names) - 1} {'other' if len(names) == 2 else 'others'}" if names[1:] else ""
-    return f"{names[0]!r}{others}"
-
-
 def is_one_graph(model: nn.Module) -> bool:
     """Return whether a model, or a part of it, was compiled as one graph, in which layers cannot be observed."""
     return any(map(_is_compiled_whole, model.modules()))
@@ -768,10 +485,3 @@ def _is_compiled_whole(module: nn.Module) -> bool:
     if inspect.isfunction(call := getattr(module, "_compiled_call_impl", None)):
         context = inspect.getclosurevars(call).nonlocals.get("self")  # torch keeps the options nowhere else
     return bool(getattr(context, "fullgraph", False))
-
-
-def gradient_versions(parameters: list[Tensor]) -> list[int]:
-    """Return identities and versions that change when a gradient is replaced or written to."""
-    gradients = [p.grad for p in parameters]
-    parts = local_tensors([g for g in gradients if g is not None])
-    return [*map(id, gradients), *[part._version for part in parts]]

@@ -16,7 +16,6 @@ from mooring.importance import EWC, Importance, resolve
 from mooring.pulls import Budget, GradientPull, Interpolation, ParameterPull, Proximal, Pull, merges
 from mooring.pulls.merges import Merge
 from mooring.state.memory import Memory
-from mooring.state.mooring_state import describe
 from mooring.state.norm_statistics import BUFFERS, default_buffers
 
 DEFAULT_NATS = 0.1
@@ -253,3 +252,15 @@ def _warn_of_other_option(option: str, saved: str, given: str) -> None:
             f"the state was made with {saved}, this Mooring has {given}: "
             f"unless you mean to change that, give attach {option}={saved}",
         )
+
+
+def describe(rule: object) -> str:
+    """Return a pull or an importance with its options if its repr has them, else the name of its class.
+
+    Example:
+        >>> from mooring.pulls import Proximal
+        >>> describe(Proximal(3.0))
+        'Proximal(strength=3.0)'
+    """
+    name = type(rule).__name__
+    return repr(rule) if repr(rule).startswith(f"{name}(") else name

@@ -19,7 +19,8 @@ from mooring.importance import State
 from mooring.importance.kronecker_factors import FACTOR_SLOTS, update_eigenbases
 from mooring.state.displacement import displaced
 from mooring.state.memory import Memory, compute_dtype_of
-from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState, ParameterState
+from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState
+from mooring.state.parameter_state import ParameterState
 from mooring.state.quantization import BLOCK_SLOTS, QuantizedImportance, block_size
 from mooring.state.selection import norm_buffers
 

@@ -25,7 +25,7 @@ from mooring.lab.methods import find_method
 from mooring.lab.model.atomic_files import write_atomically
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.state.mooring_state import ParameterState
+from mooring.state.parameter_state import ParameterState
 
 VERSION = 2
 """The version of the file layout. Checkpoints of any other version are refused."""

@@ -20,8 +20,9 @@ from mooring.lab.model.results import Stability
 from mooring.pulls import Budget, GradientPull, ParameterPull, merges
 from mooring.pulls.budget import budget_solved
 from mooring.pulls.pull import per_run
+from mooring.state.consolidation import consolidate, layer_scales
 from mooring.state.memory import Memory
-from mooring.state.mooring_state import ParameterState, consolidate, layer_scales
+from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of
 
 Tensors = dict[str, Tensor]
@@ -179,7 +180,7 @@ class MethodState:
 
     @torch.no_grad()
     def consolidate(self, parameters: Tensors) -> None:
-        """End a task, as `mooring.state.mooring_state.consolidate` says; outputs that come later stay free."""
+        """End a task, as `mooring.state.consolidation.consolidate` says; outputs that come later stay free."""
         self.bind(parameters, self.names)
         if isinstance(self.pull, ParameterPull) and self.pull.every == "task" and self.tasks:
             self.apply_pull([name for name, state in self.states.items() if state.count])

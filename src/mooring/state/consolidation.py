@@ -1,0 +1,148 @@
+"""The end of a task, the last line of Algorithm 1: `consolidate`, for one model and for a fleet of runs alike."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from mooring.distributed.dtensor import reduce_over_shards
+from mooring.errors import MooringError
+from mooring.importance import Importance, State
+from mooring.importance.kronecker_factors import KroneckerFactors, update_eigenbases
+from mooring.pulls.merges import Merge
+from mooring.pulls.pull import per_run
+from mooring.state.memory import Memory
+from mooring.state.parameter_state import ParameterState
+from mooring.state.quantization import QuantizedImportance
+from mooring.state.selection import layer_of
+
+
+def layer_scales(states: Iterable[ParameterState], importance: Importance) -> State:
+    """Return a factor for the scores of each layer, and of each run; empty unless the importance balances layers."""
+    scored = [state for state in states if state.importance_state]
+    if not importance.balances or not scored:
+        return {}
+    sums: dict[str, Tensor] = {}
+    sizes: dict[str, int] = {}
+    totals = []
+    for state in scored:
+        scores = state.full(state.importance_state["current"]).abs()
+        if state.outputs is not None:
+            scores = scores[:, : state.outputs]
+        totals.append(scores.reshape(len(scores), -1).sum(1) if state.runs else scores.sum(dtype=state.compute_dtype))
+    for state, total in zip(scored, reduce_over_shards(totals, [s.parameter for s in scored]), strict=True):
+        layer = layer_of(state.name)
+        sums[layer] = sums[layer] + total if layer in sums else total
+        in_use = 1 if state.outputs is None else state.outputs / state.anchor.shape[1]
+        sizes[layer] = sizes.get(layer, 0) + round(in_use * state.size)
+    return dict(zip(sums, importance.factors(list(sums.values()), list(sizes.values())), strict=True))
+
+
+def consolidate(
+    states: Collection[ParameterState],
+    importance: Importance,
+    merge: Merge,
+    memory: Memory,
+    start: Callable[[ParameterState, int], State],
+    tasks: int,
+    scale: float = 1.0,
+    pull: Callable[[], None] = lambda: None,
+    decompose: bool = True,
+) -> None:
+    """End a task: previous <- merge(previous, scale * current); anchor <- theta; `current` is reset.
+
+    Args:
+        states: the states of all moored parameters.
+        importance: the importance of the task.
+        merge: the rule (previous, current) -> previous.
+        memory: the form in which `previous` is kept.
+        start: returns the importance's tensors of a parameter at the start of a task, counted from 0.
+        tasks: the number of tasks consolidated before this one.
+        scale: the calibration factor of the task.
+        pull: applies a pull that acts once per task. Whatever can fail comes before it, so that an error changes
+            nothing.
+        decompose: whether to compute the eigenbases of Kronecker factors now; otherwise when something reads them.
+    """
+    scales = layer_scales(states, importance)
+    ended = [_ended_task(state, importance, merge, memory, start, tasks, scales, scale) for state in states]
+    if decompose:
+        _compute_bases({s.name: new for s, (_, new, _) in zip(states, ended, strict=True) if new and new.basis is None})
+    pull()
+    for state, (previous, factors, importance_state) in zip(states, ended, strict=True):
+        state.previous, state.factors, state.importance_state = previous, factors, importance_state
+        state.count = 0
+    move_anchors(states)
+
+
+def move_anchors(states: Iterable[ParameterState]) -> None:
+    """anchor <- theta."""
+    for state in states:
+        state.anchor.copy_(state.theta)
+
+
+def _ended_task(
+    state: ParameterState,
+    importance: Importance,
+    merge: Merge,
+    memory: Memory,
+    start: Callable[[ParameterState, int], State],
+    tasks: int,
+    scales: State,
+    scale: float,
+) -> tuple[Tensor | QuantizedImportance | None, KroneckerFactors | None, State]:
+    """Return a parameter's `previous`, factors and importance after a task, without changing its state."""
+    if state.is_product_input:
+        return None, None, state.importance_state
+    if state.factors and not (state.has_scores and state.count):
+        with _name_factors(state.name):
+            return state.previous, state.factors.consolidated(scale), state.importance_state
+    importance_state = start(state, tasks + 1) if memory.accumulates else {}
+    return _merged_importance(state, importance, merge, memory, start, tasks, scales, scale), None, importance_state
+
+
+def _compute_bases(factors: dict[str, KroneckerFactors]) -> None:
+    """Compute the eigenbases of factors, which are new, by name; the first that has none is named."""
+    try:
+        update_eigenbases(factors.values())
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        for name, own in factors.items():
+            with _name_factors(name):
+                own.update_eigenbasis()
+
+
+@contextmanager
+def _name_factors(name: str) -> Iterator[None]:
+    """Turn the error of a solver into one that names the parameter."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise MooringError(
+            f"the Kronecker factors of {name!r} have no eigenvectors, and nothing was changed: they may not be finite; "
+            "keep check_finite=True, and skip batches before their step"
+        ) from error
+
+
+def _merged_importance(
+    state: ParameterState,
+    importance: Importance,
+    merge: Merge,
+    memory: Memory,
+    start: Callable[[ParameterState, int], State],
+    tasks: int,
+    scales: State,
+    scale: float,
+) -> Tensor | QuantizedImportance | None:
+    """Return merge(previous, current); `previous` itself where the parameter had no gradient."""
+    if not state.count and importance.merges:
+        return state.previous
+    current = (state.importance_state or start(state, tasks))["current"].to(state.compute_dtype)
+    layer_scale = scales.get(layer_of(state.name))
+    current = current * (scale if layer_scale is None else per_run(layer_scale * scale, current))
+    if importance.merges:
+        previous = state.previous.values() if isinstance(state.previous, QuantizedImportance) else state.previous
+        if state.factors and state.factors.tasks:
+            previous = state.factors.past_diagonal(state.theta)
+        previous = torch.zeros_like(current) if previous is None else previous.to(state.compute_dtype)
+        current = merge(previous, current)
+    return memory.store_previous(current, state.theta)

@@ -1,0 +1,223 @@
+"""The state of a moored parameter, `ParameterState`, and those that have a gradient in a step, `ParameterSteps`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from mooring.distributed.dtensor import local_tensor
+from mooring.importance import State
+from mooring.importance.kronecker_factors import KroneckerFactors
+from mooring.pulls.pull import Number
+from mooring.state.quantization import QuantizedImportance
+from mooring.state.resizing import copy_rows, resized_factors, resized_importance
+
+T = TypeVar("T")
+
+
+@dataclass
+class ParameterState:
+    """The state of one moored parameter; of a sharded one, of the part on this rank.
+
+    In a fleet the parameter is that of many runs, and every tensor has a leading run axis.
+
+    Attributes:
+        name: the parameter's name in the model.
+        parameter: the live parameter.
+        anchor: its value at the end of the last task, or where this one began; in host memory if so configured.
+        importance_state: the importance's tensors on this task, `current` among them; empty where none are kept.
+        previous: the importance over past tasks; None before the first consolidation, which counts as 0.
+        count: the iterations of this task in which the parameter had a gradient.
+        factors: the Kronecker factors of its curvature, where it has those instead of scores.
+        runs: whether there is a leading run axis.
+        held_with: the state of the other factor, where a low-rank product is held and not the parameter by itself; that
+            of B has the factors of both.
+        unheld_reason: why nothing holds the parameter, where that is known; read only while nothing does.
+        outputs: the number of rows that are in use, if a fleet's head has further ones for later tasks; None for all.
+        staged: the anchor on the parameter's device, while an offloaded anchor is there.
+        dtype, shape: those of the parameter when the dtype to compute in was chosen.
+        compute_dtype: the dtype to compute in: the wider of the parameter's and the anchor's, at least float32.
+    """
+
+    name: str
+    parameter: Tensor
+    anchor: Tensor
+    importance_state: State
+    previous: Tensor | QuantizedImportance | None = None
+    count: int = 0
+    factors: KroneckerFactors | None = None
+    runs: bool = False
+    unheld_reason: str = ""
+    outputs: int | None = None
+    held_with: "ParameterState | None" = field(default=None, repr=False)
+    staged: Tensor | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.choose_dtype()
+
+    def choose_dtype(self) -> None:
+        """Choose the dtype to compute in."""
+        self.dtype, self.shape = self.parameter.dtype, self.parameter.shape
+        dtype = torch.promote_types(self.parameter.dtype, self.anchor.dtype)
+        self.compute_dtype = torch.promote_types(dtype, torch.float32)
+
+    @property
+    def theta(self) -> Tensor:
+        """The part of the parameter on this rank, which the rules change."""
+        return local_tensor(self.parameter)
+
+    @property
+    def device_anchor(self) -> Tensor:
+        """The anchor on the parameter's device."""
+        return self.anchor.to(self.theta.device, non_blocking=True) if self.staged is None else self.staged
+
+    @property
+    def has_previous(self) -> bool:
+        """Whether anything is known of past tasks."""
+        if self.is_product_input:
+            assert self.held_with is not None
+            return self.held_with.has_previous
+        return self.previous is not None if self.factors is None else self.factors.tasks > 0
+
+    @property
+    def is_product_input(self) -> bool:
+        """Whether this is the A of a product that is held; its B has the factors."""
+        return self.held_with is not None and self.factors is None
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether this task is known by scores: of a parameter with factors, while its layer was not observed."""
+        if self.factors is None:
+            return self.held_with is None  # the A of a product has none
+        return not self.runs and "current" in self.importance_state and self.importance_state["current"].ndim > 0
+
+    @property
+    def size(self) -> int:
+        """The number of weights, of one run."""
+        return self.parameter.numel() // (len(self.parameter) if self.runs else 1)
+
+    def previous_tensors(self) -> State:
+        """Return the importance over past tasks as it is stored, by slot."""
+        if isinstance(self.previous, QuantizedImportance):
+            return self.previous.slots()
+        return {} if self.previous is None else {"previous": self.previous}
+
+    def pull_tensors(self) -> State:
+        """Return the tensors that a pull reads, without the importance on this task."""
+        return {"theta": self.theta, "anchor": self.device_anchor, **self.previous_tensors()}
+
+    def slots(self) -> State:
+        """Return every tensor that is kept, by slot."""
+        factors = self.factors.slots() if self.factors else {}
+        return {"anchor": self.anchor, **self.importance_state, **factors, **self.previous_tensors()}
+
+    def full(self, score: Tensor | QuantizedImportance | None) -> Tensor:
+        """Return a score in the parameter's shape: 0 for None, a single number expanded."""
+        if score is None:
+            return torch.zeros_like(self.theta, dtype=self.compute_dtype)
+        values = score.values() if isinstance(score, QuantizedImportance) else score
+        return values.expand_as(self.anchor)  # after `select_runs` the parameter has its old runs until it is bound
+
+    def take_rows(self, old: "ParameterState") -> None:
+        """Take over the rows of a state whose parameter had another number of rows; further rows stay free."""
+        rows = len(self.anchor)
+        copy_rows(old.anchor, self.anchor)
+        self.count, self.unheld_reason = old.count, old.unheld_reason
+        if old.factors:
+            self.factors, self.importance_state = resized_factors(old.factors, rows), old.importance_state
+        for slot in () if old.factors else self.importance_state.keys() & old.importance_state.keys():
+            copy_rows(old.importance_state[slot], self.importance_state[slot])
+        if old.previous is not None:
+            self.previous = resized_importance(old.previous, old.anchor.shape, rows)
+
+    def select_runs(self, rows: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
+        """Keep the runs in these rows, in this order.
+
+        Args:
+            rows: int64, on the device.
+            arrange: puts a tensor into the memory format of the fleet.
+        """
+        assert not isinstance(self.previous, QuantizedImportance)
+        self.anchor = arrange(self.anchor[rows])
+        self.importance_state = {slot: arrange(tensor[rows]) for slot, tensor in self.importance_state.items()}
+        self.previous = None if self.previous is None else arrange(self.previous[rows])
+        if self.factors:
+            self.factors.select_runs(rows)
+
+
+class ParameterSteps:
+    """The moored parameters that have a gradient in a step; kept from step to step as long as they are the same.
+
+    What belongs to a parameter has its index in each list. An object for each of thousands of parameters would take the
+    host longer than the rest of a step.
+
+    Args:
+        states: the states of the parameters.
+
+    Attributes:
+        parameters: the parameters.
+        own_gradients: what each parameter has as its gradient when the step begins.
+        g: the gradients of the task's loss on this rank's parts; nothing writes to them until the step is over.
+        rates: the learning rates.
+        grad_scales: the factor of g in the gradient that the optimizer gets: -1 if it maximizes, GradScaler's scale if
+            a fused kernel unscales; None is 1.
+        updates: whether this step changes the importance of each parameter; None if it changes all.
+        plain: whether neither a parameter nor a gradient is sharded.
+    """
+
+    def __init__(self, states: list[ParameterState]) -> None:
+        self.states, self.parameters = states, [state.parameter for state in states]
+        self.own_gradients: list[Tensor] = []
+        self.g: list[Tensor] = []
+        self.rates: list[Number] = []
+        self.grad_scales: list[Number | None] = []
+        self.updates: list[bool] | None = None
+        self.plain = True
+        self._parts: dict[str, tuple[list[int], ParameterSteps]] = {}
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def chosen(self, indices: Sequence[int]) -> "ParameterSteps":
+        """Return the steps at some indices; the object itself if these are all."""
+        if len(indices) == len(self):
+            return self
+        return self._filled(ParameterSteps(select(self.states, indices)), indices)
+
+    def part(self, kind: str, belongs: Callable[[ParameterState], bool]) -> "ParameterSteps":
+        """Return the steps of the states of one kind; which these are is determined once."""
+        if kind not in self._parts:
+            indices = [index for index, state in enumerate(self.states) if belongs(state)]
+            self._parts[kind] = indices, self.chosen(indices)
+        indices, part = self._parts[kind]
+        return part if part is self else self._filled(part, indices)
+
+    def _filled(self, part: "ParameterSteps", indices: Sequence[int]) -> "ParameterSteps":
+        """Set the gradients, rates and flags of this step in a part of the steps."""
+        part.own_gradients, part.g = select(self.own_gradients, indices), select(self.g, indices)
+        part.rates, part.grad_scales = select(self.rates, indices), select(self.grad_scales, indices)
+        part.updates, part.plain = self.updates and select(self.updates, indices), self.plain
+        return part
+
+    def forget_parts(self) -> None:
+        """Forget which states are of which kind, because that has changed."""
+        self._parts = {}
+
+    def release(self) -> None:
+        """Drop the references to gradients, whose memory is not kept between steps."""
+        self.own_gradients, self.g, self.updates = [], [], None
+        for _, part in self._parts.values():
+            if part is not self:
+                part.release()
+
+    def numbers(self, index: int) -> dict[str, Number]:
+        """Return the learning rate of a parameter, and the factor of the gradient if there is one."""
+        rate, scale = self.rates[index], self.grad_scales[index]
+        return {"lr": rate} if scale is None else {"lr": rate, "grad_scale": scale}
+
+
+def select(values: Sequence[T], indices: Sequence[int]) -> list[T]:
+    """Return the values at increasing indices, which are often all of them."""
+    return list(values) if len(indices) == len(values) else [values[index] for index in indices]
