@@ -86,7 +86,7 @@ def fetch(
     yes: Annotated[bool, option("Do not ask for confirmation.", "--yes", "-y")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download a named set from the Hub, after showing its size. An interrupted download can be continued."""
+    """Show the size of a named set, ask, and download it from Hugging Face; an interrupted download continues."""
     from mooring.lab.streams import hub
     from mooring.lab.streams.named_datasets import default_folder, find_dataset
 
@@ -108,7 +108,7 @@ def fetch(
 
 @data.command()
 def check(
-    path: Annotated[Path, typer.Argument(help="A folder of Parquet files in the Hub's layout, or of class folders.")],
+    path: Annotated[Path, typer.Argument(help="A folder of Parquet files as on Hugging Face, or of class folders.")],
     label: Annotated[str | None, option("Label column of Parquet files.")] = None,
     size: Annotated[int, option("Height and width to resize to.", min=1)] = 32,
     leave_out: Annotated[list[str] | None, option("A class folder to ignore; repeatable.")] = None,

@@ -30,7 +30,7 @@ def frontier(
     search_seeds: Annotated[
         str,
         flags.option(
-            "Seeds that choose the strengths on held-out training images: how many, or which; none of --seeds.",
+            "Seeds that choose the strengths on held-out training images: how many, or which; others than --seeds.",
             metavar="SEEDS",
         ),
     ] = "2",

@@ -67,7 +67,7 @@ def paper(
     seeds: Annotated[int | None, option("How many seeds; the paper has 5.", min=1)] = None,
     max_seeds: Annotated[
         int | None,
-        option("Add seeds up to this number for undecided claims; 20 by default. The value of --seeds adds none."),
+        option("Add seeds up to this number for undecided claims; 20 by default, as many as --seeds for none."),
     ] = None,
     rescore: Annotated[
         int | None, option("Score the best settings of the search again, with this many seeds.", min=2)

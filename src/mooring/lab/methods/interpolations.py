@@ -45,19 +45,23 @@ def _merge(weight: Number) -> Interpolation:
 
 METHODS = [
     *(
-        Method(f"explicit-{name}", f"interpolate by the ratio of previous to present importance: {description}", make)
+        Method(
+            f"explicit-{name}",
+            f"interpolate by the ratio of old to new importance, which is {description}",
+            make,
+        )
         for name, (make, description) in IMPORTANCES.items()
     ),
     *(
         Method(
             f"soft-{name}",
-            f"the explicit step with a stiffness (its strength): {description}",
+            f"the step of explicit-{name}, times a stiffness (its strength)",
             make,
             lambda stiffness: mooring.Interpolation(stiffness=stiffness),
             DIGITS_STRENGTHS["soft"],
             dial=STIFFNESSES,
         )
-        for name, (make, description) in IMPORTANCES.items()
+        for name, (make, _) in IMPORTANCES.items()
         if name not in ("uniform", "random")
     ),
     Method(

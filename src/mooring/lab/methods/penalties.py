@@ -94,7 +94,7 @@ LAPLACE_STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3)
 MATCHED = [
     Method(
         "summed-ewc",
-        "EWC's penalty with what proximal-ewc holds: the sum of the tasks' mean Fisher information",
+        "EWC's penalty with the importance of proximal-ewc: the sum of the tasks' mean Fisher information",
         mean_fisher,
         penalty,
         DIGITS_STRENGTHS["summed-ewc"],
