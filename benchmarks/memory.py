@@ -167,9 +167,11 @@ def anchors(options: argparse.Namespace) -> None:
             optimizer.step()
 
     pulls = {"interpolation": Interpolation(), "proximal 1e4": Proximal(1e4)}
-    pulls |= {f"budget {nats:g}": Budget(nats) for nats in (0.1, 1e-3, 1e-5)}
+    budgets = (0.1, 1e-3, 1e-5)
+    pulls |= {f"estimated {nats:g}": Budget(nats, measured=False) for nats in budgets}
+    pulls |= {f"measured {nats:g}": Budget(nats) for nats in budgets}
     print(f"means over {options.turns} seeds")
-    print(f"{'pull':14} {'anchors':9} {'spent by rounding':>18} {'upright %':>10} {'turned %':>9}")
+    print(f"{'pull':15} {'anchors':9} {'spent by rounding':>18} {'upright %':>10} {'turned %':>9}")
     for name, pull in pulls.items():
         for dtype in (torch.float32, HALF):
             results = []
@@ -185,12 +187,14 @@ def anchors(options: argparse.Namespace) -> None:
                 )
                 spent = moor.pull_energy()
                 train(model, optimizer, rotated, 10)
+                if isinstance(pull, Budget) and pull.measured:
+                    moor.finish()
                 right = [
                     100 * (model(x[1400:]).argmax(1) == y[1400:]).float().mean().item() for x in (upright, rotated)
                 ]
                 results.append((spent, *right))
             spent, kept, new = (statistics.mean(values) for values in zip(*results, strict=True))
-            print(f"{name:14} {str(dtype).removeprefix('torch.'):9} {spent:18.2e} {kept:10.1f} {new:9.1f}")
+            print(f"{name:15} {str(dtype).removeprefix('torch.'):9} {spent:18.2e} {kept:10.1f} {new:9.1f}")
 
 
 def main(arguments: list[str] | None = None) -> int:

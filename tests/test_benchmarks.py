@@ -232,7 +232,7 @@ def test_saturated_prints_the_rows_of_its_page(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["saturated.py", "--seeds", "1"])
     bench.main()
     printed = capsys.readouterr().out.splitlines()
-    page = (BENCHMARKS.parent / "docs" / "budget.md").read_text()
+    page = (BENCHMARKS.parent / "docs" / "estimated-budgets.md").read_text()
     assert printed[0] in page
     assert len(printed) == 1 + len(bench.TASKS) * len(bench.SETTINGS)
     for line in printed[1:]:
