@@ -171,6 +171,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--profile", action="store_true", help="only print where the time of plain steps goes")
     parser.add_argument("--table", action="store_true", help="only print the table of what is there")
     parser.add_argument("--figure", type=Path, help="draw the figure to this path, as .svg and .png")
+    parser.add_argument("--zoom", action="store_true", help="enlarge the part of the figure around Mooring's points")
     return parser
 
 
@@ -211,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = [row for row in rows if row["method"] in methods]
     print_table(rows)
     if options.figure:
-        draw(rows, options.figure)
+        draw(rows, options.figure, zoom=options.zoom)
     return 0
 
 

@@ -60,7 +60,10 @@ def test_digits_run_and_continue_where_they_stopped(rows, capsys, tmp_path):
     assert "[3/3] budget 1, seed 0" in captured.err
     assert "task digits, precision float32, steps 2" in captured.out
     assert (
-        bench.main(["--table", "--methods", "plain,budget", "--figure", str(tmp_path / "both"), "--out", str(out)]) == 0
+        bench.main(
+            ["--table", "--methods", "plain,budget", "--zoom", "--figure", str(tmp_path / "both"), "--out", str(out)]
+        )
+        == 0
     )
     assert "distillation" not in capsys.readouterr().out
     assert (tmp_path / "both.svg").read_text().count("rate x 1") == 1
