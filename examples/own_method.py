@@ -1,7 +1,7 @@
 """Define a method of your own, check it, and compare it with plain fine-tuning and with EWC's explicit step.
 
-A weight matters by how far it came in its task. After each step every weight returns towards its value at the end of
-the previous task, the more so the further it came before and the less it has moved since.
+A weight matters by how far it travelled in its task. After each step every weight returns towards its value at the end
+of the previous task: the more, the further it travelled before and the less it has travelled since.
 
 mooring methods --check own_method:TRAVELLED
 mooring compare --methods plain,explicit-ewc,own_method:TRAVELLED --seeds 3 --epochs 3
@@ -17,23 +17,23 @@ from mooring.lab.methods import Method
 
 
 class Travelled(Importance):
-    """current <- current + |step|: a weight matters by how far it came."""
+    """current <- current + |step|: a weight matters by how far it travelled."""
 
     needs_step = True  # asks for it.step; `current` is then written and not read
 
     def start(self, like: Tensor, *, name: str, task: int) -> State:
         """Return the state of a parameter at the start of a task."""
-        return {"current": torch.zeros_like(like), "way": torch.zeros_like(like)}
+        return {"current": torch.zeros_like(like), "distance": torch.zeros_like(like)}
 
     def update(self, state: State, it: Iteration) -> None:
         """Add the length of the step, in place and elementwise."""
-        state["way"] += it.step.abs()
-        state["current"].copy_(state["way"])
+        state["distance"] += it.step.abs()
+        state["current"].copy_(state["distance"])
 
 
 TRAVELLED = Method(
     "travelled",
-    "interpolate by the ratio of the ways that weights came, with a stiffness (its strength)",
+    "interpolate by the ratio of the distances that weights travelled, with a stiffness (its strength)",
     importance=lambda seed: Travelled(),
     pull=lambda stiffness: mooring.Interpolation(stiffness=stiffness),
     strength=1.0,

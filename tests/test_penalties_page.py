@@ -14,12 +14,12 @@ from test_frontier_page import DOCS, FIFTY, MEASURED, OURS, STREAMS, accuracies_
 TEXT = re.sub(r"\s+", " ", (DOCS / "penalties-and-outputs.md").read_text())
 EXTRA = json.loads((DOCS / "figures" / "penalties-and-outputs.json").read_text())
 PULLS = {
-    "ewc": "running average, averaged | penalty (`ewc`)",
-    "summed-ewc": "Fisher diagonal, summed | penalty (`summed-ewc`)",
+    "ewc": "running average, averaged over tasks | penalty (`ewc`)",
+    "summed-ewc": "Fisher diagonal, summed over tasks | penalty (`summed-ewc`)",
     "clamped-summed-ewc": "| clamped penalty",
     "proximal-ewc": "| proximal step (`proximal-ewc`)",
     "budget-ewc": "| budget (`budget-ewc`)",
-    "laplace-kronecker": "Kronecker factors, summed | penalty (`laplace-kronecker`)",
+    "laplace-kronecker": "Kronecker factors, summed over tasks | penalty (`laplace-kronecker`)",
     "clamped-laplace-kronecker": "| clamped penalty",
     OURS: "| budget (`budget-kronecker`)",
 }

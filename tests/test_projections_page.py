@@ -142,7 +142,7 @@ def uses_of_owm():
 
 
 def uses_of_ftp():
-    return f"on permutations it came to {accuracies_of('ftp')[1]:.1f} %."
+    return f"on permutations FTP came to {accuracies_of('ftp')[1]:.1f} %."
 
 
 def miniature_of_gpm():

@@ -43,7 +43,15 @@ def test_every_document_is_a_page_in_the_menu(site):
 
 def test_every_public_name_is_in_the_reference(site):
     pages = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
-    for name in (*mooring.__all__, "convert_strength", "check_importance", "Study", "MooringCallback"):
+    for name in (
+        *mooring.__all__,
+        "Memory",
+        "Measurement",
+        "convert_strength",
+        "check_importance",
+        "Study",
+        "MooringCallback",
+    ):
         assert re.search(rf'id="mooring\.[\w.]*\b{name}"', pages), name
     assert "<code>exclude</code>" in pages  # an option of the function attach, not of its module
 

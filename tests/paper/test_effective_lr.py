@@ -39,8 +39,8 @@ def test_sentences_match_the_table(result):
         largest = max(float(row["largest relative difference"]) for row in layers)
         assert f"{largest:.1e} ({pull})" in result.text[0]
         first, last = (row["left in the mean, median"] for row in (layers[0], layers[-1]))
-        assert f"keeps on average {first:.3g} of the learning rate" in result.text[1 + index]
-        assert f"first layer and {last:.3g} in the last" in result.text[1 + index]
+        assert f"is on average {first:.3g} times the learning rate" in result.text[1 + index]
+        assert f"in the first layer, and {last:.3g} times in the last" in result.text[1 + index]
 
 
 def test_figure_is_drawn(result, render):

@@ -166,8 +166,8 @@ def _closest(condition: Condition, levels: Mapping[str, float], runs: LevelRuns)
         distances = {init: math.dist(point, (cell.accuracy, cell.forgetting)) for init, point in known.items()}
         nearest = min(distances, key=distances.__getitem__)
         parts.append(f"{method} {levels[nearest]:.1f} % ({distances[nearest]:.1f} points)")
-    closest = "accuracy and forgetting are closest to the paper's from these backbones (and differ by)"
-    return [f"{condition.data}: {closest}: {', '.join(parts)}."] if parts else []
+    closest = "accuracy and forgetting come closest to the paper's from the backbone with this accuracy"
+    return [f"{condition.data}: {closest} (in brackets: what is left): {', '.join(parts)}."] if parts else []
 
 
 def _mean(results: Sequence[Result], metric: str) -> float:

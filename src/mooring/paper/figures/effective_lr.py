@@ -263,8 +263,8 @@ def _text(rates: EffectiveRates) -> list[str]:
         layers = list(task.mean_fraction)
         first, last = (float(task.mean_fraction[layer][1]) for layer in (layers[0], layers[-1]))
         text.append(
-            f"Under {name}, the median parameter keeps on average {first:.3g} of the learning rate {rates.lr:g} in the "
-            f"first layer and {last:.3g} in the last."
+            f"Under {name}, the effective learning rate of the median parameter is on average {first:.3g} times the "
+            f"learning rate {rates.lr:g} in the first layer, and {last:.3g} times in the last."
         )
     if rates.strength != rates.paper_strength:
         text.append(

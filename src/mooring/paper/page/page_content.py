@@ -67,8 +67,16 @@ SETTINGS_IN_WORDS = {
     OUR_SETTINGS: "the setting of our search",
 }
 NO_NUMBER_NOTE = "Controls have no second number: the paper does not report them."
-SETTINGS_LEGEND = "Learning rate and strength, ours / the paper's; = if both are equal, and one rate if only rates are."
+SETTINGS_LEGEND = (
+    'Learning rate and strength, ours / the paper\'s. "=" means that both are equal; a rate that alone is equal is '
+    "written once."
+)
 NO_DIFFERENCE = "No cell differs."
+CHANGES_NOTE = (
+    "Each change was made alone, and the cell was computed again. A change explains a cell if our mean moves "
+    'significantly and then agrees with the paper\'s. "Perhaps": only without a correction for the number of changes. '
+    "The target `reasons` below lists the changes."
+)
 
 
 def page_blocks(
@@ -162,8 +170,10 @@ def _main_table(result: TargetResult, results: Sequence[TargetResult]) -> list[B
         Paragraph(LEGEND.format(settings=SETTINGS_IN_WORDS[settings]), "hint"),
     ]
     if cells_at(result, settings):
-        lines = difference_lines(result, settings, tested_reasons(results)) or [NO_DIFFERENCE]
-        blocks += [Heading("What differs, and why"), BulletList(lines)]
+        reasons = tested_reasons(results)
+        lines = difference_lines(result, settings, reasons) or [NO_DIFFERENCE]
+        note = [Paragraph(CHANGES_NOTE)] if reasons and lines != [NO_DIFFERENCE] else []
+        blocks += [Heading("What differs, and why"), *note, BulletList(lines)]
     return blocks
 
 
@@ -231,8 +241,8 @@ def _item_table(context: PaperContext) -> ResultTable:
     """Return the map from the numbers of the paper to targets and functions; neighbours that are equal share a row."""
     rows: list[dict[str, str]] = []
     for item in ITEMS:
-        target = f"{item.target}, not run" if lacks_data(item, context.scale.missing_data) else item.target
-        here = "; ".join(f"`{name}`" for name in (target, item.function) if name)
+        here = "; ".join(f"`{name}`" for name in (item.target, item.function) if name)
+        here += ", not run" if lacks_data(item, context.scale.missing_data) else ""
         row = {"in the paper": item.name, "what": item.subject, "here": here}
         if rows and [*rows[-1].values()][1:] == [*row.values()][1:]:
             rows[-1]["in the paper"] = f"{rows[-1]['in the paper'].split(' to ')[0]} to {item.number}"
