@@ -115,8 +115,6 @@ def draw(rows: list[Row], path: Path, *, zoom: bool = False) -> None:
 
 def _draw_points(axes: Any, table: list[Row], labels: dict[str, str], thickness: float = 1.0) -> None:
     """Draw each method's points in the order of its dial, the labels of some, and the hull of the other methods."""
-    from matplotlib.patheffects import withStroke
-
     from mooring.report.style import FAINT, LINES
 
     methods = dict.fromkeys(row["method"] for row in table)
@@ -146,7 +144,7 @@ def _draw_points(axes: Any, table: list[Row], labels: dict[str, str], thickness:
                 textcoords="offset points",
                 ha="right" if moored else "left",
                 size=8,
-                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
                 zorder=4,
                 annotation_clip=True,
             )
