@@ -72,7 +72,7 @@ AXES = {
 """What the axes of a task show."""
 
 
-ZOOM_BOX = 0.48, 0.12, 0.38, 0.42
+ZOOM_BOX = 0.49, 0.15, 0.38, 0.4
 """Left, bottom, width and height of the enlarged part, as fractions of the figure's axes."""
 
 
