@@ -1,5 +1,6 @@
 """Tests of importance estimated from reference data: it equals an oracle and does not change the model."""
 
+import functools
 import itertools
 import random
 import warnings
@@ -15,7 +16,7 @@ import mooring
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Kronecker
 from mooring.reference import reference_labels
-from mooring.reference.reference_labels import add_sampled_labels
+from mooring.reference.reference_labels import add_sampled_labels, warn_of_probabilities
 from mooring.testing import check_equal
 from stateful_net import StatefulNet, model_unchanged
 
@@ -345,6 +346,39 @@ def test_probabilities_in_place_of_logits_warn_once(labelled):
         warnings.simplefilter("error")
         mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), reference=data, **outputs)
         mooring.attach(model[0], torch.optim.SGD(model.parameters(), lr=0.1), reference=data)
+
+
+def test_probabilities_warn_where_data_is_only_measured():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Softmax(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
+    model(torch.randn(4, 2)).square().sum().backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="returns probabilities, ") as caught:
+        moor.consolidate(data=list(torch.randn(3, 4, 2)))
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "dimension", "warned"),
+    [((2, 3, 4, 4), 1, True), ((2, 4, 3), 2, True), ((0, 3), 1, False), ((0, 4, 3), 2, False), ((2, 0, 3), 2, False)],
+)
+def test_probabilities_are_found_along_the_dimension_of_classes(shape, dimension, warned, recwarn):
+    warn_of_probabilities(torch.randn(shape).softmax(dimension))
+    assert bool(recwarn) == warned
+
+
+def test_reference_may_be_a_decorated_function_of_the_model():
+    def two(model, count):
+        return torch.zeros(count, 1, 6, 6)
+
+    @functools.wraps(two)
+    def generate(model):
+        return two(model, 2)
+
+    model, optimizer = make_model()
+    moor = mooring.attach(model, optimizer, reference=generate, batches=2)
+    assert moor.tasks == 1
 
 
 def test_outputs_without_classes_are_refused():

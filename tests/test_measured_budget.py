@@ -412,6 +412,23 @@ def test_weights_that_change_before_the_first_step_end_the_measurement_with_a_wa
     assert moor.measured().nats == 0
 
 
+def test_state_says_whether_the_measurement_was_ended():
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, reference=task(1), exclude="3")
+    weights, measured = copy.deepcopy(model.state_dict()), moor.state_dict()
+    with torch.no_grad():
+        model[-1].weight.normal_()
+    with pytest.warns(UnheldWarning, match="changed by .* nats before the first step"):
+        train(model, optimizer, task(2)[:1])
+    stopped = moor.state_dict()
+    model.load_state_dict(weights)
+    moor.load_state_dict(measured)
+    assert moor.measured().nats == 0
+    moor.load_state_dict(stopped)
+    with pytest.raises(MooringError, match=r"outputs changed between attach\(\)"):
+        moor.measured()
+
+
 def test_outputs_of_another_shape_before_the_first_step_end_the_measurement_with_a_warning():
     model, optimizer = pretrained()
     mooring.attach(model, optimizer, reference=task(1), exclude="3")
@@ -425,9 +442,23 @@ def test_model_of_another_dtype_than_the_reference_is_refused_at_the_first_step(
     mooring.attach(model, optimizer, reference=task(1))
     model.to(torch.bfloat16)
     with pytest.raises(
-        MooringError, match=r"does not take the data or reference any more .*: convert the model, as in"
+        MooringError, match=r"does not take the data or reference any more .*: change its layers or its dtype, as in"
     ):
         train(model, optimizer, [(x.to(torch.bfloat16), y) for x, y in task(2)[:1]])
+
+
+def test_error_without_a_message_on_past_data_is_named_by_its_class(monkeypatch):
+    model, optimizer = pretrained()
+    mooring.attach(model, optimizer, reference=task(1))
+
+    def fail(x):
+        raise NotImplementedError
+
+    x, y = task(2)[0]
+    nn.functional.cross_entropy(model(x), y).backward()
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(MooringError, match=r"any more \(NotImplementedError\): change its layers"):
+        optimizer.step()
 
 
 def test_measuring_and_distilling_leave_the_importance_and_the_mode_as_they_are():

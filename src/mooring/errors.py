@@ -94,6 +94,16 @@ def check_whole(name: str, value: object, low: int, high: int = MAX_WHOLE) -> No
         raise MooringError(f"{name}={value!r} is not allowed: give a whole number up to {high}")
 
 
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of an error's message, or its class if there is none.
+
+    Example:
+        >>> first_line(RuntimeError("shapes differ.\nBacktrace: ...")), first_line(NotImplementedError())
+        ('shapes differ', 'NotImplementedError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
 def first_and_count(names: list[str]) -> str:
     """Return the first name and the number of the others.
 

@@ -205,6 +205,11 @@ class Mooring:
         return self._measuring().measure()
 
     @property
+    def measures(self) -> bool:
+        """Whether forgetting is measured, so that `finish()` can keep a budget."""
+        return self.tasks > 0 and self._meter is not None and bool(self._meter.gauges)
+
+    @property
     def running_forgetting(self) -> float | None:
         """What was measured in this task so far, in nats, for logging; None if nothing was.
 
@@ -223,13 +228,25 @@ class Mooring:
     def finish(self) -> Measurement:
         """Return towards the anchor, if need be, until the measured forgetting is within the budget.
 
-        The average of the trained parameters over the last steps, also of excluded ones, takes their place first, if no
-        more is forgotten there and the task was long enough (`Budget(average=)`).
+        The average of the trained parameters over the last steps, also of excluded ones, takes their place first, if it
+        keeps the budget or has forgotten no more than they have, and the task was long enough (`Budget(average=)`).
 
         `consolidate()` does this by itself. Call it before a model is kept without being consolidated. The value is
         measured on the gauge, so on other data it may be a little larger.
         """
         return self._finishing().finish()
+
+    @torch.no_grad()
+    @autocast_disabled()
+    def end_unheld_task(self) -> Measurement | None:
+        """End a task that is not consolidated: apply what is due at its end, and keep a budget that is measured.
+
+        Returns:
+            What was forgotten; None if nothing is measured.
+        """
+        self._refuse_interrupted()
+        self._watch.before_finish(parameters_of_siblings(self._step))
+        return next(iter(self._end_task()), None)
 
     @contextmanager
     def finished(self) -> Iterator[Measurement]:
@@ -255,7 +272,7 @@ class Mooring:
 
     @property
     def needs_data(self) -> bool:
-        """Whether `consolidate()` needs data, because training keeps no importance of its task."""
+        """Whether `consolidate()` needs data, because no importance of the present task is kept."""
         return self._states.needs_data
 
     @property
@@ -385,6 +402,8 @@ class Mooring:
         if self._step.budget:
             header["spending"] = self._step.budget.state()
             header["calibration"] = self.calibration
+        if self._meter is not None and self._meter.stopped:
+            header["stopped"] = True
         tensors: State = {}
         if gauge and self._meter is not None and self._meter.gauges:
             header["gauges"], tensors = pack_gauges(self._meter.named_gauges())
@@ -579,7 +598,10 @@ class Mooring:
             control = weight_control(self.optimizer)
             meter.distillation = make_distillation(self.model, meter.budget, others, loss, self._outputs, control)
         self._loss = loss
-        return make_gauge(self.model, held_out, loss, self._outputs)
+        gauge = make_gauge(self.model, held_out, loss, self._outputs)
+        if estimated:  # otherwise the estimate has looked at the outputs
+            gauge.warn_of_probabilities(self.model)
+        return gauge
 
     def _end_task(self) -> list[Measurement]:
         """Apply what is due at the end of a task, and return what was measured, if anything is."""
@@ -600,7 +622,7 @@ class Mooring:
                 "measures no more, and forgetting is only estimated, by pull_energy(): load or reset weights before "
                 "attach(reference=...), and give attach the outputs= of the state that you load"
             )
-        if self._meter is None or not self._meter.gauges:
+        if self._meter is None or not self.measures:
             why = "has no data of a past task" if self._meter is not None else "does not measure"
             raise MooringError(
                 f"this Mooring {why}, so forgetting is only estimated, by pull_energy(): give attach reference=... and "
@@ -622,6 +644,7 @@ class Mooring:
             meter.load_gauges(gauges, header["measured"], state)
             return
         meter.clear()
+        meter.stopped = header.get("stopped", False)
         if saved:
             warn(
                 "the state's budget was measured by a loss, and none is given, so forgetting is only estimated from "

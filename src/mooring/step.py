@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import compress
 from operator import is_
 from types import FrameType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -48,8 +48,6 @@ from mooring.state.mooring_state import MooringState
 from mooring.state.norm_statistics import NormStatistics
 from mooring.state.parameter_state import ParameterState, ParameterSteps, select
 from mooring.state.selection import layer_of
-
-T = TypeVar("T")
 
 
 class _KnownParameters:

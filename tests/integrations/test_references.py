@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,8 @@ pytest.importorskip("transformers", reason="needs mooring[transformers]")
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
 from integrations.gpt import WORDS, arguments, gpt, text, train
-from mooring.integrations.transformers import MooringCallback
+from mooring.integrations.transformers import MooringCallback, is_dataset
+from mooring.reference.batches import is_row
 from mooring.reference.reference_labels import prepare_labels
 
 
@@ -158,6 +160,22 @@ class Classifier(nn.Linear):
     def forward(self, features, labels=None):
         logits = super().forward(features)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Endless(torch.utils.data.IterableDataset):
+    """A dataset without an index."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self):
+        return iter(torch.zeros(4, 2, 3))
+
+
+def test_only_datasets_with_rows_are_put_into_batches():
+    batches = torch.utils.data.TensorDataset(torch.zeros(4, 3))
+    assert [is_dataset(data) for data in (Numbered(), Endless(), batches)] == [True, False, False]
+    assert is_row({"pixel_values": torch.zeros(3, 8, 8), "labels": np.int64(1)})
 
 
 def test_torch_dataset_is_put_into_batches_by_the_trainers_collator(tmp_path):

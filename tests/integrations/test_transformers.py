@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -249,16 +250,41 @@ def test_end_of_training_prints_what_was_forgotten_unless_silenced(tmp_path, cap
         assert all(0 < float(nats) <= 0.1 for nats in lines)
 
 
-def test_training_ends_within_its_budget_where_no_importance_of_it_is_kept(tmp_path):
+LEAN = mooring.Memory(previous="8bit", current="none")
+
+
+def lean_callback(pull, **options):
     known = [{"input_ids": row, "labels": row} for row in torch.arange(32).view(4, 8) % WORDS]
-    lean = mooring.Memory(previous="8bit", current="none")
-    for pull in (mooring.Budget(0.1), mooring.Proximal(1.0)):
-        callback = MooringCallback(reference=known, pull=pull, memory=lean, verbose=False)
-        with pytest.warns(UserWarning, match="taught is not held in the next one"):
-            train(gpt(), callback, 1, tmp_path, max_steps=3)
-        assert callback.moor.tasks == 1
-        if isinstance(pull, mooring.Budget):
-            assert 0 < callback.moor.measured().nats <= 0.1
+    return MooringCallback(reference=known, pull=pull, memory=LEAN, verbose=False, **options)
+
+
+@pytest.mark.parametrize("steps", [3, 8])  # before and after the first measurement
+def test_training_ends_within_its_budget_where_no_importance_of_it_is_kept(tmp_path, steps):
+    exceeding, keeping = (lean_callback(mooring.Budget(1e-3), consolidate=only) for only in (False, True))
+    train(gpt(), exceeding, 1, tmp_path / "exceeding", max_steps=steps, learning_rate=0.05)
+    assert exceeding.moor.measured().nats > 2e-3
+    with pytest.warns(UserWarning, match="taught is not held in the next one"):
+        train(gpt(), keeping, 1, tmp_path / "keeping", max_steps=steps, learning_rate=0.05)
+    assert keeping.moor.tasks == 1
+    assert 0 < keeping.moor.measured().nats <= 1e-3
+
+
+def test_pull_once_per_task_acts_where_no_importance_of_the_task_is_kept(tmp_path):
+    ends = []
+    for consolidate in (False, True):
+        model, callback = gpt(), lean_callback(mooring.pulls.Blend(0.5), consolidate=consolidate)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train(model, callback, 1, tmp_path / str(consolidate), max_steps=3, learning_rate=0.05)
+        ends.append({name: p.detach() for name, p in model.named_parameters()})
+    for name, anchor in callback.moor.anchor.items():
+        torch.testing.assert_close(ends[1][name], (ends[0][name] + anchor) / 2)
+
+
+def test_training_without_a_reference_or_importance_is_refused(tmp_path):
+    callback = MooringCallback(importance="ewc", pull=mooring.Proximal(1.0), memory=LEAN, verbose=False)
+    with pytest.raises(MooringError, match=r"this task has no importance, .*: give consolidate\(data=...\)"):
+        train(gpt(), callback, 1, tmp_path, max_steps=1)
 
 
 def test_new_tokens_between_tasks_are_free_and_old_ones_held(tmp_path):

@@ -14,4 +14,5 @@ def test_objects_are_frozen_inside_the_outermost_context_only():
             assert gc.get_freeze_count() > 0
         assert gc.get_freeze_count() == 0
     finally:
+        gc.collect()
         gc.freeze()

@@ -18,7 +18,7 @@ from mooring.gauge.settings import Settings, applied_settings, read_settings
 from mooring.observe.output_observer import OutputObserver, class_dimension, find_outputs
 from mooring.reference.batches import Loss, Outputs, device_of, is_pair, scalar_loss, to_device
 from mooring.reference.preserve_model_state import preserve_model_state, without_caches
-from mooring.reference.reference_labels import IGNORED_LABEL
+from mooring.reference.reference_labels import IGNORED_LABEL, warn_of_probabilities
 
 GAUGE_NOT_FINITE = "the outputs on the gauge are not finite; nothing was changed: check the data and the loss"
 
@@ -96,6 +96,13 @@ class Gauge:
             return sums, torch.full_like(sums, float(divergence.shape[1]))
         counted = counted.to(divergence.device).view_as(divergence)
         return torch.where(counted, divergence, 0.0).double().sum(1), counted.double().sum(1)
+
+    @torch.no_grad()
+    def warn_of_probabilities(self, model: nn.Module) -> None:
+        """Warn if the divergence is measured and the model returns probabilities instead of logits."""
+        if self.loss is None:
+            with preserve_model_state(model, moves=False), passive(model, self.settings):
+                warn_of_probabilities(self._outputs_on(model, self._on_device(model, 0)))
 
     def _target(self, model: nn.Module, index: int) -> StoredPredictions | float:
         if self.loss is None:

@@ -16,7 +16,7 @@ from mooring.backends.eager import autocast_disabled
 from mooring.backends.host_copy import HostCopy
 from mooring.distributed.collectives import world_size
 from mooring.distributed.dtensor import local_tensor
-from mooring.errors import MooringError, UnheldWarning, warn
+from mooring.errors import MooringError, UnheldWarning, first_line, warn
 from mooring.gauge.average import FEWEST_UPDATES, ParameterAverage
 from mooring.gauge.controller import RESERVE, next_scale
 from mooring.gauge.distillation import Distillation, weight_control
@@ -349,8 +349,8 @@ class MeasuredBudget:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise MooringError(
-                f"the model does not take the data or reference any more ({str(error).splitlines()[0]}): convert the "
-                "model, as in model.to(dtype), before attach"
+                f"the model does not take the data or reference any more ({first_line(error)}): change its layers or "
+                "its dtype, as in model.to(dtype), before attach"
             ) from error
         if abs(first) <= max(NOISE, 0.1 * self.named) + 3 * self.noise:
             return
@@ -394,7 +394,7 @@ class MeasuredBudget:
 
     def load_gauges(self, gauges: dict[str, Gauge], state: dict[str, Any], tensors: State) -> None:
         """Continue with saved gauges, the state of the controller, and the average among the tensors of a state."""
-        self._pending = None
+        self._pending, self.stopped = None, False
         distilled = gauges.pop(DISTILLED, None)
         control = weight_control(self.states.optimizer)
         self.distillation = Distillation(distilled, self.named, control=control) if distilled else None

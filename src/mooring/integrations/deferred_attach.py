@@ -146,13 +146,13 @@ class MooringOwner:
     def end_task(self) -> None:
         """Consolidate, and print on stderr what was forgotten, as `print_coverage` does, if that was measured.
 
-        If that needs data, the task ends within its budget, and is not held from here on.
+        A task of which no importance is kept cannot be consolidated. It ends all the same, and a warning says so.
         """
-        if self.moor.needs_data:
-            forgotten = self.moor.finish() if self.moor.running_forgetting is not None else None
+        if self.moor.needs_data and self.moor.tasks:
+            forgotten = self.moor.end_unheld_task()
             warn(
                 'what this training taught is not held in the next one, because Memory(current="none") keeps no '
-                "importance of it: give memory=Memory() to hold it, or consolidate=False if this was the last one",
+                "importance of it: give memory=Memory() to hold it, unless this was the last training",
             )
         else:
             forgotten = self.moor.consolidate()

@@ -115,7 +115,7 @@ class MooringCallback(MooringOwner, Callback):
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Keep a budget that is measured, while the model is still on its device."""
-        if self.consolidate and self.moor.running_forgetting is not None:
+        if self.consolidate and self.moor.measures:
             self.moor.finish()
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:

@@ -196,11 +196,13 @@ def is_dataset(reference: Any) -> bool:
     """
     if type(reference).__module__.partition(".")[0] == "datasets":
         return True
+    if isinstance(reference, torch.utils.data.IterableDataset):
+        return False
     is_torch_dataset = isinstance(reference, torch.utils.data.Dataset)
     is_indexed = isinstance(reference, list | tuple) or (is_torch_dataset and hasattr(reference, "__len__"))
     if not is_indexed or not len(reference):
         return False
-    return (is_torch_dataset and not isinstance(reference, Iterable)) or is_row(reference[0])
+    return is_row(reference[0]) or (is_torch_dataset and not isinstance(reference[0], torch.Tensor | tuple | list))
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from numbers import Number
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def iter_batches(data: Data, model: nn.Module, batches: int | None) -> Iterator[
     if batches is None:
         raise MooringError("data is a function, which has no number of batches: give batches=")
     try:
-        inspect.signature(data).bind(model)
+        inspect.signature(data, follow_wrapped=False).bind(model)
     except TypeError:
         raise MooringError("data is a function that does not take the model alone: write it as f(model)") from None
     except ValueError:  # a function in C, without a signature
@@ -71,7 +72,7 @@ def is_row(item: Any) -> bool:
         return True
     ids, label = item.get("input_ids"), item.get("labels", item.get("label"))
     is_sequence = isinstance(ids, Tensor) and ids.ndim < 2
-    return is_sequence or isinstance(label, int | float) or (isinstance(label, Tensor) and label.ndim == 0)
+    return is_sequence or isinstance(label, Number) or (isinstance(label, Tensor) and label.ndim == 0)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

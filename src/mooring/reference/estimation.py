@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.errors import MooringError, NonFiniteError
+from mooring.errors import MooringError, NonFiniteError, first_line
 from mooring.importance import Importance
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
@@ -203,7 +203,7 @@ def _name_batch(number: int, loss: Loss | None) -> Iterator[None]:
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, MooringError | torch.OutOfMemoryError):
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = first_line(error)
         if isinstance(error, IndexError):  # a label, or a token, that the model does not know
             raise MooringError(
                 f"batch {number} of the data or reference does not fit the model ({reason}): the model must have the "

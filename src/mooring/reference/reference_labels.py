@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError, warn
-from mooring.observe.output_observer import find_outputs
+from mooring.observe.output_observer import class_dimension, find_outputs
 from mooring.reference.batches import (
     LOSS_HINT,
     Outputs,
@@ -173,18 +173,25 @@ def default_loss_in_one_pass(
 def _checked_logits(outputs: Outputs, returned: Any) -> Tensor:
     """Return the outputs in what a model returned, and warn if they are probabilities instead of logits."""
     logits = outputs(returned)
-    values = logits.detach()
-    if values.ndim > 2:  # the first sample of many predictions, which may take much memory
-        values = values[0].flatten(0, -2)
-    values = values[:SEEN_PREDICTIONS].float()
-    if values.ndim > 1 and values.shape[-1] > 1 and bool((values >= 0).all()):
+    warn_of_probabilities(logits)
+    return logits
+
+
+def warn_of_probabilities(outputs: Tensor) -> None:
+    """Warn if outputs are probabilities instead of logits."""
+    if outputs.ndim < 2 or not outputs.numel():
+        return
+    values = outputs.detach()
+    if values.ndim > 2:
+        values = values[:1]  # the first sample of many predictions, which may take much memory
+    values = values.movedim(class_dimension(values), -1).flatten(0, -2)[:SEEN_PREDICTIONS].float()
+    if values.shape[-1] > 1 and bool((values >= 0).all()):
         sums = values.sum(-1)
         if bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-2).all()):
             warn(
                 "the model returns probabilities, and Mooring takes outputs as logits, so it would measure much less "
                 "forgetting than there is: return logits, or give outputs=lambda p: p.clamp_min(1e-9).log()"
             )
-    return logits
 
 
 def _unlabelled(batch: Any) -> Tensor | Mapping[str, Any] | None:

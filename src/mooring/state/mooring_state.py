@@ -426,22 +426,20 @@ class MooringState:
 
     @property
     def needs_data(self) -> bool:
-        """Whether the end of a task needs data, because training keeps no importance of it."""
-        return self.importance.merges and not self.memory.accumulates
+        """Whether the end of the present task needs data, because no importance of it is kept."""
+        if not self.importance.merges or self.memory.accumulates:
+            return False
+        return any(state.count and not state.knows_task for state in self.records.values())
 
     def _check_current_is_kept(self) -> None:
         """Refuse to end a task of which nothing was kept, or whose scores a narrow dtype lost."""
         self._check_narrow_scores()
-        if not self.needs_data:
-            return
-        for state in self.records.values():
-            kept = state.importance_state if state.factors is None or state.has_scores else state.factors.count
-            if state.count and not kept:
-                raise MooringError(
-                    'this task has no importance, because Memory(current="none"), the default of Kronecker() with '
-                    "a reference, keeps nothing during training: give consolidate(data=...) some of its data, or "
-                    "attach(memory=Memory()) before it"
-                )
+        if self.needs_data:
+            raise MooringError(
+                'this task has no importance, because Memory(current="none"), the default of Kronecker() with a '
+                "reference, keeps nothing during training: give consolidate(data=...) some of its data, or "
+                "attach(memory=Memory()) before it"
+            )
 
     def _check_narrow_scores(self) -> None:
         """Refuse scores of this task that have overflowed, and those that are all 0, in a narrow dtype."""

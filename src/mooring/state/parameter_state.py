@@ -1,4 +1,4 @@
-"""The state of a moored parameter, `ParameterState`, and those that have a gradient in a step, `ParameterSteps`."""
+"""`ParameterState`, the state of a moored parameter, and `ParameterSteps`, those with a gradient in a step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +92,11 @@ class ParameterState:
         if self.factors is None:
             return self.held_with is None  # the A of a product has none
         return not self.runs and "current" in self.importance_state and self.importance_state["current"].ndim > 0
+
+    @property
+    def knows_task(self) -> bool:
+        """Whether an importance of the present task is kept."""
+        return bool(self.importance_state if self.factors is None or self.has_scores else self.factors.count)
 
     @property
     def size(self) -> int:
