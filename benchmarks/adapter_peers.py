@@ -26,7 +26,7 @@ import torch
 from peers.adapter_methods import DIALS, METHODS
 from peers.adapter_task import Task, digits_task, gpt_task
 from precision import PRECISIONS, set_precision
-from run_log import Choice, Row, Schedule, append_row, choice_of, part_of, read_rows
+from run_log import Choice, Row, Schedule, append_row, choice_of, part_of, read_rows, rows_to_continue
 
 from mooring.errors import NonFiniteError
 
@@ -127,9 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     given = parser.parse_args(arguments)
     if given.show is None:
-        rows = read_rows(given.out)
-        if rows and (other := rows[0]["settings"]) != settings_of(given):
-            parser.error(f"{given.out} has results of {other}: give another --out")
+        rows = rows_to_continue(given.out, settings_of(given), parser)
         if given.prepare:
             task_maker(given)(0)
             return 0

@@ -10,14 +10,13 @@ All averages are of the same run, before `finish()`. Options that are not listed
 import argparse
 import statistics
 import sys
-from typing import Any
 
 import torch
 from real import make_parser, make_problem, settings_of
 from real_networks.methods import attach
 from real_networks.problem import Problem
 from real_networks.run import Run
-from run_log import Row, append_row, read_rows
+from run_log import Row, append_row, read_rows, rows_to_continue
 from torch import Tensor
 
 import mooring
@@ -75,13 +74,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first-seed", type=int, default=0, help="the first of --seeds seeds (default: 0)")
     own, others = parser.parse_known_args(arguments)
     options = make_parser().parse_args(others)
-    known = {row["seed"] for row in read_rows(options.out)}
-    problem: Any = None
-    for seed in range(own.first_seed, own.first_seed + options.seeds) if not options.table else ():
-        if seed not in known:
-            problem = problem or make_problem(options)
-            for row in measure(problem, seed, own.nats):
-                append_row(options.out, {**row, "settings": settings_of(options)})
+    if not options.table:
+        settings, problem = settings_of(options), None
+        known = {(row["nats"], row["seed"]) for row in rows_to_continue(options.out, settings, parser)}
+        for seed in range(own.first_seed, own.first_seed + options.seeds):
+            if (own.nats, seed) not in known:
+                problem = problem or make_problem(options)
+                for row in measure(problem, seed, own.nats):
+                    append_row(options.out, {**row, "settings": settings})
     print_table(read_rows(options.out))
     return 0
 

@@ -25,7 +25,7 @@ import torch
 from real_networks.digits import digits_problem
 from real_networks.methods import moored
 from real_networks.problem import Problem
-from run_log import Choice, Row, Schedule, append_row, read_rows
+from run_log import Choice, Row, Schedule, append_row, read_rows, rows_to_continue
 from torch import nn
 
 from mooring import Budget
@@ -147,6 +147,11 @@ def make_problem(name: str, options: argparse.Namespace) -> Digits | Adapters:
     return Digits(options.epochs, options.steps, 60 if name == "60 digits" else None)
 
 
+def settings_of(options: argparse.Namespace) -> Row:
+    """Return the settings that results depend on, where they are not the default."""
+    return {name: value for name in ("epochs", "steps") if (value := getattr(options, name)) is not None}
+
+
 def run_all(options: argparse.Namespace, wanted: list[Choice]) -> None:
     """Run what is missing within the time, and write a row for each run."""
     schedule, problems = Schedule(wanted, options.minutes), dict[str, Digits | Adapters]()
@@ -157,7 +162,8 @@ def run_all(options: argparse.Namespace, wanted: list[Choice]) -> None:
             problems[problem] = make_problem(problem, options)
         with distilling(method):
             row = problems[problem].run(budget_of(method, nats), seed)
-        append_row(options.out, {"problem": problem, "method": method, "nats": nats, "seed": seed, **row})
+        row |= {"problem": problem, "method": method, "nats": nats, "seed": seed}
+        append_row(options.out, row | ({"settings": settings} if (settings := settings_of(options)) else {}))
         schedule.record(number, f"old {row['old']:.1f}, new {row['new']:.1f}", time.monotonic() - start)
 
 
@@ -222,9 +228,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print the tables."""
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
     if not options.table:
-        known = {(f"{row['problem']}: {row['method']}", row["nats"], row["seed"]) for row in read_rows(options.out)}
+        rows = rows_to_continue(options.out, settings_of(options), parser)
+        known = {(f"{row['problem']}: {row['method']}", row["nats"], row["seed"]) for row in rows}
         run_all(options, [choice for choice in choices(options) if choice not in known])
     rows = read_rows(options.out)
     print(f"{amount_table(rows)}\n\n{mixture_table(rows)}")

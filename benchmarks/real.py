@@ -29,7 +29,7 @@ from precision import PRECISIONS, set_precision
 from real_networks.methods import METHODS, NOT_FOR_ADAPTERS
 from real_networks.problem import Problem
 from real_networks.results import draw, print_table
-from run_log import Choice, Row, Schedule, append_row, choice_of, part_of, read_rows
+from run_log import Choice, Row, Schedule, append_row, choice_of, part_of, read_rows, rows_to_continue
 
 from mooring.errors import NonFiniteError
 
@@ -201,13 +201,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(profile_steps(make_problem(options)))
         return 0
     dials = [float(value) for value in options.dials.split(",")] if options.dials else None
-    rows = read_rows(options.out)
     if not options.table:
-        if rows and (other := rows[0].get("settings")) != settings_of(options):
-            parser.error(f"{options.out} has results of {other}: give another --out")
-        known = {choice_of(row) for row in rows}
+        known = {choice_of(row) for row in rows_to_continue(options.out, settings_of(options), parser)}
         run_all(options, [choice for choice in choices(options, methods, dials) if choice not in known])
-        rows = read_rows(options.out)
+    rows = read_rows(options.out)
     if options.table and options.methods:
         rows = [row for row in rows if row["method"] in methods]
     print_table(rows)

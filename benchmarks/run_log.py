@@ -28,6 +28,15 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def rows_to_continue(path: Path, settings: Row, parser: argparse.ArgumentParser) -> list[Row]:
+    """Return the rows of a file, which must all be of these settings; end the program with one line otherwise."""
+    rows = read_rows(path)
+    for row in rows:
+        if (other := row.get("settings", {})) != settings:
+            parser.error(f"{path} has results of {other}: give another --out")
+    return rows
+
+
 def append_row(path: Path, row: Row) -> None:
     """Add a row to a file, also after a line that was cut off."""
     with path.open("a+") as file:

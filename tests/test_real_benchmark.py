@@ -218,6 +218,9 @@ def test_averages_over_several_windows_run_and_continue(bench, tmp_path, capsys)
     assert [(row["window"], row["seed"]) for row in rows] == [(0, 2), (50, 2), (100, 2), (200, 2)]
     assert rows[0]["measured"] != rows[1]["measured"] == rows[2]["measured"]  # windows of 50 and more start alike
     assert "(the last)          1" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        windows.main(["--seeds", "1", "--steps", "28", "--out", str(out)])
+    assert "has results of {'task': 'digits'" in capsys.readouterr().err
 
 
 def test_table_of_averages_has_figures_of_its_results(bench, capsys):
