@@ -187,17 +187,18 @@ def test_padding_and_ignored_labels_do_not_count():
     assert moor.measured().nats == pytest.approx(float(each[:, :3].mean()), rel=1e-5)
 
 
-def run(interrupt=None, **options):
+def run(interrupt=None, kind=None, data=False):
     """Train two tasks after a reference; with `interrupt`, save and load everything at that step."""
     model, optimizer = pretrained()
-    pull = mooring.Budget(0.05, **options)
-    moor = mooring.attach(model, optimizer, pull=pull, reference=task(1))
+    optimizer = kind(model.parameters(), lr=0.01) if kind else optimizer
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=task(1))
     for number, seed in enumerate((2, 3)):
         for step, (x, y) in enumerate(task(seed, 20)):
             if (number, step) == interrupt:
                 saved = [copy.deepcopy(part.state_dict()) for part in (model, optimizer, moor)]
                 random = torch.get_rng_state()
                 model, optimizer = make_model()
+                optimizer = kind(model.parameters(), lr=0.01) if kind else optimizer
                 torch.set_rng_state(random)
                 moor = mooring.attach(model, optimizer)
                 for part, state in zip((model, optimizer, moor), saved, strict=True):
@@ -205,13 +206,19 @@ def run(interrupt=None, **options):
             optimizer.zero_grad()
             cross_entropy(model(x), y).backward()
             optimizer.step()
-        moor.consolidate()
+        moor.consolidate(data=task(seed, 6) if data else None)
     return {**model.state_dict(), **{f"moor.{name}": t for name, t in moor.state_dict().items()}}
 
 
 @pytest.mark.parametrize("interrupt", [(0, 3), (0, 16), (1, 0)])
 def test_killed_and_resumed_equals_never_interrupted(interrupt):
     check_equal("resumed", run(interrupt), run())
+
+
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("kind", [None, torch.optim.Adam])
+def test_resumed_in_a_second_task_with_or_without_data_of_the_first_equals_never_interrupted(kind, data):
+    check_equal("resumed", run((1, 9), kind, data), run(None, kind, data))
 
 
 def test_state_without_the_gauge_has_no_data_and_continues_with_the_estimate():
@@ -306,19 +313,63 @@ def test_budget_of_0_holds_the_parameters_beside_adam():
     assert moor.pull_energy() < 1e-6
 
 
+@pytest.mark.parametrize("distil", [False, None])
 @pytest.mark.parametrize("over", ["mean", "sum", "worst"])
-def test_several_past_tasks_are_each_measured(over):
+def test_several_past_tasks_are_each_measured(over, distil):
     model, optimizer = pretrained()
-    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05, over=over), reference=task(1))
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05, over=over, distil=distil), reference=task(1))
     train(model, optimizer, task(2), epochs=3)
     moor.consolidate(data=task(2)[:4])
     original = copy.deepcopy(model)
     train(model, optimizer, task(3), epochs=3)
     moor.finish()
-    values = [divergence(model, original, batches) for batches in (task(1)[::3], task(2)[:4])]
+    second = task(2)[:4] if distil is False else task(2)[:4:3]  # the others are distilled
+    values = [divergence(model, original, batches) for batches in (task(1)[::3], second)]
     expected = {"mean": sum(values) / 2, "sum": sum(values), "worst": max(values)}[over]
     assert moor.measured().nats == pytest.approx(expected, rel=1e-3)
     assert expected <= 0.05 * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_task_without_data_is_held_by_the_estimate(kind):
+    def third_task(**options):
+        model, _ = pretrained()
+        optimizer = kind(model.parameters(), lr=0.01)
+        moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=task(1))
+        train(model, optimizer, task(2), epochs=10)
+        moor.consolidate(**options)
+        second = copy.deepcopy(model)
+        train(model, optimizer, task(3), epochs=10)
+        spent = moor.pull_energy() / moor.pull.allowed(2)
+        moor.finish()
+        return spent, divergence(model, second, task(2))
+
+    (spent, forgotten), (spent_with_data, _) = third_task(), third_task(data=task(2))
+    assert 0 < spent <= 1 + 1e-3
+    assert forgotten <= 0.1
+    if kind is torch.optim.Adam:
+        assert spent_with_data > 5  # both tasks are measured and distilled, and the pull is in reserve
+
+
+def test_tasks_take_turns_in_distillation():
+    first, second, third = ([(x.double(), y) for x, y in task(seed)] for seed in (1, 2, 3))
+    model = pretrained()[0].double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer.param_groups[0]["betas"] = (0.9, 0.999)  # as if it divided gradients by their size; its step shows them
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(100.0, distil=True), reference=first)
+    train(model, optimizer, second)
+    moor.consolidate(data=second)
+    anchor = copy.deepcopy(model).eval()
+    train(model, optimizer, third[:1])  # at the anchor the divergence has no gradient
+    optimizer.param_groups[0]["lr"] = 1e-6
+    for step, (old, _) in enumerate((second[1], first[2], second[2]), 1):  # first[1] had its turn; [0] is measured
+        before = copy.deepcopy(model).eval()
+        train(model, optimizer, third[step : step + 1])
+        p = anchor(old).softmax(1).detach()
+        value = (p * (p.log() - before(old).log_softmax(1))).sum(1).mean()
+        added = torch.autograd.grad(value, list(before.parameters()))
+        for parameter, start, g in zip(model.parameters(), before.parameters(), added, strict=True):
+            torch.testing.assert_close((start - parameter) / 1e-6 - parameter.grad, 5 * g, rtol=1e-4, atol=1e-5)
 
 
 def test_one_batch_serves_as_gauge_too():
@@ -605,13 +656,3 @@ def test_steps_of_a_head_that_old_outputs_do_not_depend_on_distil_nothing(kind, 
     train(model, optimizer, task(2)[:3])
     assert not torch.equal(model.new.weight, before)
     assert moor.measured().nats == 0
-
-
-@pytest.mark.parametrize("distil", [True, None])
-def test_data_of_an_observed_task_that_cannot_be_distilled_warns_if_that_was_asked_for(distil, recwarn):
-    model, optimizer = make_model()
-    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1, distil=distil))
-    train(model, optimizer, task(1))
-    moor.consolidate(data=task(1, 4))
-    lines = [str(warning.message) for warning in recwarn]
-    assert any("is only measured, not distilled" in line for line in lines) == bool(distil)

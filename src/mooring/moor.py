@@ -137,8 +137,9 @@ class Mooring:
         rise of the loss on that data, measured along probes (`mooring.reference.calibration`). Nothing else changes.
         Without data it is multiplied by the factor of the task before, if there was one.
 
-        With data, for a `Budget` that is measured, as it is by default: a part of the data is kept to measure on, and
-        nothing is calibrated. At the end of each later task `finish()` is called first.
+        With data, for a `Budget` that is measured, as it is by default: a part of the data is kept to measure on, the
+        other part to distil, and nothing is calibrated. At the end of each later task `finish()` is called first. A
+        task that is consolidated without data is held by the estimate.
 
         Args:
             data: batches of this task, or a function that makes them, as for `estimate`. Of the batches that importance
@@ -171,13 +172,11 @@ class Mooring:
         self._step.invalidate()
         forgotten: list[Measurement] = []
         with self._states.restored_on_error():
-            scale, gauge, recorded = carried, None, list[Gauge]()
+            scale, gauge, recorded, tasks = carried, None, list[Gauge](), self.tasks
             if data is not None and self._meter is not None:
-                distilled = self._meter.distillation
-                gauge = self._hold_out(self._meter, data, loss, batches, progress)
+                gauge, distilled = self._hold_out(self._meter, data, loss, batches, progress)
                 if not self.steps:  # so that nothing moves from here on
-                    new = self._meter.distillation if self._meter.distillation is not distilled else None
-                    recorded = [gauge, new.reference] if new else [gauge]
+                    recorded = [gauge, *distilled]
             elif data is not None:
                 scale = self._scale(data, loss, batches, progress)
             with autocast_disabled():
@@ -186,7 +185,7 @@ class Mooring:
         if self.tasks:
             self._step.norms.consolidate()
             if self._meter is not None:
-                self._meter.start_task(gauge, recorded)
+                self._meter.start_task(gauge, recorded, counted=self.tasks > tasks)
         return forgotten[0] if forgotten else None
 
     def measured(self) -> Measurement:
@@ -578,30 +577,31 @@ class Mooring:
 
     def _hold_out(
         self, meter: MeasuredBudget, data: Data, loss: Loss | None, batches: int | None, progress: bool | None
-    ) -> Gauge:
-        """Return a gauge of a part of the data; the importance is estimated on the other part if no step did that."""
+    ) -> tuple[Gauge, list[Gauge]]:
+        """Return a gauge of a part of the data, and what is distilled of the other part.
+
+        The importance is estimated on the other part, if no step did that.
+        """
         known = self._states.memory.accumulates or not self.steps
         estimated = known and any(m.count for m in self._states.records.values())
         if not estimated:
             check_memory(self._states)  # before anything is read
         read = read_batches(self.model, data, batches)
-        if read and estimated:
-            held_out = read
-            if meter.budget.distil and not meter.distillation:
-                warn(
-                    "data of a task that training observed is only measured, not distilled, so distil= has no effect: "
-                    "give attach a reference=, which is distilled"
-                )
-        else:
-            held_out, others = split_reference(read)
+        held_out, others = split_reference(read)
+        if not (read and estimated):
             self._estimate(others, loss, None, progress)
-            control = weight_control(self.optimizer)
-            meter.distillation = make_distillation(self.model, meter.budget, others, loss, self._outputs, control)
+        control = weight_control(self.optimizer)
+        distillation = make_distillation(self.model, meter.budget, others, loss, self._outputs, control)
+        if estimated and distillation is None:
+            held_out = read
         self._loss = loss
         gauge = make_gauge(self.model, held_out, loss, self._outputs)
         if estimated:  # otherwise the estimate has looked at the outputs
             gauge.warn_of_probabilities(self.model)
-        return gauge
+        if distillation is None:
+            return gauge, []
+        meter.distillation = meter.distillation.joined(distillation) if meter.distillation else distillation
+        return gauge, distillation.references
 
     def _end_task(self) -> list[Measurement]:
         """Apply what is due at the end of a task, and return what was measured, if anything is."""

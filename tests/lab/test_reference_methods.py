@@ -36,7 +36,7 @@ class HandDistillation:
 
     def __init__(self, named: float) -> None:
         self.weight, self.batches, self.targets, self.settings = first_weight(named), [], [], None
-        self.reference, self.control = self, DIRECT  # steps of SGD grow with the gradient
+        self.references, self.control = [self], DIRECT  # steps of SGD grow with the gradient
         self.limited = 0
         self.outputs = None  # the classes that had come when the targets were recorded; None for all
 
@@ -77,7 +77,7 @@ class Loop:
                 self.model,
                 self.optimizer,
                 importance=self.method.importance(0),
-                pull=self.method.pull(spec.strength),
+                pull=replace(self.method.pull(spec.strength), distil=False),  # distillation is by hand
                 merge="sum",
                 exclude="heads" if stream.heads == "per task" else (),
             )

@@ -5,6 +5,7 @@ It is a pass of its own, before the optimizer's step, when the activations of th
 
 import math
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -60,10 +61,12 @@ NORMALIZING = ("Adafactor", "Adadelta", "Adagrad", "Muon", "RMSprop", "Rprop")
 
 
 class Distillation:
-    """Batches of the reference with the original model's predictions, one batch in turn for each step that distils.
+    """Batches of past tasks with the original model's predictions: one batch for each step that distils.
+
+    The tasks take turns, and so do the batches of each.
 
     Args:
-        reference: the batches, apart from those of the gauge.
+        references: the batches of each task, apart from those of its gauge.
         named: the budget.
         every: the number of steps from one that distils to the next. The weight is larger by as much there.
         control: how the weight starts and moves.
@@ -72,9 +75,17 @@ class Distillation:
         weight: the factor of the gradient in the mean over steps.
     """
 
-    def __init__(self, reference: Gauge, named: float, every: int = 1, control: WeightControl = DIRECT) -> None:
-        self.reference, self.every, self.control = reference, every, control
+    def __init__(
+        self, references: Sequence[Gauge], named: float, every: int = 1, control: WeightControl = DIRECT
+    ) -> None:
+        self.references, self.every, self.control = list(references), every, control
         self.weight = first_weight(named, control)
+
+    def joined(self, other: "Distillation") -> "Distillation":
+        """Return the distillation of these tasks and of another one's, with its weight and the lower cost of both."""
+        both = copy(other)
+        both.references, both.every = [*self.references, *other.references], max(self.every, other.every)
+        return both
 
     def gradients(self, model: nn.Module, parameters: Sequence[Tensor], step: int) -> dict[Tensor, Tensor]:
         """Return weight * the gradient of the mean divergence on a batch, for parameters on which it depends.
@@ -86,9 +97,11 @@ class Distillation:
         """
         if (step + 1) % self.every:
             return {}
+        turn, task = divmod(step // self.every, len(self.references))
+        reference = self.references[task]
         shards = list(model.parameters()) if any(map(sharded, parameters)) else []  # which a forward pass may replace
-        with torch.enable_grad(), passive(model, self.reference.settings):
-            sums, counts = self.reference.terms(model, step // self.every % len(self.reference))
+        with torch.enable_grad(), passive(model, reference.settings):
+            sums, counts = reference.terms(model, turn % len(reference))
             mean = sums.sum() / counts.sum()
             if not mean.requires_grad:
                 return {}
@@ -96,8 +109,8 @@ class Distillation:
         added = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
         factor: float | Tensor = self.every * self.weight
         if not self.control.normalized and added:
-            task = _norm([p.grad for p in added if p.grad is not None])
-            factor = (LARGEST_RATIO * task / _norm(list(added.values()))).nan_to_num(0.0).clamp(max=factor)
+            own = _norm([p.grad for p in added if p.grad is not None])
+            factor = (LARGEST_RATIO * own / _norm(list(added.values()))).nan_to_num(0.0).clamp(max=factor)
         for (device, dtype), group in by_kind(local_tensors(list(added.values()))).items():
             torch._foreach_mul_(group, factor.to(device, dtype) if isinstance(factor, Tensor) else factor)
         return added

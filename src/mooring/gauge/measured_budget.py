@@ -19,7 +19,7 @@ from mooring.distributed.dtensor import local_tensor
 from mooring.errors import MooringError, UnheldWarning, first_line, warn
 from mooring.gauge.average import FEWEST_UPDATES, ParameterAverage
 from mooring.gauge.controller import RESERVE, next_scale
-from mooring.gauge.distillation import Distillation, weight_control
+from mooring.gauge.distillation import Distillation, first_weight, weight_control
 from mooring.gauge.gauge import Gauge, unwrapped
 from mooring.gauge.history import MeasuredHistory, MeasuredPoint
 from mooring.gauge.measurement import Measurement, combine, ratio_of_sums
@@ -89,6 +89,7 @@ class MeasuredBudget:
         latest: the last measured value of each batch in this task; None where there is none yet.
         noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
         stopped: whether it measures no more, because the outputs changed before the first step of a task.
+        unmeasured: whether a past task has no gauge. The estimate then keeps the budget too, for all tasks together.
     """
 
     def __init__(self, states: MooringState, solver: BudgetSolver) -> None:
@@ -99,7 +100,7 @@ class MeasuredBudget:
         self.history = MeasuredHistory()
         self.latest: list[list[float] | None] = []
         self.noise = 0.0
-        self.stopped = False
+        self.stopped = self.unmeasured = False
         self._pending: _PendingMeasurement | None = None
 
     @property
@@ -107,19 +108,25 @@ class MeasuredBudget:
         """The budget of the present task."""
         return float(self.budget.promised(self.states.tasks))
 
-    def start_task(self, gauge: Gauge | None = None, recorded: Collection[Gauge] = ()) -> None:
+    def start_task(self, gauge: Gauge | None = None, recorded: Collection[Gauge] = (), *, counted: bool = True) -> None:
         """Store the predictions of the present model, also on a new gauge: what is forgotten counts from here.
 
         Args:
             gauge: the gauge of the task that is over.
             recorded: gauges that have just stored them.
+            counted: whether a task is over.
         """
         self.settle()
         gauges = [*self.gauges, gauge] if gauge else self.gauges
-        distilled = [self.distillation.reference] if self.distillation else []
+        distilled = self.distillation.references if self.distillation else []
         for known in [*gauges, *distilled]:
             if known not in recorded:
                 known.record(unwrapped(self.states.model))
+        if counted and gauge is None:
+            self.unmeasured = True
+            self.solver.limit_to_estimate()
+            if self.distillation:  # nothing is forgotten yet
+                self.distillation.weight = first_weight(self.named, self.distillation.control)
         if gauges and not self.gauges and self._pull_waits and self.named:
             self.solver.scale = UNUSED_PULL
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
@@ -139,7 +146,7 @@ class MeasuredBudget:
     @property
     def _pull_waits(self) -> bool:
         """Whether distillation holds the budget, beside an optimizer such as Adam, and the pull is in reserve."""
-        return self.distillation is not None and self.distillation.control.normalized
+        return self.distillation is not None and self.distillation.control.normalized and not self.unmeasured
 
     @property
     def pull_is_unused(self) -> bool:
@@ -205,6 +212,8 @@ class MeasuredBudget:
         self.history.add(MeasuredPoint(self.states.tasks, pending.step, measured, self.named))
         gain = FAR_GAIN if far else GAIN / len(self.latest)
         self.solver.scale = next_scale(self.solver.scale, measured, limit, gain=gain, binding=binding)
+        if self.unmeasured:
+            self.solver.limit_to_estimate()
         if self.distillation:
             self.distillation.adjust(value, self.named, GAIN / len(self.latest), binding=binding)
 
@@ -390,15 +399,16 @@ class MeasuredBudget:
     def named_gauges(self) -> dict[str, Gauge]:
         """Return the gauges by the names that they have in a saved state."""
         gauges = {str(number): gauge for number, gauge in enumerate(self.gauges)}
-        return gauges | ({DISTILLED: self.distillation.reference} if self.distillation else {})
+        distilled = self.distillation.references if self.distillation else []
+        return gauges | {f"{DISTILLED}{number or ''}": gauge for number, gauge in enumerate(distilled)}
 
     def load_gauges(self, gauges: dict[str, Gauge], state: dict[str, Any], tensors: State) -> None:
         """Continue with saved gauges, the state of the controller, and the average among the tensors of a state."""
         self._pending, self.stopped = None, False
-        distilled = gauges.pop(DISTILLED, None)
+        distilled = [gauge for name, gauge in gauges.items() if name.startswith(DISTILLED)]
         control = weight_control(self.states.optimizer)
         self.distillation = Distillation(distilled, self.named, control=control) if distilled else None
-        self.gauges = list(gauges.values())
+        self.gauges = [gauge for name, gauge in gauges.items() if not name.startswith(DISTILLED)]
         self.load_state(state)
         if self.solver.is_unused and not (self._pull_waits and self.named):
             self.solver.limit_to_estimate()  # the state is from training beside another kind of optimizer
@@ -416,6 +426,7 @@ class MeasuredBudget:
             "latest": self.latest,
             **schedule,
             **({"average": updates} if updates else {}),
+            **({"unmeasured": True} if self.unmeasured else {}),
             "history": self.history.plain(),
         }
 
@@ -427,6 +438,7 @@ class MeasuredBudget:
         """Continue from a saved state."""
         self.latest = [None if pair is None else list(map(float, pair)) for pair in state["latest"]]
         self.history = MeasuredHistory(state.get("history", ()))
+        self.unmeasured = state.get("unmeasured", False)
         if self.distillation and "weight" in state:
             self.distillation.weight, self.distillation.every = state["weight"], state.get("distils_every", 1)
 

@@ -84,7 +84,7 @@ def make_distillation(
         mixed = Gauge(MixedBatches(parts, ROUNDS), None, outputs)
         mixed.record(model, known=gauge.targets)
         gauge = mixed
-    return Distillation(gauge, float(budget.promised(1)), every, control)
+    return Distillation([gauge], float(budget.promised(1)), every, control)
 
 
 def _predicts_once(gauge: Gauge) -> bool:
