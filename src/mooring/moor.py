@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,7 +173,7 @@ class Mooring:
         self._step.invalidate()
         forgotten: list[Measurement] = []
         with self._states.restored_on_error():
-            scale, gauge, recorded, tasks = carried, None, list[Gauge](), self.tasks
+            scale, gauge, recorded = carried, None, list[Gauge]()
             if data is not None and self._meter is not None:
                 gauge, distilled = self._hold_out(self._meter, data, loss, batches, progress)
                 if not self.steps:  # so that nothing moves from here on
@@ -181,11 +182,12 @@ class Mooring:
                 scale = self._scale(data, loss, batches, progress)
             with autocast_disabled():
                 waits = gauge is not None and self._meter is not None and self._meter.pull_is_unused
-                self._states.consolidate(scale, lambda: forgotten.extend(self._end_task()), decompose=not waits)
+                end = partial(self._end_task, measured_later=gauge is not None)
+                self._states.consolidate(scale, lambda: forgotten.extend(end()), decompose=not waits)
         if self.tasks:
             self._step.norms.consolidate()
             if self._meter is not None:
-                self._meter.start_task(gauge, recorded, counted=self.tasks > tasks)
+                self._meter.start_task(gauge, recorded)
         return forgotten[0] if forgotten else None
 
     def measured(self) -> Measurement:
@@ -245,7 +247,7 @@ class Mooring:
         """
         self._refuse_interrupted()
         self._watch.before_finish(parameters_of_siblings(self._step))
-        return next(iter(self._end_task()), None)
+        return next(iter(self._end_task(measured_later=True)), None)  # it is not held at all
 
     @contextmanager
     def finished(self) -> Iterator[Measurement]:
@@ -603,12 +605,21 @@ class Mooring:
         meter.distillation = meter.distillation.joined(distillation) if meter.distillation else distillation
         return gauge, distillation.references
 
-    def _end_task(self) -> list[Measurement]:
-        """Apply what is due at the end of a task, and return what was measured, if anything is."""
+    def _end_task(self, *, measured_later: bool) -> list[Measurement]:
+        """Apply what is due at the end of a task, and return what was measured, if anything is.
+
+        Args:
+            measured_later: whether forgetting of this task will be measured.
+        """
         if self._meter is not None:
             self._meter.settle()
         self._step.end_task()
-        return [self._meter.finish()] if self._meter is not None and self._meter.gauges and self.steps else []
+        if self._meter is None or not self._meter.gauges or not self.steps:
+            return []
+        forgotten = self._meter.finish()
+        if not measured_later:
+            self._meter.hold_by_estimate(forgotten.nats)
+        return [forgotten]
 
     def _measuring(self) -> MeasuredBudget:
         if not self.tasks:

@@ -47,6 +47,9 @@ STRONGEST_PULL = 1e-6
 DISTILLED = "distilled"
 """The name of the data that is distilled in a saved state."""
 
+SIGNIFICANT = 0.1
+"""The part of the budget above which a measured value says how wrong the estimate is."""
+
 NOISE_BATCHES = 2
 """The number of batches of each gauge that show whether a model gives the same outputs for the same data."""
 
@@ -89,7 +92,8 @@ class MeasuredBudget:
         latest: the last measured value of each batch in this task; None where there is none yet.
         noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
         stopped: whether it measures no more, because the outputs changed before the first step of a task.
-        unmeasured: whether a past task has no gauge. The estimate then keeps the budget too, for all tasks together.
+        largest_scale: the largest scale of the solver, if a past task has no gauge and is held by the estimate; None if
+            all tasks are measured.
     """
 
     def __init__(self, states: MooringState, solver: BudgetSolver) -> None:
@@ -100,7 +104,8 @@ class MeasuredBudget:
         self.history = MeasuredHistory()
         self.latest: list[list[float] | None] = []
         self.noise = 0.0
-        self.stopped = self.unmeasured = False
+        self.stopped = False
+        self.largest_scale: float | None = None
         self._pending: _PendingMeasurement | None = None
 
     @property
@@ -108,13 +113,12 @@ class MeasuredBudget:
         """The budget of the present task."""
         return float(self.budget.promised(self.states.tasks))
 
-    def start_task(self, gauge: Gauge | None = None, recorded: Collection[Gauge] = (), *, counted: bool = True) -> None:
+    def start_task(self, gauge: Gauge | None = None, recorded: Collection[Gauge] = ()) -> None:
         """Store the predictions of the present model, also on a new gauge: what is forgotten counts from here.
 
         Args:
             gauge: the gauge of the task that is over.
             recorded: gauges that have just stored them.
-            counted: whether a task is over.
         """
         self.settle()
         gauges = [*self.gauges, gauge] if gauge else self.gauges
@@ -122,11 +126,9 @@ class MeasuredBudget:
         for known in [*gauges, *distilled]:
             if known not in recorded:
                 known.record(unwrapped(self.states.model))
-        if counted and gauge is None:
-            self.unmeasured = True
-            self.solver.limit_to_estimate()
-            if self.distillation:  # nothing is forgotten yet
-                self.distillation.weight = first_weight(self.named, self.distillation.control)
+        if gauge is None and self.distillation:  # nothing is forgotten yet
+            self.distillation.weight = first_weight(self.named, self.distillation.control)
+        self._limit_scale()
         if gauges and not self.gauges and self._pull_waits and self.named:
             self.solver.scale = UNUSED_PULL
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
@@ -146,7 +148,7 @@ class MeasuredBudget:
     @property
     def _pull_waits(self) -> bool:
         """Whether distillation holds the budget, beside an optimizer such as Adam, and the pull is in reserve."""
-        return self.distillation is not None and self.distillation.control.normalized and not self.unmeasured
+        return self.distillation is not None and self.distillation.control.normalized and self.largest_scale is None
 
     @property
     def pull_is_unused(self) -> bool:
@@ -212,8 +214,7 @@ class MeasuredBudget:
         self.history.add(MeasuredPoint(self.states.tasks, pending.step, measured, self.named))
         gain = FAR_GAIN if far else GAIN / len(self.latest)
         self.solver.scale = next_scale(self.solver.scale, measured, limit, gain=gain, binding=binding)
-        if self.unmeasured:
-            self.solver.limit_to_estimate()
+        self._limit_scale()
         if self.distillation:
             self.distillation.adjust(value, self.named, GAIN / len(self.latest), binding=binding)
 
@@ -253,6 +254,24 @@ class MeasuredBudget:
             UnheldWarning,
         )
         return result
+
+    def hold_by_estimate(self, measured: float) -> None:
+        """Let the estimate hold a task that ends without a gauge, as strictly as the measured value shows is needed.
+
+        Args:
+            measured: what is measured at the present parameters, before they become the anchor. The scale with which
+                the estimate would be the same there limits the scale from here on; it is at most 1.
+        """
+        self.largest_scale = 1.0 if self.largest_scale is None else self.largest_scale
+        if SIGNIFICANT * self.named < measured < math.inf:
+            estimated = pull_energy(self.states.records.values()) / float(self.budget.allowed(self.states.tasks))
+            if estimated > 0:
+                self.largest_scale = min(self.largest_scale, estimated * self.named / measured)
+
+    def _limit_scale(self) -> None:
+        """Let the estimate hold tasks without a gauge."""
+        if self.largest_scale is not None:
+            self.solver.scale = min(self.solver.scale, self.largest_scale)
 
     def _take_average(self, last: Measurement) -> Measurement:
         """Replace the parameters by their average if that keeps the budget, or has forgotten no more than they have."""
@@ -426,7 +445,7 @@ class MeasuredBudget:
             "latest": self.latest,
             **schedule,
             **({"average": updates} if updates else {}),
-            **({"unmeasured": True} if self.unmeasured else {}),
+            **({} if self.largest_scale is None else {"largest_scale": self.largest_scale}),
             "history": self.history.plain(),
         }
 
@@ -438,7 +457,7 @@ class MeasuredBudget:
         """Continue from a saved state."""
         self.latest = [None if pair is None else list(map(float, pair)) for pair in state["latest"]]
         self.history = MeasuredHistory(state.get("history", ()))
-        self.unmeasured = state.get("unmeasured", False)
+        self.largest_scale = state.get("largest_scale")
         if self.distillation and "weight" in state:
             self.distillation.weight, self.distillation.every = state["weight"], state.get("distils_every", 1)
 
