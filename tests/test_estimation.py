@@ -303,8 +303,8 @@ def test_progress_bar_is_shown_on_request_and_cleared(capsys):
         ({"reference": [{"input_ids": [1, 2], "labels": [1, 2]}]}, MooringError, "rows with input_ids, labels, not"),
         ({"batches": 0}, MooringError, "batches=0 is not allowed"),
         ({"reference": lambda model: None, "batches": None}, MooringError, "give batches="),
-        ({"loss": nn.MSELoss()}, MooringError, "the loss failed on batch 0.*called with the model and a batch"),
-        ({"loss": nn.functional.cross_entropy}, MooringError, "the loss failed on batch 0.*with the model and a batch"),
+        ({"loss": nn.MSELoss()}, MooringError, "the loss failed on batch 1.*called with the model and a batch"),
+        ({"loss": nn.functional.cross_entropy}, MooringError, "the loss failed on batch 1.*with the model and a batch"),
         ({"loss": lambda model, batch: 1.0}, MooringError, "returned type float"),
         ({"loss": lambda model, batch: model(batch[0])}, MooringError, "returned shape"),
         ({"loss": lambda model, batch: model(batch[0]).sum() * torch.nan}, NonFiniteError, "loss on data is not"),
@@ -468,6 +468,16 @@ def test_batch_that_does_not_fit_the_model_is_named_and_nothing_changes(batch, r
         MooringError, match=rf"^batch 1 of the data or reference does not fit the model \({reason}.*: {remedy}"
     ):
         mooring.attach(model, optimizer, reference=[torch.ones(8, 3), batch])
+    mooring.attach(model, optimizer)  # the first attempt left nothing
+
+
+@pytest.mark.parametrize("number", [0, 2, 5, 6])
+def test_batch_of_a_divided_reference_has_the_number_that_the_user_gave_it(number):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = [torch.ones(8, 9 if index == number else 3) for index in range(8)]  # 0, 3 and 6 are held out
+    with pytest.raises(MooringError, match=rf"^batch {number} of the data or reference does not fit the model"):
+        mooring.attach(model, optimizer, reference=reference)
     mooring.attach(model, optimizer)  # the first attempt left nothing
 
 

@@ -1,6 +1,6 @@
 """Mooring: the object that `mooring.attach` returns. The training step itself is in `mooring.step`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from mooring.gauge.history import MeasuredPoint
 from mooring.gauge.measured_budget import MeasuredBudget
 from mooring.gauge.measurement import Measurement
 from mooring.gauge.reference_gauges import make_distillation, make_gauge, read_batches
-from mooring.gauge.split import split_reference
+from mooring.gauge.split import split_batches, split_reference
 from mooring.importance import State
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
@@ -530,11 +530,12 @@ class Mooring:
         batches: int | None,
         progress: bool | None,
         probes: Probes | None = None,
+        number_of: Sequence[int] = (),
     ) -> list[Any]:
         self._refuse_interrupted()
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
         observers = [*self._observers, *observers_of_siblings(self._step)]
-        first_batches = estimate(self._states, observers, data, **options, probes=probes)
+        first_batches = estimate(self._states, observers, data, **options, probes=probes, number_of=number_of)
         self._step.invalidate()
         return first_batches
 
@@ -567,7 +568,7 @@ class Mooring:
             check_memory(self._states)  # before anything is read
         read = read_batches(self.model, data, batches)
         if read and estimated:
-            held_out = read
+            held_out, number_of = read, list(range(len(read)))
             if meter.budget.distil and not meter.distillation:
                 warn(
                     "data of a task that training observed is only measured, not distilled, so distil= has no effect: "
@@ -575,11 +576,12 @@ class Mooring:
                 )
         else:
             held_out, others = split_reference(read)
-            self._estimate(others, loss, None, progress)
+            number_of, other_numbers = split_batches(range(len(read)))
+            self._estimate(others, loss, None, progress, number_of=other_numbers)
             control = weight_control(self.optimizer)
             meter.distillation = make_distillation(self.model, meter.budget, others, loss, self._outputs, control)
         self._loss = loss
-        return make_gauge(self.model, held_out, loss, self._outputs)
+        return make_gauge(self.model, held_out, loss, self._outputs, number_of)
 
     def _end_task(self) -> list[Measurement]:
         """Apply what is due at the end of a task, and return what was measured, if anything is."""

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -198,3 +199,36 @@ def scalar_loss(loss: Loss | None, model: nn.Module, batch: Any, outputs: Output
         what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
         raise MooringError(f"loss(model, batch) returned {what}: it must return the mean loss, a scalar tensor")
     return value.squeeze()
+
+
+@contextmanager
+def name_batch(number: int, loss: Loss | None) -> Iterator[None]:
+    """Turn errors about shapes, labels and arguments into one that names the batch."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, MooringError | torch.OutOfMemoryError):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        if isinstance(error, IndexError):  # a label, or a token, that the model does not know
+            raise MooringError(
+                f"batch {number} of the data or reference does not fit the model ({reason}): the model must have the "
+                "outputs that its labels need, so if a new head took the place of the old one, keep the old one too, "
+                "and exclude the new one"
+            ) from error
+        if loss is not None:
+            raise MooringError(
+                f"the loss failed on batch {number} of the data or reference ({reason}): it is called with the model "
+                "and a batch, as in loss=lambda model, batch: mse_loss(model(batch[0]), batch[1])"
+            ) from error
+        if isinstance(error, TypeError):  # an argument that is missing, or that the model does not take
+            raise MooringError(
+                f"batch {number} of the data or reference does not fit the model ({reason}): give inputs alone or "
+                "(inputs, labels); a dict of inputs becomes keyword arguments of the model, as in ({'x': x, 'mask': "
+                "mask}, labels)"
+            ) from error
+        raise MooringError(
+            f"batch {number} of the data or reference does not fit the model ({reason}): give batches as in training, "
+            f"(inputs, labels) or inputs alone, in the model's dtype; for another loss than the cross entropy "
+            f"{LOSS_HINT}"
+        ) from error

@@ -14,7 +14,7 @@ from mooring.importance import Importance
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
-from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, scalar_loss
+from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, name_batch, scalar_loss
 from mooring.reference.memory_estimate import check_memory
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.probes import Probes
@@ -69,6 +69,7 @@ def estimate(
     outputs: Outputs | None,
     show: bool | None,
     probes: Probes | None = None,
+    number_of: Sequence[int] = (),
 ) -> list[Any]:
     """Replace `current` by the importance on data at the present parameters.
 
@@ -84,6 +85,7 @@ def estimate(
         outputs: takes what the model returns and gives the tensor of its outputs.
         show: whether to show a progress bar; None shows it only on a terminal.
         probes: collects what the calibration of a budget needs.
+        number_of: the number of each batch in what the user gave, for error messages; by default its position.
 
     Returns:
         The first few batches, for the calibration of a budget.
@@ -109,7 +111,7 @@ def estimate(
             for number, batch in enumerate(shown):
                 estimated.steps = share.rank + number * share.world  # as one process would count
                 with torch.enable_grad():
-                    with _name_batch(estimated.steps, loss):
+                    with name_batch(number_of[estimated.steps] if number_of else estimated.steps, loss):
                         if loss is None:
                             value, batch = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
                         else:
@@ -193,39 +195,6 @@ def _name_losses(losses: list[Tensor]) -> Iterator[None]:
     except NonFiniteError:
         _check_losses(losses)
         raise
-
-
-@contextmanager
-def _name_batch(number: int, loss: Loss | None) -> Iterator[None]:
-    """Turn errors about shapes, labels and arguments into one that names the batch."""
-    try:
-        yield
-    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-        if isinstance(error, MooringError | torch.OutOfMemoryError):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        if isinstance(error, IndexError):  # a label, or a token, that the model does not know
-            raise MooringError(
-                f"batch {number} of the data or reference does not fit the model ({reason}): the model must have the "
-                "outputs that its labels need, so if a new head took the place of the old one, keep the old one too, "
-                "and exclude the new one"
-            ) from error
-        if loss is not None:
-            raise MooringError(
-                f"the loss failed on batch {number} of the data or reference ({reason}): it is called with the model "
-                "and a batch, as in loss=lambda model, batch: mse_loss(model(batch[0]), batch[1])"
-            ) from error
-        if isinstance(error, TypeError):  # an argument that is missing, or that the model does not take
-            raise MooringError(
-                f"batch {number} of the data or reference does not fit the model ({reason}): give inputs alone or "
-                "(inputs, labels); a dict of inputs becomes keyword arguments of the model, as in ({'x': x, 'mask': "
-                "mask}, labels)"
-            ) from error
-        raise MooringError(
-            f"batch {number} of the data or reference does not fit the model ({reason}): give batches as in training, "
-            f"(inputs, labels) or inputs alone, in the model's dtype; for another loss than the cross entropy "
-            f"{LOSS_HINT}"
-        ) from error
 
 
 def _replace(states: MooringState, estimated: MooringState) -> None:
