@@ -1,6 +1,7 @@
 """Tests of importance estimated from reference data: it equals an oracle and does not change the model."""
 
 import itertools
+import math
 import random
 import warnings
 from copy import deepcopy
@@ -307,7 +308,11 @@ def test_progress_bar_is_shown_on_request_and_cleared(capsys):
         ({"loss": nn.functional.cross_entropy}, MooringError, "the loss failed on batch 1.*with the model and a batch"),
         ({"loss": lambda model, batch: 1.0}, MooringError, "returned type float"),
         ({"loss": lambda model, batch: model(batch[0])}, MooringError, "returned shape"),
-        ({"loss": lambda model, batch: model(batch[0]).sum() * torch.nan}, NonFiniteError, "loss on data is not"),
+        (
+            {"loss": lambda model, batch: model(batch[0]).sum() * torch.nan},
+            NonFiniteError,
+            "loss on batch . of the data or reference is not",
+        ),
         ({"loss": lambda model, batch: torch.ones(())}, MooringError, "no moored parameter"),
         ({"loss": lambda model, batch: torch.ones((), requires_grad=True)}, MooringError, "no moored parameter"),
         ({"reference": None, "loss": lambda model, batch: 1.0}, MooringError, "loss has no effect without"),
@@ -479,6 +484,15 @@ def test_batch_of_a_divided_reference_has_the_number_that_the_user_gave_it(numbe
     with pytest.raises(MooringError, match=rf"^batch {number} of the data or reference does not fit the model"):
         mooring.attach(model, optimizer, reference=reference)
     mooring.attach(model, optimizer)  # the first attempt left nothing
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_batch_whose_loss_is_not_finite_is_named(number):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = [torch.full((8, 3), math.nan if index == number else 1.0) for index in range(8)]  # 3 is held out
+    with pytest.raises(NonFiniteError, match=rf"on batch {number} of the data or reference .* leave the batch out"):
+        mooring.attach(model, optimizer, reference=reference)
 
 
 def test_anchor_of_a_wider_dtype_is_computed_with_after_a_reference():

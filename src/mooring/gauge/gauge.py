@@ -16,11 +16,9 @@ from mooring.gauge.mixtures import MixedBatches
 from mooring.gauge.placement import placed
 from mooring.gauge.settings import Settings, applied_settings, read_settings
 from mooring.observe.output_observer import OutputObserver, class_dimension, find_outputs
-from mooring.reference.batches import Loss, Outputs, device_of, is_pair, name_batch, scalar_loss, to_device
+from mooring.reference.batches import LEAVE_OUT, Loss, Outputs, device_of, is_pair, name_batch, scalar_loss, to_device
 from mooring.reference.preserve_model_state import preserve_model_state, without_caches
 from mooring.reference.reference_labels import IGNORED_LABEL
-
-GAUGE_NOT_FINITE = "the outputs on the gauge are not finite; nothing was changed: check the data and the loss"
 
 
 class Gauge:
@@ -70,8 +68,9 @@ class Gauge:
                     targets.append(self._target(model, index))
         sums = [torch.tensor(t) if isinstance(t, float) else t.log_probabilities.sum() for t in targets]
         totals = torch.stack([total.to(sums[0].device, torch.float64) for total in sums])  # with one wait for all
-        if bool((totals.isnan() | totals.isposinf()).any()):
-            raise NonFiniteError(GAUGE_NOT_FINITE)
+        if bad := (totals.isnan() | totals.isposinf()).nonzero().flatten().tolist():
+            where = f"batch {number_of[bad[0]]} of the data or reference" if number_of else "a batch of the gauge"
+            raise NonFiniteError(f"the outputs or the loss on {where} are not finite; {LEAVE_OUT}")
         self.targets = targets
 
     @torch.no_grad()

@@ -25,6 +25,9 @@ Loss = Callable[[nn.Module, Any], Tensor]
 LOSS_HINT = "give a loss(model, batch) that returns the mean loss"
 """What to do about a batch whose loss is not known; the end of several error messages."""
 
+LEAVE_OUT = "nothing was changed: leave the batch out, or check its inputs, its labels and the loss"
+"""What to do about a batch whose loss or outputs are not finite."""
+
 
 def iter_batches(data: Data, model: nn.Module, batches: int | None) -> Iterator[Any]:
     """Return an iterator over at most `batches` batches; a function is called exactly so often, without gradients."""

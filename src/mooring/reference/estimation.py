@@ -14,7 +14,7 @@ from mooring.importance import Importance
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
-from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, name_batch, scalar_loss
+from mooring.reference.batches import LEAVE_OUT, LOSS_HINT, Data, Loss, Outputs, name_batch, scalar_loss
 from mooring.reference.memory_estimate import check_memory
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.probes import Probes
@@ -95,7 +95,7 @@ def estimate(
         raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
     check_memory(states)
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
-    share, kept, losses, kept_losses = RankShare(model), list[Any](), list[Tensor](), list[Tensor]()
+    share, kept, losses, kept_losses = RankShare(model), list[Any](), dict[int, Tensor](), list[Tensor]()
     memory = replace(states.memory, current=_mean_dtype(states, _length(data, batches)))
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
     estimated.tasks, estimated.observed_every, estimated.copies_anchors = states.tasks, 1, False
@@ -111,12 +111,13 @@ def estimate(
             for number, batch in enumerate(shown):
                 estimated.steps = share.rank + number * share.world  # as one process would count
                 with torch.enable_grad():
-                    with name_batch(number_of[estimated.steps] if number_of else estimated.steps, loss):
+                    given = number_of[estimated.steps] if number_of else estimated.steps
+                    with name_batch(given, loss):
                         if loss is None:
                             value, batch = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
                         else:
                             value = scalar_loss(loss, model, batch, outputs)
-                    losses.append(detached := value.detach())
+                    losses[given] = detached = value.detach()
                     if not share.together and value.device.type == "cpu":  # else all ranks see the gradient
                         _check_losses(losses)
                     if not value.requires_grad:
@@ -180,15 +181,16 @@ def _mean_dtype(states: MooringState, batches: int | None) -> torch.dtype | None
     return torch.bfloat16 if half and few and states.memory.previous == "8bit" else None
 
 
-def _check_losses(losses: list[Tensor]) -> None:
-    """Refuse losses that are not finite, and forget those that are. Waits for them."""
-    if losses and not all(map(math.isfinite, torch.stack(losses).tolist())):
-        raise NonFiniteError(NOT_FINITE)
+def _check_losses(losses: dict[int, Tensor]) -> None:
+    """Refuse losses that are not finite, by the number of the batch, and forget those that are. Waits for them."""
+    values = torch.stack([*losses.values()]).tolist() if losses else []
+    if bad := [number for number, value in zip(losses, values, strict=True) if not math.isfinite(value)]:
+        raise NonFiniteError(f"the loss on batch {bad[0]} of the data or reference is not finite; {LEAVE_OUT}")
     losses.clear()
 
 
 @contextmanager
-def _name_losses(losses: list[Tensor]) -> Iterator[None]:
+def _name_losses(losses: dict[int, Tensor]) -> Iterator[None]:
     """Say that the loss is not finite, if that is so, where a gradient is found not to be: it is the cause."""
     try:
         yield
