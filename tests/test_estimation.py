@@ -463,6 +463,7 @@ def test_state_saved_after_an_estimate_resumes_without_the_data():
     [
         (torch.ones(8, 9), "(?:addmm: )?mat1 and mat2 shapes cannot be multiplied", "give batches"),
         ((torch.ones(8, 3), torch.full((8,), 7)), "Target 7 is out of bounds", "the model must have.*keep the old one"),
+        ((torch.ones(8, 3), torch.full((8,), -1)), "Target -1 is out of bounds", "the model must have.*-100 is ignored"),
         ((torch.ones(8, 3), torch.zeros(5, dtype=torch.long)), "Expected input batch_size", "give batches"),
     ],
 )

@@ -216,8 +216,8 @@ def name_batch(number: int, loss: Loss | None) -> Iterator[None]:
         if isinstance(error, IndexError):  # a label, or a token, that the model does not know
             raise MooringError(
                 f"batch {number} of the data or reference does not fit the model ({reason}): the model must have the "
-                "outputs that its labels need, so if a new head took the place of the old one, keep the old one too, "
-                "and exclude the new one"
+                "outputs that its labels need, counted from 0 (-100 is ignored), and the tokens of its inputs; if a "
+                "new head took the place of the old one, keep the old one too, and exclude the new one"
             ) from error
         if loss is not None:
             raise MooringError(
