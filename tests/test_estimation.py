@@ -463,7 +463,11 @@ def test_state_saved_after_an_estimate_resumes_without_the_data():
     [
         (torch.ones(8, 9), "(?:addmm: )?mat1 and mat2 shapes cannot be multiplied", "give batches"),
         ((torch.ones(8, 3), torch.full((8,), 7)), "Target 7 is out of bounds", "the model must have.*keep the old one"),
-        ((torch.ones(8, 3), torch.full((8,), -1)), "Target -1 is out of bounds", "the model must have.*-100 is ignored"),
+        (
+            (torch.ones(8, 3), torch.full((8,), -1)),
+            "Target -1 is out of bounds",
+            "the model must have.*-100 is ignored",
+        ),
         ((torch.ones(8, 3), torch.zeros(5, dtype=torch.long)), "Expected input batch_size", "give batches"),
     ],
 )
@@ -494,6 +498,24 @@ def test_batch_whose_loss_is_not_finite_is_named(number):
     reference = [torch.full((8, 3), math.nan if index == number else 1.0) for index in range(8)]  # 3 is held out
     with pytest.raises(NonFiniteError, match=rf"on batch {number} of the data or reference .* leave the batch out"):
         mooring.attach(model, optimizer, reference=reference)
+
+
+def test_own_outputs_as_targets_are_refused_with_a_remedy_that_works():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = [(x, model(x).detach()) for x in torch.randn(8, 16, 3)]
+    options = {"reference": reference, "loss": lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1])}
+    with pytest.raises(MooringError, match=r'^every importance on data is 0.*own outputs.*importance="mas"'):
+        mooring.attach(model, optimizer, **options)
+    moor = mooring.attach(model, optimizer, importance="mas", pull=mooring.Budget(0.01), **options)
+    for x in torch.randn(50, 16, 3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), torch.ones(16, 2)).backward()
+        optimizer.step()
+    moor.finish()
+    rise = torch.stack([nn.functional.mse_loss(model(x), target) for x, target in reference]).mean()
+    assert 0 < rise < 0.02
 
 
 def test_anchor_of_a_wider_dtype_is_computed_with_after_a_reference():

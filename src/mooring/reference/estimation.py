@@ -32,6 +32,10 @@ MAX_ROUNDED_BATCHES = 64
 
 NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
 NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
+OWN_TARGETS = (
+    "the gradient of the loss is 0 there, as it is where targets are the model's own outputs; give other targets, or "
+    'importance="mas", which does not need them'
+)
 SWITCHED_OFF = "every adapter is switched off or merged, so nothing can be estimated: switch one on first"
 ALL_FROZEN = (
     "every parameter that the optimizer has is frozen or excluded, so nothing would be held: call requires_grad_() on "
@@ -159,7 +163,8 @@ def estimate(
     records = estimated.records.values()
     scores = (m.factors.outputs if m.factors and m.factors.count else m.importance_state["current"] for m in records)
     if not any(bool(score.any()) for score in scores):
-        raise MooringError(f"every importance on data is 0, so nothing would be held: {LOSS_HINT}")
+        remedy = LOSS_HINT if loss is None else OWN_TARGETS
+        raise MooringError(f"every importance on data is 0, so nothing would be held: {remedy}")
     _replace(states, estimated)
     states.not_estimated = {*states.names.values()} - {states.names[p] for p in states.trained()}
     return kept
