@@ -229,7 +229,9 @@ class Mooring:
         `consolidate()` does this by itself. Call it before a model is kept without being consolidated. The value is
         measured on the gauge, so on other data it may be a little larger.
         """
-        return self._finishing().finish()
+        measurement = self._finishing().finish()
+        self._watch.moved_by_mooring()
+        return measurement
 
     @contextmanager
     def finished(self) -> Iterator[Measurement]:
@@ -245,8 +247,11 @@ class Mooring:
             >>> measurement.nats
             0.0
         """
-        with self._finishing().finished() as measurement:
-            yield measurement
+        try:
+            with self._finishing().finished() as measurement:
+                yield measurement
+        finally:
+            self._watch.moved_by_mooring()
 
     @property
     def tasks(self) -> int:
@@ -444,6 +449,7 @@ class Mooring:
         if optimizer is self.optimizer:
             return
         check_optimizer(self.model, optimizer, self._states.exclude)
+        self._watch.warn_of_unseen_steps(parameters_of_siblings(self._step))
         self._unhook()
         self._step.reset()
         self.optimizer = self._states.optimizer = optimizer
