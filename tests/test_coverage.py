@@ -321,6 +321,24 @@ def test_first_consolidation_without_a_step_warns_and_counts_no_task(how):
     assert "nothing held yet" in repr(moor)
 
 
+class HiddenFirst(nn.Sequential):
+    """A classifier that returns its hidden layer before its logits."""
+
+    def forward(self, x):
+        hidden = self[1](self[0](x))
+        return hidden, self[2](hidden)
+
+
+def test_head_whose_logits_are_not_the_first_output_is_named_with_its_remedy():
+    model = HiddenFirst(*small())
+    optimizer = sgd(model)
+    with mooring.attach(model, optimizer, reference=KNOWN) as moor:
+        assert {entry.name for entry in moor.coverage().unheld} == {"2.weight", "2.bias"}
+        assert "give attach outputs=" in moor.coverage().summary
+    moor = mooring.attach(model, optimizer, reference=KNOWN, outputs=lambda returned: returned[1])
+    assert not moor.coverage().unheld
+
+
 @pytest.mark.parametrize("end", ["finish", "consolidate", "rebind"])
 @pytest.mark.parametrize("how", ["another optimizer", "detached"])
 def test_training_that_goes_on_unseen_in_the_middle_of_a_task_is_warned_of(how, end):
