@@ -339,6 +339,21 @@ def test_head_whose_logits_are_not_the_first_output_is_named_with_its_remedy():
     assert not moor.coverage().unheld
 
 
+@pytest.mark.parametrize("steps", [0, 5])
+def test_parameters_that_were_replaced_under_the_optimizer_are_warned_of(steps):
+    model = small()
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer, reference=KNOWN)
+    train(model, optimizer, steps)
+    model.load_state_dict({name: t.clone() for name, t in model.state_dict().items()}, assign=True)
+    train(model, optimizer, 5)
+    with pytest.warns(UnheldWarning, match=r"holds none of the model's parameters any more.*assign=True.*rebind"):
+        moor.finish()
+    moor.rebind(optimizer := sgd(model))
+    train(model, optimizer, 5)
+    moor.finish()
+
+
 @pytest.mark.parametrize("end", ["finish", "consolidate", "rebind"])
 @pytest.mark.parametrize("how", ["another optimizer", "detached"])
 def test_training_that_goes_on_unseen_in_the_middle_of_a_task_is_warned_of(how, end):

@@ -92,6 +92,7 @@ class CoverageWatch:
     def before_finish(self, siblings: Collection[Tensor]) -> None:
         """Warn of parameters that moved in this task and that no step of this Mooring moved."""
         self._warn_of_moved_elsewhere(siblings)
+        self._warn_of_replaced_parameters()
         self.warn_of_unseen_steps(siblings)
         states = self.states
         if not states.tasks or states.steps or states.tasks == self._unseen_task:
@@ -108,6 +109,7 @@ class CoverageWatch:
     def end_task(self, siblings: Collection[Tensor]) -> None:
         """Warn of parameters that moved in this task by an optimizer without a Mooring."""
         self._warn_of_moved_elsewhere(siblings)
+        self._warn_of_replaced_parameters()
         self.warn_of_unseen_steps(siblings)
         self.forget_versions()
 
@@ -118,6 +120,16 @@ class CoverageWatch:
             warn(
                 f"{first_and_count(names)} {ELSEWHERE}, and nothing holds what the model knows there: "
                 f"{REMEDIES[ELSEWHERE]}; moor.coverage() lists what is held",
+                UnheldWarning,
+            )
+
+    def _warn_of_replaced_parameters(self) -> None:
+        """Warn if the optimizer trains parameters that are no part of the model any more."""
+        if {*self.states.optimizer_parameters()}.isdisjoint(self.states.model.parameters()):
+            warn(
+                "the optimizer holds none of the model's parameters any more, so its steps change nothing and nothing "
+                "is held: load_state_dict(assign=True) and similar calls replace parameters, so make the optimizer "
+                "after them, and attach to it or call moor.rebind(optimizer)",
                 UnheldWarning,
             )
 
