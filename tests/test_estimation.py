@@ -500,6 +500,21 @@ def test_batch_whose_loss_is_not_finite_is_named(number):
         mooring.attach(model, optimizer, reference=reference)
 
 
+def test_samples_that_are_not_stacked_into_batches_are_refused():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(MooringError, match=r"outputs of shape \(2,\).*stack single samples into batches"):
+        mooring.attach(model, optimizer, reference=list(torch.randn(20, 3)))
+
+
+def test_model_without_forward_is_named():
+    model = nn.Module()
+    model.net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(MooringError, match=r"^the model cannot be called on batch 1 .*MooringCallback\(module="):
+        mooring.attach(model, optimizer, reference=[torch.ones(8, 3)] * 8)
+
+
 def test_own_outputs_as_targets_are_refused_with_a_remedy_that_works():
     torch.manual_seed(0)
     model = nn.Linear(3, 2)

@@ -219,6 +219,11 @@ def name_batch(number: int, loss: Loss | None) -> Iterator[None]:
                 "outputs that its labels need, counted from 0 (-100 is ignored), and the tokens of its inputs; if a "
                 "new head took the place of the old one, keep the old one too, and exclude the new one"
             ) from error
+        if loss is None and isinstance(error, NotImplementedError):  # a module without forward()
+            raise MooringError(
+                f"the model cannot be called on batch {number} of the data or reference ({reason}): define its "
+                'forward(), or in Lightning name the module to call, as in MooringCallback(module="net")'
+            ) from error
         if loss is not None:
             raise MooringError(
                 f"the loss failed on batch {number} of the data or reference ({reason}): it is called with the model "
