@@ -321,6 +321,76 @@ def test_first_consolidation_without_a_step_warns_and_counts_no_task(how):
     assert "nothing held yet" in repr(moor)
 
 
+class HiddenFirst(nn.Sequential):
+    """A classifier that returns its hidden layer before its logits."""
+
+    def forward(self, x):
+        hidden = self[1](self[0](x))
+        return hidden, self[2](hidden)
+
+
+def test_head_whose_logits_are_not_the_first_output_is_named_with_its_remedy():
+    model = HiddenFirst(*small())
+    optimizer = sgd(model)
+    with mooring.attach(model, optimizer, reference=KNOWN) as moor:
+        assert {entry.name for entry in moor.coverage().unheld} == {"2.weight", "2.bias"}
+        assert "give attach outputs=" in moor.coverage().summary
+    moor = mooring.attach(model, optimizer, reference=KNOWN, outputs=lambda returned: returned[1])
+    assert not moor.coverage().unheld
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_parameters_that_were_replaced_under_the_optimizer_are_warned_of(steps):
+    model = small()
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer, reference=KNOWN)
+    train(model, optimizer, steps)
+    model.load_state_dict({name: t.clone() for name, t in model.state_dict().items()}, assign=True)
+    train(model, optimizer, 5)
+    with pytest.warns(UnheldWarning, match=r"holds none of the model's parameters any more.*assign=True.*rebind"):
+        moor.finish()
+    moor.rebind(optimizer := sgd(model))
+    train(model, optimizer, 5)
+    moor.finish()
+
+
+@pytest.mark.parametrize("end", ["finish", "consolidate", "rebind"])
+@pytest.mark.parametrize("how", ["another optimizer", "detached"])
+def test_training_that_goes_on_unseen_in_the_middle_of_a_task_is_warned_of(how, end):
+    model = small()
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer, reference=KNOWN)
+    train(model, optimizer, 5)
+    if how == "detached":
+        moor.detach()
+    train(model, optimizer if how == "detached" else sgd(model), 20)
+    with pytest.warns(
+        UnheldWarning, match=r"'0.weight' was written to \d+ times after the last step.*rebind"
+    ) as caught:
+        moor.rebind(sgd(model)) if end == "rebind" else getattr(moor, end)()
+    assert len(caught) == 1
+    if end != "consolidate":
+        moor.finish()
+
+
+def test_clamped_averaged_and_finished_weights_are_no_unseen_training():
+    model = small()
+    optimizer = sgd(model)
+    moor = mooring.attach(model, optimizer, reference=KNOWN)
+    for _ in range(20):
+        train(model, optimizer, 1)
+        with torch.no_grad():
+            for _ in range(3):
+                model[0].weight.clamp_(-1, 1)
+    with moor.finished():
+        pass
+    model.load_state_dict(model.state_dict())
+    moor.finish()
+    moor.finish()
+    moor.rebind(sgd(model))
+    moor.consolidate()
+
+
 @pytest.mark.parametrize("how", ["another optimizer", "detached"])
 def test_finish_warns_once_of_training_that_the_mooring_did_not_see(how):
     model = small()

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import random
 import warnings
 from copy import deepcopy
@@ -304,11 +305,15 @@ def test_progress_bar_is_shown_on_request_and_cleared(capsys):
         ({"reference": [{"input_ids": [1, 2], "labels": [1, 2]}]}, MooringError, "rows with input_ids, labels, not"),
         ({"batches": 0}, MooringError, "batches=0 is not allowed"),
         ({"reference": lambda model: None, "batches": None}, MooringError, "give batches="),
-        ({"loss": nn.MSELoss()}, MooringError, "the loss failed on batch 0.*called with the model and a batch"),
-        ({"loss": nn.functional.cross_entropy}, MooringError, "the loss failed on batch 0.*with the model and a batch"),
+        ({"loss": nn.MSELoss()}, MooringError, "the loss failed on batch 1.*called with the model and a batch"),
+        ({"loss": nn.functional.cross_entropy}, MooringError, "the loss failed on batch 1.*with the model and a batch"),
         ({"loss": lambda model, batch: 1.0}, MooringError, "returned type float"),
         ({"loss": lambda model, batch: model(batch[0])}, MooringError, "returned shape"),
-        ({"loss": lambda model, batch: model(batch[0]).sum() * torch.nan}, NonFiniteError, "loss on data is not"),
+        (
+            {"loss": lambda model, batch: model(batch[0]).sum() * torch.nan},
+            NonFiniteError,
+            "loss on batch . of the data or reference is not",
+        ),
         ({"loss": lambda model, batch: torch.ones(())}, MooringError, "no moored parameter"),
         ({"loss": lambda model, batch: torch.ones((), requires_grad=True)}, MooringError, "no moored parameter"),
         ({"reference": None, "loss": lambda model, batch: 1.0}, MooringError, "loss has no effect without"),
@@ -492,6 +497,11 @@ def test_state_saved_after_an_estimate_resumes_without_the_data():
     [
         (torch.ones(8, 9), "(?:addmm: )?mat1 and mat2 shapes cannot be multiplied", "give batches"),
         ((torch.ones(8, 3), torch.full((8,), 7)), "Target 7 is out of bounds", "the model must have.*keep the old one"),
+        (
+            (torch.ones(8, 3), torch.full((8,), -1)),
+            "Target -1 is out of bounds",
+            "the model must have.*-100 is ignored",
+        ),
         ((torch.ones(8, 3), torch.zeros(5, dtype=torch.long)), "Expected input batch_size", "give batches"),
     ],
 )
@@ -503,6 +513,58 @@ def test_batch_that_does_not_fit_the_model_is_named_and_nothing_changes(batch, r
     ):
         mooring.attach(model, optimizer, reference=[torch.ones(8, 3), batch])
     mooring.attach(model, optimizer)  # the first attempt left nothing
+
+
+@pytest.mark.parametrize("number", [0, 2, 5, 6])
+def test_batch_of_a_divided_reference_has_the_number_that_the_user_gave_it(number):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = [torch.ones(8, 9 if index == number else 3) for index in range(8)]  # 0, 3 and 6 are held out
+    with pytest.raises(MooringError, match=rf"^batch {number} of the data or reference does not fit the model"):
+        mooring.attach(model, optimizer, reference=reference)
+    mooring.attach(model, optimizer)  # the first attempt left nothing
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_batch_whose_loss_is_not_finite_is_named(number):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = [torch.full((8, 3), math.nan if index == number else 1.0) for index in range(8)]  # 3 is held out
+    with pytest.raises(NonFiniteError, match=rf"on batch {number} of the data or reference .* leave the batch out"):
+        mooring.attach(model, optimizer, reference=reference)
+
+
+def test_samples_that_are_not_stacked_into_batches_are_refused():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(MooringError, match=r"outputs of shape \(2,\).*stack single samples into batches"):
+        mooring.attach(model, optimizer, reference=list(torch.randn(20, 3)))
+
+
+def test_model_without_forward_is_named():
+    model = nn.Module()
+    model.net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(MooringError, match=r"^the model cannot be called on batch 1 .*MooringCallback\(module="):
+        mooring.attach(model, optimizer, reference=[torch.ones(8, 3)] * 8)
+
+
+def test_own_outputs_as_targets_are_refused_with_a_remedy_that_works():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = [(x, model(x).detach()) for x in torch.randn(8, 16, 3)]
+    options = {"reference": reference, "loss": lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1])}
+    with pytest.raises(MooringError, match=r'^every importance on data is 0.*own outputs.*importance="mas"'):
+        mooring.attach(model, optimizer, **options)
+    moor = mooring.attach(model, optimizer, importance="mas", pull=mooring.Budget(0.01), **options)
+    for x in torch.randn(50, 16, 3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), torch.ones(16, 2)).backward()
+        optimizer.step()
+    moor.finish()
+    rise = torch.stack([nn.functional.mse_loss(model(x), target) for x, target in reference]).mean()
+    assert 0 < rise < 0.02
 
 
 def test_anchor_of_a_wider_dtype_is_computed_with_after_a_reference():

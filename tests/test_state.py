@@ -136,6 +136,7 @@ def _changed(state, **header):
     ("spoil", "message"),
     [
         (lambda s: {}, "not the state of a Mooring"),
+        (lambda s: {"model": {}, "mooring": s}, "not the state of a Mooring.*not the whole checkpoint"),
         (lambda s: s | {"mooring": torch.zeros(3, dtype=torch.uint8)}, "not the state of a Mooring"),
         (lambda s: _changed(s, version=99), "version 99, this Mooring reads 1 and 2"),
         (lambda s: _changed(s, version=0), "version 0, this Mooring reads 1 and 2"),

@@ -1,6 +1,6 @@
 """Mooring: the object that `mooring.attach` returns. The training step itself is in `mooring.step`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from mooring.gauge.history import MeasuredPoint
 from mooring.gauge.measured_budget import MeasuredBudget
 from mooring.gauge.measurement import Measurement
 from mooring.gauge.reference_gauges import make_distillation, make_gauge, read_batches
-from mooring.gauge.split import split_reference
+from mooring.gauge.split import split_batches, split_reference
 from mooring.importance import State
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
@@ -235,7 +235,9 @@ class Mooring:
         `consolidate()` does this by itself. Call it before a model is kept without being consolidated. The value is
         measured on the gauge, so on other data it may be a little larger.
         """
-        return self._finishing().finish()
+        measurement = self._finishing().finish()
+        self._watch.moved_by_mooring()
+        return measurement
 
     @torch.no_grad()
     @autocast_disabled()
@@ -247,7 +249,9 @@ class Mooring:
         """
         self._refuse_interrupted()
         self._watch.before_finish(parameters_of_siblings(self._step))
-        return next(iter(self._end_task(measured_later=True)), None)  # it is not held at all
+        forgotten = self._end_task(measured_later=True)  # it is not held at all
+        self._watch.moved_by_mooring()
+        return next(iter(forgotten), None)
 
     @contextmanager
     def finished(self) -> Iterator[Measurement]:
@@ -263,8 +267,11 @@ class Mooring:
             >>> measurement.nats
             0.0
         """
-        with self._finishing().finished() as measurement:
-            yield measurement
+        try:
+            with self._finishing().finished() as measurement:
+                yield measurement
+        finally:
+            self._watch.moved_by_mooring()
 
     @property
     def tasks(self) -> int:
@@ -464,6 +471,7 @@ class Mooring:
         if optimizer is self.optimizer:
             return
         check_optimizer(self.model, optimizer, self._states.exclude)
+        self._watch.warn_of_unseen_steps(parameters_of_siblings(self._step))
         self._unhook()
         self._step.reset()
         self.optimizer = self._states.optimizer = optimizer
@@ -550,11 +558,12 @@ class Mooring:
         batches: int | None,
         progress: bool | None,
         probes: Probes | None = None,
+        number_of: Sequence[int] = (),
     ) -> list[Any]:
         self._refuse_interrupted()
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
         observers = [*self._observers, *observers_of_siblings(self._step)]
-        first_batches = estimate(self._states, observers, data, **options, probes=probes)
+        first_batches = estimate(self._states, observers, data, **options, probes=probes, number_of=number_of)
         self._step.invalidate()
         return first_batches
 
@@ -590,14 +599,15 @@ class Mooring:
             check_memory(self._states)  # before anything is read
         read = read_batches(self.model, data, batches)
         held_out, others = split_reference(read)
+        numbers, other_numbers = split_batches(range(len(read)))
         if not (read and estimated):
-            self._estimate(others, loss, None, progress)
+            self._estimate(others, loss, None, progress, number_of=other_numbers)
         control = weight_control(self.optimizer)
         distillation = make_distillation(self.model, meter.budget, others, loss, self._outputs, control)
         if estimated and distillation is None:
-            held_out = read
+            held_out, numbers = read, [*range(len(read))]
         self._loss = loss
-        gauge = make_gauge(self.model, held_out, loss, self._outputs)
+        gauge = make_gauge(self.model, held_out, loss, self._outputs, numbers)
         if estimated:  # otherwise the estimate has looked at the outputs
             gauge.warn_of_probabilities(self.model)
         if distillation is None:

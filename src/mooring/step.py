@@ -34,7 +34,7 @@ from mooring.backends.product_terms import product_terms
 from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.finite import check_finite
 from mooring.distributed.collectives import world_size
-from mooring.distributed.dtensor import local_gradients, local_tensor, local_tensors
+from mooring.distributed.dtensor import local_gradients, local_tensor, local_tensors, version_of
 from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import State
 from mooring.importance.observed_factors import ObservedFactors
@@ -236,6 +236,8 @@ class TrainingStep:
         created, self.states.created = self.states.created, False
         if created:
             self.invalidate()  # a resized parameter has other tensors
+        if self.watch and (last := self.watch.stepped):
+            self.watch.between_steps = max(self.watch.between_steps, version_of(last[0]) - last[1])
         if self.watch and (created or not self.states.steps or self.watch.pending):
             self.watch.before_step(steps.states, created=created)
         observation = self._observation
@@ -470,6 +472,8 @@ class TrainingStep:
         self.reset()
         if self.meter:
             self.meter.after_step()
+        if self.watch:
+            self.watch.stepped = steps.parameters[0], version_of(steps.parameters[0])
 
     def _update_importance_and_pull(self, *, pulls: bool) -> None:
         """Update the importance of each parameter, then pull it; parameters with factors have no scores."""

@@ -28,7 +28,7 @@ ELSEWHERE = "moved by another optimizer"
 HOLD_NEW = "exclude it if it should stay free; consolidate(data=...) before training holds it"
 REMEDIES = {
     FIRST_TASK: "for a model that is already trained give a reference=... or load a state",
-    NO_GRADIENT: HOLD_NEW,
+    NO_GRADIENT: f"{HOLD_NEW}; if it makes the logits, give attach outputs= that finds them in what the model returns",
     NO_IMPORTANCE: "check that the loss of the past task depends on it; exclude it if it should stay free",
     ELSEWHERE: "attach a Mooring to that optimizer too, or exclude it",
     mooring_state.APPEARED: HOLD_NEW,

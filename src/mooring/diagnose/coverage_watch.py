@@ -6,12 +6,15 @@ from torch import Tensor
 
 from mooring.diagnose.coverage import ELSEWHERE, REMEDIES, ParameterCoverage, describe_unheld, find_coverage
 from mooring.diagnose.trained_before import evidence_of_training
-from mooring.distributed.dtensor import local_tensor
+from mooring.distributed.dtensor import version_of
 from mooring.errors import UnheldWarning, first_and_count, warn
 from mooring.pulls import Budget, Pull
 from mooring.state.displacement import displaced
 from mooring.state.mooring_state import MooringState
 from mooring.state.parameter_state import ParameterState
+
+MAX_WRITES = 4
+"""How often a parameter may be written to after the last step and not be trained: weights are loaded or averaged."""
 
 
 class CoverageWatch:
@@ -25,6 +28,8 @@ class CoverageWatch:
 
     Attributes:
         pending: unheld parameters that had no gradient since they were found, and were not warned of.
+        stepped: a parameter that the last step moved, and its version after that step; written by each step.
+        between_steps: the most that it was written to between two steps, such as by a user's clamp.
     """
 
     def __init__(self, states: MooringState, pull: Pull) -> None:
@@ -36,12 +41,14 @@ class CoverageWatch:
         self._checked_task = 0
         self._checked_budget = not isinstance(pull, Budget)
         self._unseen_task = 0  # the task whose training this Mooring was warned not to have seen
+        self.stepped: tuple[Tensor, int] | None = None
+        self.between_steps = 0
 
     def before_step(self, moving: Iterable[ParameterState], *, created: bool) -> None:
         """Check the parameters that the optimizer is about to move; `created` says that some have a new state."""
         states = self.states
         if not states.steps:
-            self._outside = {p: _version(p) for p in self._trainable_outside()}
+            self._outside = {p: version_of(p) for p in self._trainable_outside()}
             if states.tasks != self._checked_task:
                 self._checked_task = states.tasks
                 moving = list(moving)
@@ -55,15 +62,38 @@ class CoverageWatch:
         if self.pending and any(state.parameter in self.pending for state in moving):
             self._warn_of_unheld()
 
+    def moved_by_mooring(self) -> None:
+        """Forget what was written since the last step: the end of a task returns parameters towards their anchors."""
+        if self.stepped:
+            self.stepped = self.stepped[0], version_of(self.stepped[0])
+
+    def warn_of_unseen_steps(self, siblings: Collection[Tensor]) -> None:
+        """Warn of training that went on after the last step that this Mooring saw."""
+        writes = self._writes_since_step()
+        if self.stepped and self.stepped[0] not in siblings and writes > self.between_steps + MAX_WRITES:
+            name = self.states.names.get(self.stepped[0], "a parameter")
+            self.moved_by_mooring()
+            warn(
+                f"{name!r} was written to {writes} times after the last step that this Mooring saw, so nothing was "
+                "held since then: call moor.rebind(optimizer) as soon as you make a new optimizer, and do not detach() "
+                "before training ends",
+                UnheldWarning,
+            )
+
+    def _writes_since_step(self) -> int:
+        return version_of(self.stepped[0]) - self.stepped[1] if self.stepped else 0
+
     def moved_elsewhere(self) -> set[str]:
         """Return the names of parameters that moved in a task although the optimizer does not train them."""
-        moved = (p for p, version in self._outside.items() if _version(p) != version)
+        moved = (p for p, version in self._outside.items() if version_of(p) != version)
         self._moved_elsewhere |= {self.states.names[p] for p in moved if p in self.states.names}
         return self._moved_elsewhere
 
     def before_finish(self, siblings: Collection[Tensor]) -> None:
         """Warn of parameters that moved in this task and that no step of this Mooring moved."""
         self._warn_of_moved_elsewhere(siblings)
+        self._warn_of_replaced_parameters()
+        self.warn_of_unseen_steps(siblings)
         states = self.states
         if not states.tasks or states.steps or states.tasks == self._unseen_task:
             return
@@ -79,6 +109,8 @@ class CoverageWatch:
     def end_task(self, siblings: Collection[Tensor]) -> None:
         """Warn of parameters that moved in this task by an optimizer without a Mooring."""
         self._warn_of_moved_elsewhere(siblings)
+        self._warn_of_replaced_parameters()
+        self.warn_of_unseen_steps(siblings)
         self.forget_versions()
 
     def _warn_of_moved_elsewhere(self, siblings: Collection[Tensor]) -> None:
@@ -91,9 +123,20 @@ class CoverageWatch:
                 UnheldWarning,
             )
 
+    def _warn_of_replaced_parameters(self) -> None:
+        """Warn if the optimizer trains parameters that are no part of the model any more."""
+        if {*self.states.optimizer_parameters()}.isdisjoint(self.states.model.parameters()):
+            warn(
+                "the optimizer holds none of the model's parameters any more, so its steps change nothing and nothing "
+                "is held: load_state_dict(assign=True) and similar calls replace parameters, so make the optimizer "
+                "after them, and attach to it or call moor.rebind(optimizer)",
+                UnheldWarning,
+            )
+
     def forget_versions(self) -> None:
-        """Forget where parameters that the optimizer does not train were; weights that are loaded do not count."""
+        """Forget the versions of parameters; weights that are loaded do not count."""
         self._outside = {}
+        self.stepped, self.between_steps = None, 0
 
     def _trainable_outside(self) -> list[Tensor]:
         own = {*self.states.optimizer_parameters()}
@@ -133,8 +176,3 @@ class CoverageWatch:
             f"training moves parameters that nothing holds: {describe_unheld(entries)}; moor.coverage() lists them",
             UnheldWarning,
         )
-
-
-def _version(p: Tensor) -> int:
-    """Return a number that grows when a tensor is written to."""
-    return 0 if p.is_inference() else local_tensor(p)._version

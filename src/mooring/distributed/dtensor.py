@@ -42,6 +42,18 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return part
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return a number that grows when the part of a tensor on this rank is written to.
+
+    Example:
+        >>> tensor = torch.zeros(2)
+        >>> before = version_of(tensor)
+        >>> version_of(tensor.add_(1)) - before
+        1
+    """
+    return 0 if tensor.is_inference() else local_tensor(tensor)._version
+
+
 def local_tensors(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return `local_tensor` of each tensor; quickly where all are plain, as thousands are in each step.
 

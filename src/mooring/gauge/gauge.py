@@ -1,7 +1,7 @@
 """A gauge: batches with the original model's predictions on them, and how far a model is from those."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,11 +16,9 @@ from mooring.gauge.mixtures import MixedBatches
 from mooring.gauge.placement import placed
 from mooring.gauge.settings import Settings, applied_settings, read_settings
 from mooring.observe.output_observer import OutputObserver, class_dimension, find_outputs
-from mooring.reference.batches import Loss, Outputs, device_of, is_pair, scalar_loss, to_device
+from mooring.reference.batches import LEAVE_OUT, Loss, Outputs, device_of, is_pair, name_batch, scalar_loss, to_device
 from mooring.reference.preserve_model_state import preserve_model_state, without_caches
 from mooring.reference.reference_labels import IGNORED_LABEL, warn_of_probabilities
-
-GAUGE_NOT_FINITE = "the outputs on the gauge are not finite; nothing was changed: check the data and the loss"
 
 
 class Gauge:
@@ -46,7 +44,12 @@ class Gauge:
         return len(self.batches)
 
     @torch.no_grad()
-    def record(self, model: nn.Module, known: Sequence[StoredPredictions | float] = ()) -> None:
+    def record(
+        self,
+        model: nn.Module,
+        known: Sequence[StoredPredictions | float] = (),
+        number_of: Sequence[int] = (),
+    ) -> None:
         """Store what the model gives now; from here on the measured value is 0 until it moves.
 
         The model's settings, such as its head, are those that it had when this gauge was first recorded.
@@ -54,16 +57,20 @@ class Gauge:
         Args:
             model: the model.
             known: what it gives for the first batches, if that was recorded elsewhere.
+            number_of: the number of each batch in what the user gave, for error messages.
         """
         if self.settings is None:
             self.settings = read_settings(model)
         targets = list(known)
         with preserve_model_state(model, moves=False), passive(model, self.settings):
-            targets += [self._target(model, index) for index in range(len(known), len(self))]
+            for index in range(len(known), len(self)):
+                with name_batch(number_of[index], self.loss) if number_of else nullcontext():
+                    targets.append(self._target(model, index))
         sums = [torch.tensor(t) if isinstance(t, float) else t.log_probabilities.sum() for t in targets]
         totals = torch.stack([total.to(sums[0].device, torch.float64) for total in sums])  # with one wait for all
-        if bool((totals.isnan() | totals.isposinf()).any()):
-            raise NonFiniteError(GAUGE_NOT_FINITE)
+        if bad := (totals.isnan() | totals.isposinf()).nonzero().flatten().tolist():
+            where = f"batch {number_of[bad[0]]} of the data or reference" if number_of else "a batch of the gauge"
+            raise NonFiniteError(f"the outputs or the loss on {where} are not finite; {LEAVE_OUT}")
         self.targets = targets
 
     @torch.no_grad()

@@ -141,9 +141,8 @@ class MeasuredBudget:
         """Return the measured value on all gauges."""
         model = unwrapped(self.states.model)
         result = combine([gauge.measure(model) for gauge in self.gauges], self.budget.over)
-        return Measurement(
-            _agreed(result.nats, self._device), _agreed(result.standard_error, self._device), result.samples
-        )
+        nats, error = _agreed(result.nats, self._device), _agreed(result.standard_error, self._device)
+        return Measurement(nats, error, result.samples, by_loss=any(gauge.loss is not None for gauge in self.gauges))
 
     @property
     def _pull_waits(self) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -12,19 +12,24 @@ class Measurement:
     Attributes:
         nats: the divergence from the original model, or the rise of the loss.
         standard_error: of `nats`, from the spread over samples; infinite for a single one.
-        samples: the number of samples.
+        samples: the number of samples; with a loss, of batches.
+        by_loss: whether it is the rise of a loss, whose unit need not be nats.
 
     Example:
         >>> print(Measurement(0.0281, 0.0042, 128))
         0.0281 +- 0.0042 nats on 128 samples
+        >>> print(Measurement(0.0281, 0.0042, 8, by_loss=True))
+        0.0281 +- 0.0042 units of the loss on 8 batches
     """
 
     nats: float
     standard_error: float
     samples: int
+    by_loss: bool = field(default=False, repr=False, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.nats:.3g} +- {self.standard_error:.2g} nats on {self.samples} samples"
+        unit, counted = ("units of the loss", "batches") if self.by_loss else ("nats", "samples")
+        return f"{self.nats:.3g} +- {self.standard_error:.2g} {unit} on {self.samples} {counted}"
 
 
 def ratio_of_sums(sums: Sequence[float], counts: Sequence[float]) -> Measurement:

@@ -1,6 +1,7 @@
 """Gauges and distillation made from the batches of a reference."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from mooring.gauge.gauge import Gauge
 from mooring.gauge.mixtures import MixedBatches, count_inputs
 from mooring.gauge.pass_cost import distillation_schedule
 from mooring.pulls import Budget
-from mooring.reference.batches import Data, Loss, Outputs, default_loss
+from mooring.reference.batches import Data, Loss, Outputs, default_loss, name_batch
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.rank_shares import RankShare
 from mooring.reference.reference_labels import prepare_labels
@@ -39,22 +40,31 @@ def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]
     return share.gather(own)
 
 
-def make_gauge(model: nn.Module, batches: Sequence[Any], loss: Loss | None, outputs: Outputs | None) -> Gauge:
+def make_gauge(
+    model: nn.Module,
+    batches: Sequence[Any],
+    loss: Loss | None,
+    outputs: Outputs | None,
+    number_of: Sequence[int] = (),
+) -> Gauge:
     """Return a gauge with the present predictions: the divergence, or the rise of a loss that is given.
 
     Without a loss, the rise of the default one is measured if the model's outputs are no distribution.
     """
     gauge = Gauge(batches, loss, outputs)
     if loss is not None:
-        gauge.record(model)
+        gauge.record(model, number_of=number_of)
         return gauge
     try:
-        gauge.record(model)
+        gauge.record(model, number_of=number_of)
     except MooringError:
+        labelled = []
         with preserve_model_state(model, moves=False):
-            labelled = [prepare_labels(model, batch, seed, outputs) for seed, batch in enumerate(batches)]
+            for seed, batch in enumerate(batches):
+                with name_batch(number_of[seed], loss) if number_of else nullcontext():
+                    labelled.append(prepare_labels(model, batch, seed, outputs))
         gauge = Gauge(labelled, partial(default_loss, outputs=outputs), outputs)
-        gauge.record(model)
+        gauge.record(model, number_of=number_of)
     return gauge
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from numbers import Number
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mooring.errors import MooringError, check_whole
+from mooring.errors import MooringError, check_whole, first_line
 from mooring.observe.output_observer import find_outputs
 
 Data = Iterable[Any] | Callable[[nn.Module], Any]
@@ -24,6 +25,9 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 LOSS_HINT = "give a loss(model, batch) that returns the mean loss"
 """What to do about a batch whose loss is not known; the end of several error messages."""
+
+LEAVE_OUT = "nothing was changed: leave the batch out, or check its inputs, its labels and the loss"
+"""What to do about a batch whose loss or outputs are not finite."""
 
 
 def iter_batches(data: Data, model: nn.Module, batches: int | None) -> Iterator[Any]:
@@ -199,3 +203,41 @@ def scalar_loss(loss: Loss | None, model: nn.Module, batch: Any, outputs: Output
         what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
         raise MooringError(f"loss(model, batch) returned {what}: it must return the mean loss, a scalar tensor")
     return value.squeeze()
+
+
+@contextmanager
+def name_batch(number: int, loss: Loss | None) -> Iterator[None]:
+    """Turn errors about shapes, labels and arguments into one that names the batch."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, MooringError | torch.OutOfMemoryError):
+            raise
+        reason = first_line(error)
+        if isinstance(error, IndexError):  # a label, or a token, that the model does not know
+            raise MooringError(
+                f"batch {number} of the data or reference does not fit the model ({reason}): the model must have the "
+                "outputs that its labels need, counted from 0 (-100 is ignored), and the tokens of its inputs; if a "
+                "new head took the place of the old one, keep the old one too, and exclude the new one"
+            ) from error
+        if loss is None and isinstance(error, NotImplementedError):  # a module without forward()
+            raise MooringError(
+                f"the model cannot be called on batch {number} of the data or reference ({reason}): define its "
+                'forward(), or in Lightning name the module to call, as in MooringCallback(module="net")'
+            ) from error
+        if loss is not None:
+            raise MooringError(
+                f"the loss failed on batch {number} of the data or reference ({reason}): it is called with the model "
+                "and a batch, as in loss=lambda model, batch: mse_loss(model(batch[0]), batch[1])"
+            ) from error
+        if isinstance(error, TypeError):  # an argument that is missing, or that the model does not take
+            raise MooringError(
+                f"batch {number} of the data or reference does not fit the model ({reason}): give inputs alone or "
+                "(inputs, labels); a dict of inputs becomes keyword arguments of the model, as in ({'x': x, 'mask': "
+                "mask}, labels)"
+            ) from error
+        raise MooringError(
+            f"batch {number} of the data or reference does not fit the model ({reason}): give batches as in training, "
+            f"(inputs, labels) or inputs alone, in the model's dtype; for another loss than the cross entropy "
+            f"{LOSS_HINT}"
+        ) from error

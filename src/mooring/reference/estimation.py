@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.errors import MooringError, NonFiniteError, first_line
+from mooring.errors import MooringError, NonFiniteError
 from mooring.importance import Importance
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
 from mooring.pulls import Interpolation
-from mooring.reference.batches import LOSS_HINT, Data, Loss, Outputs, scalar_loss
+from mooring.reference.batches import LEAVE_OUT, LOSS_HINT, Data, Loss, Outputs, name_batch, scalar_loss
 from mooring.reference.memory_estimate import check_memory
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.probes import Probes
@@ -32,6 +32,10 @@ MAX_ROUNDED_BATCHES = 64
 
 NOT_FINITE = "the loss on data is not finite; nothing was changed: check the data and the loss"
 NO_DEPENDENCE = "the loss on data depends on no moored parameter: compute it with the model it is given"
+OWN_TARGETS = (
+    "the gradient of the loss is 0 there, as it is where targets are the model's own outputs; give other targets, or "
+    'importance="mas", which does not need them'
+)
 SWITCHED_OFF = "every adapter is switched off or merged, so nothing can be estimated: switch one on first"
 ALL_FROZEN = (
     "every parameter that the optimizer has is frozen or excluded, so nothing would be held: call requires_grad_() on "
@@ -69,6 +73,7 @@ def estimate(
     outputs: Outputs | None,
     show: bool | None,
     probes: Probes | None = None,
+    number_of: Sequence[int] = (),
 ) -> list[Any]:
     """Replace `current` by the importance on data at the present parameters.
 
@@ -84,6 +89,7 @@ def estimate(
         outputs: takes what the model returns and gives the tensor of its outputs.
         show: whether to show a progress bar; None shows it only on a terminal.
         probes: collects what the calibration of a budget needs.
+        number_of: the number of each batch in what the user gave, for error messages; by default its position.
 
     Returns:
         The first few batches, for the calibration of a budget.
@@ -93,7 +99,7 @@ def estimate(
         raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
     check_memory(states)
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
-    share, kept, losses, kept_losses = RankShare(model), list[Any](), list[Tensor](), list[Tensor]()
+    share, kept, losses, kept_losses = RankShare(model), list[Any](), dict[int, Tensor](), list[Tensor]()
     memory = replace(states.memory, current=_mean_dtype(states, _length(data, batches)))
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
     estimated.tasks, estimated.observed_every, estimated.copies_anchors = states.tasks, 1, False
@@ -109,12 +115,13 @@ def estimate(
             for number, batch in enumerate(shown):
                 estimated.steps = share.rank + number * share.world  # as one process would count
                 with torch.enable_grad():
-                    with _name_batch(estimated.steps, loss):
+                    given = number_of[estimated.steps] if number_of else estimated.steps
+                    with name_batch(given, loss):
                         if loss is None:
                             value, batch = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
                         else:
                             value = scalar_loss(loss, model, batch, outputs)
-                    losses.append(detached := value.detach())
+                    losses[given] = detached = value.detach()
                     if not share.together and value.device.type == "cpu":  # else all ranks see the gradient
                         _check_losses(losses)
                     if not value.requires_grad:
@@ -156,7 +163,8 @@ def estimate(
     records = estimated.records.values()
     scores = (m.factors.outputs if m.factors and m.factors.count else m.importance_state["current"] for m in records)
     if not any(bool(score.any()) for score in scores):
-        raise MooringError(f"every importance on data is 0, so nothing would be held: {LOSS_HINT}")
+        remedy = LOSS_HINT if loss is None else OWN_TARGETS
+        raise MooringError(f"every importance on data is 0, so nothing would be held: {remedy}")
     _replace(states, estimated)
     states.not_estimated = {*states.names.values()} - {states.names[p] for p in states.trained()}
     return kept
@@ -178,54 +186,22 @@ def _mean_dtype(states: MooringState, batches: int | None) -> torch.dtype | None
     return torch.bfloat16 if half and few and states.memory.previous == "8bit" else None
 
 
-def _check_losses(losses: list[Tensor]) -> None:
-    """Refuse losses that are not finite, and forget those that are. Waits for them."""
-    if losses and not all(map(math.isfinite, torch.stack(losses).tolist())):
-        raise NonFiniteError(NOT_FINITE)
+def _check_losses(losses: dict[int, Tensor]) -> None:
+    """Refuse losses that are not finite, by the number of the batch, and forget those that are. Waits for them."""
+    values = torch.stack([*losses.values()]).tolist() if losses else []
+    if bad := [number for number, value in zip(losses, values, strict=True) if not math.isfinite(value)]:
+        raise NonFiniteError(f"the loss on batch {bad[0]} of the data or reference is not finite; {LEAVE_OUT}")
     losses.clear()
 
 
 @contextmanager
-def _name_losses(losses: list[Tensor]) -> Iterator[None]:
+def _name_losses(losses: dict[int, Tensor]) -> Iterator[None]:
     """Say that the loss is not finite, if that is so, where a gradient is found not to be: it is the cause."""
     try:
         yield
     except NonFiniteError:
         _check_losses(losses)
         raise
-
-
-@contextmanager
-def _name_batch(number: int, loss: Loss | None) -> Iterator[None]:
-    """Turn errors about shapes, labels and arguments into one that names the batch."""
-    try:
-        yield
-    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-        if isinstance(error, MooringError | torch.OutOfMemoryError):
-            raise
-        reason = first_line(error)
-        if isinstance(error, IndexError):  # a label, or a token, that the model does not know
-            raise MooringError(
-                f"batch {number} of the data or reference does not fit the model ({reason}): the model must have the "
-                "outputs that its labels need, so if a new head took the place of the old one, keep the old one too, "
-                "and exclude the new one"
-            ) from error
-        if loss is not None:
-            raise MooringError(
-                f"the loss failed on batch {number} of the data or reference ({reason}): it is called with the model "
-                "and a batch, as in loss=lambda model, batch: mse_loss(model(batch[0]), batch[1])"
-            ) from error
-        if isinstance(error, TypeError):  # an argument that is missing, or that the model does not take
-            raise MooringError(
-                f"batch {number} of the data or reference does not fit the model ({reason}): give inputs alone or "
-                "(inputs, labels); a dict of inputs becomes keyword arguments of the model, as in ({'x': x, 'mask': "
-                "mask}, labels)"
-            ) from error
-        raise MooringError(
-            f"batch {number} of the data or reference does not fit the model ({reason}): give batches as in training, "
-            f"(inputs, labels) or inputs alone, in the model's dtype; for another loss than the cross entropy "
-            f"{LOSS_HINT}"
-        ) from error
 
 
 def _replace(states: MooringState, estimated: MooringState) -> None:

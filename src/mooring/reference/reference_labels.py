@@ -234,7 +234,7 @@ def _draw_labels(logits: Tensor, inputs: Any, seed: int) -> Tensor:
     if logits.ndim not in (2, 3):
         raise MooringError(
             f"cannot draw labels from outputs of shape {tuple(logits.shape)}, which must be (samples, classes) or "
-            f"(samples, positions, classes): give batches as (inputs, labels), or {LOSS_HINT}"
+            f"(samples, positions, classes): stack single samples into batches, give (inputs, labels), or {LOSS_HINT}"
         )
     if logits.shape[-1] == 1:
         raise MooringError(f"cannot draw labels from a single output, which has no classes: {LOSS_HINT}")

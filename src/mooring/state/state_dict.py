@@ -57,7 +57,10 @@ def read_header(flat: Mapping[str, Tensor]) -> dict[str, Any]:
         header = json.loads(bytes(flat[HEADER].tolist()))
         version = header["version"]
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise MooringError(f"this is not the state of a Mooring: no readable {HEADER!r} entry") from error
+        raise MooringError(
+            f"this is not the state of a Mooring, because it has no readable {HEADER!r} entry: give what "
+            "moor.state_dict() returned, not the whole checkpoint"
+        ) from error
     if version not in (VERSION, QUANTIZED_VERSION):
         raise MooringError(
             f"the state has version {version}, this Mooring reads {VERSION} and {QUANTIZED_VERSION}: "
