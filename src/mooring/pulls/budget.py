@@ -161,7 +161,7 @@ class Budget:
         measured: whether forgetting is measured wherever there is data of past tasks, as with a reference: `nats` then
             limits the divergence from the original model, or the rise of a loss that was given, on held-out data. If
             not, and without data, the sum above is all that is known, and limited.
-        distil: whether the gradient of that divergence, on the other part of the reference, is added to the task's.
+        distil: whether the gradient of that divergence, on the other part of the data, is added to the task's.
             True does so in every step, on a whole batch, which about doubles the cost of a step. None does so on parts
             of batches, for at most a quarter of a step in the mean with SGD, a half with Adam, and mostly a fifth for
             adapters (`mooring.gauge.pass_cost`). Few inputs of floating-point numbers are

@@ -1,0 +1,46 @@
+"""Tests of the benchmark of several tasks, and that docs/start/fine-tune.md says what its stored runs say."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+STORED = ROOT / "docs" / "figures" / "several-tasks.jsonl"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("several_tasks")
+
+
+@pytest.mark.filterwarnings("ignore")  # a network that is hardly trained
+def test_runs_in_miniature_are_not_repeated(bench, tmp_path, capsys):
+    out = tmp_path / "tasks.jsonl"
+    for _ in range(2):
+        assert bench.main(["--seeds", "1", "--epochs", "1", "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["optimizer"], row["end"]) for row in rows] == [(o, e) for o in bench.OPTIMIZERS for e in bench.ENDS]
+    assert "| AdamW | `consolidate(data=...)` |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        bench.main(["--epochs", "2", "--out", str(out)])
+
+
+def test_table_of_the_page_is_what_the_runs_say(bench):
+    rows = [json.loads(line) for line in STORED.read_text().splitlines()]
+    assert {row["seed"] for row in rows} == set(range(5))
+    assert bench.table(rows) in (ROOT / "docs" / "start" / "fine-tune.md").read_text()
+
+
+def test_data_of_a_task_keeps_and_learns_more_with_adam(bench):
+    rows = [json.loads(line) for line in STORED.read_text().splitlines()]
+    means = {}
+    for end in bench.ENDS:
+        own = [row["accuracies"] for row in rows if (row["optimizer"], row["end"]) == ("AdamW", end)]
+        means[end] = [sum(column) / len(own) for column in zip(*own, strict=True)]
+    plain, without, with_data = means.values()
+    assert plain[1] + 15 < without[1] < with_data[1]
+    assert without[2] < with_data[2] < plain[2]
