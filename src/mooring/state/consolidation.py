@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -64,8 +65,8 @@ def consolidate(
             nothing.
         decompose: whether to compute the eigenbases of Kronecker factors now; otherwise when something reads them.
     """
-    scales = layer_scales(states, importance)
-    ended = [_ended_task(state, importance, merge, memory, start, tasks, scales, scale) for state in states]
+    end = _TaskEnd(importance, merge, memory, start, tasks, layer_scales(states, importance), scale)
+    ended = [end.of(state) for state in states]
     if decompose:
         _compute_bases({s.name: new for s, (_, new, _) in zip(states, ended, strict=True) if new and new.basis is None})
     pull()
@@ -81,24 +82,42 @@ def move_anchors(states: Iterable[ParameterState]) -> None:
         state.anchor.copy_(state.theta)
 
 
-def _ended_task(
-    state: ParameterState,
-    importance: Importance,
-    merge: Merge,
-    memory: Memory,
-    start: Callable[[ParameterState, int], State],
-    tasks: int,
-    scales: State,
-    scale: float,
-) -> tuple[Tensor | QuantizedImportance | None, KroneckerFactors | None, State]:
-    """Return a parameter's `previous`, factors and importance after a task, without changing its state."""
-    if state.is_product_input:
-        return None, None, state.importance_state
-    if state.factors and not (state.has_scores and state.count):
-        with _name_factors(state.name):
-            return state.previous, state.factors.consolidated(scale), state.importance_state
-    importance_state = start(state, tasks + 1) if memory.accumulates else {}
-    return _merged_importance(state, importance, merge, memory, start, tasks, scales, scale), None, importance_state
+@dataclass(frozen=True)
+class _TaskEnd:
+    """What the end of a task needs, as `consolidate` says, and the factors of all layers."""
+
+    importance: Importance
+    merge: Merge
+    memory: Memory
+    start: Callable[[ParameterState, int], State]
+    tasks: int
+    layer_scales: State
+    scale: float
+
+    def of(self, state: ParameterState) -> tuple[Tensor | QuantizedImportance | None, KroneckerFactors | None, State]:
+        """Return a parameter's `previous`, factors and importance after a task, without changing its state."""
+        if state.is_product_input:
+            return None, None, state.importance_state
+        if state.factors and not (state.has_scores and state.count):
+            with _name_factors(state.name):
+                return state.previous, state.factors.consolidated(self.scale), state.importance_state
+        importance_state = self.start(state, self.tasks + 1) if self.memory.accumulates else {}
+        return self._merged(state), None, importance_state
+
+    def _merged(self, state: ParameterState) -> Tensor | QuantizedImportance | None:
+        """Return merge(previous, current); `previous` itself where the parameter had no gradient."""
+        if not state.count and self.importance.merges:
+            return state.previous
+        current = (state.importance_state or self.start(state, self.tasks))["current"].to(state.compute_dtype)
+        layer_scale = self.layer_scales.get(layer_of(state.name))
+        current = current * (self.scale if layer_scale is None else per_run(layer_scale * self.scale, current))
+        if self.importance.merges:
+            previous = state.previous.values() if isinstance(state.previous, QuantizedImportance) else state.previous
+            if state.factors and state.factors.tasks:
+                previous = state.factors.past_diagonal(state.theta)
+            previous = torch.zeros_like(current) if previous is None else previous.to(state.compute_dtype)
+            current = self.merge(previous, current)
+        return self.memory.store_previous(current, state.theta)
 
 
 def _compute_bases(factors: dict[str, KroneckerFactors]) -> None:
@@ -121,28 +140,3 @@ def _name_factors(name: str) -> Iterator[None]:
             f"the Kronecker factors of {name!r} have no eigenvectors, and nothing was changed: they may not be finite; "
             "keep check_finite=True, and skip batches before their step"
         ) from error
-
-
-def _merged_importance(
-    state: ParameterState,
-    importance: Importance,
-    merge: Merge,
-    memory: Memory,
-    start: Callable[[ParameterState, int], State],
-    tasks: int,
-    scales: State,
-    scale: float,
-) -> Tensor | QuantizedImportance | None:
-    """Return merge(previous, current); `previous` itself where the parameter had no gradient."""
-    if not state.count and importance.merges:
-        return state.previous
-    current = (state.importance_state or start(state, tasks))["current"].to(state.compute_dtype)
-    layer_scale = scales.get(layer_of(state.name))
-    current = current * (scale if layer_scale is None else per_run(layer_scale * scale, current))
-    if importance.merges:
-        previous = state.previous.values() if isinstance(state.previous, QuantizedImportance) else state.previous
-        if state.factors and state.factors.tasks:
-            previous = state.factors.past_diagonal(state.theta)
-        previous = torch.zeros_like(current) if previous is None else previous.to(state.compute_dtype)
-        current = merge(previous, current)
-    return memory.store_previous(current, state.theta)
