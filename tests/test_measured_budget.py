@@ -351,6 +351,89 @@ def test_task_without_data_is_held_by_the_estimate(kind):
         assert spent_with_data > 5  # both tasks are measured and distilled, and the pull is in reserve
 
 
+def adam_task(moor_options, **ends):
+    """Train a first task with Adam, end it by `ends`, and return the model, its optimizer and the Mooring."""
+    model, _ = pretrained()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    moor = mooring.attach(model, optimizer, **{"pull": mooring.Budget(0.05), **moor_options})
+    train(model, optimizer, task(2), epochs=3)
+    moor.consolidate(**ends)
+    return model, optimizer, moor
+
+
+@pytest.mark.parametrize("how", ["without data", "without the gauge", "outputs changed", "estimated without a step"])
+@pytest.mark.filterwarnings("ignore")
+def test_estimate_holds_as_long_as_a_past_task_has_no_gauge(how):
+    if how == "without data":
+        model, optimizer, moor = adam_task({})
+    else:
+        model, optimizer, moor = adam_task({"reference": task(1), "exclude": "3"}, data=task(2))
+    if how == "without the gauge":
+        moor.load_state_dict(moor.state_dict(gauge=False))
+    elif how == "outputs changed":
+        with torch.no_grad():
+            model[-1].weight.normal_()
+    elif how == "estimated without a step":
+        moor.estimate(task(3))
+        moor.consolidate()
+    train(model, optimizer, task(3), epochs=3)
+    moor.consolidate(data=task(3))
+    train(model, optimizer, task(4), epochs=3)
+    assert 0 < moor.pull_energy() <= float(moor.pull.allowed(moor.tasks)) * (1 + 1e-3)
+
+
+def test_parameters_that_are_not_held_cannot_make_the_estimate_hold_everything():
+    model, optimizer, moor = adam_task({"reference": task(1), "exclude": "3", "pull": mooring.Budget(0.5)})
+    train(model, optimizer, task(3), epochs=10)
+    assert moor.pull_energy() >= 0.005 * float(moor.pull.allowed(2))
+
+
+def test_budget_of_0_is_consolidated_although_an_excluded_layer_moved():
+    with pytest.warns(UnheldWarning, match="cannot be kept"):
+        _, _, moor = adam_task({"reference": task(1), "exclude": "3", "pull": mooring.Budget(0.0)})
+    assert moor.tasks == 2
+
+
+def test_consolidation_that_fails_leaves_what_is_distilled_as_it_was(monkeypatch):
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, reference=task(1))
+    train(model, optimizer, task(2))
+
+    def fail(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr("mooring.gauge.measured_budget.MeasuredBudget.finish", fail)
+        with pytest.raises(KeyboardInterrupt):
+            moor.consolidate(data=task(2))
+    moor.consolidate(data=task(2))
+    assert [len(reference.batches) > 0 for reference in moor._meter.distillation.references] == [True, True]
+
+
+@pytest.mark.parametrize("batch", [0, 1])  # measured, and distilled
+def test_batch_after_training_that_does_not_fit_is_named(batch):
+    model, optimizer = make_model()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.1))
+    train(model, optimizer, task(2))
+    data = task(2)
+    data[batch] = torch.zeros(16, SIZE + 1), data[batch][1]
+    with pytest.raises(MooringError, match=rf"^batch {batch} of the data or reference does not fit the model \(mat1"):
+        moor.consolidate(data=data)
+
+
+def test_weight_of_distillation_starts_again_with_the_budget_of_each_task():
+    for ends in (
+        {},
+        {"data": task(2)},
+        {"data": task(2), "loss": lambda model, batch: model(batch[0]).square().mean()},
+    ):
+        model, optimizer = pretrained()
+        moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05, growth=4.0), reference=task(1))
+        train(model, optimizer, task(2), epochs=3)
+        moor.consolidate(**ends)
+        assert moor._meter.distillation.weight == pytest.approx(0.1 / 0.2)
+
+
 def test_tasks_take_turns_in_distillation():
     first, second, third = ([(x.double(), y) for x, y in task(seed)] for seed in (1, 2, 3))
     model = pretrained()[0].double()

@@ -172,7 +172,7 @@ class Mooring:
         carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         self._step.invalidate()
         forgotten: list[Measurement] = []
-        with self._states.restored_on_error():
+        with self._restored_on_error():
             scale, gauge, recorded = carried, None, list[Gauge]()
             if data is not None and self._meter is not None:
                 gauge, distilled = self._hold_out(self._meter, data, loss, batches, progress)
@@ -412,6 +412,8 @@ class Mooring:
             header["calibration"] = self.calibration
         if self._meter is not None and self._meter.stopped:
             header["stopped"] = True
+        if self._meter is not None and self._meter.largest_scale is not None:
+            header["largest_scale"] = self._meter.largest_scale
         tensors: State = {}
         if gauge and self._meter is not None and self._meter.gauges:
             header["gauges"], tensors = pack_gauges(self._meter.named_gauges())
@@ -593,6 +595,7 @@ class Mooring:
 
         The importance is estimated on the other part, if no step did that.
         """
+        meter.settle()
         known = self._states.memory.accumulates or not self.steps
         estimated = known and any(m.count for m in self._states.records.values())
         if not estimated:
@@ -602,8 +605,16 @@ class Mooring:
         numbers, other_numbers = split_batches(range(len(read)))
         if not (read and estimated):
             self._estimate(others, loss, None, progress, number_of=other_numbers)
-        control = weight_control(self.optimizer)
-        distillation = make_distillation(self.model, meter.budget, others, loss, self._outputs, control)
+        distillation = make_distillation(
+            self.model,
+            meter.budget,
+            float(meter.budget.promised(self.tasks + 1)),
+            others,
+            loss,
+            self._outputs,
+            weight_control(self.optimizer),
+            other_numbers,
+        )
         if estimated and distillation is None:
             held_out, numbers = read, [*range(len(read))]
         self._loss = loss
@@ -614,6 +625,19 @@ class Mooring:
             return gauge, []
         meter.distillation = meter.distillation.joined(distillation) if meter.distillation else distillation
         return gauge, distillation.references
+
+    @contextmanager
+    def _restored_on_error(self) -> Iterator[None]:
+        """Restore what is known of this task, and what is distilled, if the body fails."""
+        meter = self._meter
+        distillation, largest = (meter.distillation, meter.largest_scale) if meter is not None else (None, None)
+        try:
+            with self._states.restored_on_error():
+                yield
+        except BaseException:
+            if meter is not None:
+                meter.distillation, meter.largest_scale = distillation, largest
+            raise
 
     def _end_task(self, *, measured_later: bool) -> list[Measurement]:
         """Apply what is due at the end of a task, and return what was measured, if anything is.
@@ -662,10 +686,11 @@ class Mooring:
         saved = "gauges" in header
         gauges = unpack_gauges(header["gauges"], state, self._loss, self._outputs) if saved else None
         if gauges is not None:
+            meter.largest_scale = header.get("largest_scale")
             meter.load_gauges(gauges, header["measured"], state)
             return
         meter.clear()
-        meter.stopped = header.get("stopped", False)
+        meter.stopped, meter.largest_scale = header.get("stopped", False), header.get("largest_scale")
         if saved:
             warn(
                 "the state's budget was measured by a loss, and none is given, so forgetting is only estimated from "

@@ -12,6 +12,7 @@ from mooring.pulls import Budget, Pull
 from mooring.state.displacement import displaced
 from mooring.state.mooring_state import MooringState
 from mooring.state.parameter_state import ParameterState
+from mooring.state.selection import moorable
 
 MAX_WRITES = 4
 """How often a parameter may be written to after the last step and not be trained: weights are loaded or averaged."""
@@ -74,9 +75,9 @@ class CoverageWatch:
             name = self.states.names.get(self.stepped[0], "a parameter")
             self.moved_by_mooring()
             warn(
-                f"{name!r} was written to {writes} times after the last step that this Mooring saw, so nothing was "
-                "held since then: call moor.rebind(optimizer) as soon as you make a new optimizer, and do not detach() "
-                "before training ends",
+                f"{name!r} was written to {writes} times after the last step that this Mooring saw; if that was "
+                "training, nothing was held: call moor.rebind(optimizer) as soon as you make a new optimizer, and do "
+                "not detach() before training ends",
                 UnheldWarning,
             )
 
@@ -125,7 +126,7 @@ class CoverageWatch:
 
     def _warn_of_replaced_parameters(self) -> None:
         """Warn if the optimizer trains parameters that are no part of the model any more."""
-        if {*self.states.optimizer_parameters()}.isdisjoint(self.states.model.parameters()):
+        if {*self.states.optimizer_parameters()}.isdisjoint(moorable(self.states.model, ())):
             warn(
                 "the optimizer holds none of the model's parameters any more, so its steps change nothing and nothing "
                 "is held: load_state_dict(assign=True) and similar calls replace parameters, so make the optimizer "

@@ -50,6 +50,9 @@ DISTILLED = "distilled"
 SIGNIFICANT = 0.1
 """The part of the budget above which a measured value says how wrong the estimate is."""
 
+SMALLEST_SCALE = 0.01
+"""The smallest scale that a measured value gives the estimate of tasks without a gauge."""
+
 NOISE_BATCHES = 2
 """The number of batches of each gauge that show whether a model gives the same outputs for the same data."""
 
@@ -126,9 +129,9 @@ class MeasuredBudget:
         for known in [*gauges, *distilled]:
             if known not in recorded:
                 known.record(unwrapped(self.states.model))
-        if gauge is None and self.distillation:  # nothing is forgotten yet
+        if self.distillation and (gauge is None or gauge.loss is not None):  # no data of this task is distilled
             self.distillation.weight = first_weight(self.named, self.distillation.control)
-        self._limit_scale()
+        self._limit_scale(len(gauges))
         if gauges and not self.gauges and self._pull_waits and self.named:
             self.solver.scale = UNUSED_PULL
         self.gauges, self.latest = gauges, [None] * sum(map(len, gauges))
@@ -213,7 +216,7 @@ class MeasuredBudget:
         self.history.add(MeasuredPoint(self.states.tasks, pending.step, measured, self.named))
         gain = FAR_GAIN if far else GAIN / len(self.latest)
         self.solver.scale = next_scale(self.solver.scale, measured, limit, gain=gain, binding=binding)
-        self._limit_scale()
+        self._limit_scale(len(self.gauges))
         if self.distillation:
             self.distillation.adjust(value, self.named, GAIN / len(self.latest), binding=binding)
 
@@ -259,16 +262,21 @@ class MeasuredBudget:
 
         Args:
             measured: what is measured at the present parameters, before they become the anchor. The scale with which
-                the estimate would be the same there limits the scale from here on; it is at most 1.
+                the estimate would be the same there limits the scale from here on. It is at most 1, and not much less,
+                because excluded parameters and statistics add to what is measured, and not to the estimate.
         """
         self.largest_scale = 1.0 if self.largest_scale is None else self.largest_scale
-        if SIGNIFICANT * self.named < measured < math.inf:
-            estimated = pull_energy(self.states.records.values()) / float(self.budget.allowed(self.states.tasks))
+        allowed, changed = float(self.budget.allowed(self.states.tasks)), measured - self.noise
+        if allowed and SIGNIFICANT * self.named < changed < math.inf:
+            estimated = pull_energy(self.states.records.values()) / allowed
             if estimated > 0:
-                self.largest_scale = min(self.largest_scale, estimated * self.named / measured)
+                fitting = max(SMALLEST_SCALE, estimated * self.named / changed)
+                self.largest_scale = min(self.largest_scale, fitting)
 
-    def _limit_scale(self) -> None:
-        """Let the estimate hold tasks without a gauge."""
+    def _limit_scale(self, gauges: int) -> None:
+        """Let the estimate hold tasks without a gauge, if there are fewer gauges than past tasks."""
+        if gauges < self.states.tasks and self.largest_scale is None:
+            self.largest_scale = 1.0
         if self.largest_scale is not None:
             self.solver.scale = min(self.solver.scale, self.largest_scale)
 
@@ -394,7 +402,7 @@ class MeasuredBudget:
     def clear(self) -> None:
         """Forget all gauges, so that forgetting is only estimated: no more than the budget may be spent by estimate."""
         self.gauges, self.latest, self.distillation, self._pending = [], [], None, None
-        self.stopped = False
+        self.stopped, self.largest_scale = False, None
         self.average = ParameterAverage()
         self.solver.limit_to_estimate()
 
@@ -428,6 +436,7 @@ class MeasuredBudget:
         self.distillation = Distillation(distilled, self.named, control=control) if distilled else None
         self.gauges = [gauge for name, gauge in gauges.items() if not name.startswith(DISTILLED)]
         self.load_state(state)
+        self._limit_scale(len(self.gauges))
         if self.solver.is_unused and not (self._pull_waits and self.named):
             self.solver.limit_to_estimate()  # the state is from training beside another kind of optimizer
         self.average = ParameterAverage()
@@ -444,7 +453,6 @@ class MeasuredBudget:
             "latest": self.latest,
             **schedule,
             **({"average": updates} if updates else {}),
-            **({} if self.largest_scale is None else {"largest_scale": self.largest_scale}),
             "history": self.history.plain(),
         }
 
@@ -456,7 +464,6 @@ class MeasuredBudget:
         """Continue from a saved state."""
         self.latest = [None if pair is None else list(map(float, pair)) for pair in state["latest"]]
         self.history = MeasuredHistory(state.get("history", ()))
-        self.largest_scale = state.get("largest_scale")
         if self.distillation and "weight" in state:
             self.distillation.weight, self.distillation.every = state["weight"], state.get("distils_every", 1)
 

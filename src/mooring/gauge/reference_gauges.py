@@ -11,7 +11,7 @@ from mooring.errors import MooringError
 from mooring.gauge.distillation import Distillation, WeightControl
 from mooring.gauge.gauge import Gauge
 from mooring.gauge.mixtures import MixedBatches, count_inputs
-from mooring.gauge.pass_cost import distillation_schedule
+from mooring.gauge.pass_cost import distillation_schedule, samples_of
 from mooring.pulls import Budget
 from mooring.reference.batches import Data, Loss, Outputs, default_loss, name_batch
 from mooring.reference.preserve_model_state import preserve_model_state
@@ -57,7 +57,9 @@ def make_gauge(
         return gauge
     try:
         gauge.record(model, number_of=number_of)
-    except MooringError:
+    except MooringError as error:
+        if error.__cause__ is not None:  # the model failed, and its outputs are not the reason
+            raise
         labelled = []
         with preserve_model_state(model, moves=False):
             for seed, batch in enumerate(batches):
@@ -71,12 +73,25 @@ def make_gauge(
 def make_distillation(
     model: nn.Module,
     budget: Budget,
+    named: float,
     batches: Sequence[Any],
     loss: Loss | None,
     outputs: Outputs | None,
     control: WeightControl,
+    number_of: Sequence[int] = (),
 ) -> Distillation | None:
-    """Return the distillation of a budget; None if it does not distil, or the outputs are no distribution."""
+    """Return the distillation of a budget; None if it does not distil, or the outputs are no distribution.
+
+    Args:
+        model: the model.
+        budget: the budget.
+        named: its nats in the task that begins.
+        batches: the batches to distil.
+        loss: the loss that is measured; None for the divergence.
+        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+        control: how the weight starts and moves.
+        number_of: the number of each batch in what the user gave, for error messages.
+    """
     if not (DISTILS_BY_DEFAULT if budget.distil is None else budget.distil):
         return None
     if loss is not None:
@@ -86,7 +101,7 @@ def make_distillation(
     parts, every = batches, 1
     if budget.distil is not True:
         parts, every = distillation_schedule(model, batches, normalized=control.normalized)
-    gauge = make_gauge(model, parts, None, outputs)
+    gauge = make_gauge(model, parts, None, outputs, _numbers_of_parts(batches, parts, number_of))
     if gauge.loss is not None:
         return None
     few = sum(map(count_inputs, parts)) <= MOST_INPUTS
@@ -94,7 +109,26 @@ def make_distillation(
         mixed = Gauge(MixedBatches(parts, ROUNDS), None, outputs)
         mixed.record(model, known=gauge.targets)
         gauge = mixed
-    return Distillation([gauge], float(budget.promised(1)), every, control)
+    return Distillation([gauge], named, every, control)
+
+
+def _numbers_of_parts(batches: Sequence[Any], parts: Sequence[Any], number_of: Sequence[int]) -> list[int]:
+    """Return the number of the batch that each part is of; empty if the batches have no numbers.
+
+    Example:
+        >>> import torch
+        >>> _numbers_of_parts(torch.zeros(2, 3, 1), [torch.zeros(2, 1), torch.zeros(1, 1)] * 2, [1, 4])
+        [1, 1, 4, 4]
+    """
+    numbers, remaining = list[int](), iter(parts)
+    for batch, number in zip(batches, number_of, strict=False):
+        left = samples_of(batch)
+        numbers.append(number)
+        left -= samples_of(next(remaining))
+        while left > 0:
+            numbers.append(number)
+            left -= samples_of(next(remaining))
+    return numbers
 
 
 def _predicts_once(gauge: Gauge) -> bool:
