@@ -382,10 +382,20 @@ def test_estimate_holds_as_long_as_a_past_task_has_no_gauge(how):
     assert 0 < moor.pull_energy() <= float(moor.pull.allowed(moor.tasks)) * (1 + 1e-3)
 
 
-def test_parameters_that_are_not_held_cannot_make_the_estimate_hold_everything():
-    model, optimizer, moor = adam_task({"reference": task(1), "exclude": "3", "pull": mooring.Budget(0.5)})
-    train(model, optimizer, task(3), epochs=10)
-    assert moor.pull_energy() >= 0.005 * float(moor.pull.allowed(2))
+@pytest.mark.parametrize(
+    ("measured", "scale"), [(0.004, 1.0), (0.006, 1.0), (10.0, None), (1e9, 0.01), (float("inf"), 1.0)]
+)
+def test_estimate_of_a_task_without_data_is_corrected_by_the_measured_value_within_limits(measured, scale):
+    model, optimizer = pretrained()
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=task(1))
+    train(model, optimizer, task(2))
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    spent = moor.pull_energy() / 0.05
+    moor._meter.hold_by_estimate(measured)
+    fitting = spent * 0.05 / measured if scale is None else scale
+    assert moor._meter.largest_scale == pytest.approx(fitting)
+    assert scale is not None or 0.01 < fitting < 1
 
 
 def test_budget_of_0_is_consolidated_although_an_excluded_layer_moved():

@@ -257,6 +257,7 @@ class MeasuredBudget:
         )
         return result
 
+    @torch.no_grad()
     def hold_by_estimate(self, measured: float) -> None:
         """Let the estimate hold a task that ends without a gauge, as strictly as the measured value shows is needed.
 
