@@ -112,7 +112,7 @@ def without_distillation(bench):
     (without, low, high), (other, other_low, other_high) = (new_digits(bench, nats) for nats in (0.03, 0.1))
     return (
         f"At 0.03 nats {without:.1f} % of the new digits are learned without distillation, and {low:.1f} to {high:.1f} "
-        f"% with it. At 0.1 nats they are {other:.1f} %, and {other_low:.1f} to {other_high:.1f} % with it."
+        f"% with it. At 0.1 nats it is {other:.1f} % without, and {other_low:.1f} to {other_high:.1f} % with it."
     )
 
 

@@ -173,8 +173,8 @@ def test_page_compares_the_stored_settings_below_the_default_budget(monkeypatch)
     assert f"{every_rise:.3f}" == f"{rise:.3f}"
     assert (
         f"KL with a weight of 0.5 has a rise of {kl_rise:.3f} nats and learns {kl:.1f} %. With a budget of 0.05 nats "
-        f'the rise is {rise:.3f} nats. "Mooring, every step" then learns {every:.1f} %, within the intervals, '
-        f'and "Mooring" {ours:.1f} %.'
+        f'the rise is {rise:.3f} nats. "Mooring, every step" then learns {every:.1f} %, a difference within the '
+        f'intervals, and "Mooring" {ours:.1f} %.'
     ) in " ".join((docs / "adapters.md").read_text().split())
 
 
