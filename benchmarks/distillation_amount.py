@@ -219,7 +219,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--problems", default="digits,60 digits,LoRA", help="names with commas (default: all)")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="default: 5, and 18 for LoRA")
-    parser.add_argument("--steps", type=int, help="train all weights for at most so many steps, to try everything out")
+    parser.add_argument("--steps", type=int, help="the most steps in which all weights train, to try everything out")
     parser.add_argument("--out", type=Path, default=Path("distillation-amount.jsonl"), help="the file of results")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run that would end later than this")
     parser.add_argument("--table", action="store_true", help="only print the tables of what is there")
