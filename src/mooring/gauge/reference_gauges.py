@@ -123,11 +123,11 @@ def _numbers_of_parts(batches: Sequence[Any], parts: Sequence[Any], number_of: S
     numbers, remaining = list[int](), iter(parts)
     for batch, number in zip(batches, number_of, strict=False):
         left = samples_of(batch)
-        numbers.append(number)
-        left -= samples_of(next(remaining))
-        while left > 0:
+        for part in remaining:
             numbers.append(number)
-            left -= samples_of(next(remaining))
+            left -= samples_of(part)
+            if left <= 0:
+                break
     return numbers
 
 
