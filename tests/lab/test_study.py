@@ -264,7 +264,7 @@ class FakeClock:
 
 @pytest.mark.parametrize(
     ("save_seconds", "task_seconds", "saved_after"),
-    [(0.09, 1.0, [1, 2, 3]), (0.5, 1.0, [1]), (0.5, 30.0, [1, 2, 3]), (2.0, 60.0, [1, 3])],
+    [(0.009, 0.1, [1, 2, 3]), (0.1, 1.0, [1]), (0.5, 30.0, [1, 2, 3]), (2.0, 60.0, [1, 3])],
     ids=["cheap", "expensive", "cheap beside its task", "cheap beside two tasks"],
 )
 def test_checkpoints_after_tasks_take_a_small_share_of_the_time(
@@ -288,6 +288,27 @@ def test_checkpoints_after_tasks_take_a_small_share_of_the_time(
     stream = open_stream(StreamOptions("digits", tasks=4, limit=20))
     Study(path, every=1e9).compare(methods="plain", seeds=1, **{**SETTINGS, "stream": stream})
     assert saved == saved_after
+
+
+def test_checkpoints_within_a_task_take_a_small_share_of_the_time(path, monkeypatch):
+    clock, saved = FakeClock(), []
+
+    def save(fleet, path):
+        clock.now += 4.0
+        saved.append(fleet.steps)
+
+    class Slow(Fleet):
+        def _step(self, *args):
+            clock.now += 50.0
+            super()._step(*args)
+
+    monkeypatch.setattr(runner, "ALLOWED_SAVE_SECONDS", ALLOWED_SAVE_SECONDS)
+    monkeypatch.setattr(runner, "time", clock)
+    monkeypatch.setattr(runner.checkpoint, "save", save)
+    monkeypatch.setattr(runner, "Fleet", Slow)
+    stream = open_stream(StreamOptions("digits", tasks=1, limit=100))
+    Study(path, every=60.0).compare(methods="plain", seeds=1, **{**SETTINGS, "stream": stream})
+    assert saved == [2, 6, 10]  # 4 s are 2 % of four steps; the first save is taken to be faster than it is
 
 
 def test_interrupted_fleet_continues_as_it_was_when_more_is_asked_for(path):

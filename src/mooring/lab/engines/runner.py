@@ -27,13 +27,13 @@ CHECKPOINT_SECONDS = 120.0
 REPORT_SECONDS = 0.1
 
 MAX_SAVING_SHARE = 0.02
-"""The share of the time that checkpoints after tasks may take; a large fleet with short tasks skips some."""
+"""The share of the time that checkpoints may take; a large fleet skips some."""
 
-ALLOWED_SAVE_SECONDS = 0.1
+ALLOWED_SAVE_SECONDS = 0.01
 """A checkpoint that takes no longer than this is always written."""
 
-ASSUMED_BYTES_PER_SECOND = 1e9
-"""The speed of writing a checkpoint, until it has been measured."""
+ASSUMED_BYTES_PER_SECOND = 2e8
+"""The speed of copying, hashing and writing a checkpoint, until it has been measured."""
 
 
 def steps_per_run(spec: RunSpec, stream: Stream) -> int:
@@ -282,15 +282,20 @@ class _CheckpointCallback:
             self.save(fleet)
             raise self.stop.error()
         if now - self.saved_at >= self.seconds:
-            self.save(fleet)
+            self._save_if_cheap(fleet)
 
     def on_task_end(self, fleet: Fleet) -> None:
-        cost = checkpoint.size(fleet) / ASSUMED_BYTES_PER_SECOND if self.save_seconds is None else self.save_seconds
-        is_last = fleet.position.task == len(fleet.stream.tasks)
-        elapsed = time.monotonic() - self.saved_at
-        if not is_last and cost <= max(ALLOWED_SAVE_SECONDS, MAX_SAVING_SHARE * elapsed):
-            self.save(fleet)
+        if fleet.position.task < len(fleet.stream.tasks):
+            self._save_if_cheap(fleet)
         self.report(fleet)
+
+    def _save_if_cheap(self, fleet: Fleet) -> None:
+        """Save the fleet if that takes a small share of the time since it was saved last."""
+        if self.save_seconds is None:
+            self.save_seconds = checkpoint.size(fleet) / ASSUMED_BYTES_PER_SECOND
+        elapsed = time.monotonic() - self.saved_at
+        if self.save_seconds <= max(ALLOWED_SAVE_SECONDS, MAX_SAVING_SHARE * elapsed):
+            self.save(fleet)
 
     def save(self, fleet: Fleet) -> None:
         try:
