@@ -54,7 +54,8 @@ class GraphRecorder:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self.enabled, self.failure = False, str(error).splitlines()[0]
+            cause = error.__context__ or error  # ending a failed capture raises an error of its own
+            self.enabled, self.failure = False, (str(cause) or type(cause).__name__).splitlines()[0]
             torch.cuda.synchronize()
             step()
             return

@@ -55,7 +55,7 @@ def fused_convolutions(
         weights: of each, of shape (runs, outputs, channels, kernel height, kernel width); read in x's dtype.
         biases: of each, of shape (runs, outputs), or None.
     """
-    _compile_kernels(x.shape[1:], x.dtype, x.device, specs, weights, biases)
+    _compile_kernels(x, specs, weights, biases)
     if not torch.is_grad_enabled():  # an autograd function does not see this, and would save tensors for the backward
         weights = [weight.detach() for weight in weights]
         biases = [None if bias is None else bias.detach() for bias in biases]
@@ -67,25 +67,24 @@ _compiled: set[Hashable] = set()
 
 
 def _compile_kernels(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    specs: tuple[ConvolutionSpec, ...],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
+    x: Tensor, specs: tuple[ConvolutionSpec, ...], weights: list[Tensor], biases: list[Tensor | None]
 ) -> None:
-    """Compile every kernel of the forward and backward pass, on the first call with these shapes."""
-    key = (shape, dtype, device, specs, *(weight.shape[1:] for weight in weights))
+    """Compile every kernel of a pass on the first call with these shapes; of the backward pass too if there is one.
+
+    Tiles depend on the number of images too, so the kernels are compiled once for each power of two of them.
+    """
+    tensors = (x, *weights, *biases)
+    backward = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    shapes = (x.shape[1:], *(weight.shape[1:] for weight in weights))
+    key = (backward, len(x).bit_length(), shapes, x.dtype, x.device, specs)
     if key in _compiled:
         return
     _compiled.add(key)
-    x = torch.empty(2 * len(weights[0]), *shape, dtype=dtype, device=device)
     with torch.no_grad(), dry_run():
-        for backward in (True, False):
-            ctx = DryRunContext((len(specs) == 1, False, *[backward] * 2 * len(specs)) if backward else (False,))
-            out = FusedConvolutions.forward(ctx, x, specs, *weights, *biases)
-            if backward:
-                FusedConvolutions.backward(ctx, torch.empty_like(out))
+        ctx = DryRunContext((len(specs) == 1, False, *[True] * 2 * len(specs)) if backward else (False,))
+        out = FusedConvolutions.forward(ctx, x, specs, *weights, *biases)
+        if backward:
+            FusedConvolutions.backward(ctx, torch.empty_like(out))
 
 
 def _padded_widths(weights: Sequence[Tensor | None]) -> list[int]:
