@@ -5,7 +5,7 @@ from typing import Any
 
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
-from mooring.paper.changes import BASE, applicable_changes, changed_seeds
+from mooring.paper.changes import BASE, CHANGES, applicable_changes, changed_seeds
 from mooring.paper.context.paper_context import PaperContext, paper_setting
 from mooring.paper.context.scale import REPLAY, ROWS, Condition
 from mooring.paper.context.seed_statistics import format_difference
@@ -15,6 +15,7 @@ from mooring.paper.effects import (
     PERHAPS,
     Effect,
     MethodKey,
+    closer_changes,
     closest_change,
     differs,
     explain,
@@ -33,9 +34,10 @@ Reasons = Mapping[tuple[Condition, str, str], Reason]
 def run(context: PaperContext) -> TargetResult:
     """Test why cells of the main table differ, at the paper's settings.
 
-    All methods are trained unchanged first. Only those with a cell that differs are trained again, with each change
-    that applies; in regimes other than the first with fewer seeds and fewer changes. Changes whose runs need fleets of
-    their own come last, and only for methods with a cell that no other change explains.
+    All methods are trained unchanged first. Only those with a cell that differs are trained again, in the first regime
+    with each change that applies. Changes whose runs need fleets of their own come last there, and only for methods
+    with a cell that no other change explains. The other regimes have fewer seeds, and only changes that help in the
+    first one (`_promising`).
     """
     base = {
         (condition, method): _base_specs(context, condition, method)
@@ -45,14 +47,20 @@ def run(context: PaperContext) -> TargetResult:
     known = context.run([spec for specs in base.values() for spec in specs])
     runs = {key: {BASE.name: [known[spec] for spec in specs]} for key, specs in base.items()}
     changed = {key for key in base if _needs_reason(context, key, runs[key])}
-    pending = changed
-    for apart in (False, True):
-        specs = {key: change_specs(context, *key, apart=apart) for key in base if key in pending}
-        known |= context.run([spec for changes in specs.values() for group in changes.values() for spec in group])
+    first = {key for key in changed if key[0].regime == context.scale.regimes[0]}
+
+    def train(specs: Mapping[MethodKey, Mapping[str, Sequence[RunSpec]]]) -> Effects:
+        """Train changed runs beside those before, and return the effects of all changes so far."""
+        known.update(context.run([spec for changes in specs.values() for group in changes.values() for spec in group]))
         for key, changes in specs.items():
             runs[key] |= {name: [known[spec] for spec in group] for name, group in changes.items()}
-        effects = {key: _effects(context, key, runs[key]) for key in runs}
-        pending = {key for key in pending if not all(map(is_explained, _differing(effects[key]).values()))}
+        return {key: _effects(context, key, tested) for key, tested in runs.items()}
+
+    effects = train({key: change_specs(context, *key, apart=False) for key in base if key in first})
+    unexplained = {key for key in first if not all(map(is_explained, _differing(effects[key]).values()))}
+    again = {key: change_specs(context, *key, apart=True) for key in base if key in unexplained}
+    elsewhere = {key: _promising(change_specs(context, *key), key, effects) for key in base if key in changed - first}
+    effects = train(again | elsewhere)
     reasons = {
         (*key, metric): explain(tested)
         for key in base
@@ -114,18 +122,36 @@ def change_specs(
     return specs
 
 
+def _promising(specs: Mapping[str, list[RunSpec]], key: MethodKey, effects: Effects) -> dict[str, list[RunSpec]]:
+    """Return the changes to test outside the first regime: those that bring the method closer to the paper there.
+
+    All changes are returned if none was tested there, and those without runs of their own always.
+
+    Args:
+        specs: the runs of each change that applies.
+        key: condition and method.
+        effects: those of the first regime among them.
+    """
+    condition, method = key
+    same = [tested for (other, name), tested in effects.items() if name == method and other.data == condition.data]
+    tested = [by_change for by_metric in same for by_change in by_metric.values() if len(by_change) > 1]
+    closer = {effect.change for by_change in tested for effect, _ in closer_changes(by_change)}
+    free = {change.name for change in CHANGES if not change.trains}
+    return {name: group for name, group in specs.items() if not tested or name in closer | free}
+
+
 def _explanation() -> list[str]:
     return [
-        "One thing is changed at a time, at the paper's settings. All changes are tested with all seeds in the first "
-        "regime, and some of them with three seeds in the others; only methods with a cell that differs are trained "
-        "again. Changes of the data, the precision and the memory of replay are tested only where no other "
-        "change explains a cell. A change explains a cell if three conditions hold: our mean differs from the paper's "
-        "without the change, it agrees with the change, and the effect of the change is beyond chance. The last means "
-        "that the interval of the difference over seeds excludes 0, at 95 % for all changes of the cell together "
-        "(Bonferroni). "
-        "A change may explain a cell if its interval excludes 0 at 95 % for the change alone; this happens for one in "
-        "twenty changes that have no effect. Tables show the intervals for the change alone. If the paper gives no "
-        "standard deviation, ours replaces it.",
+        "One thing is changed at a time, at the paper's settings; only methods with a cell that differs are trained "
+        "again. All changes are tested with all seeds in the first regime. In the others, three seeds test the changes "
+        "that brought the method closer to the paper on the same data in the first regime, and all changes if none was "
+        "tested there. Changes of the data, the precision and the memory of replay are tested only in the first "
+        "regime, where no other change explains a cell. A change explains a cell if three conditions hold: our mean "
+        "differs from the paper's without the change, it agrees with the change, and the effect of the change is "
+        "beyond chance. The last means that the interval of the difference over seeds excludes 0, at 95 % for all "
+        "changes of the cell together (Bonferroni). A change may explain a cell if its interval excludes 0 at 95 % for "
+        "the change alone; this happens for one in twenty changes that have no effect. Tables show the intervals for "
+        "the change alone. If the paper gives no standard deviation, ours replaces it.",
         "Classes in another order means one other order, with the searched tasks cut off in the same way. Strength x 2 "
         "and / 2 test the factor 1/2 of a penalty. Strength x batch and / batch test importance from gradients of "
         "single samples or of batches. Fresh heads start from random weights in every task instead of from the head of "

@@ -135,7 +135,7 @@ CHANGES: tuple[Change, ...] = (
     Change("replay of past tasks only", _variant("past"), ("er",), apart=True),
     Change("2 updates for each batch", _variant("2-updates"), REPLAY, apart=True),
     # The precision of matrix products on a GPU, and the measure of forgetting.
-    Change("products in tf32 instead of bf16", _higher_precision, PRECISION_METHODS, "all", apart=True),
+    Change("products in tf32 instead of bf16", _higher_precision, PRECISION_METHODS, apart=True),
     Change("forgetting without the last task", _set(), regimes="all", score=_without_last_task, trains=False),
 )
 

@@ -114,17 +114,21 @@ def is_explained(effects: Sequence[Effect]) -> bool:
     return any(effect.verdict in ("explains it", "finishes, and agrees") for effect in effects[1:])
 
 
-def closest_change(effects: Sequence[Effect]) -> tuple[Effect, PaperCell] | None:
-    """Return the significant change that leaves the smallest difference from the paper, with its cell; None if none.
+def closer_changes(effects: Sequence[Effect]) -> list[tuple[Effect, PaperCell]]:
+    """Return the significant changes that leave a smaller difference from the paper than there was, with their cells.
 
-    Changes that leave a larger difference than there was do not count, in either direction.
+    Changes that leave a larger difference do not count, in either direction.
     """
     towards = ("explains it", "may explain it", "moves towards", "overshoots", "finishes, and agrees", "finishes")
     before = effects[0].cell_before
     limit = math.inf if before is None else abs(before.difference)
     moved = [(effect, effect.cell_after) for effect in effects[1:] if effect.verdict in towards]
-    closer = [(effect, cell) for effect, cell in moved if cell is not None and abs(cell.difference) < limit]
-    return min(closer, key=lambda pair: abs(pair[1].difference), default=None)
+    return [(effect, cell) for effect, cell in moved if cell is not None and abs(cell.difference) < limit]
+
+
+def closest_change(effects: Sequence[Effect]) -> tuple[Effect, PaperCell] | None:
+    """Return the change of `closer_changes` that leaves the smallest difference, with its cell; None if none does."""
+    return min(closer_changes(effects), key=lambda pair: abs(pair[1].difference), default=None)
 
 
 def explain(effects: Sequence[Effect]) -> Reason:
