@@ -1,13 +1,14 @@
 """Fleets are as large as memory allows and as is fastest; probes leave no trace."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from lab.small import class_stream
 from mooring.lab.engines import device_memory as memory
-from mooring.lab.engines import sizing
+from mooring.lab.engines import engine, sizing
 from mooring.lab.engines.runner import SilentReporter
 from mooring.lab.engines.sizing import FIRST_PROBE_RUNS, MAX_RUNS, FleetSizer, SizeProbe
 from mooring.lab.fleet.grouping import group_into_fleets, split_evenly
@@ -93,6 +94,34 @@ def test_probes_have_no_more_runs_than_exist_or_may_train_together():
     machine = Machine(full=10_000)
     assert parts(machine, runs_of(1000)) == [125] * 8
     assert max(machine.probed) == MAX_RUNS["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "probed_again"),
+    [(320, 400, False), (320, 40, False), (40, 40, False), (40, 320, True)],
+    ids=["limited by speed", "fewer runs", "as many runs", "more runs than were measured"],
+)
+def test_shape_that_was_measured_is_not_probed_again(first, later, probed_again):
+    machine = Machine(full=64, per_run=1e-3)
+    measured: sizing.MeasuredSizes = {}
+    other = class_stream(tasks=1, images=60)
+    assert other.fingerprint != STREAM.fingerprint
+    machine.sizes(measured=measured)(runs_of(first))
+    number = len(machine.probed)
+    runs = [replace(run, data=other.fingerprint) for run in runs_of(later)]
+    again = replace(machine.sizes(measured=measured), streams={other.fingerprint: other})
+    assert again(runs) == min(later, 64)
+    assert (len(machine.probed) > number) == probed_again
+
+
+def test_study_measures_a_shape_once(tmp_path, monkeypatch):
+    machine = Machine(full=1000)
+    monkeypatch.setattr(engine, "FleetSizer", partial(FleetSizer, probe=machine.probe))
+    monkeypatch.setattr(sizing, "MIN_PROBED_WORK", {"cpu": 1})
+    study = Study(tmp_path / "study.sqlite")
+    for lr in (0.1, 0.01):
+        study.run([replace(run, lr=lr, epochs=1) for run in runs_of(20)], {STREAM.fingerprint: STREAM})
+        assert machine.probed == [8, 16]
 
 
 def test_fleets_have_equal_sizes_and_may_exceed_the_best_size_by_half():

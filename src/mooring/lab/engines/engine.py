@@ -1,7 +1,7 @@
 """The interface of an engine, the local engine, and the choice of an engine by name."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from mooring.errors import MooringError, check_number, unknown
 from mooring.lab.engines.checkpoint_index import CheckpointIndex
 from mooring.lab.engines.runner import FleetRunner, KeepResults, RunContext
 from mooring.lab.engines.signals import stop_on_signal
-from mooring.lab.engines.sizing import FleetSizer
+from mooring.lab.engines.sizing import FleetSizer, MeasuredSizes
 from mooring.lab.model.results import Result
 from mooring.lab.model.spec import RunSpec
 
@@ -43,6 +43,7 @@ class LocalEngine:
     Args:
         context: what every fleet of the study shares.
         folder: the folder of checkpoints.
+        measured: the sizes of fleets that were measured before; receives new ones.
 
     Example:
         >>> LocalEngine(RunContext({}, {}), Path("study.sqlite.fleets")).run([], print)
@@ -50,11 +51,19 @@ class LocalEngine:
 
     context: RunContext
     folder: Path
+    measured: MeasuredSizes = field(default_factory=dict)
 
     def fleet_sizes(self, specs: Sequence[RunSpec]) -> Callable[[list[RunSpec]], int]:
         """Return the sizes that fit into this machine's memory and are fastest; see `Engine`."""
         own = self.context
-        return FleetSizer(own.streams, own.weights, own.device, own.reporter.note, fixed=own.deterministic)
+        return FleetSizer(
+            own.streams,
+            own.weights,
+            own.device,
+            own.reporter.note,
+            fixed=own.deterministic,
+            measured=self.measured,
+        )
 
     def run(self, fleets: Sequence[Sequence[RunSpec]], keep: KeepResults, *, reject: bool = False) -> None:
         """Train every fleet, one after the other; see `Engine`."""
@@ -92,7 +101,14 @@ def check_engine(name: str, address: str | None = None, share: float = 1.0) -> N
         raise MooringError(f"--share {share:g} is for --engine ray: give that too, or leave the share out")
 
 
-def open_engine(name: str, context: RunContext, folder: Path, address: str | None = None, share: float = 1.0) -> Engine:
+def open_engine(
+    name: str,
+    context: RunContext,
+    folder: Path,
+    address: str | None = None,
+    share: float = 1.0,
+    measured: MeasuredSizes | None = None,
+) -> Engine:
     """Return the engine of that name.
 
     Args:
@@ -101,6 +117,7 @@ def open_engine(name: str, context: RunContext, folder: Path, address: str | Non
         folder: the folder of checkpoints.
         address: the address of a Ray cluster; None starts one on this machine.
         share: the part of a core or of a GPU that a fleet takes, with Ray.
+        measured: see `LocalEngine`.
 
     Example:
         >>> type(open_engine("local", RunContext({}, {}), Path("study.sqlite.fleets"))).__name__
@@ -108,7 +125,7 @@ def open_engine(name: str, context: RunContext, folder: Path, address: str | Non
     """
     check_engine(name, address, share)
     if name == "local":
-        return LocalEngine(context, folder)
+        return LocalEngine(context, folder, {} if measured is None else measured)
     from mooring.lab.engines.ray import RayEngine
 
     return RayEngine(context, folder, address, share)

@@ -204,6 +204,10 @@ class FleetSize:
         return runs if runs <= min(self.fits, MAX_OVERSIZE * self.best) else min(self.best, self.fits)
 
 
+MeasuredSizes = dict[tuple[object, ...], tuple[int, FleetSize]]
+"""The runs that probes were for and the size that they led to, by the shape of the runs and of their stream."""
+
+
 @dataclass
 class FleetSizer:
     """A function from runs of one shape to how many of them to train together; each shape is measured once.
@@ -216,6 +220,7 @@ class FleetSizer:
         probe: trains runs for a few steps; see `probe_size`.
         free: returns the free bytes of a device.
         fixed: use an estimate and a nominal memory instead of measurements, so that sizes are the same each time.
+        measured: what earlier probes measured; receives what new ones do, so that a study probes a shape only once.
 
     Example:
         >>> from mooring.lab.streams import by_class, digits
@@ -232,9 +237,10 @@ class FleetSizer:
     probe: Callable[..., SizeProbe | None] = probe_size
     free: Callable[[str], int] = free_memory
     fixed: bool = False
+    measured: MeasuredSizes = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Start with no measurements."""
+        """Start with no sizes."""
         self.kind = torch.device(self.device).type
         self.known: dict[tuple[object, ...], FleetSize] = {}
 
@@ -258,7 +264,13 @@ class FleetSizer:
         is_small = self.kind == "cpu" and estimate.best < 2 * FIRST_PROBE_RUNS
         if self.fixed or len(runs) <= MAX_RUNS_UNPROBED or work < MIN_PROBED_WORK[self.kind] or is_small:
             return estimate
-        return self._measure(sorted(runs, key=_memory_rank, reverse=True), stream, estimate, work)
+        # Other tasks hardly change the time of a step or the memory of a run.
+        shape = (stream.shape, stream.outputs, fleet_shape(replace(spec, data="")))
+        before, size = self.measured.get(shape, (0, estimate))
+        if before < len(runs) and before <= MAX_OVERSIZE * size.best:  # more runs than before may be faster at once
+            size = self._measure(sorted(runs, key=_memory_rank, reverse=True), stream, estimate, work)
+            self.measured[shape] = len(runs), size
+        return size
 
     def _estimate(self, spec: RunSpec, stream: Stream) -> FleetSize:
         """Estimate a run's memory: 12 numbers for each weight, 200 for each pixel of a batch."""
