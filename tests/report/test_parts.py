@@ -10,7 +10,7 @@ from mooring.lab.methods import METHODS
 from mooring.report.families import FAMILIES, family_of
 from mooring.report.figures import layer_figures, matrices
 from mooring.report.figures.labels import place_labels, spread_labels
-from mooring.report.narrative import outcome
+from mooring.report.narrative import compared, outcome
 from mooring.report.picture import render_drawing
 from mooring.report.section import mean_over_seeds, sections
 from mooring.report.style import NARROW, WIDE, figure_style
@@ -86,6 +86,18 @@ def test_best_method_needs_three_seeds_and_paired_differences_that_exclude_zero(
     assert verdict in text
     assert text.startswith("The best method" if "was er" in verdict else "The method with the highest mean was er: ")
     assert ("best method was" in text) == ("was er" in verdict)
+
+
+def test_sentence_on_what_was_compared_says_what_became_of_buffers():
+    plain, kept, free = (
+        synthetic.run("plain", 0),
+        synthetic.run("ewc", 0, buffers="keep"),
+        synthetic.run("ewc", 0, buffers="follow"),
+    )
+    meaning = "(normalization statistics, of methods with an importance)"
+    assert f", buffers keep {meaning}." in compared(sections([plain, kept], None)[0])
+    assert f", buffers follow, keep {meaning}." in compared(sections([plain, kept, free], None)[0])
+    assert "buffers" not in compared(sections([plain, free], None)[0])
 
 
 def test_rivals_that_may_be_equal_are_counted_and_named():

@@ -55,6 +55,7 @@ def compared(section: Section) -> str:
         f"batches of {_shared(settings, lambda setting: setting.batch)}",
         f"learning rate {_shared(settings, lambda setting: setting.lr)}",
         f"computed in {_shared(settings, lambda setting: setting.dtype)}",
+        *_buffers(settings),
     ]
     return ", ".join(parts) + "."
 
@@ -178,6 +179,13 @@ def _accuracy(section: Section, method: str) -> float | None:
 
 def _named(entry: Entry) -> str:
     return f"{entry.method} ({entry.detail})" if entry.detail else entry.method
+
+
+def _buffers(settings: Sequence[RunSpec]) -> list[str]:
+    """Return what became of normalization statistics with the methods that can hold them; nothing if none did."""
+    holding = {setting.method for setting in settings if setting.buffers != "follow"}
+    modes = _shared([setting for setting in settings if setting.method in holding], lambda setting: setting.buffers)
+    return [f"buffers {modes} (normalization statistics, of methods with an importance)"] if holding else []
 
 
 def _shared(settings: Sequence[RunSpec], of: Callable[[RunSpec], Any]) -> str:

@@ -139,8 +139,11 @@ def _most_accurate(rows: Iterable[Row]) -> dict[RunSpec, Row]:
 
 
 def _without_method(setting: RunSpec) -> RunSpec:
-    """Return what two rows must share to be compared: everything but the method and its own settings."""
-    return replace(setting, method="", lr=1.0, strength=None, memory=None)
+    """Return what two rows must share to be compared: everything but the method and its own settings.
+
+    Buffers are one of these: methods without an importance, such as plain and joint, always follow the data.
+    """
+    return replace(setting, method="", lr=1.0, strength=None, memory=None, buffers="follow")
 
 
 def _row(results: Sequence[Result]) -> Row:
