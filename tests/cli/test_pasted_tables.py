@@ -10,7 +10,7 @@ from mooring.cli import main
 from mooring.cli.pasted_tables import TextTable, render
 from mooring.cli.terminal_tables import print_rows
 from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.spec import BUFFERS, RunSpec
 from mooring.lab.model.summary import Row, summarize
 from mooring.lab.study.store import Store
 
@@ -154,6 +154,36 @@ def test_csv_has_all_numbers_and_stdout_nothing_else(run):
         assert float(row["accuracy mean"]) == pytest.approx(expected[row["method"]]["accuracy"].mean)
         assert float(row["forgetting std"]) == pytest.approx(expected[row["method"]]["forgetting"].std)
     assert rows[0]["strength"] == ""
+
+
+def test_csv_names_the_scenario_and_every_setting_of_each_row(run):
+    specs = [RunSpec("digits", str(number), "ewc", 0, buffers=buffers) for number, buffers in enumerate(BUFFERS)]
+    scenarios = ["task", "class", "domain", "task"]
+    Store("mix.sqlite").add(
+        [
+            Result(spec, "finished", "", [10.0], [[90.0]], scenario=scenario)
+            for spec, scenario in zip(specs, scenarios, strict=True)
+        ]
+    )
+    rows = list(csv.DictReader(io.StringIO(run("show", "mix.sqlite", "--format", "csv"))))
+    assert [(row["stream"], row["scenario"], row["buffers"]) for row in rows] == [
+        ("digits", scenario, buffers) for scenario, buffers in zip(scenarios, BUFFERS, strict=True)
+    ]
+    assert "seed" not in rows[0]
+
+
+def test_csv_of_a_frontier_marks_the_chosen_strength(run):
+    command = ["frontier", "--limit", "20", "--tasks", "2", "--epochs", "1", "--seeds", "1", "--search-seeds", "1"]
+    command += ["--methods", "plain,wise-ft", "--strength", "wise-ft=0.2,0.5"]
+    rows = list(csv.DictReader(io.StringIO(run(*command, "--format", "csv"))))
+    (frontier,) = json.loads(run(*command, "--json"))["frontiers"]
+    best = {entry["method"]: entry["best"]["strength"] for entry in frontier["methods"]}
+    assert {row["scenario"] for row in rows} == {"task"}
+    chosen = {row["method"]: row["strength"] for row in rows if row["chosen"] == "True"}
+    assert chosen == {"plain": "", "wise-ft": str(best["wise-ft"])}
+    assert [row["chosen"] for row in rows].count("False") == 1
+    for entry in frontier["methods"]:
+        assert [row["strength"] for row in entry["dial"] if row["chosen"]] == [best[entry["method"]]]
 
 
 def test_formats_that_do_not_exist_are_refused_before_anything_is_trained(run, capsys, tmp_path):

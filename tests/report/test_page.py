@@ -263,14 +263,36 @@ def test_no_interval_leaves_the_range_of_a_percentage(tmp_path):
     assert "91.78 to 100.00" in page.read_text(encoding="utf-8")
 
 
-def test_downloads_hold_the_numbers_of_the_page(page, results):
+def downloaded(page: Path) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of each CSV file that a page offers."""
     offered = {a["download"]: a["href"] for tag, a in Reader(page).elements if tag == "a" and "download" in a}
-    assert set(offered) == {"settings.csv", "runs.csv"}
     tables = {}
     for name, address in offered.items():
         kind, content = address.split(",", 1)
         assert kind == "data:text/csv;charset=utf-8;base64"
         tables[name] = list(csv.DictReader(io.StringIO(base64.b64decode(content).decode("utf-8"))))
+    return tables
+
+
+def test_downloads_name_the_scenario_and_have_intransigence(tmp_path):
+    runs = [
+        replace(synthetic.run(method, 0, stream=scenario), scenario=scenario)
+        for scenario in ("task", "class")
+        for method in ("plain", "joint")
+    ]
+    tables = downloaded(write_report(runs, tmp_path, **PAGE))
+    for table in tables.values():
+        assert [row["scenario"] for row in table] == ["task", "task", "class", "class"]
+    joint, plain = runs[1].matrix[-1], [row[task] for task, row in enumerate(runs[0].matrix)]
+    apart = statistics.mean(j - a for j, a in zip(joint, plain, strict=True))
+    settings = tables["settings.csv"]
+    assert float(settings[0]["intransigence mean"]) == pytest.approx(apart, abs=1e-9)
+    assert settings[1]["intransigence mean"] == ""
+
+
+def test_downloads_hold_the_numbers_of_the_page(page, results):
+    tables = downloaded(page)
+    assert set(tables) == {"settings.csv", "runs.csv"}
     runs = tables["runs.csv"]
     assert len(runs) == len(results) == 36
     by_key = {(run["stream"], run["method"], run["strength"], run["seed"]): run for run in runs}

@@ -11,7 +11,7 @@ import typer
 
 from mooring.cli import flags
 from mooring.cli.pasted_tables import check_format
-from mooring.cli.terminal_tables import as_json, print_rows, print_table
+from mooring.cli.terminal_tables import as_json, print_records, print_table
 from mooring.errors import MooringError
 from mooring.lab.methods import registry
 from mooring.lab.study.defaults import SWEPT_METHODS
@@ -76,7 +76,8 @@ def frontier(
         typer.echo(as_json({"study": str(study.store.path), "frontiers": contents, "files": paths}))
     else:
         if form == "csv":
-            print_rows(rows, None, form)
+            sweeps = (sweep for stream_frontier in by_stream for sweep in stream_frontier.sweeps)
+            print_records([{**row.to_record(), "chosen": row is s.best} for s in sweeps for row in s.rows])
         else:
             for stream_frontier in by_stream:
                 _print(stream_frontier, form)

@@ -83,12 +83,17 @@ def print_rows(rows: Sequence[Row], baseline: str | None, form: str = "table") -
         form: "table", "markdown", "latex", or "csv", which is one table with all numbers.
     """
     if form == "csv":
-        typer.echo(render(merge_columns([_record(row) for row in rows]), form))
+        print_records([row.to_record() for row in rows])
         return
     for stream in dict.fromkeys(row.stream for row in rows):
         print_text_table(_rows_table([row for row in rows if row.stream == stream], baseline), form)
     if form == "table":
         print_definitions(_shown(rows))
+
+
+def print_records(records: Sequence[dict[str, object]]) -> None:
+    """Print records as one table in CSV, with all digits."""
+    typer.echo(render(merge_columns(records), "csv"))
 
 
 def print_definitions(names: Iterable[str]) -> None:
@@ -130,15 +135,6 @@ def _rows_table(rows: Sequence[Row], baseline: str | None) -> TextTable:
     common_lr = "" if several_lrs else f", lr {setting.lr:g}"
     title = f"{rows[0].stream}: {training}{common_lr}; mean ± std over {count}"
     return TextTable(title, tuple(header), tuple(cells), frozenset(bold))
-
-
-def _record(row: Row) -> dict[str, object]:
-    """Return everything about a row as values for one line of CSV."""
-    values: dict[str, object] = {name: value for name, value in row.setting.to_json().items() if name != "seed"}
-    values |= {"seeds": len(row.results), "finished": len(row.results) - len(row.unfinished)}
-    for name, interval in (*row.metrics.items(), *([("difference", row.difference)] if row.difference else [])):
-        values |= {f"{name} {part}": getattr(interval, part) for part in ("mean", "std", "low", "high")}
-    return values
 
 
 def print_choices(choices: Sequence[Choice], form: str = "table") -> None:

@@ -80,6 +80,18 @@ class Row:
             "difference": None if self.difference is None else _interval_to_json(self.difference),
         }
 
+    def to_record(self) -> dict[str, Any]:
+        """Return flat values for one line of a CSV file, with the same names for every row.
+
+        A metric has a mean, a standard deviation and the ends of its interval; None where it is not defined.
+        """
+        record = self.results[0].setting_record()
+        del record["seed"]
+        record |= {"seeds": len(self.results), "finished": len(self.results) - len(self.unfinished)}
+        for name, interval in {**dict.fromkeys(DEFINITIONS), **self.metrics, "difference": self.difference}.items():
+            record |= {f"{name} {part}": getattr(interval, part, None) for part in ("mean", "std", "low", "high")}
+        return record
+
 
 _setting = attrgetter(*(name for name in FIELD_NAMES if name != "seed"))
 """Return what the runs of a row have in common."""

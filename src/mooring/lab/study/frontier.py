@@ -198,7 +198,10 @@ class Frontier:
                 "good": sweep.good_range,
                 "decades": sweep.decades,
                 "area": (area := sweep.area) and vars(area),
-                "dial": [{"strength": r.setting.strength, "verdict": r.verdict, **_means(r)} for r in sweep.rows],
+                "dial": [
+                    {"strength": r.setting.strength, "chosen": r is sweep.best, "verdict": r.verdict, **_means(r)}
+                    for r in sweep.rows
+                ],
             }
             for sweep in self.sweeps
         ]
