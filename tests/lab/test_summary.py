@@ -66,6 +66,19 @@ def test_intervals_stay_within_the_values_that_a_metric_can_have():
     assert metrics["backward"].low == pytest.approx(-2 - T2 * math.sqrt(8) / math.sqrt(2))  # -4 and 0, and below 0
 
 
+def test_intervals_of_differences_stay_within_100_points():
+    plain = [run("plain", 0, matrix(50, 50, 50)), run("plain", 1, matrix(50, 50, 50))]
+    ewc = [run("ewc", 0, matrix(60, 60, 60)), run("ewc", 1, matrix(30, 30, 30))]
+    joint = [run("joint", 0, matrix(0, 90, 90)), run("joint", 1, matrix(0, 70, 70))]
+    row = summarize([*plain, *ewc, *joint], baseline="plain")[1]
+    for interval, mean in ((row.difference, -5), (row.metrics["intransigence"], 35)):  # 10, -20 and 30, 40
+        half = T2 * interval.std / math.sqrt(2)
+        assert interval.mean == pytest.approx(mean)
+        assert interval.low == pytest.approx(max(mean - half, -100.0))
+        assert interval.high == pytest.approx(min(mean + half, 100.0))
+    assert (row.difference.low, row.difference.high) == (-100.0, 100.0)  # -5 -+ 190.6
+
+
 def test_rows_keep_the_order_of_first_runs_and_sort_seeds():
     mixed = [EWC[2], PLAIN[1], EWC[0], PLAIN[0], EWC[1], PLAIN[2]]
     rows = summarize(mixed)

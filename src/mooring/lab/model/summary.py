@@ -24,7 +24,8 @@ class Row:
         results: one result per seed, in order.
         metrics: an interval for each metric that is defined, over the finished runs, within 0 to 100 %, or -100 to 100
             for those that have a sign; empty if none finished.
-        difference: accuracy minus the baseline's, paired by seed; None without a baseline or common seeds.
+        difference: accuracy minus the baseline's, paired by seed, within -100 to 100; None without a baseline or
+            common seeds.
     """
 
     setting: RunSpec
@@ -135,7 +136,7 @@ def _with_intransigence(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         pairs = [] if row.results[0].is_joint else _paired(row, joint.get(_without_method(row.setting)))
         values = [intransigence(ours.accuracies, theirs.joint or theirs.matrix[-1]) for ours, theirs in pairs]
-        interval = {"intransigence": confidence_interval(values)} if values else {}
+        interval = {"intransigence": _interval("intransigence", values)} if values else {}
         with_metric.append(replace(row, metrics={**row.metrics, **interval}))
     return with_metric
 
@@ -175,7 +176,7 @@ def _difference(row: Row, base: Row | None) -> Interval | None:
     if not pairs:
         return None
     ours, theirs = ([result.metrics["accuracy"] for result in side] for side in zip(*pairs, strict=True))
-    return paired_difference(ours, theirs)
+    return paired_difference(ours, theirs).within(-100, 100)
 
 
 def _paired(row: Row, other: Row | None) -> list[tuple[Result, Result]]:

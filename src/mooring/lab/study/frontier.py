@@ -181,7 +181,9 @@ class Frontier:
             return None
         ours, theirs = sweep.accuracies(), rival.accuracies()
         seeds = sorted(ours.keys() & theirs.keys())
-        return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]) if seeds else None
+        if not seeds:
+            return None
+        return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]).within(-100, 100)
 
     def rival(self, method: str) -> Sweep | None:
         """Return the most accurate method of another family that keeps no data."""
