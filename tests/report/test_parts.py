@@ -19,10 +19,11 @@ from report import synthetic
 
 def test_every_method_has_a_family_with_its_own_colour_and_marker():
     assert {family_of(method).name for method in synthetic.EVERY_METHOD} == {family.name for family in FAMILIES} - {
-        "unknown"
+        "own"
     }
-    assert {name for name in METHODS if family_of(name).name == "unknown"} == set()
-    assert family_of("balanced").name == family_of("explicit-").name == family_of("my-own").name == "unknown"
+    assert {name for name in METHODS if family_of(name).name == "own"} == set()
+    assert family_of("balanced").name == family_of("explicit-").name == family_of("my-own").name == "own"
+    assert family_of("explicit-mine:EWC").name == "own"
     assert len({family.colour for family in FAMILIES}) == len({family.marker for family in FAMILIES}) == len(FAMILIES)
 
 

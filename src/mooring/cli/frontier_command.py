@@ -127,12 +127,12 @@ def _numbers(seeds: Sequence[int]) -> str:
 def _cells(sweep: Sweep, on_frontier: set[int]) -> list[str]:
     best, good, area = sweep.best, sweep.good_range, sweep.area
     if best is None:
-        return [sweep.method, *[""] * 8, "no setting finished with every seed"]
+        return [sweep.name, *[""] * 8, "no setting finished with every seed"]
     metrics = [str(best.metrics.get(name, "")) for name in ("accuracy", "forgetting", "learned")]
     good_range = ["", "", ""] if good is None else [f"{good[0]:g}", f"{good[1]:g}", _decades(sweep)]
     best_at = "" if best.setting.strength is None else f"{best.setting.strength:g}"
     mark = "on the frontier" if any(id(row) in on_frontier for row in sweep.rows) else ""
-    return [sweep.method, best_at, *metrics, *good_range, "" if area is None else str(area), mark]
+    return [sweep.name, best_at, *metrics, *good_range, "" if area is None else str(area), mark]
 
 
 def _decades(sweep: Sweep) -> str:

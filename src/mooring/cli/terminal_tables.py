@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mooring.cli.pasted_tables import TextTable, merge_columns, render
+from mooring.lab.model.method_versions import without_version
 from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.winners import winner
@@ -113,7 +114,8 @@ def _rows_table(rows: Sequence[Row], baseline: str | None) -> TextTable:
     several_lrs = len({row.setting.lr for row in rows}) > 1
     optional = [name for name in OPTIONAL_COLUMNS if len(_values(rows, name)) > 1]
     columns = [*(["lr"] if several_lrs else []), *optional]
-    versus = [f"vs {baseline.partition('@')[0]} [95 %]"] if baseline else []
+    names = {row.setting.method: row.name for row in rows}
+    versus = [f"vs {names.get(baseline, without_version(baseline))} [95 %]"] if baseline else []
     shown = _shown(rows)
     titles = [f"{DEFINITIONS[name].title}{' %' if DEFINITIONS[name].unit == '%' else ''}" for name in shown]
     header = ["method", *columns, *titles, *versus, "verdict"]
@@ -148,7 +150,7 @@ def print_choices(choices: Sequence[Choice], form: str = "table") -> None:
             setting = best.setting if best else None
             rows.append(
                 [
-                    choice.method,
+                    without_version(choice.method),
                     f"{setting.lr:g}" if setting else "none",
                     f"{setting.strength:g}" if setting and setting.strength is not None else "",
                     _cell(best.metrics.get("accuracy")) if best else "",

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from mooring.errors import MooringError
+from mooring.lab.model.method_versions import names_in_table, without_version
 from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.model.metrics import Interval, confidence_interval, intransigence, paired_difference
 from mooring.lab.model.plurals import pluralize
@@ -26,12 +27,14 @@ class Row:
             for those that have a sign; empty if none finished.
         difference: accuracy minus the baseline's, paired by seed, within -100 to 100; None without a baseline or
             common seeds.
+        name: the method's name; that of an imported one has its hash only if another version has a row on the stream.
     """
 
     setting: RunSpec
     results: tuple[Result, ...]
     metrics: dict[str, Interval]
     difference: Interval | None
+    name: str
 
     def __repr__(self) -> str:
         """Return the row in one line; `results` has the rest."""
@@ -42,9 +45,9 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The method's name, without the hash of an imported one, followed by its strength if it has one."""
-        name, strength = self.setting.method.partition("@")[0], self.setting.strength
-        return name if strength is None else f"{name} {strength:g}"
+        """The method's name, followed by its strength if it has one."""
+        strength = self.setting.strength
+        return self.name if strength is None else f"{self.name} {strength:g}"
 
     @property
     def scenario(self) -> str:
@@ -116,7 +119,7 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
     for result in results:
         groups.setdefault(_setting(result.spec), []).append(result)
     rows = [_row(sorted(group, key=lambda result: result.spec.seed)) for group in groups.values()]
-    rows = _with_intransigence(rows)
+    rows = _with_intransigence(_with_versions(rows))
     if baseline is None:
         return rows
     if not any(row.setting.method == baseline for row in rows):
@@ -127,6 +130,15 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
         )
     best = _most_accurate([row for row in rows if row.setting.method == baseline])
     return [replace(row, difference=_difference(row, best.get(_without_method(row.setting)))) for row in rows]
+
+
+def _with_versions(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, with the hash in the name of each method that has several versions on a stream."""
+    methods: dict[str, list[str]] = {}
+    for row in rows:
+        methods.setdefault(row.stream, []).append(row.setting.method)
+    names = {stream: names_in_table(used) for stream, used in methods.items()}
+    return [replace(row, name=names[row.stream][row.setting.method]) for row in rows]
 
 
 def _with_intransigence(rows: Sequence[Row]) -> list[Row]:
@@ -163,7 +175,8 @@ def _row(results: Sequence[Result]) -> Row:
     finished = [result.metrics for result in results if result.status == "finished"]
     defined = [name for name in METRICS if finished and finished[0][name] == finished[0][name]]
     intervals = {name: _interval(name, [metrics[name] for metrics in finished]) for name in defined}
-    return Row(replace(results[0].spec, seed=0), tuple(results), intervals, None)
+    spec = results[0].spec
+    return Row(replace(spec, seed=0), tuple(results), intervals, None, without_version(spec.method))
 
 
 def _interval(metric: str, values: Sequence[float]) -> Interval:

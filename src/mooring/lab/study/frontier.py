@@ -94,6 +94,11 @@ class Sweep:
             raise MooringError(f"{self.method} has {len(self.rows)} strengths: give the rows of a search to choose by")
 
     @property
+    def name(self) -> str:
+        """The name of the method in tables."""
+        return self.rows[0].name
+
+    @property
     def finished_rows(self) -> list[Row]:
         """The rows that every seed finished: a strength that fails with some seed is not to be chosen."""
         return [row for row in self.rows if not row.unfinished]
