@@ -80,7 +80,7 @@ def rows_of(accuracies: dict[str, list[float]], status: str = "finished") -> lis
 )
 def test_bold_is_a_winner_whose_paired_intervals_exclude_0(capsys, accuracies, bold):
     print_rows(rows_of(accuracies), None, "markdown")
-    lines = capsys.readouterr().out.splitlines()[4:]
+    lines = [line for line in capsys.readouterr().out.splitlines()[4:] if line.startswith("|")]
     marked = [line.split(" | ")[0].removeprefix("| ") for line in lines if "**" in line.split(" | ")[1]]
     assert marked == ([] if bold is None else [bold])
 
@@ -101,7 +101,8 @@ def test_bold_forgetting_is_the_smallest(capsys):
 def test_row_is_one_short_line():
     (row,) = rows_of({"plain": [80.0, 82.0]})
     assert (
-        repr(row) == "<Row plain on digits, task-incremental: accuracy 81.00 ± 1.41 %, forgetting 0.00 ± 0.00, 2 seeds>"
+        repr(row)
+        == "<Row plain on digits, task-incremental: accuracy 81.00 ± 1.41 %, forgetting (T) 0.00 ± 0.00, 2 seeds>"
     )
     (row,) = rows_of({"plain": [80.0]}, "unstable")
     assert repr(row) == "<Row plain on digits, task-incremental: 1 seed, unstable in 1 of 1>"
@@ -156,6 +157,47 @@ def test_csv_has_all_numbers_and_stdout_nothing_else(run):
     assert rows[0]["strength"] == ""
 
 
+TWO_TASKS = ["--limit", "20", "--tasks", "2", "--epochs", "1", "--seeds", "1"]
+FORMULAS = [
+    "average accuracy: mean over k of a[T, k]",
+    "forgetting (T-1): mean over k < T of max over k <= i < T of a[i, k], minus a[T, k]",
+    "forgetting (T): mean over k of max over i >= k of a[i, k], minus a[T, k]",
+    "learning accuracy: mean over k of a[k, k]",
+    "a[i, k]: accuracy on task k after task i of T, %",
+]
+
+
+def test_pasted_tables_are_followed_by_the_formulas_of_their_metrics(run):
+    run("compare", *TWO_TASKS, "--stream", "digits,digits-permuted", "--methods", "plain")
+    *_, blank, paragraph = (markdown := run("show", "--format", "markdown")).splitlines()
+    assert (blank, paragraph) == ("", "; ".join(FORMULAS) + ".")
+    assert run("show", "--format", "latex").splitlines()[-5:] == [f"% {formula}" for formula in FORMULAS]
+    assert "mean over" not in run("show", "--format", "csv")
+    tables = [block for block in markdown.split("\n\n") if block.startswith("| ")]
+    assert [len(table.splitlines()) for table in tables] == [3, 3]  # a line after a table would be part of it
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "latex"])
+def test_frontier_has_the_metrics_of_compare_and_defines_what_it_shows(run, form):
+    command = ["frontier", *TWO_TASKS, "--search-seeds", "1", "--methods", "plain,wise-ft"]
+    command += ["--strength", "wise-ft=0.2,0.5", "--format", form]
+    output = run(*command)
+    shown = output.replace(r"\%", "%")
+    for title in ("average accuracy %", "forgetting (T)", "learning accuracy %"):
+        assert title in shown
+    formulas = [formula for formula in FORMULAS if "(T-1)" not in formula]
+    assert all(formula.partition(": ")[2] in output for formula in formulas)
+    assert "the same over" not in output  # as another metric, which is not shown
+    for word in ("chosen", "good", "area"):
+        assert f"{word}: " in output
+    assert "nan" not in output  # one seed has no interval
+
+
+def test_json_of_a_frontier_defines_its_metrics(run):
+    content = json.loads(run("frontier", *TWO_TASKS, "--methods", "plain", "--json"))
+    assert content["metrics"]["forgetting"].startswith("forgetting (T): ")
+
+
 def test_csv_names_the_scenario_and_every_setting_of_each_row(run):
     specs = [RunSpec("digits", str(number), "ewc", 0, buffers=buffers) for number, buffers in enumerate(BUFFERS)]
     scenarios = ["task", "class", "domain", "task"]
@@ -173,8 +215,8 @@ def test_csv_names_the_scenario_and_every_setting_of_each_row(run):
 
 
 def test_csv_of_a_frontier_marks_the_chosen_strength(run):
-    command = ["frontier", "--limit", "20", "--tasks", "2", "--epochs", "1", "--seeds", "1", "--search-seeds", "1"]
-    command += ["--methods", "plain,wise-ft", "--strength", "wise-ft=0.2,0.5"]
+    command = ["frontier", *TWO_TASKS, "--search-seeds", "1", "--methods", "plain,wise-ft"]
+    command += ["--strength", "wise-ft=0.2,0.5"]
     rows = list(csv.DictReader(io.StringIO(run(*command, "--format", "csv"))))
     (frontier,) = json.loads(run(*command, "--json"))["frontiers"]
     best = {entry["method"]: entry["best"]["strength"] for entry in frontier["methods"]}

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import MooringError
+from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.report import write_report
 from report import synthetic
 
@@ -231,9 +232,20 @@ def test_parts_without_content_are_left_out(tmp_path):
     assert "stability" not in html
     explained = re.findall(r"<dt>(.+?)</dt>", html)
     assert explained == [
-        *("Accuracy", "Forgetting", "Learned", "Backward transfer", "Forward transfer"),
+        *("Average accuracy", "Average incremental accuracy", "Forgetting (T-1)", "Forgetting (T)"),
+        *("Learning accuracy", "Backward transfer", "Forward transfer"),
         *("Runs", "Seeds", "Training time", "Figures"),
     ]
+
+
+def test_page_explains_every_metric_and_says_which_forgetting_it_means(page):
+    html = page.read_text(encoding="utf-8")
+    explained = [term.lower() for term in re.findall(r"<dt>(.+?)</dt>", html)]
+    assert explained[: len(DEFINITIONS)] == [definition.title.lower() for definition in DEFINITIONS.values()]
+    assert "average forgetting" not in html
+    assert "points forgotten" not in html
+    assert re.search(r"\d\.\d\d points of forgetting \(T\)\.", html)
+    assert "forgetting (T), points (less is better)" in html
 
 
 def test_contents_name_every_part_of_the_page(page):

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mooring.cli.pasted_tables import TextTable, merge_columns, render
 from mooring.lab.model.method_versions import without_version
-from mooring.lab.model.metric_definitions import DEFINITIONS
+from mooring.lab.model.metric_definitions import DEFINITIONS, NOTATION
 from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.winners import winner
 
@@ -53,6 +53,8 @@ def print_text_table(table: TextTable, form: str = "table") -> None:
     """Print a table on stdout: with lines on a terminal, as aligned columns elsewhere, or to paste; numbers right."""
     if form != "table":
         typer.echo(render(table, form))
+        if form == "markdown":
+            typer.echo()  # a line right after a table would be a row of it
         return
     console = Console()
     header, rows, numeric = table.header, table.rows, table.numeric
@@ -88,8 +90,7 @@ def print_rows(rows: Sequence[Row], baseline: str | None, form: str = "table") -
         return
     for stream in dict.fromkeys(row.stream for row in rows):
         print_text_table(_rows_table([row for row in rows if row.stream == stream], baseline), form)
-    if form == "table":
-        print_definitions(_shown(rows))
+    print_definitions(_shown(rows), form)
 
 
 def print_records(records: Sequence[dict[str, object]]) -> None:
@@ -97,11 +98,19 @@ def print_records(records: Sequence[dict[str, object]]) -> None:
     typer.echo(render(merge_columns(records), "csv"))
 
 
-def print_definitions(names: Iterable[str]) -> None:
-    """Print the definitions of metrics, a line each."""
-    lines = [f"{DEFINITIONS[name]}" for name in names]
-    if lines:
-        typer.echo("\n".join([*lines, "a[i, k]: accuracy on task k after task i of T, %"]))
+def print_definitions(names: Iterable[str], form: str = "table") -> None:
+    """Print the definitions of metrics below a table; below one to paste, their formulas alone."""
+    definitions = [DEFINITIONS[name] for name in names]
+    lines = [f"{d}" if form == "table" else f"{d.title}: {d.formula}" for d in definitions]
+    print_notes([*lines, NOTATION] if lines else [], form)
+
+
+def print_notes(lines: Sequence[str], form: str = "table") -> None:
+    """Print lines below a table as they are, as a paragraph of Markdown, or as comments of LaTeX; CSV has none."""
+    if lines and form == "markdown":
+        typer.echo("; ".join(lines) + ".")
+    elif lines and form != "csv":
+        typer.echo("\n".join(f"% {line}" if form == "latex" else line for line in lines))
 
 
 def _shown(rows: Sequence[Row]) -> list[str]:
@@ -117,14 +126,13 @@ def _rows_table(rows: Sequence[Row], baseline: str | None) -> TextTable:
     names = {row.setting.method: row.name for row in rows}
     versus = [f"vs {names.get(baseline, without_version(baseline))} [95 %]"] if baseline else []
     shown = _shown(rows)
-    titles = [f"{DEFINITIONS[name].title}{' %' if DEFINITIONS[name].unit == '%' else ''}" for name in shown]
-    header = ["method", *columns, *titles, *versus, "verdict"]
+    header = ["method", *columns, *(DEFINITIONS[name].column for name in shown), *versus, "verdict"]
     cells = []
     for row in rows:
         metrics = [_cell(row.metrics.get(name)) for name in shown]
         lr = [f"{row.setting.lr:g}"] if several_lrs else []
         settings = [_setting(row, name) for name in optional]
-        difference = [_difference(row.difference)] if baseline else []
+        difference = [format_difference(row.difference)] if baseline else []
         cells.append((row.label, *lr, *settings, *metrics, *difference, row.verdict))
     bold = set()
     for column, name in enumerate(shown, start=1 + len(columns)):
@@ -207,7 +215,8 @@ def _cell(value: Interval | None) -> str:
     return "" if value is None else str(value)
 
 
-def _difference(value: Interval | None) -> str:
+def format_difference(value: Interval | None) -> str:
+    """Return a difference with its sign, and with its interval if there are two seeds or more."""
     if value is None:
         return ""
     return f"{value.mean:+.2f}" if value.count < 2 else f"{value.mean:+.2f} [{value.low:+.2f}, {value.high:+.2f}]"

@@ -130,7 +130,7 @@ def _leader(ranked: Sequence[Entry], kind: str) -> str:
     first, others = ranked[0], ranked[1:]
     accuracy, forgetting = first.row.metrics["accuracy"], first.row.metrics["forgetting"]
     interval = "" if accuracy.count < 2 else f" (95 % interval {bounds(accuracy)})"
-    scores = f"{fixed(accuracy.mean)} % average accuracy{interval}, {fixed(forgetting.mean)} points forgotten."
+    scores = f"{fixed(accuracy.mean)} % average accuracy{interval}, {fixed(forgetting.mean)} points of forgetting (T)."
     if not others:
         return f"The only {kind} that finished in every seed was {_named(first)}: {scores}"
     mean = f"The {kind} with the highest mean was {_named(first)}: {scores}"

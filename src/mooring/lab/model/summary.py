@@ -38,8 +38,9 @@ class Row:
 
     def __repr__(self) -> str:
         """Return the row in one line; `results` has the rest."""
-        names = [name for name in ("accuracy", "forgetting") if name in self.metrics]
-        scores = "".join(f"{name} {self.metrics[name]}{' %' if name == 'accuracy' else ''}, " for name in names)
+        titles = {"accuracy": ("accuracy", " %"), "forgetting": (DEFINITIONS["forgetting"].title, "")}
+        shown = ((titles[name], value) for name, value in self.metrics.items() if name in titles)
+        scores = "".join(f"{title} {value}{unit}, " for (title, unit), value in shown)
         runs = ", ".join(filter(None, [pluralize(len(self.results), "seed"), self.verdict]))
         return f"<Row {self.label} on {self.stream}: {scores}{runs}>"
 
