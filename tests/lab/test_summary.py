@@ -202,6 +202,13 @@ def test_row_to_json_has_null_for_nan():
     assert "seed" not in values
 
 
+def test_single_task_has_no_forgetting_of_earlier_tasks_and_no_transfer():
+    spec = RunSpec("digits", "0", "plain", 0)
+    (row,) = summarize([Result(spec, "finished", "", [10.0], [[90.0]])])
+    assert list(row.metrics) == ["accuracy", "incremental", "forgetting", "learned"]
+    assert row.to_record()["backward mean"] is None
+
+
 def test_no_results_give_no_rows():
     assert summarize([]) == []
 

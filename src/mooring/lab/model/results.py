@@ -127,6 +127,8 @@ class Result:
     def metrics(self) -> dict[str, float]:
         """The metrics by name; all NaN if the run did not finish.
 
+        With a single task, those over earlier or later tasks are NaN.
+
         Joint training has an accuracy alone: its tasks are learned all the time, so nothing is learned after or
         forgotten since. `intransigence` refers to another run, and is that of a `Row`.
 
