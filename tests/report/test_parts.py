@@ -101,6 +101,12 @@ def test_sentence_on_what_was_compared_says_what_became_of_buffers():
     assert "buffers" not in compared(sections([plain, free], None)[0])
 
 
+@pytest.mark.parametrize(("epochs", "said"), [((1,), "1 epoch a task"), ((1, 2), "1, 2 epochs a task")])
+def test_sentence_on_what_was_compared_has_one_epoch_in_the_singular(epochs, said):
+    runs = [synthetic.run("plain", 0, epochs=count) for count in epochs]
+    assert f", {said}, " in compared(sections(runs, None)[0])
+
+
 def test_rivals_that_may_be_equal_are_counted_and_named():
     runs = final("er", [90.0, 91.0, 92.0]) + final("mas", [89.0, 93.0, 90.0]) + final("plain", [10.0, 11.0, 12.0])
     assert "its difference from 1 of the 2 other methods (mas) may be 0." in outcome(sections(runs, None)[0])[0]

@@ -46,12 +46,13 @@ def compared(section: Section) -> str:
     seeds = sorted({result.spec.seed for result in section.results})
     at = f" at {len(settings)} settings" if len(settings) > methods else ""
     scenario = section.entries[0].row.scenario
+    epochs = _shared(settings, lambda setting: setting.epochs)
     parts = [
         f"{pluralize(methods, 'method')}{at} on {pluralize(section.tasks, 'task')}",
         f"{scenario_title(scenario)} ({SCENARIOS[scenario]})",
         f"{pluralize(len(seeds), 'seed')} ({ranges(seeds)})",
         f"network {_shared(settings, lambda setting: printable(setting.network, 60))}",
-        f"{_shared(settings, lambda setting: setting.epochs)} epochs a task",
+        f"{epochs} epoch{'' if epochs == '1' else 's'} a task",
         f"batches of {_shared(settings, lambda setting: setting.batch)}",
         f"learning rate {_shared(settings, lambda setting: setting.lr)}",
         f"computed in {_shared(settings, lambda setting: setting.dtype)}",
