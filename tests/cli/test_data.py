@@ -237,6 +237,19 @@ def test_check_says_what_is_never_scored_what_is_not_used_and_what_has_16_bits(f
     assert (content["empty"], content["unused"], content["deep"]) == (["b"], ["val"], 1)
 
 
+def test_check_says_which_folder_is_scored_if_it_is_not_test(folder):
+    split = folder.parent / "split"
+    for name in ("train/a", "val/a"):
+        (split / name).mkdir(parents=True)
+        (split / name / "0.png").write_bytes(png(0))
+    assert "val/ is scored: there is no test/\n" in printed("check", split)
+    assert json.loads(printed("check", split, "--json"))["scored"] == "val"
+    (split / "val").rename(split / "test")
+    assert "is scored" not in printed("check", split)
+    assert json.loads(printed("check", split, "--json"))["scored"] == "test"
+    assert json.loads(printed("check", folder, "--json"))["scored"] is None
+
+
 def test_decoded_images_are_in_the_users_cache_and_can_be_cleared(folder):
     before = sorted(folder.rglob("*"))
     open_stream(StreamOptions("folder", data=str(folder), per_task=3, size=8))

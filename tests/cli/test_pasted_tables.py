@@ -10,7 +10,7 @@ from mooring.cli import main
 from mooring.cli.pasted_tables import TextTable, render
 from mooring.cli.terminal_tables import print_rows
 from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
+from mooring.lab.model.spec import BUFFERS, RunSpec
 from mooring.lab.model.summary import Row, summarize
 from mooring.lab.study.store import Store
 
@@ -80,7 +80,7 @@ def rows_of(accuracies: dict[str, list[float]], status: str = "finished") -> lis
 )
 def test_bold_is_a_winner_whose_paired_intervals_exclude_0(capsys, accuracies, bold):
     print_rows(rows_of(accuracies), None, "markdown")
-    lines = capsys.readouterr().out.splitlines()[4:]
+    lines = [line for line in capsys.readouterr().out.splitlines()[4:] if line.startswith("|")]
     marked = [line.split(" | ")[0].removeprefix("| ") for line in lines if "**" in line.split(" | ")[1]]
     assert marked == ([] if bold is None else [bold])
 
@@ -101,7 +101,8 @@ def test_bold_forgetting_is_the_smallest(capsys):
 def test_row_is_one_short_line():
     (row,) = rows_of({"plain": [80.0, 82.0]})
     assert (
-        repr(row) == "<Row plain on digits, task-incremental: accuracy 81.00 ± 1.41 %, forgetting 0.00 ± 0.00, 2 seeds>"
+        repr(row)
+        == "<Row plain on digits, task-incremental: accuracy 81.00 ± 1.41 %, forgetting (T) 0.00 ± 0.00, 2 seeds>"
     )
     (row,) = rows_of({"plain": [80.0]}, "unstable")
     assert repr(row) == "<Row plain on digits, task-incremental: 1 seed, unstable in 1 of 1>"
@@ -154,6 +155,77 @@ def test_csv_has_all_numbers_and_stdout_nothing_else(run):
         assert float(row["accuracy mean"]) == pytest.approx(expected[row["method"]]["accuracy"].mean)
         assert float(row["forgetting std"]) == pytest.approx(expected[row["method"]]["forgetting"].std)
     assert rows[0]["strength"] == ""
+
+
+TWO_TASKS = ["--limit", "20", "--tasks", "2", "--epochs", "1", "--seeds", "1"]
+FORMULAS = [
+    "average accuracy: mean over k of a[T, k]",
+    "forgetting (T-1): mean over k < T of max over k <= i < T of a[i, k], minus a[T, k]",
+    "forgetting (T): mean over k of max over i >= k of a[i, k], minus a[T, k]",
+    "learning accuracy: mean over k of a[k, k]",
+    "a[i, k]: accuracy on task k after task i of T, %",
+]
+
+
+def test_pasted_tables_are_followed_by_the_formulas_of_their_metrics(run):
+    run("compare", *TWO_TASKS, "--stream", "digits,digits-permuted", "--methods", "plain")
+    *_, blank, paragraph = (markdown := run("show", "--format", "markdown")).splitlines()
+    assert (blank, paragraph) == ("", "; ".join(FORMULAS) + ".")
+    assert run("show", "--format", "latex").splitlines()[-5:] == [f"% {formula}" for formula in FORMULAS]
+    assert "mean over" not in run("show", "--format", "csv")
+    tables = [block for block in markdown.split("\n\n") if block.startswith("| ")]
+    assert [len(table.splitlines()) for table in tables] == [3, 3]  # a line after a table would be part of it
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "latex"])
+def test_frontier_has_the_metrics_of_compare_and_defines_what_it_shows(run, form):
+    command = ["frontier", *TWO_TASKS, "--search-seeds", "1", "--methods", "plain,wise-ft"]
+    command += ["--strength", "wise-ft=0.2,0.5", "--format", form]
+    output = run(*command)
+    shown = output.replace(r"\%", "%")
+    for title in ("average accuracy %", "forgetting (T)", "learning accuracy %"):
+        assert title in shown
+    formulas = [formula for formula in FORMULAS if "(T-1)" not in formula]
+    assert all(formula.partition(": ")[2] in output for formula in formulas)
+    assert "the same over" not in output  # as another metric, which is not shown
+    for word in ("chosen", "good", "area"):
+        assert f"{word}: " in output
+    assert "nan" not in output  # one seed has no interval
+
+
+def test_json_of_a_frontier_defines_its_metrics(run):
+    content = json.loads(run("frontier", *TWO_TASKS, "--methods", "plain", "--json"))
+    assert content["metrics"]["forgetting"].startswith("forgetting (T): ")
+
+
+def test_csv_names_the_scenario_and_every_setting_of_each_row(run):
+    specs = [RunSpec("digits", str(number), "ewc", 0, buffers=buffers) for number, buffers in enumerate(BUFFERS)]
+    scenarios = ["task", "class", "domain", "task"]
+    Store("mix.sqlite").add(
+        [
+            Result(spec, "finished", "", [10.0], [[90.0]], scenario=scenario)
+            for spec, scenario in zip(specs, scenarios, strict=True)
+        ]
+    )
+    rows = list(csv.DictReader(io.StringIO(run("show", "mix.sqlite", "--format", "csv"))))
+    assert [(row["stream"], row["scenario"], row["buffers"]) for row in rows] == [
+        ("digits", scenario, buffers) for scenario, buffers in zip(scenarios, BUFFERS, strict=True)
+    ]
+    assert "seed" not in rows[0]
+
+
+def test_csv_of_a_frontier_marks_the_chosen_strength(run):
+    command = ["frontier", *TWO_TASKS, "--search-seeds", "1", "--methods", "plain,wise-ft"]
+    command += ["--strength", "wise-ft=0.2,0.5"]
+    rows = list(csv.DictReader(io.StringIO(run(*command, "--format", "csv"))))
+    (frontier,) = json.loads(run(*command, "--json"))["frontiers"]
+    best = {entry["method"]: entry["best"]["strength"] for entry in frontier["methods"]}
+    assert {row["scenario"] for row in rows} == {"task"}
+    chosen = {row["method"]: row["strength"] for row in rows if row["chosen"] == "True"}
+    assert chosen == {"plain": "", "wise-ft": str(best["wise-ft"])}
+    assert [row["chosen"] for row in rows].count("False") == 1
+    for entry in frontier["methods"]:
+        assert [row["strength"] for row in entry["dial"] if row["chosen"]] == [best[entry["method"]]]
 
 
 def test_formats_that_do_not_exist_are_refused_before_anything_is_trained(run, capsys, tmp_path):

@@ -133,6 +133,14 @@ def test_methods_that_keep_data_are_on_no_frontier_and_are_no_rivals():
     assert frontier.sweeps[0].method in ("joint", "er")
 
 
+def test_lead_has_an_interval_within_100_points():
+    accuracies = {"plain": (20, 50), "ewc": (60, 70)}  # 40 and 20 points apart
+    runs = [result(method, seed, None, a, 0) for method, both in accuracies.items() for seed, a in enumerate(both)]
+    (frontier,) = build_frontiers(summarize(runs))
+    lead = frontier.lead("ewc")
+    assert (lead.mean, lead.low, lead.high) == (30.0, pytest.approx(30 - 127.06204736432095), 100.0)
+
+
 def test_area_is_computed_seed_by_seed():
     plain = sweep_of("plain")
     assert plain.area.mean == pytest.approx(0.7 * 98.5)

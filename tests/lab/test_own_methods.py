@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +95,42 @@ def test_method_that_was_changed_is_trained_again(write):
         study.compare(stream=StreamOptions("digits", tasks=2, limit=20), methods="mine:GENTLE", seeds=1, epochs=1)
         counts.append(len(study.results()))
     assert counts == [1, 1, 2]
+
+
+def test_tables_and_the_page_name_a_method_without_its_hash_while_it_has_one_version(write, capsys):
+    write(10.0)
+    methods = ["--methods", "plain,mine:GENTLE"]
+    for command in (
+        ["compare", "--report", "page", "--baseline", "mine:GENTLE"],
+        ["frontier", "--search-seeds", "1"],
+        ["tune", "--search-tasks", "1", "--lrs", "0.1", "--strengths", "2"],
+    ):
+        assert main([command[0], *SMALL, *methods, *command[1:]]) == 0
+        output = capsys.readouterr().out
+        assert "mine:GENTLE" in output
+        assert "@" not in output
+    page = Path("page/index.html").read_text()
+    shown, stored_settings = page.split('id="made"')
+    assert "mine:GENTLE@" not in shown.split('id="numbers"')[0]
+    assert "vs mine:GENTLE" in shown
+    assert ">own</span>" in shown
+    assert "mine:GENTLE@" in stored_settings
+
+
+def test_two_versions_of_a_method_in_one_table_have_their_hashes(write, capsys):
+    for text in ("10.0", "10.00"):
+        write(text)
+        assert main(["compare", *SMALL, "--methods", "plain,mine:GENTLE"]) == 0
+        assert "mine:GENTLE 10 " in capsys.readouterr().out
+    versions = {result.spec.method for result in Store("mooring.sqlite").results()} - {"plain"}
+    assert len(versions) == 2
+    assert main(["show", "--baseline", min(versions)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"vs {min(versions)} [95 %]" in lines[1]
+    assert {line.split(" ")[0] for line in lines[2:5]} == {"plain", *versions}
+    assert main(["report", "--to", "page"]) == 0
+    shown = Path("page/index.html").read_text().split('id="numbers"')[0]
+    assert all(version in shown for version in versions)
 
 
 def test_imported_method_has_the_name_of_its_module_and_is_not_among_all(write):

@@ -66,6 +66,19 @@ def test_intervals_stay_within_the_values_that_a_metric_can_have():
     assert metrics["backward"].low == pytest.approx(-2 - T2 * math.sqrt(8) / math.sqrt(2))  # -4 and 0, and below 0
 
 
+def test_intervals_of_differences_stay_within_100_points():
+    plain = [run("plain", 0, matrix(50, 50, 50)), run("plain", 1, matrix(50, 50, 50))]
+    ewc = [run("ewc", 0, matrix(60, 60, 60)), run("ewc", 1, matrix(30, 30, 30))]
+    joint = [run("joint", 0, matrix(0, 90, 90)), run("joint", 1, matrix(0, 70, 70))]
+    row = summarize([*plain, *ewc, *joint], baseline="plain")[1]
+    for interval, mean in ((row.difference, -5), (row.metrics["intransigence"], 35)):  # 10, -20 and 30, 40
+        half = T2 * interval.std / math.sqrt(2)
+        assert interval.mean == pytest.approx(mean)
+        assert interval.low == pytest.approx(max(mean - half, -100.0))
+        assert interval.high == pytest.approx(min(mean + half, 100.0))
+    assert (row.difference.low, row.difference.high) == (-100.0, 100.0)  # -5 -+ 190.6
+
+
 def test_rows_keep_the_order_of_first_runs_and_sort_seeds():
     mixed = [EWC[2], PLAIN[1], EWC[0], PLAIN[0], EWC[1], PLAIN[2]]
     rows = summarize(mixed)
@@ -138,6 +151,22 @@ def test_baseline_uses_its_most_accurate_setting():
         assert rows["plain", 0.9].difference.mean == pytest.approx(-45)
 
 
+@pytest.mark.parametrize("buffers", ["keep", "interpolate", "frozen"])
+def test_methods_that_hold_buffers_are_compared_with_plain_and_joint_which_hold_none(buffers):
+    held = [replace(result, spec=replace(result.spec, buffers=buffers)) for result in EWC]
+    joint = [run("joint", seed, matrix(0, 95, 85)) for seed in range(3)]
+    following, holding = (summarize([*PLAIN, *joint, *ewc], baseline="plain")[2] for ewc in (EWC, held))
+    assert holding.setting.buffers == buffers
+    assert holding.difference == following.difference
+    assert holding.metrics["intransigence"] == following.metrics["intransigence"]
+
+
+def test_versions_of_a_method_are_told_apart_where_both_have_a_row_on_a_stream():
+    specs = [("digits", "hm:M@1111"), ("digits", "hm:M@2222"), ("digits", "own:A@3333"), ("other", "hm:M@2222")]
+    rows = summarize(run(name, 0, matrix(1, 1, 1), stream=stream, strength=0.5) for stream, name in specs)
+    assert [row.label for row in rows] == ["hm:M@1111 0.5", "hm:M@2222 0.5", "own:A 0.5", "hm:M 0.5"]
+
+
 def test_missing_baseline_raises_an_error():
     with pytest.raises(
         MooringError, match="the baseline 'joint' is not among the runs: they are of plain, ewc"
@@ -171,6 +200,13 @@ def test_row_to_json_has_null_for_nan():
     assert values["difference"]["mean"] == 10.0
     assert (values["method"], values["strength"], values["seeds"], values["verdict"]) == ("ewc", 10.0, [0], "")
     assert "seed" not in values
+
+
+def test_single_task_has_no_forgetting_of_earlier_tasks_and_no_transfer():
+    spec = RunSpec("digits", "0", "plain", 0)
+    (row,) = summarize([Result(spec, "finished", "", [10.0], [[90.0]])])
+    assert list(row.metrics) == ["accuracy", "incremental", "forgetting", "learned"]
+    assert row.to_record()["backward mean"] is None
 
 
 def test_no_results_give_no_rows():

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import MooringError
+from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.report import write_report
 from report import synthetic
 
@@ -231,9 +232,20 @@ def test_parts_without_content_are_left_out(tmp_path):
     assert "stability" not in html
     explained = re.findall(r"<dt>(.+?)</dt>", html)
     assert explained == [
-        *("Accuracy", "Forgetting", "Learned", "Backward transfer", "Forward transfer"),
+        *("Average accuracy", "Average incremental accuracy", "Forgetting (T-1)", "Forgetting (T)"),
+        *("Learning accuracy", "Backward transfer", "Forward transfer"),
         *("Runs", "Seeds", "Training time", "Figures"),
     ]
+
+
+def test_page_explains_every_metric_and_says_which_forgetting_it_means(page):
+    html = page.read_text(encoding="utf-8")
+    explained = [term.lower() for term in re.findall(r"<dt>(.+?)</dt>", html)]
+    assert explained[: len(DEFINITIONS)] == [definition.title.lower() for definition in DEFINITIONS.values()]
+    assert "average forgetting" not in html
+    assert "points forgotten" not in html
+    assert re.search(r"\d\.\d\d points of forgetting \(T\)\.", html)
+    assert "forgetting (T), points (less is better)" in html
 
 
 def test_contents_name_every_part_of_the_page(page):
@@ -263,14 +275,36 @@ def test_no_interval_leaves_the_range_of_a_percentage(tmp_path):
     assert "91.78 to 100.00" in page.read_text(encoding="utf-8")
 
 
-def test_downloads_hold_the_numbers_of_the_page(page, results):
+def downloaded(page: Path) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of each CSV file that a page offers."""
     offered = {a["download"]: a["href"] for tag, a in Reader(page).elements if tag == "a" and "download" in a}
-    assert set(offered) == {"settings.csv", "runs.csv"}
     tables = {}
     for name, address in offered.items():
         kind, content = address.split(",", 1)
         assert kind == "data:text/csv;charset=utf-8;base64"
         tables[name] = list(csv.DictReader(io.StringIO(base64.b64decode(content).decode("utf-8"))))
+    return tables
+
+
+def test_downloads_name_the_scenario_and_have_intransigence(tmp_path):
+    runs = [
+        replace(synthetic.run(method, 0, stream=scenario), scenario=scenario)
+        for scenario in ("task", "class")
+        for method in ("plain", "joint")
+    ]
+    tables = downloaded(write_report(runs, tmp_path, **PAGE))
+    for table in tables.values():
+        assert [row["scenario"] for row in table] == ["task", "task", "class", "class"]
+    joint, plain = runs[1].matrix[-1], [row[task] for task, row in enumerate(runs[0].matrix)]
+    apart = statistics.mean(j - a for j, a in zip(joint, plain, strict=True))
+    settings = tables["settings.csv"]
+    assert float(settings[0]["intransigence mean"]) == pytest.approx(apart, abs=1e-9)
+    assert settings[1]["intransigence mean"] == ""
+
+
+def test_downloads_hold_the_numbers_of_the_page(page, results):
+    tables = downloaded(page)
+    assert set(tables) == {"settings.csv", "runs.csv"}
     runs = tables["runs.csv"]
     assert len(runs) == len(results) == 36
     by_key = {(run["stream"], run["method"], run["strength"], run["seed"]): run for run in runs}

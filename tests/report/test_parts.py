@@ -10,7 +10,7 @@ from mooring.lab.methods import METHODS
 from mooring.report.families import FAMILIES, family_of
 from mooring.report.figures import layer_figures, matrices
 from mooring.report.figures.labels import place_labels, spread_labels
-from mooring.report.narrative import outcome
+from mooring.report.narrative import compared, outcome
 from mooring.report.picture import render_drawing
 from mooring.report.section import mean_over_seeds, sections
 from mooring.report.style import NARROW, WIDE, figure_style
@@ -19,10 +19,11 @@ from report import synthetic
 
 def test_every_method_has_a_family_with_its_own_colour_and_marker():
     assert {family_of(method).name for method in synthetic.EVERY_METHOD} == {family.name for family in FAMILIES} - {
-        "unknown"
+        "own"
     }
-    assert {name for name in METHODS if family_of(name).name == "unknown"} == set()
-    assert family_of("balanced").name == family_of("explicit-").name == family_of("my-own").name == "unknown"
+    assert {name for name in METHODS if family_of(name).name == "own"} == set()
+    assert family_of("balanced").name == family_of("explicit-").name == family_of("my-own").name == "own"
+    assert family_of("explicit-mine:EWC").name == "own"
     assert len({family.colour for family in FAMILIES}) == len({family.marker for family in FAMILIES}) == len(FAMILIES)
 
 
@@ -86,6 +87,24 @@ def test_best_method_needs_three_seeds_and_paired_differences_that_exclude_zero(
     assert verdict in text
     assert text.startswith("The best method" if "was er" in verdict else "The method with the highest mean was er: ")
     assert ("best method was" in text) == ("was er" in verdict)
+
+
+def test_sentence_on_what_was_compared_says_what_became_of_buffers():
+    plain, kept, free = (
+        synthetic.run("plain", 0),
+        synthetic.run("ewc", 0, buffers="keep"),
+        synthetic.run("ewc", 0, buffers="follow"),
+    )
+    meaning = "(normalization statistics, of methods with an importance)"
+    assert f", buffers keep {meaning}." in compared(sections([plain, kept], None)[0])
+    assert f", buffers follow, keep {meaning}." in compared(sections([plain, kept, free], None)[0])
+    assert "buffers" not in compared(sections([plain, free], None)[0])
+
+
+@pytest.mark.parametrize(("epochs", "said"), [((1,), "1 epoch a task"), ((1, 2), "1, 2 epochs a task")])
+def test_sentence_on_what_was_compared_has_one_epoch_in_the_singular(epochs, said):
+    runs = [synthetic.run("plain", 0, epochs=count) for count in epochs]
+    assert f", {said}, " in compared(sections(runs, None)[0])
 
 
 def test_rivals_that_may_be_equal_are_counted_and_named():

@@ -163,6 +163,8 @@ def _print_inspection(inspection: Inspection, size: int) -> None:
         if not train or not test:
             kind, outcome = ("training", "trained") if not train else ("test", "scored")
             typer.echo(f"class {name} has no {kind} images: it is never {outcome}, and a task of it alone is refused")
+    if inspection.scored not in (None, "test"):
+        typer.echo(f"{inspection.scored}/ is scored: there is no test/")
     for name in inspection.unused:
         typer.echo(f"{name}/ is not used: train/ is trained, and test/, or else val/, is scored")
     if inspection.deep:

@@ -11,13 +11,24 @@ import typer
 
 from mooring.cli import flags
 from mooring.cli.pasted_tables import check_format
-from mooring.cli.terminal_tables import as_json, print_rows, print_table
+from mooring.cli.terminal_tables import (
+    as_json,
+    format_difference,
+    print_definitions,
+    print_notes,
+    print_records,
+    print_table,
+)
 from mooring.errors import MooringError
 from mooring.lab.methods import registry
+from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.study.defaults import SWEPT_METHODS
 
 if TYPE_CHECKING:
     from mooring.lab.study.frontier import Frontier, Sweep
+
+SHOWN_METRICS = ("accuracy", "forgetting", "learned")
+"""The metrics of the table; what was kept is 100 minus forgetting."""
 
 
 @flags.with_option_groups
@@ -73,13 +84,17 @@ def frontier(
     if form == "json":
         contents = [stream_frontier.to_json() for stream_frontier in by_stream]
         paths = [str(path) for path in files]
-        typer.echo(as_json({"study": str(study.store.path), "frontiers": contents, "files": paths}))
+        described = {name: str(definition) for name, definition in DEFINITIONS.items()}
+        content = {"study": str(study.store.path), "metrics": described, "frontiers": contents, "files": paths}
+        typer.echo(as_json(content))
     else:
         if form == "csv":
-            print_rows(rows, None, form)
+            sweeps = (sweep for stream_frontier in by_stream for sweep in stream_frontier.sweeps)
+            print_records([{**row.to_record(), "chosen": row is s.best} for s in sweeps for row in s.rows])
         else:
             for stream_frontier in by_stream:
                 _print(stream_frontier, form)
+            print_definitions(SHOWN_METRICS, form)
         figures = [f"figure:  {path}" for path in files if path.suffix == ".png"]
         where = [f"results: {study.store.path}", *(figures or ["--out DIR writes the figure"])]
         typer.echo("\n".join(where), err=form != "table")
@@ -89,27 +104,29 @@ def frontier(
 def _print(frontier: Frontier, form: str) -> None:
     from mooring.lab.study.frontier import GOOD_POINTS
 
-    header = ("method", "chosen", "accuracy %", "forgetting", "learned", "good from", "to", "decades", "area %", "")
+    metrics = [DEFINITIONS[name].column for name in SHOWN_METRICS]
+    header = ("method", "chosen", *metrics, "good from", "to", "decades", "area %", "")
     on_frontier = {id(row) for _, row in frontier.envelope}
     rows = [_cells(sweep, on_frontier) for sweep in frontier.sweeps]
     scored = f"test images, seeds {_numbers(frontier.scored_seeds)}"
     print_table(header, rows, f"{frontier.stream}: {scored}", form)
+    notes = []
+    if frontier.search_seeds:
+        held_out = f"held-out training images, seeds {_numbers(frontier.search_seeds)}"
+        notes.append(f"chosen: the strength with the highest accuracy on {held_out}")
+    notes.append(f"good: within {GOOD_POINTS:g} points of the chosen one")
+    notes.append("area: under the curve of learning accuracy over 100 minus forgetting (T), at most 100")
+    print_notes(notes, form)
+    if form == "markdown":
+        typer.echo()  # what follows is another paragraph
     if form != "table":
         return
-    if frontier.search_seeds:
-        chosen = f"held-out training images, seeds {_numbers(frontier.search_seeds)}"
-        typer.echo(f"chosen: the strength with the highest accuracy on {chosen}.")
-    typer.echo(
-        f"good: within {GOOD_POINTS:g} points of the chosen one. "
-        "area: under the curve of learned over retained, at most 100.\n"
-        f"on the frontier: {', '.join(row.label for _, row in frontier.envelope)}"
-    )
+    typer.echo(f"on the frontier: {', '.join(row.label for _, row in frontier.envelope)}")
     for _, row in frontier.envelope:
         rival, difference = frontier.rival(row.setting.method), frontier.lead(row.setting.method)
         if rival and rival.best and difference and row is next(s.best for s in frontier.sweeps if row in s.rows):
-            interval = f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
             versus = f"{row.label} against {rival.best.label}, the best of another kind"
-            typer.echo(f"{versus}: {interval} points of accuracy")
+            typer.echo(f"{versus}: {format_difference(difference)} points of accuracy")
 
 
 def _search_seeds(given: int | list[int], scored: Sequence[int]) -> list[int]:
@@ -126,12 +143,12 @@ def _numbers(seeds: Sequence[int]) -> str:
 def _cells(sweep: Sweep, on_frontier: set[int]) -> list[str]:
     best, good, area = sweep.best, sweep.good_range, sweep.area
     if best is None:
-        return [sweep.method, *[""] * 8, "no setting finished with every seed"]
-    metrics = [str(best.metrics.get(name, "")) for name in ("accuracy", "forgetting", "learned")]
+        return [sweep.name, *[""] * 8, "no setting finished with every seed"]
+    metrics = [str(best.metrics.get(name, "")) for name in SHOWN_METRICS]
     good_range = ["", "", ""] if good is None else [f"{good[0]:g}", f"{good[1]:g}", _decades(sweep)]
     best_at = "" if best.setting.strength is None else f"{best.setting.strength:g}"
     mark = "on the frontier" if any(id(row) in on_frontier for row in sweep.rows) else ""
-    return [sweep.method, best_at, *metrics, *good_range, "" if area is None else str(area), mark]
+    return [sweep.name, best_at, *metrics, *good_range, "" if area is None else str(area), mark]
 
 
 def _decades(sweep: Sweep) -> str:

@@ -15,6 +15,7 @@ from mooring.cli.study_progress import reporter
 from mooring.cli.terminal_tables import as_json, format_bytes, print_choices, print_rows
 from mooring.lab.engines.runner import SilentReporter
 from mooring.lab.model.atomic_files import check_writable
+from mooring.lab.model.method_versions import without_version
 from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.model.results import Result
 from mooring.lab.model.summary import Row
@@ -89,7 +90,7 @@ def choose_baseline(baseline: str | None, methods: Sequence[str]) -> str | None:
     """
     if baseline is None:
         baseline = "plain" if {"plain"} < set(methods) else "none"
-    versions = {method.partition("@")[0]: method for method in methods}  # an imported method is named without its hash
+    versions = {without_version(method): method for method in methods}  # an imported method is named without its hash
     return None if baseline == "none" else versions.get(baseline, baseline)
 
 

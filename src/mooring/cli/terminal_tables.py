@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mooring.cli.pasted_tables import TextTable, merge_columns, render
-from mooring.lab.model.metric_definitions import DEFINITIONS
+from mooring.lab.model.method_versions import without_version
+from mooring.lab.model.metric_definitions import DEFINITIONS, NOTATION
 from mooring.lab.model.plurals import pluralize
 from mooring.lab.model.winners import winner
 
@@ -52,6 +53,8 @@ def print_text_table(table: TextTable, form: str = "table") -> None:
     """Print a table on stdout: with lines on a terminal, as aligned columns elsewhere, or to paste; numbers right."""
     if form != "table":
         typer.echo(render(table, form))
+        if form == "markdown":
+            typer.echo()  # a line right after a table would be a row of it
         return
     console = Console()
     header, rows, numeric = table.header, table.rows, table.numeric
@@ -83,19 +86,31 @@ def print_rows(rows: Sequence[Row], baseline: str | None, form: str = "table") -
         form: "table", "markdown", "latex", or "csv", which is one table with all numbers.
     """
     if form == "csv":
-        typer.echo(render(merge_columns([_record(row) for row in rows]), form))
+        print_records([row.to_record() for row in rows])
         return
     for stream in dict.fromkeys(row.stream for row in rows):
         print_text_table(_rows_table([row for row in rows if row.stream == stream], baseline), form)
-    if form == "table":
-        print_definitions(_shown(rows))
+    print_definitions(_shown(rows), form)
 
 
-def print_definitions(names: Iterable[str]) -> None:
-    """Print the definitions of metrics, a line each."""
-    lines = [f"{DEFINITIONS[name]}" for name in names]
-    if lines:
-        typer.echo("\n".join([*lines, "a[i, k]: accuracy on task k after task i of T, %"]))
+def print_records(records: Sequence[dict[str, object]]) -> None:
+    """Print records as one table in CSV, with all digits."""
+    typer.echo(render(merge_columns(records), "csv"))
+
+
+def print_definitions(names: Iterable[str], form: str = "table") -> None:
+    """Print the definitions of metrics below a table; below one to paste, their formulas alone."""
+    definitions = [DEFINITIONS[name] for name in names]
+    lines = [f"{d}" if form == "table" else f"{d.title}: {d.formula}" for d in definitions]
+    print_notes([*lines, NOTATION] if lines else [], form)
+
+
+def print_notes(lines: Sequence[str], form: str = "table") -> None:
+    """Print lines below a table as they are, as a paragraph of Markdown, or as comments of LaTeX; CSV has none."""
+    if lines and form == "markdown":
+        typer.echo("; ".join(lines) + ".")
+    elif lines and form != "csv":
+        typer.echo("\n".join(f"% {line}" if form == "latex" else line for line in lines))
 
 
 def _shown(rows: Sequence[Row]) -> list[str]:
@@ -108,16 +123,16 @@ def _rows_table(rows: Sequence[Row], baseline: str | None) -> TextTable:
     several_lrs = len({row.setting.lr for row in rows}) > 1
     optional = [name for name in OPTIONAL_COLUMNS if len(_values(rows, name)) > 1]
     columns = [*(["lr"] if several_lrs else []), *optional]
-    versus = [f"vs {baseline.partition('@')[0]} [95 %]"] if baseline else []
+    names = {row.setting.method: row.name for row in rows}
+    versus = [f"vs {names.get(baseline, without_version(baseline))} [95 %]"] if baseline else []
     shown = _shown(rows)
-    titles = [f"{DEFINITIONS[name].title}{' %' if DEFINITIONS[name].unit == '%' else ''}" for name in shown]
-    header = ["method", *columns, *titles, *versus, "verdict"]
+    header = ["method", *columns, *(DEFINITIONS[name].column for name in shown), *versus, "verdict"]
     cells = []
     for row in rows:
         metrics = [_cell(row.metrics.get(name)) for name in shown]
         lr = [f"{row.setting.lr:g}"] if several_lrs else []
         settings = [_setting(row, name) for name in optional]
-        difference = [_difference(row.difference)] if baseline else []
+        difference = [format_difference(row.difference)] if baseline else []
         cells.append((row.label, *lr, *settings, *metrics, *difference, row.verdict))
     bold = set()
     for column, name in enumerate(shown, start=1 + len(columns)):
@@ -132,15 +147,6 @@ def _rows_table(rows: Sequence[Row], baseline: str | None) -> TextTable:
     return TextTable(title, tuple(header), tuple(cells), frozenset(bold))
 
 
-def _record(row: Row) -> dict[str, object]:
-    """Return everything about a row as values for one line of CSV."""
-    values: dict[str, object] = {name: value for name, value in row.setting.to_json().items() if name != "seed"}
-    values |= {"seeds": len(row.results), "finished": len(row.results) - len(row.unfinished)}
-    for name, interval in (*row.metrics.items(), *([("difference", row.difference)] if row.difference else [])):
-        values |= {f"{name} {part}": getattr(interval, part) for part in ("mean", "std", "low", "high")}
-    return values
-
-
 def print_choices(choices: Sequence[Choice], form: str = "table") -> None:
     """Print the setting that a grid search chose, how many others tie with it, and what it dropped and why."""
     ties = any(choice.as_good for choice in choices)
@@ -152,7 +158,7 @@ def print_choices(choices: Sequence[Choice], form: str = "table") -> None:
             setting = best.setting if best else None
             rows.append(
                 [
-                    choice.method,
+                    without_version(choice.method),
                     f"{setting.lr:g}" if setting else "none",
                     f"{setting.strength:g}" if setting and setting.strength is not None else "",
                     _cell(best.metrics.get("accuracy")) if best else "",
@@ -209,7 +215,8 @@ def _cell(value: Interval | None) -> str:
     return "" if value is None else str(value)
 
 
-def _difference(value: Interval | None) -> str:
+def format_difference(value: Interval | None) -> str:
+    """Return a difference with its sign, and with its interval if there are two seeds or more."""
     if value is None:
         return ""
     return f"{value.mean:+.2f}" if value.count < 2 else f"{value.mean:+.2f} [{value.low:+.2f}, {value.high:+.2f}]"

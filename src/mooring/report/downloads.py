@@ -4,10 +4,9 @@ import base64
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from mooring.lab.model.results import METRICS
 from mooring.report.section import Section
 
 
@@ -31,18 +30,9 @@ class Download:
 def downloads(sections: Sequence[Section]) -> list[Download]:
     """Return the files of a page: a row for each setting, and a row for each run."""
     entries = [entry for section in sections for entry in section.entries]
-    settings = []
-    for row in (entry.row for entry in entries):
-        values = {name: value for name, value in row.setting.to_json().items() if name != "seed"}
-        values |= {"seeds": len(row.results), "finished": len(row.results) - len(row.unfinished)}
-        intervals = {name: row.metrics.get(name) for name in METRICS} | {"difference": row.difference}
-        for name, interval in intervals.items():
-            numbers = {} if interval is None else asdict(interval)
-            values |= {f"{name} {part}": numbers.get(part) for part in ("mean", "std", "low", "high")}
-        settings.append(values)
+    settings = [entry.row.to_record() for entry in entries]
     runs = [
-        {**result.spec.to_json(), "status": result.status, "reason": result.reason}
-        | {name: result.metrics[name] for name in METRICS}
+        {**result.setting_record(), "status": result.status, "reason": result.reason, **result.metrics}
         for entry in entries
         for result in entry.row.results
     ]

@@ -30,7 +30,7 @@ FAMILIES = (
     Family("outputs", "#2a8f9e", "<"),
     Family("projection", "#b03060", "d"),
     Family("replay", "#d55e00", "X"),
-    Family("unknown", "#9c8b6e", "*"),
+    Family("own", "#9c8b6e", "*"),
 )
 """All families, in the order of figures and legends."""
 
@@ -54,14 +54,16 @@ _PREFIXES = {
 
 
 def family_of(method: str) -> Family:
-    """Return the family of a method, by its name; "unknown" if the name is in no family.
+    """Return the family of a method, by its name; "own" for a method of your own.
 
     Example:
-        >>> family_of("balanced-ewc").name, family_of("a-gem-256").name, family_of("my-own").name
-        ('balanced', 'replay', 'unknown')
+        >>> family_of("balanced-ewc").name, family_of("a-gem-256").name, family_of("mine:METHOD").name
+        ('balanced', 'replay', 'own')
     """
+    if ":" in method:
+        return _BY_NAME["own"]
     for name, methods in _METHODS.items():
         if method in methods:
             return _BY_NAME[name]
     families = (name for prefix, name in _PREFIXES.items() if method.removeprefix(f"{prefix}-") not in (method, ""))
-    return _BY_NAME[next(families, "unknown")]
+    return _BY_NAME[next(families, "own")]

@@ -46,15 +46,17 @@ def compared(section: Section) -> str:
     seeds = sorted({result.spec.seed for result in section.results})
     at = f" at {len(settings)} settings" if len(settings) > methods else ""
     scenario = section.entries[0].row.scenario
+    epochs = _shared(settings, lambda setting: setting.epochs)
     parts = [
         f"{pluralize(methods, 'method')}{at} on {pluralize(section.tasks, 'task')}",
         f"{scenario_title(scenario)} ({SCENARIOS[scenario]})",
         f"{pluralize(len(seeds), 'seed')} ({ranges(seeds)})",
         f"network {_shared(settings, lambda setting: printable(setting.network, 60))}",
-        f"{_shared(settings, lambda setting: setting.epochs)} epochs a task",
+        f"{epochs} epoch{'' if epochs == '1' else 's'} a task",
         f"batches of {_shared(settings, lambda setting: setting.batch)}",
         f"learning rate {_shared(settings, lambda setting: setting.lr)}",
         f"computed in {_shared(settings, lambda setting: setting.dtype)}",
+        *_buffers(settings),
     ]
     return ", ".join(parts) + "."
 
@@ -129,7 +131,7 @@ def _leader(ranked: Sequence[Entry], kind: str) -> str:
     first, others = ranked[0], ranked[1:]
     accuracy, forgetting = first.row.metrics["accuracy"], first.row.metrics["forgetting"]
     interval = "" if accuracy.count < 2 else f" (95 % interval {bounds(accuracy)})"
-    scores = f"{fixed(accuracy.mean)} % average accuracy{interval}, {fixed(forgetting.mean)} points forgotten."
+    scores = f"{fixed(accuracy.mean)} % average accuracy{interval}, {fixed(forgetting.mean)} points of forgetting (T)."
     if not others:
         return f"The only {kind} that finished in every seed was {_named(first)}: {scores}"
     mean = f"The {kind} with the highest mean was {_named(first)}: {scores}"
@@ -178,6 +180,13 @@ def _accuracy(section: Section, method: str) -> float | None:
 
 def _named(entry: Entry) -> str:
     return f"{entry.method} ({entry.detail})" if entry.detail else entry.method
+
+
+def _buffers(settings: Sequence[RunSpec]) -> list[str]:
+    """Return what became of normalization statistics with the methods that can hold them; nothing if none did."""
+    holding = {setting.method for setting in settings if setting.buffers != "follow"}
+    modes = _shared([setting for setting in settings if setting.method in holding], lambda setting: setting.buffers)
+    return [f"buffers {modes} (normalization statistics, of methods with an importance)"] if holding else []
 
 
 def _shared(settings: Sequence[RunSpec], of: Callable[[RunSpec], Any]) -> str:

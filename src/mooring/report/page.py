@@ -78,10 +78,12 @@ def standalone_page(body: Markup, *, title: str, generator: str, script: str = "
 
 
 def _terms(parts: Sequence[dict[str, Any]], results: Sequence[Result]) -> set[str]:
-    """Return the terms that the page needs to explain, besides its metrics."""
+    """Return the terms that the page needs to explain, besides the metrics of every page."""
     figures = {picture.name.rpartition("-")[2] for part in parts for picture in part["pictures"]}
-    several_seeds = any(len(entry.row.results) > 1 for part in parts for entry in part["section"].entries)
+    rows = [entry.row for part in parts for entry in part["section"].entries]
+    several_seeds = any(len(row.results) > 1 for row in rows)
     used = {
+        "intransigence": any("intransigence" in row.metrics for row in rows),
         "interval": several_seeds,
         "stability": any(part["stability"] for part in parts),
         "unfinished": any(result.status != "finished" for result in results),

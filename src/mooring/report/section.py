@@ -136,7 +136,7 @@ def mean_over_seeds(values: Array) -> tuple[Array, Array]:
 def _section(stream: str, slug: str, rows: Sequence[Row], baseline: str | None) -> Section:
     details = _details([row.setting for row in rows])
     entries = tuple(
-        Entry(row, printable(row.setting.method, 60), detail, family_of(row.setting.method))
+        Entry(row, printable(row.name, 60), detail, family_of(row.setting.method))
         for row, detail in zip(rows, details, strict=True)
     )
     tasks = max(len(result.untrained) for row in rows for result in row.results)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from mooring.lab.model.method_versions import without_version
 from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.model.metrics import Interval
 from mooring.lab.model.results import Stability
@@ -69,8 +70,9 @@ def comparison(section: Section) -> PageTable:
         Column("verdict", numeric=False),
     ]
     if section.baseline is not None:
-        title = f"vs {printable(section.baseline, 30)}"
-        columns.insert(5, Column(title, "accuracy minus the baseline's, seed by seed", "points"))
+        names = {entry.row.setting.method: entry.row.name for entry in section.entries}
+        name = names.get(section.baseline, without_version(section.baseline))
+        columns.insert(5, Column(f"vs {printable(name, 30)}", "accuracy minus the baseline's, seed by seed", "points"))
     ends = [end for entry in section.entries for end in _ends(entry.row.metrics.get("accuracy"))]
     scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
     ranked = sorted(section.entries, key=lambda entry: (math.isnan(entry.accuracy), -entry.accuracy))

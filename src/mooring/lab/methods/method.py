@@ -140,10 +140,14 @@ scenario task
         return self.strength is not None
 
     def check_strength(self, strength: float) -> None:
-        """Refuse a strength outside the range of the pull or of the projection."""
-        self.pull(strength)
-        if self.projection is not None:
-            self.projection(strength)
+        """Refuse a strength outside the range of the pull or of the projection, which have other names for it."""
+        try:
+            self.pull(strength)
+            if self.projection is not None:
+                self.projection(strength)
+        except MooringError as error:
+            rule = str(error).partition(" is not allowed: ")[2] or str(error)
+            raise MooringError(f"strength={strength!r} of {self.name} is not allowed: {rule}") from error
 
     @property
     def stores_after_tasks(self) -> bool:

@@ -24,6 +24,11 @@ class MetricDefinition:
     unit: str = "points"
     signed: bool = False
 
+    @property
+    def column(self) -> str:
+        """Its name above a column of a table."""
+        return f"{self.title} %" if self.unit == "%" else self.title
+
     def __str__(self) -> str:
         return f"{self.title}: {self.meaning}; {self.formula}"
 
@@ -47,7 +52,8 @@ DEFINITIONS = {
     "forgetting": MetricDefinition(
         "forgetting (T)",
         "mean over k of max over i >= k of a[i, k], minus a[T, k]",
-        "the same over all T tasks, of which the last counts 0, as in the paper that Mooring reproduces",
+        "best accuracy so far minus the final one, over all T tasks, of which the last counts 0, as in the paper that "
+        "Mooring reproduces",
     ),
     "learned": MetricDefinition(
         "learning accuracy",
@@ -76,3 +82,6 @@ DEFINITIONS = {
     ),
 }
 """The metrics in the order of tables and files."""
+
+NOTATION = "a[i, k]: accuracy on task k after task i of T, %"
+"""What the formulas are about."""

@@ -45,7 +45,7 @@ def forgetting_of_earlier_tasks(matrix: torch.Tensor) -> float:
     """Return the mean loss of earlier tasks: mean_{k < last} (max_{k <= i < last} a[i, k] - a[last, k]).
 
     It is the forgetting measure of Chaudhry et al., 2018, and the usual convention: the last task, which nothing
-    followed, does not count. It is negative for a task that ends better than ever. The result is 0 for a single task.
+    followed, does not count. It is negative for a task that ends better than ever. The result is NaN for a single task.
 
     Example:
         >>> forgetting_of_earlier_tasks(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
@@ -53,7 +53,7 @@ def forgetting_of_earlier_tasks(matrix: torch.Tensor) -> float:
     """
     rows = _rows(matrix)
     earlier = range(len(rows) - 1)
-    return fmean(max(row[k] for row in rows[k:-1]) - rows[-1][k] for k in earlier) if earlier else 0.0
+    return fmean(max(row[k] for row in rows[k:-1]) - rows[-1][k] for k in earlier) if earlier else math.nan
 
 
 def average_incremental_accuracy(matrix: torch.Tensor) -> float:
@@ -96,20 +96,20 @@ def learning_accuracy(matrix: torch.Tensor) -> float:
 def backward_transfer(matrix: torch.Tensor) -> float:
     """Return the effect of later tasks on earlier ones: mean_{k < last} (a[last, k] - a[k, k]).
 
-    Negative values mean forgetting. The result is 0 for a single task.
+    Negative values mean forgetting. The result is NaN for a single task.
 
     Example:
         >>> backward_transfer(torch.tensor([[90.0, 20.0], [70.0, 80.0]]))
         -20.0
     """
     rows = _rows(matrix)
-    return fmean(rows[-1][k] - row[k] for k, row in enumerate(rows[:-1])) if len(rows) > 1 else 0.0
+    return fmean(rows[-1][k] - row[k] for k, row in enumerate(rows[:-1])) if len(rows) > 1 else math.nan
 
 
 def forward_transfer(matrix: torch.Tensor, untrained: torch.Tensor) -> float:
     """Return the effect of earlier tasks on later ones: mean_{k > 0} (a[k - 1, k] - untrained[k]).
 
-    The result is 0 for a single task.
+    The result is NaN for a single task.
 
     Args:
         matrix: the accuracy matrix; row k - 1 must have the accuracy on task k.
@@ -124,7 +124,7 @@ def forward_transfer(matrix: torch.Tensor, untrained: torch.Tensor) -> float:
         shape = tuple(untrained.shape)
         raise MooringError(f"untrained has shape {shape}: give one accuracy for each of {len(rows)} tasks")
     before = untrained.tolist()
-    return fmean(row[k] - before[k] for k, row in enumerate(rows[:-1], start=1)) if len(rows) > 1 else 0.0
+    return fmean(row[k] - before[k] for k, row in enumerate(rows[:-1], start=1)) if len(rows) > 1 else math.nan
 
 
 @dataclass(frozen=True)

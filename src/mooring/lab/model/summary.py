@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from mooring.errors import MooringError
+from mooring.lab.model.method_versions import names_in_table, without_version
 from mooring.lab.model.metric_definitions import DEFINITIONS
 from mooring.lab.model.metrics import Interval, confidence_interval, intransigence, paired_difference
 from mooring.lab.model.plurals import pluralize
@@ -24,26 +25,30 @@ class Row:
         results: one result per seed, in order.
         metrics: an interval for each metric that is defined, over the finished runs, within 0 to 100 %, or -100 to 100
             for those that have a sign; empty if none finished.
-        difference: accuracy minus the baseline's, paired by seed; None without a baseline or common seeds.
+        difference: accuracy minus the baseline's, paired by seed, within -100 to 100; None without a baseline or
+            common seeds.
+        name: the method's name; that of an imported one has its hash only if another version has a row on the stream.
     """
 
     setting: RunSpec
     results: tuple[Result, ...]
     metrics: dict[str, Interval]
     difference: Interval | None
+    name: str
 
     def __repr__(self) -> str:
         """Return the row in one line; `results` has the rest."""
-        names = [name for name in ("accuracy", "forgetting") if name in self.metrics]
-        scores = "".join(f"{name} {self.metrics[name]}{' %' if name == 'accuracy' else ''}, " for name in names)
+        titles = {"accuracy": ("accuracy", " %"), "forgetting": (DEFINITIONS["forgetting"].title, "")}
+        shown = ((titles[name], value) for name, value in self.metrics.items() if name in titles)
+        scores = "".join(f"{title} {value}{unit}, " for (title, unit), value in shown)
         runs = ", ".join(filter(None, [pluralize(len(self.results), "seed"), self.verdict]))
         return f"<Row {self.label} on {self.stream}: {scores}{runs}>"
 
     @property
     def label(self) -> str:
-        """The method's name, without the hash of an imported one, followed by its strength if it has one."""
-        name, strength = self.setting.method.partition("@")[0], self.setting.strength
-        return name if strength is None else f"{name} {strength:g}"
+        """The method's name, followed by its strength if it has one."""
+        strength = self.setting.strength
+        return self.name if strength is None else f"{self.name} {strength:g}"
 
     @property
     def scenario(self) -> str:
@@ -80,6 +85,18 @@ class Row:
             "difference": None if self.difference is None else _interval_to_json(self.difference),
         }
 
+    def to_record(self) -> dict[str, Any]:
+        """Return flat values for one line of a CSV file, with the same names for every row.
+
+        A metric has a mean, a standard deviation and the ends of its interval; None where it is not defined.
+        """
+        record = self.results[0].setting_record()
+        del record["seed"]
+        record |= {"seeds": len(self.results), "finished": len(self.results) - len(self.unfinished)}
+        for name, interval in {**dict.fromkeys(DEFINITIONS), **self.metrics, "difference": self.difference}.items():
+            record |= {f"{name} {part}": getattr(interval, part, None) for part in ("mean", "std", "low", "high")}
+        return record
+
 
 _setting = attrgetter(*(name for name in FIELD_NAMES if name != "seed"))
 """Return what the runs of a row have in common."""
@@ -103,7 +120,7 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
     for result in results:
         groups.setdefault(_setting(result.spec), []).append(result)
     rows = [_row(sorted(group, key=lambda result: result.spec.seed)) for group in groups.values()]
-    rows = _with_intransigence(rows)
+    rows = _with_intransigence(_with_versions(rows))
     if baseline is None:
         return rows
     if not any(row.setting.method == baseline for row in rows):
@@ -116,6 +133,15 @@ def summarize(results: Iterable[Result], baseline: str | None = None) -> list[Ro
     return [replace(row, difference=_difference(row, best.get(_without_method(row.setting)))) for row in rows]
 
 
+def _with_versions(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, with the hash in the name of each method that has several versions on a stream."""
+    methods: dict[str, list[str]] = {}
+    for row in rows:
+        methods.setdefault(row.stream, []).append(row.setting.method)
+    names = {stream: names_in_table(used) for stream, used in methods.items()}
+    return [replace(row, name=names[row.stream][row.setting.method]) for row in rows]
+
+
 def _with_intransigence(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with their intransigence, where joint training has a finished run with the same seed."""
     joint = _most_accurate([row for row in rows if row.results[0].is_joint])
@@ -123,7 +149,7 @@ def _with_intransigence(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         pairs = [] if row.results[0].is_joint else _paired(row, joint.get(_without_method(row.setting)))
         values = [intransigence(ours.accuracies, theirs.joint or theirs.matrix[-1]) for ours, theirs in pairs]
-        interval = {"intransigence": confidence_interval(values)} if values else {}
+        interval = {"intransigence": _interval("intransigence", values)} if values else {}
         with_metric.append(replace(row, metrics={**row.metrics, **interval}))
     return with_metric
 
@@ -139,15 +165,19 @@ def _most_accurate(rows: Iterable[Row]) -> dict[RunSpec, Row]:
 
 
 def _without_method(setting: RunSpec) -> RunSpec:
-    """Return what two rows must share to be compared: everything but the method and its own settings."""
-    return replace(setting, method="", lr=1.0, strength=None, memory=None)
+    """Return what two rows must share to be compared: everything but the method and its own settings.
+
+    Buffers are one of these: methods without an importance, such as plain and joint, always follow the data.
+    """
+    return replace(setting, method="", lr=1.0, strength=None, memory=None, buffers="follow")
 
 
 def _row(results: Sequence[Result]) -> Row:
     finished = [result.metrics for result in results if result.status == "finished"]
     defined = [name for name in METRICS if finished and finished[0][name] == finished[0][name]]
     intervals = {name: _interval(name, [metrics[name] for metrics in finished]) for name in defined}
-    return Row(replace(results[0].spec, seed=0), tuple(results), intervals, None)
+    spec = results[0].spec
+    return Row(replace(spec, seed=0), tuple(results), intervals, None, without_version(spec.method))
 
 
 def _interval(metric: str, values: Sequence[float]) -> Interval:
@@ -160,7 +190,7 @@ def _difference(row: Row, base: Row | None) -> Interval | None:
     if not pairs:
         return None
     ours, theirs = ([result.metrics["accuracy"] for result in side] for side in zip(*pairs, strict=True))
-    return paired_difference(ours, theirs)
+    return paired_difference(ours, theirs).within(-100, 100)
 
 
 def _paired(row: Row, other: Row | None) -> list[tuple[Result, Result]]:

@@ -47,12 +47,21 @@ class EncodedSplit(Protocol):
 
 @dataclass(frozen=True)
 class FolderContents:
-    """The classes and encoded images of a folder, and the names of folders beside those splits, which are not used."""
+    """The classes and encoded images of a folder.
+
+    Attributes:
+        classes: the names of the classes.
+        train: the training images.
+        test: the test images.
+        unused: the names of folders beside those splits, which are not used.
+        scored: the name of the folder of the test images; None if they have no folder of their own.
+    """
 
     classes: tuple[str, ...]
     train: EncodedSplit
     test: EncodedSplit
     unused: tuple[str, ...] = ()
+    scored: str | None = None
 
 
 def decode(image: EncodedImage, size: tuple[int, int], channels: int = 3) -> Pixels:

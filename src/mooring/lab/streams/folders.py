@@ -44,7 +44,8 @@ def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: fl
     scored = [name for name in TEST_FOLDERS if name in subfolders]
     files: dict[str, list[tuple[Path, int]]] = {"train": [], "test": []}
     unused: list[str] = []
-    if "train" in subfolders and scored:
+    is_split = "train" in subfolders and bool(scored)
+    if is_split:
         unused = [name for name in subfolders if name not in ("train", scored[0])]
         split_folders = {"train": subfolders["train"], "test": subfolders[scored[0]]}
         folders = {kind: _class_folders(path, leave_out) for kind, path in split_folders.items()}
@@ -66,7 +67,7 @@ def read_folder(folder: Path, *, leave_out: tuple[str, ...] = (), test_share: fl
         FolderSplit(tuple(path for path, _ in files[kind]), tuple(label for _, label in files[kind]))
         for kind in ("train", "test")
     )
-    return FolderContents(tuple(classes), train, test, tuple(unused))
+    return FolderContents(tuple(classes), train, test, tuple(unused), scored[0] if is_split else None)
 
 
 def _class_folders(folder: Path, leave_out: tuple[str, ...] = ()) -> list[Path]:

@@ -29,6 +29,7 @@ class Inspection:
         broken: the file and row of each image that cannot be read, or whose label has no class.
         deep: the number of images with 16 bits for each pixel.
         unused: folders beside those of the training and test images.
+        scored: the folder of the test images, such as "val"; None if they have no folder of their own.
     """
 
     folder: str
@@ -40,6 +41,7 @@ class Inspection:
     broken: tuple[str, ...]
     deep: int = 0
     unused: tuple[str, ...] = ()
+    scored: str | None = None
 
     @property
     def smallest(self) -> tuple[str, int]:
@@ -88,6 +90,7 @@ class Inspection:
             "broken": list(self.broken),
             "deep": self.deep,
             "unused": list(self.unused),
+            "scored": self.scored,
         }
 
 
@@ -136,4 +139,5 @@ def inspect_folder(
         broken=tuple(broken),
         deep=deep,
         unused=contents.unused,
+        scored=contents.scored,
     )

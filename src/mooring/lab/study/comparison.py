@@ -7,6 +7,7 @@ from typing import Any
 from mooring.errors import MooringError, check_whole, unknown
 from mooring.lab.methods import find_method, resolve_methods
 from mooring.lab.methods.registry import default_strength
+from mooring.lab.model.scenarios import scenario_title
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.model.training import Training, default_training
 from mooring.lab.networks import backbone_factory
@@ -57,8 +58,14 @@ class Comparison:
         for source, training in self.streams:
             if not isinstance(source, StreamOptions | Stream):
                 raise MooringError(f"stream={source!r} is not allowed: give a name, StreamOptions or a Stream")
+            scenario = scenario_of(source)
             for name in self.methods:
-                find_method(name).check_scenario(scenario_of(source))
+                find_method(name).check_scenario(scenario)
+            if training.heads == "fresh" and scenario != "task":
+                raise MooringError(
+                    f"heads='fresh' is for tasks with heads of their own, and {source.name} is "
+                    f"{scenario_title(scenario)}: leave heads out, or give scenario task"
+                )
             backbone_factory(training.network)
             if not self.specs(training, "", "", ""):
                 raise MooringError("nothing to run: give at least one method and one seed")

@@ -94,6 +94,11 @@ class Sweep:
             raise MooringError(f"{self.method} has {len(self.rows)} strengths: give the rows of a search to choose by")
 
     @property
+    def name(self) -> str:
+        """The name of the method in tables."""
+        return self.rows[0].name
+
+    @property
     def finished_rows(self) -> list[Row]:
         """The rows that every seed finished: a strength that fails with some seed is not to be chosen."""
         return [row for row in self.rows if not row.unfinished]
@@ -181,7 +186,9 @@ class Frontier:
             return None
         ours, theirs = sweep.accuracies(), rival.accuracies()
         seeds = sorted(ours.keys() & theirs.keys())
-        return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]) if seeds else None
+        if not seeds:
+            return None
+        return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]).within(-100, 100)
 
     def rival(self, method: str) -> Sweep | None:
         """Return the most accurate method of another family that keeps no data."""
@@ -198,7 +205,10 @@ class Frontier:
                 "good": sweep.good_range,
                 "decades": sweep.decades,
                 "area": (area := sweep.area) and vars(area),
-                "dial": [{"strength": r.setting.strength, "verdict": r.verdict, **_means(r)} for r in sweep.rows],
+                "dial": [
+                    {"strength": r.setting.strength, "chosen": r is sweep.best, "verdict": r.verdict, **_means(r)}
+                    for r in sweep.rows
+                ],
             }
             for sweep in self.sweeps
         ]

@@ -47,7 +47,7 @@ def _draw_paths(panel: Axes, shown: list[Sweep]) -> None:
         panel.plot(*path.T, "-", color=family.colour, lw=0.9, alpha=0.5, zorder=2)
         panel.plot(*path.T, family.marker, color=family.colour, ms=3, mew=0, alpha=0.6, zorder=2)
         panel.plot(*_best(sweep), family.marker, color=family.colour, ms=6, mew=0, zorder=4)
-    panel.set_xlabel("retained: 100 minus average forgetting, % (more is better)")
+    panel.set_xlabel("retained: 100 minus forgetting (T), % (more is better)")
     panel.set_ylabel("learned: accuracy right after each task, % (more is better)")
 
 

@@ -38,7 +38,7 @@ def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
         "Up and to the left is better. Bars are one standard deviation over seeds, within 0 to 100 %."
         + (" Each method is labelled at its most accurate setting; faint points are its other settings." * several)
         + f"{note} Settings that no seed finished are not shown.",
-        f"Scatter plot of average accuracy against average forgetting for {len(shown)} methods.",
+        f"Scatter plot of average accuracy against forgetting (T) for {len(shown)} methods.",
         figure,
     )
 
@@ -66,7 +66,7 @@ def _draw_points(panel: Axes, section: Section, shown: list[Entry]) -> None:
             colours += [colour, colour]
         panel.plot(x.mean, y.mean, entry.family.marker, color=colour, ms=5.5, mew=0, zorder=4)
     panel.add_collection(LineCollection(bars, colors=colours, lw=0.8, alpha=0.4, zorder=2), autolim=False)
-    panel.set_xlabel("average forgetting, points (less is better)")
+    panel.set_xlabel("forgetting (T), points (less is better)")
     panel.set_ylabel("average accuracy, % (more is better)")
 
 
