@@ -54,8 +54,9 @@ def scatter(
             corner, side = inner[:, 0], inner[:, 1] - inner[:, 0]
             panel.add_patch(Rectangle(tuple(corner), side[0], side[1], fill=False, ec=FAINT, lw=0.7, zorder=4))
         # A point in the frame has its label in the other panel.
-        labelled = [i for i, point in enumerate(points) if inner is None or not _inside(point, inner)]
-        without += label_points(panel, points[labelled], [names[i] for i in labelled], size)
+        elsewhere = [inner is not None and _inside(point, inner) for point in points]
+        labels = [None if other else name for name, other in zip(names, elsewhere, strict=True)]
+        without += label_points(panel, points, labels, size)
     caption = ""
     if len(boxes) > 1:
         grid.axes[1].set_title("the frame on a larger scale", loc="left", size=7.5, color=FAINT)

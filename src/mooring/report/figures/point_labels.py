@@ -6,22 +6,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from mooring.report.figures.labels import place_labels
+from mooring.report.figures.labels import BESIDE, SAME_POINT, place_labels
 from mooring.report.section import Array
 from mooring.report.style import FAINT, INK, PAPER
 
 FONT_SIZE = 7.0
-SAME_POINT = 2.0
-"""Distance in typographic points within which markers coincide; they share a label."""
+LINE_HEIGHT = 1.25 * FONT_SIZE
 
 
-def label_points(panel: Axes, points: Array, names: Sequence[str], size: tuple[float, float]) -> int:
+def label_points(panel: Axes, points: Array, names: Sequence[str | None], size: tuple[float, float]) -> int:
     """Label points within the limits of a panel, with a line to a label that is far away.
 
     Args:
         panel: the panel, whose limits are set here for good.
         points: positions in the coordinates of the panel, the most important first, of shape (points, 2).
-        names: their labels.
+        names: their labels; None for a point whose marker is to be avoided only.
         size: the size of the panel in typographic points.
 
     Returns:
@@ -31,18 +30,19 @@ def label_points(panel: Axes, points: Array, names: Sequence[str], size: tuple[f
     panel.set(xlim=(left, right), ylim=(low, high))
     corner, scale = np.array([left, low]), np.array([right - left, high - low]) / np.array(size)
     spots = (points - corner) / scale
-    inside = np.flatnonzero(((spots >= 0) & (spots <= np.array(size))).all(1))
-    groups = _groups(spots, inside.tolist())
-    texts = [_joined([names[member] for member in group]) for group in groups]
+    inside = np.flatnonzero(((spots >= 0) & (spots <= np.array(size))).all(1)).tolist()
+    labels = {member: name for member in inside if (name := names[member]) is not None}
+    groups = _groups(spots, list(labels))
+    texts = [_joined([labels[member] for member in group]) for group in groups]
     widths = [_width(text) for text in texts]
     firsts = spots[[group[0] for group in groups]]
-    middles = place_labels(firsts, widths, 1.25 * FONT_SIZE, size)
+    middles = place_labels(firsts, widths, LINE_HEIGHT, size, spots[inside])
     without = 0
     for group, text, point, middle, width in zip(groups, texts, firsts, middles, widths, strict=True):
         if np.isnan(middle).any():
             without += len(group)
             continue
-        half = np.array([width, FONT_SIZE]) / 2
+        half = np.array([width, LINE_HEIGHT]) / 2
         nearest = np.clip(point, middle - half, middle + half)
         # Aligned at the side of the point: the widths are estimates, and fonts differ.
         side = int(np.sign(point[0] - middle[0])) if abs(point[0] - middle[0]) >= width / 2 else 0
@@ -50,9 +50,9 @@ def label_points(panel: Axes, points: Array, names: Sequence[str], size: tuple[f
         align = {-1: "left", 0: "center", 1: "right"}[side]
         paper = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.4}
         panel.text(x, y, text, size=FONT_SIZE, ha=align, va="center_baseline", color=INK, zorder=5, bbox=paper)
-        if np.hypot(*(nearest - point)) > 8:
+        if np.hypot(*(nearest - point)) > BESIDE:
             ends = corner + np.array([point, nearest]) * scale
-            panel.plot(ends[:, 0], ends[:, 1], color=FAINT, lw=0.5, alpha=0.7, zorder=3)
+            panel.plot(ends[:, 0], ends[:, 1], color=FAINT, lw=0.6, zorder=3)
     return without
 
 
