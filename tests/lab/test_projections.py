@@ -353,11 +353,11 @@ def test_layers_that_cannot_be_seen_are_refused_in_one_line():
 @pytest.mark.parametrize(
     ("method", "strength", "message"),
     [
-        ("gpm", 1.5, "share=1.5 is not allowed: give a number from 0 to 1"),
-        ("nscl", -1.0, "ratio=-1.0 is not allowed"),
-        ("owm", 0.0, "alpha=0.0 is not allowed: give a number above 0"),
-        ("ftp", 0.0, "radius_lr=0.0 is not allowed: give a number above 0"),
-        ("tpgm", 0.0, "radius_lr=0.0 is not allowed: give a number above 0"),
+        ("gpm", 1.5, "strength=1.5 of gpm is not allowed: give a number from 0 to 1"),
+        ("nscl", -1.0, "strength=-1.0 of nscl is not allowed"),
+        ("owm", 0.0, "strength=0.0 of owm is not allowed: give a number above 0"),
+        ("ftp", 0.0, "strength=0.0 of ftp is not allowed: give a number above 0"),
+        ("tpgm", 0.0, "strength=0.0 of tpgm is not allowed: give a number above 0"),
     ],
 )
 def test_strength_outside_its_range_is_refused_before_training(method, strength, message):

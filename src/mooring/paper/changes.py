@@ -170,7 +170,7 @@ def count_models(scale: Scale) -> int:
     Example:
         >>> from mooring.paper.context.scale import MINIATURE, PAPER
         >>> count_models(MINIATURE), count_models(PAPER)
-        (270, 594)
+        (267, 590)
     """
     conditions, total = scale.conditions(), 0
     for condition in conditions:
