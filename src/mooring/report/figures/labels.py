@@ -70,8 +70,9 @@ def place_labels(
     """
     halves: Array = np.column_stack([np.array(widths) / 2, np.full(len(points), height / 2)])
     markers = points if others is None else np.concatenate([points, others])
+    most = min(_MAX_POSITIONS, _MAX_TOTAL // max(1, len(points)))
     positions = [
-        _positions(point, half, markers, size, _LEFT_OUT_COST * (len(points) - index))
+        _positions(point, half, markers, size, most, _LEFT_OUT_COST * (len(points) - index))
         for index, (point, half) in enumerate(zip(points, halves, strict=True))
     ]
     if not positions:
@@ -111,8 +112,11 @@ A cost is as if the label were this much further away.
 _OVERLAP_COST, _LEFT_OUT_COST = 240.0, 1000.0
 """The cost of labels that overlap for a while, and of a label that is left out."""
 
-_MAX_POSITIONS, _ORDERS, _MAX_ROUNDS = 80, 20, 10
-"""How many positions a label may have, and how many orders and rounds of moves are tried."""
+_MAX_POSITIONS, _MAX_TOTAL = 80, 2400
+"""How many positions a label may have, and all labels together, because every pair of positions is compared."""
+
+_ORDERS, _MAX_ROUNDS = 20, 10
+"""How many orders and rounds of moves are tried."""
 
 _OWN_DISTANCE = np.repeat(np.array(_RADII), len(_ANGLES))
 _DISTANCE_COST = _OWN_DISTANCE + np.tile(0.4 * np.arange(len(_ANGLES)), len(_RADII))
@@ -131,7 +135,7 @@ def _around(point: Array, half: Array) -> tuple[Array, Array]:
 
 
 def _positions(
-    point: Array, half: Array, markers: Array, size: tuple[float, float], left_out: float
+    point: Array, half: Array, markers: Array, size: tuple[float, float], most: int, left_out: float
 ) -> tuple[Array, Array, Array]:
     """Return the best positions of a label among markers: their centres, the ends of their leaders and their costs.
 
@@ -150,7 +154,7 @@ def _positions(
     costs = _DISTANCE_COST + 2 * np.maximum(needed - foreign_distance, 0)
     costs += _CLOSE_LEADER_COST * _leader_meets_marker(point, ends, foreign, LEADER_CLEAR).sum(1)
     allowed = np.flatnonzero(~refused)
-    best = allowed[np.argsort(costs[allowed], kind="stable")[:_MAX_POSITIONS]]
+    best = allowed[np.argsort(costs[allowed], kind="stable")[:most]]
     nowhere = np.full((1, 2), np.nan)
     return (
         np.concatenate([middles[best], nowhere]),
