@@ -93,7 +93,7 @@ SAME_POINT = 2.0
 LEADER_TOUCHES, LEADER_CLEAR = 3.0, 4.5
 """Distance in typographic points from the centre of a marker at which a leader touches it, and is well away from it."""
 
-BESIDE = 8.0
+OWNED_DISTANCE = 8.0
 """Distance in typographic points up to which a label seems to belong to a marker; further away it needs a leader."""
 
 OWNERSHIP_MARGIN = 2.0
@@ -146,10 +146,10 @@ def _positions(
     gaps = np.maximum(np.abs(middles[:, None] - foreign) - half, 0)
     foreign_distance = np.hypot(gaps[..., 0], gaps[..., 1]).min(1, initial=np.inf)
     # Further away than this, the leader alone tells whose label it is.
-    needed = np.minimum(_OWN_DISTANCE, 2 * BESIDE) + OWNERSHIP_MARGIN
+    needed = np.minimum(_OWN_DISTANCE, 2 * OWNED_DISTANCE) + OWNERSHIP_MARGIN
     refused = ((middles < half) | (middles > np.array(size) - half)).any(1)
     refused |= _covers(middles, half, markers, MARKER_RADIUS).any(1)
-    refused |= foreign_distance < np.where(_OWN_DISTANCE > BESIDE, BESIDE, needed)
+    refused |= foreign_distance < np.where(_OWN_DISTANCE > OWNED_DISTANCE, OWNED_DISTANCE, needed)
     refused |= _leader_meets_marker(point, ends, foreign, LEADER_TOUCHES).any(1)
     costs = _DISTANCE_COST + 2 * np.maximum(needed - foreign_distance, 0)
     costs += _CLOSE_LEADER_COST * _leader_meets_marker(point, ends, foreign, LEADER_CLEAR).sum(1)

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from mooring.report.figures.labels import BESIDE, SAME_POINT, place_labels
+from mooring.report.figures.labels import OWNED_DISTANCE, SAME_POINT, place_labels
 from mooring.report.section import Array
 from mooring.report.style import FAINT, INK, PAPER
 
@@ -50,7 +50,7 @@ def label_points(panel: Axes, points: Array, names: Sequence[str | None], size: 
         align = {-1: "left", 0: "center", 1: "right"}[side]
         paper = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.4}
         panel.text(x, y, text, size=FONT_SIZE, ha=align, va="center_baseline", color=INK, zorder=5, bbox=paper)
-        if np.hypot(*(nearest - point)) > BESIDE:
+        if np.hypot(*(nearest - point)) > OWNED_DISTANCE:
             ends = corner + np.array([point, nearest]) * scale
             panel.plot(ends[:, 0], ends[:, 1], color=FAINT, lw=0.6, zorder=3)
     return without
