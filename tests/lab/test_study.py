@@ -262,6 +262,14 @@ class FakeClock:
         return self.now
 
 
+def use_clock(monkeypatch, clock: FakeClock, save, fleet: type[Fleet]) -> None:
+    """Train a kind of fleet by another clock, and save it by another function."""
+    monkeypatch.setattr(runner, "ALLOWED_SAVE_SECONDS", ALLOWED_SAVE_SECONDS)
+    monkeypatch.setattr(runner, "time", clock)
+    monkeypatch.setattr(runner.checkpoint, "save", save)
+    monkeypatch.setattr(runner, "Fleet", fleet)
+
+
 @pytest.mark.parametrize(
     ("save_seconds", "task_seconds", "saved_after"),
     [(0.009, 0.1, [1, 2, 3]), (0.1, 1.0, [1]), (0.5, 30.0, [1, 2, 3]), (2.0, 60.0, [1, 3])],
@@ -281,10 +289,7 @@ def test_checkpoints_after_tasks_take_a_small_share_of_the_time(
             clock.now += task_seconds
             super()._end_task(*args)
 
-    monkeypatch.setattr(runner, "ALLOWED_SAVE_SECONDS", ALLOWED_SAVE_SECONDS)
-    monkeypatch.setattr(runner, "time", clock)
-    monkeypatch.setattr(runner.checkpoint, "save", save)
-    monkeypatch.setattr(runner, "Fleet", Slow)
+    use_clock(monkeypatch, clock, save, Slow)
     stream = open_stream(StreamOptions("digits", tasks=4, limit=20))
     Study(path, every=1e9).compare(methods="plain", seeds=1, **{**SETTINGS, "stream": stream})
     assert saved == saved_after
@@ -302,10 +307,7 @@ def test_checkpoints_within_a_task_take_a_small_share_of_the_time(path, monkeypa
             clock.now += 50.0
             super()._step(*args)
 
-    monkeypatch.setattr(runner, "ALLOWED_SAVE_SECONDS", ALLOWED_SAVE_SECONDS)
-    monkeypatch.setattr(runner, "time", clock)
-    monkeypatch.setattr(runner.checkpoint, "save", save)
-    monkeypatch.setattr(runner, "Fleet", Slow)
+    use_clock(monkeypatch, clock, save, Slow)
     stream = open_stream(StreamOptions("digits", tasks=1, limit=100))
     Study(path, every=60.0).compare(methods="plain", seeds=1, **{**SETTINGS, "stream": stream})
     assert saved == [2, 6, 10]  # 4 s are 2 % of four steps; the first save is taken to be faster than it is
