@@ -13,7 +13,6 @@ from mooring.cli import flags
 from mooring.cli.pasted_tables import check_format
 from mooring.cli.terminal_tables import (
     as_json,
-    format_difference,
     print_definitions,
     print_notes,
     print_records,
@@ -126,7 +125,7 @@ def _print(frontier: Frontier, form: str) -> None:
         rival, difference = frontier.rival(row.setting.method), frontier.lead(row.setting.method)
         if rival and rival.best and difference and row is next(s.best for s in frontier.sweeps if row in s.rows):
             versus = f"{row.label} against {rival.best.label}, the best of another kind"
-            typer.echo(f"{versus}: {format_difference(difference)} points of accuracy")
+            typer.echo(f"{versus}: {difference.as_difference()} points of accuracy")
 
 
 def _search_seeds(given: int | list[int], scored: Sequence[int]) -> list[int]:

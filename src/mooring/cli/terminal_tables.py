@@ -132,7 +132,7 @@ def _rows_table(rows: Sequence[Row], baseline: str | None) -> TextTable:
         metrics = [_cell(row.metrics.get(name)) for name in shown]
         lr = [f"{row.setting.lr:g}"] if several_lrs else []
         settings = [_setting(row, name) for name in optional]
-        difference = [format_difference(row.difference)] if baseline else []
+        difference = ["" if row.difference is None else row.difference.as_difference()] if baseline else []
         cells.append((row.label, *lr, *settings, *metrics, *difference, row.verdict))
     bold = set()
     for column, name in enumerate(shown, start=1 + len(columns)):
@@ -213,10 +213,3 @@ def _setting(row: Row, name: str) -> str:
 
 def _cell(value: Interval | None) -> str:
     return "" if value is None else str(value)
-
-
-def format_difference(value: Interval | None) -> str:
-    """Return a difference with its sign, and with its interval if there are two seeds or more."""
-    if value is None:
-        return ""
-    return f"{value.mean:+.2f}" if value.count < 2 else f"{value.mean:+.2f} [{value.low:+.2f}, {value.high:+.2f}]"

@@ -84,4 +84,4 @@ DEFINITIONS = {
 """The metrics in the order of tables and files."""
 
 NOTATION = "a[i, k]: accuracy on task k after task i of T, %"
-"""What the formulas are about."""
+"""The notation of the formulas."""

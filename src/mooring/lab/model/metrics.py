@@ -151,6 +151,16 @@ class Interval:
             return self
         return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
 
+    def as_difference(self, spec: str = "+.2f") -> str:
+        """Return the mean with its sign and, if there are two seeds or more, the interval.
+
+        Example:
+            >>> confidence_interval([1.0, 2.0, 3.0]).as_difference(), confidence_interval([1.0]).as_difference()
+            ('+2.00 [-0.48, +4.48]', '+1.00')
+        """
+        bounds = f" [{self.low:{spec}}, {self.high:{spec}}]" if self.count > 1 else ""
+        return f"{self.mean:{spec}}{bounds}"
+
     def __str__(self) -> str:
         return f"{self.mean:.2f}" if self.count < 2 else f"{self.mean:.2f} ± {self.std:.2f}"
 

@@ -69,10 +69,7 @@ def format_difference(difference: Interval | None, spec: str = "+.2f") -> str | 
         >>> format_difference(confidence_interval([1.0, 2.0, 3.0])), format_difference(confidence_interval([1.0]))
         ('+2.00 [-0.48, +4.48]', '+1.00')
     """
-    if difference is None:
-        return None
-    bounds = f" [{difference.low:{spec}}, {difference.high:{spec}}]" if difference.count > 1 else ""
-    return f"{difference.mean:{spec}}{bounds}"
+    return None if difference is None else difference.as_difference(spec)
 
 
 def unfinished_note(data: str, methods: Mapping[str, Sequence[Result]]) -> list[str]:
