@@ -3,7 +3,7 @@
 from dataclasses import replace
 from importlib import import_module
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, first_line
 from mooring.lab.methods.method import Method
 from mooring.lab.model.source_stamp import source_stamp
 
@@ -28,7 +28,7 @@ def import_method(name: str) -> Method:
     try:
         method = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise MooringError(f"method {path!r} cannot be imported: {str(error).splitlines()[0]}") from error
+        raise MooringError(f"method {path!r} cannot be imported: {first_line(error)}") from error
     if not isinstance(method, Method):
         raise MooringError(f"{path!r} is a {type(method).__name__}: give a mooring.lab.methods.Method")
     versioned = f"{module}:{attribute}@{source_stamp(module)}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from mooring.errors import MooringError, unknown
+from mooring.errors import MooringError, first_line, unknown
 from mooring.lab.model.source_stamp import source_stamp
 from mooring.lab.networks.backbones import CNN6, ResNet18Third, mlp
 from mooring.lab.networks.multi_head import MultiHeadNetwork
@@ -42,7 +42,7 @@ def backbone_factory(name: str) -> Callable[[Shape], nn.Module]:
     try:
         factory: Callable[[Shape], nn.Module] = getattr(importlib.import_module(module.removesuffix(".py")), function)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise MooringError(f"network {name!r} cannot be imported: {str(error).splitlines()[0]}") from error
+        raise MooringError(f"network {name!r} cannot be imported: {first_line(error)}") from error
     if not callable(factory):
         raise MooringError(f"network {name!r} is not a function from (channels, height, width) to a module")
     return factory
@@ -62,13 +62,13 @@ def build_network(name: str, stream: Stream) -> MultiHeadNetwork:
         if isinstance(error, MooringError):
             raise
         call = "is called with one argument, the tuple (channels, height, width)"
-        raise MooringError(f"network {name!r} {call}: {str(error).splitlines()[0]}") from error
+        raise MooringError(f"network {name!r} {call}: {first_line(error)}") from error
     if not isinstance(backbone, nn.Module):
         raise MooringError(f"network {name!r} returned a {type(backbone).__name__}, not a torch.nn.Module")
     try:
         return MultiHeadNetwork(backbone, stream.outputs, stream.head_count, stream.shape)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise MooringError(f"network {name!r} fails on an image of shape {stream.shape}: {reason}") from error
 
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, first_line
 from mooring.lab.model.order import seeded_generator
 from mooring.lab.model.spec import RunSpec
 from mooring.lab.networks import BACKBONES, build_network
@@ -36,7 +36,7 @@ def read_weights(path: Path | str) -> BackboneWeights:
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         problem = f"is not a safetensors file that can be read: {reason}"
         raise MooringError(f"{path} {problem}; `mooring pretrain` makes one") from error
     digest = hashlib.blake2b(digest_size=16)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, first_line
 
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 MODES = {1: "L", 3: "RGB"}
@@ -82,7 +82,7 @@ def decode(image: EncodedImage, size: tuple[int, int], channels: int = 3) -> Pix
                 picture = Image.alpha_composite(Image.new("RGBA", picture.size, (0, 0, 0, 255)), picture)
             picture = picture.convert(MODES[channels])
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        reason = first_line(error)[:120]
         problem = f"is not an image that can be read ({reason})"
         raise MooringError(f"{image.where} {problem}: repair it or skip broken images") from error
     height, width = size

@@ -97,7 +97,7 @@ OWNED_DISTANCE = 8.0
 """Distance in typographic points up to which a label seems to belong to a marker; further away it needs a leader."""
 
 OWNERSHIP_MARGIN = 2.0
-"""How much nearer to its own marker than to any other a label without a leader is, in typographic points."""
+"""The margin by which a label without a leader is nearer to its own marker than to any other, in typographic points."""
 
 LABEL_GAP = 4.0
 """Distance between labels in a row, in typographic points."""
@@ -113,7 +113,7 @@ _OVERLAP_COST, _LEFT_OUT_COST = 240.0, 1000.0
 """The cost of labels that overlap for a while, and of a label that is left out."""
 
 _MAX_POSITIONS, _MAX_TOTAL = 80, 2400
-"""How many positions a label may have, and all labels together, because every pair of positions is compared."""
+"""The largest number of positions of a label, and of all labels together: every pair of positions is compared."""
 
 _ORDERS, _MAX_ROUNDS = 20, 10
 """How many orders and rounds of moves are tried."""

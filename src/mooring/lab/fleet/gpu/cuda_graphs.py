@@ -4,6 +4,8 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from mooring.errors import first_line
+
 WARMUP_STEPS = 1
 """Number of steps of a kind that run before it is captured: compilers and libraries initialize in them."""
 
@@ -55,7 +57,7 @@ class GraphRecorder:
             raise
         except RuntimeError as error:
             cause = error.__context__ or error  # ending a failed capture raises an error of its own
-            self.enabled, self.failure = False, (str(cause) or type(cause).__name__).splitlines()[0]
+            self.enabled, self.failure = False, first_line(cause)
             torch.cuda.synchronize()
             step()
             return
