@@ -65,10 +65,10 @@ release-torch: $(READY)
 	rm -rf dist/$(TORCH)/as-installed/src
 	cd dist/$(TORCH)/as-installed && ../venv/bin/python -m pytest $(CORE_TESTS)
 
-$(READY): pyproject.toml $(CONSTRAINTS)
+$(READY): pyproject.toml laboratory/pyproject.toml $(CONSTRAINTS)
 	@echo "installing into $(VENV), which takes 2 or 3 minutes"
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]" -e laboratory
 	touch $(READY)
 
 clean:

@@ -24,7 +24,7 @@ from finetuning.models import LLAMA_1B, LLAMA_TINY, gpt2, llama, with_adapters
 from torch import nn
 
 import mooring
-from mooring.adapters import Product
+from mooring.curvature import Product
 from mooring.state.mooring_state import PRODUCT_EVERY
 
 BATCHES = {"gpt2": (8, 1024), "llama": (4, 1024)}

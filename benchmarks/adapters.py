@@ -17,7 +17,7 @@ from torch import nn
 
 import mooring
 from mooring import Budget
-from mooring.adapters import Product
+from mooring.curvature import Product
 
 SETTINGS: dict[str, dict[str, Any] | None] = {
     "plain LoRA": None,

@@ -20,8 +20,8 @@ from run_log import Row, append_row, read_rows, rows_to_continue
 from torch import Tensor
 
 import mooring
-from mooring.gauge.average import decay_of
-from mooring.gauge.pass_cost import MEASURING_INTERVAL
+from mooring.hold.average import decay_of
+from mooring.reference.pass_cost import MEASURING_INTERVAL
 
 STEPS = [50, 100, 200]
 """The number of steps that an average is over, about."""

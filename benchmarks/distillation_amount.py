@@ -29,8 +29,8 @@ from run_log import Choice, Row, Schedule, append_row, read_rows, rows_to_contin
 from torch import nn
 
 from mooring import Budget
-from mooring.gauge import reference_gauges
-from mooring.gauge.pass_cost import rows_of, samples_of
+from mooring.hold import reference_gauges
+from mooring.reference.pass_cost import rows_of, samples_of
 
 SCHEDULES: dict[str, tuple[float, int] | None] = {
     "a batch in every step": (1, 1),
@@ -83,7 +83,7 @@ class Adapters:
         """Train once; return accuracies in percent."""
         from rotated_digits import accuracy, digits
 
-        from adapters import base_of, finetune
+        from library.adapters import base_of, finetune
 
         upright, _, labels = digits()
         old, new = finetune({"pull": budget}, seed, self.epochs)

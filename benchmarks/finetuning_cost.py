@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mooring
 from mooring import Budget, Interpolation, Memory, Penalty
 from mooring.errors import MooringError
-from mooring.importance import Kronecker
+from mooring.rules import Kronecker
 
 FISHER = {"importance": mooring.EWC(decay=None, per_sample=True)}
 LEAN = Memory(previous="8bit", current="none")

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.fleet.gradient_projection import GradientProjection
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.streams import Stream, digits, permuted, rotated
+from mooring_lab.fleet.fleet import Fleet
+from mooring_lab.fleet.gradient_projection import GradientProjection
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.streams import Stream, digits, permuted, rotated
 
 CASES = [("permutations", "gpm", 0.03), ("permutations", "nscl", 1000.0), ("rotations", "nscl", 10000.0)]
 """A stream, a method and the strength that was chosen for it there."""

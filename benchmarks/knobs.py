@@ -13,7 +13,7 @@ from rotated_digits import Options, accuracy, compare_settings, digits, pretrain
 
 import mooring
 from mooring import Budget, Interpolation
-from mooring.importance import Kronecker
+from mooring.rules import Kronecker
 
 SETTINGS: dict[str, dict[str, Any] | None] = {
     "plain": None,

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 import mooring
-from mooring.lab.networks.backbones import CNN6
+from mooring_lab.networks.backbones import CNN6
 
 IMPORTANCES: dict[str, Callable[[], Any]] = {
     "ewc": mooring.EWC,

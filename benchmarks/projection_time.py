@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.streams import Stream, digits, permuted
+from mooring_lab.fleet.fleet import Fleet
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.streams import Stream, digits, permuted
 
 STRENGTHS = {"plain": None, "ftp": 0.01, "tpgm": 0.1}
 """The methods, with the strengths that were chosen for permutations."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import mooring
-from mooring.lab.methods.method import Method
-from mooring.lab.methods.owm import OWM
-from mooring.lab.methods.projection import State
-from mooring.pulls.pull import per_run
+from mooring.rules.pull import per_run
+from mooring_lab.methods.method import Method
+from mooring_lab.methods.owm import OWM
+from mooring_lab.methods.projection import State
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import mooring
-from mooring.importance import Importance, Kronecker
-from mooring.lab.networks.initialization import initial_network
-from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.streams.options import StreamOptions, open_stream
-from mooring.lab.streams.stream import Stream
-from mooring.report.style import FAINT, INK, LINES, RULE, figure_style
+from mooring.rules import Importance, Kronecker
+from mooring_lab.networks.initialization import initial_network
+from mooring_lab.networks.inputs import normalize_pixels
+from mooring_lab.report.style import FAINT, INK, LINES, RULE, figure_style
+from mooring_lab.streams.options import StreamOptions, open_stream
+from mooring_lab.streams.stream import Stream
 
 STREAMS = {
     "digits": StreamOptions("digits"),

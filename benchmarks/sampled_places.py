@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import mooring
-from mooring.importance import Kronecker
+from mooring.rules import Kronecker
 
 PLACES = (None, 144, 64, 16, 4, 1)
 REFERENCE = 640

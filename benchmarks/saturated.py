@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import mooring
-from mooring.lab.streams import digits
+from mooring_lab.streams import digits
 
 REFERENCE_IMAGES, BATCH_SIZE = 640, 20
 """The number of training images in the reference, and the batch size."""

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import mooring
-from mooring.importance import Importance
 from mooring.observe.output_observer import Observation
-from mooring.pulls import Budget, Pull
+from mooring.rules import Budget, Importance, Pull
 
 CASES: dict[str, tuple[Callable[[], Importance], Callable[[], Pull], int]] = {
     "explicit EWC": (mooring.EWC, mooring.Interpolation, 28),

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import mooring
-from mooring.importance import Kronecker
+from mooring.rules import Kronecker
 
 
 @dataclass(frozen=True)

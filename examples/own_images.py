@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 
 from mooring.errors import MooringError
-from mooring.lab import Study
-from mooring.lab.streams import by_class
-from mooring.lab.streams.inspection import inspect_folder
-from mooring.lab.streams.sources import from_folder
-from mooring.report import write_report
+from mooring_lab import Study
+from mooring_lab.report import write_report
+from mooring_lab.streams import by_class
+from mooring_lab.streams.inspection import inspect_folder
+from mooring_lab.streams.sources import from_folder
 
 
 def draw_stripes(folder: Path, images: int = 40) -> None:

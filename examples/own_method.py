@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import mooring
-from mooring.importance import Importance, Iteration, State
-from mooring.lab.methods import Method
+from mooring.rules import Importance, Iteration, State
+from mooring_lab.methods import Method
 
 
 class Travelled(Importance):

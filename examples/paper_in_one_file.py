@@ -10,9 +10,9 @@ trained on the other seven tasks with five seeds. After an interruption, the sam
 
 import argparse
 
-from mooring.lab import Row, Study, tune
-from mooring.lab.streams.options import StreamOptions
-from mooring.paper.published.published_numbers import published
+from mooring_lab import Row, Study, tune
+from mooring_lab.streams.options import StreamOptions
+from mooring_paper.published.published_numbers import published
 
 METHODS = [
     "plain",

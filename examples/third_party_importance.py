@@ -12,7 +12,7 @@ from digits import train
 
 import mooring
 from mooring.errors import check_number
-from mooring.importance import Importance, Iteration, State
+from mooring.rules import Importance, Iteration, State
 from mooring.testing import CASES, check_importance
 
 

@@ -57,8 +57,8 @@ def fault_table():
 @pytest.fixture(scope="session")
 def alone_here(tmp_path_factory):
     """Return the rows of the engines' study, run one fleet after the other in one process."""
-    from lab.engines import ASKED
-    from lab.test_kill import rows
+    from laboratory.engines import ASKED
+    from laboratory.test_kill import rows
     from processes import Child, command
 
     folder = tmp_path_factory.mktemp("alone")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mooring.cli import main
-from mooring.lab.fleet.fleet import Fleet
+from mooring_lab.cli import main
+from mooring_lab.fleet.fleet import Fleet
 
 CONTROL = ("\x1b", "│", "─", "╭", "━")
 

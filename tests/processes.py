@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["mooring.cli.paper_command", "sklearn.datasets", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["mooring_lab.cli.paper_command", "sklearn.datasets", "torch._dynamo"])
 PATIENCE = 60
 PORTS = range(20_000, 32_000)
 """Below those that systems give to connections: another process could get one of these before it is used."""
@@ -83,8 +83,8 @@ def gloo_threads() -> int:
 
 def command(*arguments: str) -> int:
     """`mooring ARGUMENTS`, to be run in a child; writes every checkpoint, however slow the disk is."""
-    from mooring.cli import main
-    from mooring.lab.engines import runner
+    from mooring_lab.cli import main
+    from mooring_lab.engines import runner
 
     runner.ALLOWED_SAVE_SECONDS = math.inf
     sys.argv = ["mooring", *arguments]

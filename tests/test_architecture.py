@@ -69,13 +69,13 @@ def test_each_equation_is_implemented_by_one_function(number, function, pattern)
 def test_the_kernels_trace_the_rules_of_the_eager_backend():
     """The core's and the fleet's steps and kernels call the same functions, and nothing else interpolates."""
     callers = {
-        "apply_penalty": {"mooring.backends.eager", "mooring.lab.fleet.fused_step", "mooring.lab.fleet.method_state"},
+        "apply_penalty": {"mooring.backends.eager", "mooring_lab.fleet.fused_step", "mooring_lab.fleet.method_state"},
         "update_importance": {
             "mooring.backends.eager",
-            "mooring.lab.fleet.fused_step",
-            "mooring.lab.fleet.method_state",
+            "mooring_lab.fleet.fused_step",
+            "mooring_lab.fleet.method_state",
         },
-        "consolidate": {"mooring.lab.fleet.method_state"},
+        "consolidate": {"mooring_lab.fleet.method_state"},
     }
     code = source_code()
     for function, modules in callers.items():

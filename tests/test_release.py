@@ -108,11 +108,11 @@ print(mooring.__file__, moor.tasks, importlib.util.find_spec("typer"))
     done = alone(bare, train)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(bare / "mooring" / "__init__.py"), "1", "None"]
-    command = "from mooring.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = "from mooring_lab.cli import main; sys.exit(main(sys.argv[1:]))"
     done = alone(bare, command, "compare")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: the command line needs typer: pip install 'mooring[lab]'\n"
-    error = alone(bare, "from mooring.lab import Study").stderr.splitlines()[-1]
+    error = alone(bare, "from mooring_lab import Study").stderr.splitlines()[-1]
     assert error.startswith("ModuleNotFoundError: the laboratory needs ")
     assert error.endswith(": pip install 'mooring[lab]'")
     report = json.loads(alone(bare, command, "doctor", "--json").stdout)

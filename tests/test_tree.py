@@ -110,9 +110,9 @@ def test_core_imports_only_torch_and_the_standard_library_also_in_function_bodie
 
 
 def test_only_the_paper_command_imports_the_paper_package():
-    importers = {m for m in MODULES for name in imported_modules(m) if name.startswith("mooring.paper")}
-    outside = {m for m in importers if not m.startswith("mooring.paper")}
-    assert outside == {"mooring.cli.paper_command"}
+    importers = {m for m in MODULES for name in imported_modules(m) if name.startswith("mooring_paper")}
+    outside = {m for m in importers if not m.startswith("mooring_paper")}
+    assert outside == {"mooring_lab.cli.paper_command"}
 
 
 def test_root_holds_few_modules():

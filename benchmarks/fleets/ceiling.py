@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fleets.clock import now
-from mooring.lab.model.precision import tf32_mode
-from mooring.lab.networks.initialization import initial_network
-from mooring.lab.streams import Stream
+from mooring_lab.model.precision import tf32_mode
+from mooring_lab.networks.initialization import initial_network
+from mooring_lab.streams import Stream
 
 __all__ = ["BYTES_PER_PARAMETER", "Work", "copy_rate", "product_rate", "work_of"]
 

@@ -5,7 +5,7 @@ import time
 import torch
 
 from mooring.errors import MooringError
-from mooring.lab.fleet.fleet import Fleet
+from mooring_lab.fleet.fleet import Fleet
 
 __all__ = ["WARMUP_STEPS", "Clock", "now"]
 

@@ -13,11 +13,11 @@ from typing import Any
 def main() -> None:
     """Import, train and print; imports stand here because their time is measured too."""
     request = json.loads(sys.argv[1])
-    import mooring.lab  # noqa: F401  a user imports it
+    import mooring_lab  # noqa: F401  a user imports it
     from fleets.clock import now
     from fleets.noise import noise
     from fleets.pace import specs_of
-    from mooring.lab.fleet.fleet import Fleet
+    from mooring_lab.fleet.fleet import Fleet
 
     report: dict[str, Any] = {"import": time.time() - request["spawned"], "fleets": []}
     stream = noise(request["batch"], request["steps"])

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from mooring.lab.streams import Source, Split, Stream, Task, by_class
-from mooring.lab.streams.named_datasets import NAMED_DATASETS
+from mooring_lab.streams import Source, Split, Stream, Task, by_class
+from mooring_lab.streams.named_datasets import NAMED_DATASETS
 
 __all__ = ["cifar100", "noise"]
 

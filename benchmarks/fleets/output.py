@@ -10,8 +10,8 @@ import torch
 
 from fleets.clock import WARMUP_STEPS
 from mooring.errors import MooringError
-from mooring.lab.model.precision import check_precision
-from mooring.lab.model.spec import DTYPES
+from mooring_lab.model.precision import check_precision
+from mooring_lab.model.spec import DTYPES
 
 __all__ = ["add_common", "checked", "keep", "names", "say", "steps_of", "where"]
 

@@ -16,14 +16,14 @@ from torch.nn.functional import cross_entropy
 import mooring
 from fleets.clock import Clock
 from mooring.errors import MooringError
-from mooring.lab.fleet.fleet import Fleet
-from mooring.lab.methods import find_method
-from mooring.lab.model.order import task_order
-from mooring.lab.model.precision import parameter_dtype, product_dtype, tf32_mode
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.initialization import initial_network
-from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.streams import Stream
+from mooring_lab.fleet.fleet import Fleet
+from mooring_lab.methods import find_method
+from mooring_lab.model.order import task_order
+from mooring_lab.model.precision import parameter_dtype, product_dtype, tf32_mode
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.networks.initialization import initial_network
+from mooring_lab.networks.inputs import normalize_pixels
+from mooring_lab.streams import Stream
 
 __all__ = ["Pace", "one_by_one", "pace", "specs_of", "together"]
 

@@ -1,7 +1,7 @@
 """Measure the time of the paper's CIFAR-100 table with one epoch, and of the grid search before it.
 
 The table is one comparison of 13 methods with 5 seeds at the paper's settings, on all tasks but the first three, which
-the search uses. The grid is `mooring.lab.tune` with the paper's grids: every configuration on the first three tasks,
+the search uses. The grid is `mooring_lab.tune` with the paper's grids: every configuration on the first three tasks,
 then the best of each method with 5 seeds on the others. Each is measured twice in one process, with a new study file;
 the second time, everything is compiled.
 """
@@ -17,13 +17,13 @@ from typing import Any
 
 from fleets.noise import cifar100
 from fleets.output import add_common, keep, say, where
-from mooring.lab import Result, Row, RunSpec, Study, tune
-from mooring.lab.engines.runner import SilentReporter
-from mooring.lab.methods import find_method, resolve_methods
-from mooring.lab.streams import Stream
-from mooring.lab.streams.options import StreamOptions
-from mooring.lab.streams.slices import limit_images, select_tasks
-from mooring.lab.study.defaults import LRS, STRENGTHS
+from mooring_lab import Result, Row, RunSpec, Study, tune
+from mooring_lab.engines.runner import SilentReporter
+from mooring_lab.methods import find_method, resolve_methods
+from mooring_lab.streams import Stream
+from mooring_lab.streams.options import StreamOptions
+from mooring_lab.streams.slices import limit_images, select_tasks
+from mooring_lab.study.defaults import LRS, STRENGTHS
 
 __all__ = ["METHODS", "add_options", "run"]
 

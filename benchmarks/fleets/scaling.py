@@ -18,7 +18,7 @@ from fleets.output import add_common, keep, say, steps_of, where
 from fleets.pace import one_by_one, specs_of, together
 from fleets.scaling_figure import draw
 from mooring.errors import MooringError
-from mooring.lab.model.precision import tf32_mode
+from mooring_lab.model.precision import tf32_mode
 
 __all__ = ["add_options", "run"]
 

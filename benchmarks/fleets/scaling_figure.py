@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from mooring.report.figures.labels import spread_labels
-from mooring.report.style import FAINT, INK, LINES, figure_style
+from mooring_lab.report.figures.labels import spread_labels
+from mooring_lab.report.style import FAINT, INK, LINES, figure_style
 
 __all__ = ["draw"]
 

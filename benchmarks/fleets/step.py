@@ -6,7 +6,7 @@ from typing import Any
 from fleets.noise import noise
 from fleets.output import add_common, keep, names, say, steps_of, where
 from fleets.pace import pace, specs_of
-from mooring.lab.streams import digits, permuted
+from mooring_lab.streams import digits, permuted
 
 __all__ = ["add_options", "run"]
 

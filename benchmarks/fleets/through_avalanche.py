@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from fleets.clock import Clock
-from mooring.lab.model.precision import tf32_mode
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.initialization import initial_network
-from mooring.lab.networks.inputs import normalize_pixels
-from mooring.lab.streams import Stream
+from mooring_lab.model.precision import tf32_mode
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.networks.initialization import initial_network
+from mooring_lab.networks.inputs import normalize_pixels
+from mooring_lab.streams import Stream
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its imports raise deprecation warnings

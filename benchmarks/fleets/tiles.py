@@ -1,4 +1,4 @@
-"""Time each convolution of a network with other tiles than those of `mooring.lab.fleet.gpu.conv_tiles`."""
+"""Time each convolution of a network with other tiles than those of `mooring_lab.fleet.gpu.conv_tiles`."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from fleets.output import add_common, keep, say, where
 from mooring.backends.kernels.launch import dry_run
 from mooring.errors import MooringError
-from mooring.lab.fleet.gpu import convolution
-from mooring.lab.fleet.gpu.conv_tiles import ConvolutionGeometry, align_channels, next_power_of_two
-from mooring.lab.model.precision import product_dtype, tf32_mode
-from mooring.lab.networks import BACKBONES
+from mooring_lab.fleet.gpu import convolution
+from mooring_lab.fleet.gpu.conv_tiles import ConvolutionGeometry, align_channels, next_power_of_two
+from mooring_lab.model.precision import product_dtype, tf32_mode
+from mooring_lab.networks import BACKBONES
 
 __all__ = ["add_options", "run"]
 

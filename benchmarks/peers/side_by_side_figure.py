@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from upper_hull import hull
 
-from mooring.report.style import FAINT, INK, RULE, figure_style
+from mooring_lab.report.style import FAINT, INK, RULE, figure_style
 from peers.adapter_methods import MOORING, PLAIN
 from peers.side_by_side import LIMIT, NAMES, Comparison
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.adapters import LowRank
+from mooring.curvature import LowRank
 
 
 class Adapted(nn.Module):

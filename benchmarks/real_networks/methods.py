@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import mooring
-from mooring.importance import Kronecker
+from mooring.rules import Kronecker
 from real_networks.low_rank import add_adapters, factors_of
 from real_networks.problem import Problem, loss_of, shuffled
 from real_networks.run import Run

@@ -86,7 +86,7 @@ def draw(rows: list[Row], path: Path, *, zoom: bool = False) -> None:
     """
     from matplotlib.figure import Figure
 
-    from mooring.report.style import FAINT, figure_style
+    from mooring_lab.report.style import FAINT, figure_style
 
     table = summarize(rows)
     task = rows[0].get("settings", {}).get("task", "") if rows else ""
@@ -115,7 +115,7 @@ def draw(rows: list[Row], path: Path, *, zoom: bool = False) -> None:
 
 def _draw_points(axes: Any, table: list[Row], labels: dict[str, str], thickness: float = 1.0) -> None:
     """Draw each method's points in the order of its dial, the labels of some, and the hull of the other methods."""
-    from mooring.report.style import FAINT, LINES
+    from mooring_lab.report.style import FAINT, LINES
 
     methods = dict.fromkeys(row["method"] for row in table)
     for number, method in enumerate(sorted(methods, key=lambda method: not method.startswith("budget"))):

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from mooring.importance import Importance
-from mooring.report.style import figure_style
+from mooring.rules import Importance
+from mooring_lab.report.style import figure_style
 
 FOLDER = Path(__file__).parent.parent / "figures"
 

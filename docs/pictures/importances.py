@@ -11,8 +11,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import mooring
-from mooring.importance import Importance, Kronecker, Random
-from mooring.report.style import FAINT, LINES
+from mooring.rules import Importance, Kronecker, Random
+from mooring_lab.report.style import FAINT, LINES
 
 IMPORTANCES: dict[str, Importance] = {
     "ewc": mooring.EWC(),

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from torch import nn
 
 import mooring
-from mooring.pulls import Blend, Pull
-from mooring.report.style import FAINT, INK, LINES, RULE
+from mooring.rules import Blend, Pull
+from mooring_lab.report.style import FAINT, INK, LINES, RULE
 
 OLD, NEW = torch.tensor([4.0, 0.2]), torch.tensor([1.0, 1.0])
 """Curvature of the old loss, whose minimum is the anchor at 0, and of the new one, whose minimum is at (1, 1)."""

@@ -12,9 +12,9 @@ from importances import trained
 from torch import nn
 
 import mooring
+from mooring.diagnose.stability import divergence_limit, effective_learning_rate, interpolation_weight
 from mooring.errors import UnheldWarning
-from mooring.report.style import FAINT, LINES
-from mooring.stability import divergence_limit, effective_learning_rate, interpolation_weight
+from mooring_lab.report.style import FAINT, LINES
 
 
 def displaced(ps: torch.Tensor, momentum: float = 0.0, steps: int = 30) -> torch.Tensor:

@@ -3,38 +3,39 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mooring import adapters as adapters
-    from mooring import drift as drift
     from mooring import errors as errors
-    from mooring import importance as importance
-    from mooring import pulls as pulls
-    from mooring import stability as stability
+    from mooring import rules as rules
     from mooring.attachment import attach
-    from mooring.importance import EWC, MAS, SI, Kronecker, RWalk, Uniform
-    from mooring.importance import Balanced as Balanced
-    from mooring.importance import Random as Random
-    from mooring.moor import Mooring
-    from mooring.pulls import Budget, Interpolation, Penalty, Proximal
+    from mooring.curvature.product_factors import Product as Product
+    from mooring.diagnose import drift as drift
+    from mooring.diagnose import stability as stability
+    from mooring.mooring import Mooring
+    from mooring.rules import EWC, MAS, SI, Budget, Interpolation, Kronecker, Penalty, Proximal, RWalk, Uniform
+    from mooring.rules import Balanced as Balanced
+    from mooring.rules import Random as Random
     from mooring.state.memory import Memory as Memory
 else:
     from importlib import import_module
 
+    _RULES = "EWC MAS SI Balanced Kronecker RWalk Random Uniform Budget Interpolation Penalty Proximal"
     _MODULES = {
         "attach": "attachment",
-        "Mooring": "moor",
+        "Mooring": "mooring",
         "Memory": "state.memory",
-        **dict.fromkeys(("EWC", "MAS", "SI", "Balanced", "Kronecker", "RWalk", "Random", "Uniform"), "importance"),
-        **dict.fromkeys(("Budget", "Interpolation", "Penalty", "Proximal"), "pulls"),
+        "Product": "curvature.product_factors",
+        **dict.fromkeys(_RULES.split(), "rules"),
     }
-    _SUBMODULES = ("adapters", "drift", "errors", "importance", "pulls", "stability")
+    _SUBMODULES = {"drift": "diagnose.drift", "errors": "errors", "rules": "rules", "stability": "diagnose.stability"}
 
     def __getattr__(name: str) -> object:
         """Import a public name on its first use: without torch, `import mooring` and `mooring --help` are fast."""
         if name in _SUBMODULES:
-            return import_module(f"mooring.{name}")
-        if name not in _MODULES:
+            value = import_module(f"mooring.{_SUBMODULES[name]}")
+        elif name in _MODULES:
+            value = getattr(import_module(f"mooring.{_MODULES[name]}"), name)
+        else:
             raise AttributeError(f"module 'mooring' has no attribute {name!r}")
-        globals()[name] = value = getattr(import_module(f"mooring.{_MODULES[name]}"), name)
+        globals()[name] = value
         return value
 
     def __dir__() -> list[str]:

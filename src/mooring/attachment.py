@@ -6,19 +6,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mooring.adapters.product_factors import Product
-from mooring.adapters.products import find_products
+from mooring.curvature.product_factors import Product
+from mooring.curvature.products import find_products
 from mooring.distributed.dtensor import check_sharding
 from mooring.errors import MooringError, UnheldWarning, warn
-from mooring.importance import Importance
-from mooring.moor import Mooring
+from mooring.mooring import Mooring
 from mooring.optimizers import check_optimizer, unwrap_optimizer
-from mooring.pulls import Pull, merges
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import check_estimable
+from mooring.rules import Importance, Pull, merges
 from mooring.siblings import warn_of_other_budgets
+from mooring.state.chosen_rules import choose_rules
 from mooring.state.memory import Memory
-from mooring.state.rules import choose_rules
 from mooring.state.selection import Exclude, check_exclude, module_names, tied_by_exclusion
 
 
@@ -69,7 +68,7 @@ def attach(
         merge: how the importance of a finished task is combined with that of the tasks before: "average" (the paper's,
             and the default), "sum" (the default with a `Budget`), "max", or a function.
         adapters: how low-rank adapters, such as LoRA layers, are held: through their "product", the change of the base
-            weights, by their own "parameters", or `mooring.adapters.Product(...)` with options. By default through
+            weights, by their own "parameters", or `mooring.Product(...)` with options. By default through
             their product where importance and pull allow it, such as a `Budget` with a curvature.
         outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
         state_dtype: one dtype for anchors and importances; a short form of `memory`.

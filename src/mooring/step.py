@@ -1,7 +1,7 @@
 """One training step of a moored model: Algorithm 1 of the paper, in the hooks around `optimizer.step()`.
 
 `TrainingStep.before` collects the task's gradients and applies a penalty. The optimizer steps. `TrainingStep.after`
-updates the importance and applies the pull. The formulas are in `mooring.importance` and `mooring.pulls`; the rules
+updates the importance and applies the pull. The formulas are in `mooring.rules` and `mooring.rules`; the rules
 that apply them to tensors are in `mooring.backends.eager`.
 """
 
@@ -31,18 +31,17 @@ from mooring.backends.fused import FusedRule, KernelArgs
 from mooring.backends.kernels.tensor_list import TensorList, TensorLists
 from mooring.backends.penalized_gradients import PenalizedGradients, SmallGradients
 from mooring.backends.product_terms import product_terms
+from mooring.curvature.observed_factors import ObservedFactors
 from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.finite import check_finite
 from mooring.distributed.collectives import world_size
 from mooring.distributed.dtensor import local_gradients, local_tensor, local_tensors, version_of
 from mooring.errors import MooringError, NonFiniteError
-from mooring.importance import State
-from mooring.importance.observed_factors import ObservedFactors
 from mooring.observe.factor_accumulation import accumulate_factors
 from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import Observation, OutputObserver
-from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
-from mooring.pulls.pull import Number, learning_rate
+from mooring.rules import Budget, GradientPull, ParameterPull, Pull, State
+from mooring.rules.pull import Number, learning_rate
 from mooring.state.consolidation import layer_scales
 from mooring.state.mooring_state import MooringState
 from mooring.state.norm_statistics import NormStatistics
@@ -94,7 +93,7 @@ class _KnownParameters:
 
 
 class StepMeter(Protocol):
-    """Measures forgetting during training: `mooring.gauge.measured_budget.MeasuredBudget`."""
+    """Measures forgetting during training: `mooring.hold.measured_budget.MeasuredBudget`."""
 
     def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Return what to add to the gradients of these parameters, where it is not 0, in tensors of its own."""

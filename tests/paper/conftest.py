@@ -2,11 +2,11 @@
 
 import pytest
 
-from mooring.lab.study.study import Study
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import MINIATURE
-from mooring.report.picture import render_drawing
-from mooring.report.style import figure_style
+from mooring_lab.report.picture import render_drawing
+from mooring_lab.report.style import figure_style
+from mooring_lab.study.study import Study
+from mooring_paper.context.paper_context import PaperContext
+from mooring_paper.context.scale import MINIATURE
 
 
 @pytest.fixture(scope="module")

@@ -5,23 +5,23 @@ from dataclasses import replace
 
 import pytest
 
-from mooring.lab.model.metrics import confidence_interval
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.networks.initialization import initial_network
-from mooring.lab.streams.options import open_stream
-from mooring.lab.study.study import Study
-from mooring.paper import ablations
-from mooring.paper.ablations import change_specs, replay_summary
-from mooring.paper.changes import BASE, CHANGES, applicable_changes, changed_seeds, count_models
-from mooring.paper.context import target_result
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import MINIATURE, PAPER, REPLAY, ROWS
-from mooring.paper.context.target_result import CELL_METRICS, Reason, ResultTable, TargetResult, make_cell
-from mooring.paper.effects import closest_change, differs, explain, measure_effects
-from mooring.paper.page.difference_notes import add_table_notes
-from mooring.paper.published.published_numbers import PublishedCell
-from mooring.paper.targets import TARGETS, run_targets, select_targets
+from mooring_lab.model.metrics import confidence_interval
+from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.networks.initialization import initial_network
+from mooring_lab.streams.options import open_stream
+from mooring_lab.study.study import Study
+from mooring_paper import ablations
+from mooring_paper.ablations import change_specs, replay_summary
+from mooring_paper.changes import BASE, CHANGES, applicable_changes, changed_seeds, count_models
+from mooring_paper.context import target_result
+from mooring_paper.context.paper_context import PaperContext
+from mooring_paper.context.scale import MINIATURE, PAPER, REPLAY, ROWS
+from mooring_paper.context.target_result import CELL_METRICS, Reason, ResultTable, TargetResult, make_cell
+from mooring_paper.effects import closest_change, differs, explain, measure_effects
+from mooring_paper.page.difference_notes import add_table_notes
+from mooring_paper.published.published_numbers import PublishedCell
+from mooring_paper.targets import TARGETS, run_targets, select_targets
 
 CONDITION = PAPER.conditions()[0]  # cifar100, where the paper's ewc has 62.5 ± 0.6
 OTHER_REGIME = PAPER.conditions()[3]

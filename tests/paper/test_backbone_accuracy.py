@@ -8,16 +8,16 @@ import torch
 from safetensors.torch import save_file
 
 from mooring.errors import MooringError
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.streams.options import open_stream
-from mooring.lab.study.study import Study
-from mooring.paper.backbone_plan import plan_backbones
-from mooring.paper.context.paper_context import PaperContext, paper_setting
-from mooring.paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS
-from mooring.paper.figures import backbone_accuracy
-from mooring.paper.published.published_numbers import published
-from mooring.paper.targets import TARGETS, run_targets, select_targets
+from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.streams.options import open_stream
+from mooring_lab.study.study import Study
+from mooring_paper.backbone_plan import plan_backbones
+from mooring_paper.context.paper_context import PaperContext, paper_setting
+from mooring_paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS
+from mooring_paper.figures import backbone_accuracy
+from mooring_paper.published.published_numbers import published
+from mooring_paper.targets import TARGETS, run_targets, select_targets
 
 TARGET = select_targets(["fig-backbone"])
 LEVELS = {"weak": 60.0, "middle": 70.0, "strong": 90.0}

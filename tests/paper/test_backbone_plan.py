@@ -10,22 +10,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mooring_lab.cli.paper_command import paper
 from PIL import Image
 
-from lab.test_kill import killed_at
-from mooring.cli import main
-from mooring.cli.paper_command import paper
+from laboratory.test_kill import killed_at
 from mooring.errors import MooringError
-from mooring.lab.networks.initialization import read_weights
-from mooring.lab.streams.options import open_stream
-from mooring.lab.study import pretraining
-from mooring.lab.study.pretraining import read_metadata
-from mooring.lab.study.store import Store
-from mooring.lab.study.study import Study
-from mooring.paper.backbone_plan import plan_backbones
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import PAPER, BackboneLevel
-from mooring.paper.targets import select_targets
+from mooring_lab.cli import main
+from mooring_lab.networks.initialization import read_weights
+from mooring_lab.streams.options import open_stream
+from mooring_lab.study import pretraining
+from mooring_lab.study.pretraining import read_metadata
+from mooring_lab.study.store import Store
+from mooring_lab.study.study import Study
+from mooring_paper.backbone_plan import plan_backbones
+from mooring_paper.context.paper_context import PaperContext
+from mooring_paper.context.scale import PAPER, BackboneLevel
+from mooring_paper.targets import select_targets
 from one_line import refused
 from processes import Child
 

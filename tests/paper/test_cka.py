@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
-from mooring.paper.context.scale import REGULARIZERS
-from mooring.paper.figures import cka
-from mooring.paper.tables import grid_search
-from mooring.paper.targets import TARGETS
+from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
+from mooring_paper.context.scale import REGULARIZERS
+from mooring_paper.figures import cka
+from mooring_paper.tables import grid_search
+from mooring_paper.targets import TARGETS
 
 CLAIM_COLUMNS = ("deep CKA is higher", "surely higher", "forgets less", "surely less")
 

@@ -5,20 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.model.summary import summarize
-from mooring.lab.study.protocol import choose_settings
-from mooring.paper.claims import claims_table, table_claims
-from mooring.paper.claims.extended_rows import ExtendedRows
-from mooring.paper.claims.method_pairs import MethodPair, claim_on_every_pair, decide_pairs
-from mooring.paper.claims.sequential_verdict import LookSchedule, decide
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS, REPLAY
-from mooring.paper.context.seed_statistics import summarize_seeds
-from mooring.paper.published.published_numbers import Setting
-from mooring.paper.tables import grid_search
-from mooring.paper.targets import TARGETS
+from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.model.summary import summarize
+from mooring_lab.study.protocol import choose_settings
+from mooring_paper.claims import claims_table, table_claims
+from mooring_paper.claims.extended_rows import ExtendedRows
+from mooring_paper.claims.method_pairs import MethodPair, claim_on_every_pair, decide_pairs
+from mooring_paper.claims.sequential_verdict import LookSchedule, decide
+from mooring_paper.context.paper_context import PaperContext
+from mooring_paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS, REPLAY
+from mooring_paper.context.seed_statistics import summarize_seeds
+from mooring_paper.published.published_numbers import Setting
+from mooring_paper.tables import grid_search
+from mooring_paper.targets import TARGETS
 
 CONDITION = MINIATURE.conditions()[0]
 LOOKS = LookSchedule((3,))

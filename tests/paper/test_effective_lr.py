@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mooring import Interpolation, Penalty
-from mooring.paper.context.scale import MINIATURE
-from mooring.paper.figures import effective_lr
-from mooring.paper.targets import TARGETS
+from mooring_paper.context.scale import MINIATURE
+from mooring_paper.figures import effective_lr
+from mooring_paper.targets import TARGETS
 
 
 @pytest.fixture(scope="module")

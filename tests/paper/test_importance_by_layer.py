@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
-from mooring.paper.context.paper_context import paper_setting
-from mooring.paper.context.scale import MINIATURE, PAPER, REGULARIZERS, Condition
-from mooring.paper.figures import importance_by_layer
-from mooring.paper.published.published_numbers import Setting
-from mooring.paper.targets import TARGETS
+from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
+from mooring_paper.context.paper_context import paper_setting
+from mooring_paper.context.scale import MINIATURE, PAPER, REGULARIZERS, Condition
+from mooring_paper.figures import importance_by_layer
+from mooring_paper.published.published_numbers import Setting
+from mooring_paper.targets import TARGETS
 
 LAYERS = [f"backbone.features.{index}" for index in (0, 2, 5, 7, 10, 12)]
 

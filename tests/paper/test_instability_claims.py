@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from mooring.lab.model.results import Result, Stability
-from mooring.lab.model.spec import RunSpec
-from mooring.paper.claims import instability_claims as claims
-from mooring.paper.claims.sequential_verdict import LookSchedule
-from mooring.paper.context.scale import MINIATURE, PAPER
+from mooring_lab.model.results import Result, Stability
+from mooring_lab.model.spec import RunSpec
+from mooring_paper.claims import instability_claims as claims
+from mooring_paper.claims.sequential_verdict import LookSchedule
+from mooring_paper.context.scale import MINIATURE, PAPER
 
 CONDITION = MINIATURE.conditions()[0]
 CONDITIONS = {"0": CONDITION, "1": replace(CONDITION, data="others")}

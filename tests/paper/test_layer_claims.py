@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
-from mooring.paper.claims import layer_claims
-from mooring.paper.claims.claim import claim_on_count
-from mooring.paper.claims.sequential_verdict import LookSchedule
-from mooring.paper.context.scale import MINIATURE, REGULARIZERS
-from mooring.paper.context.seed_statistics import mean_difference, summarize_seeds
+from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
+from mooring_paper.claims import layer_claims
+from mooring_paper.claims.claim import claim_on_count
+from mooring_paper.claims.sequential_verdict import LookSchedule
+from mooring_paper.context.scale import MINIATURE, REGULARIZERS
+from mooring_paper.context.seed_statistics import mean_difference, summarize_seeds
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.model.summary import summarize
-from mooring.lab.study.study import Study
-from mooring.paper.context.paper_context import PaperContext, paper_setting
-from mooring.paper.context.scale import MINIATURE, PAPER
-from mooring.paper.figures import negative_importance
-from mooring.paper.targets import TARGETS
+from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.model.summary import summarize
+from mooring_lab.study.study import Study
+from mooring_paper.context.paper_context import PaperContext, paper_setting
+from mooring_paper.context.scale import MINIATURE, PAPER
+from mooring_paper.figures import negative_importance
+from mooring_paper.targets import TARGETS
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mooring.cli import main
 from mooring.errors import MooringError
-from mooring.paper.context.scale import PAPER
-from mooring.paper.published.numbering import ITEMS, find_item
-from mooring.paper.targets import TARGETS, describe_items, select_targets
+from mooring_lab.cli import main
+from mooring_paper.context.scale import PAPER
+from mooring_paper.published.numbering import ITEMS, find_item
+from mooring_paper.targets import TARGETS, describe_items, select_targets
 
 COUNTS = {"figure": 10, "table": 6, "equation": 14, "algorithm": 1}
 """Numbered items of the paper, appendix included."""

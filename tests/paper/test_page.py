@@ -9,30 +9,30 @@ from pathlib import Path
 
 import pytest
 import torch
+from mooring_lab.cli.paper_command import _cost_line, _portable_command
 from safetensors.torch import save_file
 
-from mooring.cli.paper_command import _cost_line, _portable_command
 from mooring.errors import MooringError
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.study.pretraining import RECIPES
-from mooring.lab.study.study import Study
-from mooring.paper.changes import BASE
-from mooring.paper.claims.claim import Claim
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import EXPLICIT, PAPER
-from mooring.paper.context.seed_statistics import summarize_seeds
-from mooring.paper.context.target_result import Reason, ResultTable, TargetResult
-from mooring.paper.effects import explain, measure_effects
-from mooring.paper.page.backbone_levels import read_findings
-from mooring.paper.page.difference_notes import add_table_notes, difference_lines
-from mooring.paper.page.page_writer import write_page
-from mooring.paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
-from mooring.paper.page.verdict import verdict_sentences
-from mooring.paper.published.published_numbers import published
-from mooring.paper.tables import accuracy_tables
-from mooring.paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
-from mooring.paper.targets import TARGETS, select_targets, training_cost
+from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.study.pretraining import RECIPES
+from mooring_lab.study.study import Study
+from mooring_paper.changes import BASE
+from mooring_paper.claims.claim import Claim
+from mooring_paper.context.paper_context import PaperContext
+from mooring_paper.context.scale import EXPLICIT, PAPER
+from mooring_paper.context.seed_statistics import summarize_seeds
+from mooring_paper.context.target_result import Reason, ResultTable, TargetResult
+from mooring_paper.effects import explain, measure_effects
+from mooring_paper.page.backbone_levels import read_findings
+from mooring_paper.page.difference_notes import add_table_notes, difference_lines
+from mooring_paper.page.page_writer import write_page
+from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
+from mooring_paper.page.verdict import verdict_sentences
+from mooring_paper.published.published_numbers import published
+from mooring_paper.tables import accuracy_tables
+from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
+from mooring_paper.targets import TARGETS, select_targets, training_cost
 
 CIFAR, FLOWERS = PAPER.conditions()[:2]  # one epoch
 SEEDS = range(5)

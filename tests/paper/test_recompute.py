@@ -15,13 +15,13 @@ from random import Random
 
 import pytest
 
-from mooring.cli import main, paper_command
-from mooring.lab.model.results import Result, Stability
-from mooring.lab.streams.options import StreamOptions
-from mooring.lab.study.defaults import LRS, STRENGTHS
-from mooring.lab.study.study import Study
-from mooring.paper.context.scale import MINIATURE
-from mooring.paper.published import published_numbers
+from mooring_lab.cli import main, paper_command
+from mooring_lab.model.results import Result, Stability
+from mooring_lab.streams.options import StreamOptions
+from mooring_lab.study.defaults import LRS, STRENGTHS
+from mooring_lab.study.study import Study
+from mooring_paper.context.scale import MINIATURE
+from mooring_paper.published import published_numbers
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SOURCES = [BENCHMARKS / "recompute.py", *sorted((BENCHMARKS / "recomputation").glob("*.py"))]

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from mooring import Interpolation
-from mooring.lab.methods import METHODS, find_method, resolve_methods
-from mooring.lab.methods.registry import VARIANTS
-from mooring.lab.model.metrics import confidence_interval
-from mooring.paper.context.scale import EXPLICIT
-from mooring.paper.figures import roots
-from mooring.paper.targets import TARGETS
+from mooring_lab.methods import METHODS, find_method, resolve_methods
+from mooring_lab.methods.registry import VARIANTS
+from mooring_lab.model.metrics import confidence_interval
+from mooring_paper.context.scale import EXPLICIT
+from mooring_paper.figures import roots
+from mooring_paper.targets import TARGETS
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from mooring.lab.model.results import Result, Stability
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.streams import by_class, digits
-from mooring.paper.context.scale import MINIATURE
-from mooring.paper.run_rows import STABILITY_FIELDS, runs_json
+from mooring_lab.model.results import Result, Stability
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.streams import by_class, digits
+from mooring_paper.context.scale import MINIATURE
+from mooring_paper.run_rows import STABILITY_FIELDS, runs_json
 
 VERSIONS = {"device": "NVIDIA H200", "torch": "2.0", "python": "3.11", "mooring": "0.1"}
 

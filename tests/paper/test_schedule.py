@@ -2,12 +2,12 @@
 
 import pytest
 
-from mooring.lab.study.study import Study
-from mooring.paper.context.paper_context import MissingRuns, PaperContext
-from mooring.paper.context.scale import MINIATURE
-from mooring.paper.context.target_result import TargetResult
-from mooring.paper.published.published_numbers import Setting
-from mooring.paper.targets import Target, run_targets, select_targets
+from mooring_lab.study.study import Study
+from mooring_paper.context.paper_context import MissingRuns, PaperContext
+from mooring_paper.context.scale import MINIATURE
+from mooring_paper.context.target_result import TargetResult
+from mooring_paper.published.published_numbers import Setting
+from mooring_paper.targets import Target, run_targets, select_targets
 
 
 @pytest.fixture

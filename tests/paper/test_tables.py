@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from mooring.cli import main
 from mooring.errors import MooringError
-from mooring.lab.model.metrics import confidence_interval
-from mooring.lab.model.results import Result
-from mooring.lab.model.spec import RunSpec
-from mooring.lab.model.summary import summarize
-from mooring.lab.networks.initialization import initial_network
-from mooring.lab.streams.options import open_stream
-from mooring.lab.study.protocol import choose_settings
-from mooring.lab.study.study import Study
-from mooring.paper.context.paper_context import PaperContext
-from mooring.paper.context.scale import CONTROLS, MINIATURE, PAPER, ROWS
-from mooring.paper.context.target_result import means_agree
-from mooring.paper.published.published_numbers import Setting, published, published_setting
-from mooring.paper.tables import accuracy_tables, grid_search
-from mooring.paper.targets import TARGETS, select_targets
+from mooring_lab.cli import main
+from mooring_lab.model.metrics import confidence_interval
+from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
+from mooring_lab.model.summary import summarize
+from mooring_lab.networks.initialization import initial_network
+from mooring_lab.streams.options import open_stream
+from mooring_lab.study.protocol import choose_settings
+from mooring_lab.study.study import Study
+from mooring_paper.context.paper_context import PaperContext
+from mooring_paper.context.scale import CONTROLS, MINIATURE, PAPER, ROWS
+from mooring_paper.context.target_result import means_agree
+from mooring_paper.published.published_numbers import Setting, published, published_setting
+from mooring_paper.tables import accuracy_tables, grid_search
+from mooring_paper.targets import TARGETS, select_targets
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mooring.paper.context.scale import REGULARIZERS
-from mooring.paper.figures import violations
-from mooring.paper.published.published_numbers import published_violations
-from mooring.paper.targets import TARGETS
+from mooring_paper.context.scale import REGULARIZERS
+from mooring_paper.figures import violations
+from mooring_paper.published.published_numbers import published_violations
+from mooring_paper.targets import TARGETS
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mooring.backends.eager import chunks, removal_rule, run_in_chunks
-from mooring.importance import State
-from mooring.pulls.budget import Budget, spent_at
-from mooring.pulls.pull import Number, ParameterPull
+from mooring.rules import State
+from mooring.rules.budget import Budget, spent_at
+from mooring.rules.pull import Number, ParameterPull
 from mooring.state.parameter_state import ParameterState
 
 

@@ -11,8 +11,8 @@ from mooring.backends.eager import removal_rule
 from mooring.backends.fused import is_fusable, kernel_key
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel
 from mooring.backends.kernels.reduce import ReduceKernel, SolverStepKernel
-from mooring.importance import State
-from mooring.pulls.budget import MAX_NEWTON_STEPS, Budget, budget_step
+from mooring.rules import State
+from mooring.rules.budget import MAX_NEWTON_STEPS, Budget, budget_step
 from mooring.state.offload import is_offloaded
 
 SUMS = ["spent", "slope"]

@@ -14,11 +14,11 @@ from mooring.backends.eager import has_compiler
 from mooring.backends.kronecker_batch import is_batchable, kronecker_batches
 from mooring.backends.product_terms import ProductTerm, is_active_product, is_product, product_terms
 from mooring.backends.small_batch import SmallBatch, is_small, small_batches
+from mooring.curvature.kronecker_factors import complete_eigenbases
 from mooring.distributed.dtensor import reduce_over_shards
-from mooring.importance import State
-from mooring.importance.kronecker_factors import complete_eigenbases
-from mooring.pulls.budget import Budget, budget_solved
-from mooring.pulls.pull import Number
+from mooring.rules import State
+from mooring.rules.budget import Budget, budget_solved
+from mooring.rules.pull import Number
 from mooring.state.offload import AnchorOffload
 from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of

@@ -11,11 +11,11 @@ from mooring.backends.batch_term import BatchTerm
 from mooring.backends.eager import apply_pull, chunks, previous_importance, run_in_chunks
 from mooring.backends.product_terms import is_product, product_terms
 from mooring.backends.small_batch import SmallBatch
+from mooring.curvature.kronecker_factors import complete_eigenbases
 from mooring.distributed.dtensor import reduce_over_shards
-from mooring.importance import State
-from mooring.importance.kronecker_factors import complete_eigenbases
-from mooring.pulls.budget import Budget, spent_at, spent_each
-from mooring.pulls.pull import Number
+from mooring.rules import State
+from mooring.rules.budget import Budget, spent_at, spent_each
+from mooring.rules.pull import Number
 from mooring.state.parameter_state import ParameterState
 
 

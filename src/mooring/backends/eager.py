@@ -26,9 +26,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from mooring.importance import Importance, Iteration, State
-from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
-from mooring.pulls.pull import Number, per_run
+from mooring.rules import Budget, GradientPull, Importance, Iteration, ParameterPull, Pull, State
+from mooring.rules.pull import Number, per_run
 from mooring.state.quantization import dequantize
 
 Rule = Callable[[dict[str, Any]], None]
@@ -103,7 +102,7 @@ def merge_statistics(pull: ParameterPull, statistics: Tensor, anchor: Tensor, ta
         lr: the learning rate; one number, or one per run.
 
     Example:
-        >>> from mooring.pulls import Interpolation
+        >>> from mooring.rules import Interpolation
         >>> mean = torch.zeros(2)
         >>> merge_statistics(Interpolation(root=1, every="task"), mean, torch.ones(2), tasks=3, lr=0.1)
         >>> mean

@@ -12,7 +12,7 @@ from mooring.backends.eager import Rule, has_compiler
 from mooring.backends.kernels.codegen import TRITON_DTYPES
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, elements_per_entry
 from mooring.backends.kernels.tensor_list import TensorForm, TensorList
-from mooring.pulls.pull import Number
+from mooring.rules.pull import Number
 from mooring.state.quantization import BLOCK_SLOTS
 
 T = TypeVar("T")

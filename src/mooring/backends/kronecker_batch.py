@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mooring.adapters.product_factors import ProductFactors
 from mooring.backends.batch_term import BatchTerm
-from mooring.importance.factor_blocks import rotate
+from mooring.curvature.factor_blocks import rotate
+from mooring.curvature.product_factors import ProductFactors
 from mooring.state import offload
 from mooring.state.parameter_state import ParameterState
 

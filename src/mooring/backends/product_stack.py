@@ -5,7 +5,8 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
-from mooring.adapters.product import (
+from mooring.backends.eigen import eigen
+from mooring.curvature.product import (
     RETREATS,
     Eigen,
     ProductForm,
@@ -16,9 +17,8 @@ from mooring.adapters.product import (
     product_grams,
     residual_at,
 )
-from mooring.adapters.product_factors import ProductFactors
-from mooring.adapters.sides import rows_times
-from mooring.backends.eigen import eigen
+from mooring.curvature.product_factors import ProductFactors
+from mooring.curvature.sides import rows_times
 from mooring.distributed.dtensor import PLAIN, gathered, local_part, local_tensor, local_tensors, to_dtensor
 from mooring.state.parameter_state import ParameterState
 

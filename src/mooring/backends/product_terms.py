@@ -6,12 +6,12 @@ from operator import is_
 import torch
 from torch import Tensor
 
-from mooring.adapters.product import Eigen, retreat
-from mooring.adapters.product_factors import ProductFactors
 from mooring.backends.batch_term import BatchTerm
 from mooring.backends.eigen import eigen
 from mooring.backends.product_stack import ProductStack, stack_key
-from mooring.pulls.pull import Number, ParameterPull
+from mooring.curvature.product import Eigen, retreat
+from mooring.curvature.product_factors import ProductFactors
+from mooring.rules.pull import Number, ParameterPull
 from mooring.state.parameter_state import ParameterState
 
 MAX_RESIDUAL = 0.5

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mooring.importance import State
-from mooring.pulls.budget import Budget, spent_at
-from mooring.pulls.pull import Number
+from mooring.rules import State
+from mooring.rules.budget import Budget, spent_at
+from mooring.rules.pull import Number
 from mooring.state import offload
 from mooring.state.parameter_state import ParameterState
 

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.errors import first_and_count
-from mooring.pulls import Pull
+from mooring.rules import Pull
 from mooring.state import mooring_state
 from mooring.state.displacement import is_true
 from mooring.state.mooring_state import MooringState

@@ -8,7 +8,7 @@ from mooring.diagnose.coverage import ELSEWHERE, REMEDIES, ParameterCoverage, de
 from mooring.diagnose.trained_before import evidence_of_training
 from mooring.distributed.dtensor import version_of
 from mooring.errors import UnheldWarning, first_and_count, warn
-from mooring.pulls import Budget, Pull
+from mooring.rules import Budget, Pull
 from mooring.state.displacement import displaced
 from mooring.state.mooring_state import MooringState
 from mooring.state.parameter_state import ParameterState

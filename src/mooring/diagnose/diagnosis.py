@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.adapters.product_factors import ProductFactors
+from mooring.curvature.product_factors import ProductFactors
 from mooring.diagnose import stability
 from mooring.diagnose.coverage import Coverage
 from mooring.diagnose.stability import Verdicts
 from mooring.distributed.dtensor import reduce_over_shards
-from mooring.pulls.pull import Number
+from mooring.rules.pull import Number
 from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mooring.diagnose.conventions import CONVENTIONS, Convention, convert_strength
 from mooring.distributed.dtensor import local_tensor
-from mooring.pulls.pull import Number, learning_rate, per_run
+from mooring.rules.pull import Number, learning_rate, per_run
 
 __all__ = [
     "CONVENTIONS",

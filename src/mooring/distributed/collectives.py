@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mooring.curvature.observed_factors import FactorShapes, ObservedFactors
 from mooring.distributed.dtensor import mesh_of, sharded
-from mooring.importance.observed_factors import FactorShapes, ObservedFactors
 
 BUCKET_SIZE = 1 << 23
 """Numbers in one all-reduce."""

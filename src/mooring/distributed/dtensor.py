@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.importance import Importance
+from mooring.rules import Importance
 
 PLAIN = frozenset({Tensor, nn.Parameter})
 """Types that are certainly not sharded: a fast check, since each step asks about every parameter several times."""

@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from mooring.distributed.dtensor import local_tensor, to_dtensor
 from mooring.errors import MooringError
-from mooring.gauge.average import PREFIX
-from mooring.moor import Mooring
+from mooring.hold.average import PREFIX
+from mooring.mooring import Mooring
 
 __all__ = ["load"]
 

@@ -11,9 +11,9 @@ from mooring.attachment import attach, create_mooring
 from mooring.distributed.collectives import rank
 from mooring.distributed.dtensor import gathered
 from mooring.errors import MooringError, unknown, warn
-from mooring.importance import State
 from mooring.integrations.state_file import load, load_for, save
-from mooring.moor import Mooring
+from mooring.mooring import Mooring
+from mooring.rules import State
 from mooring.state.memory import Memory
 
 __all__ = ["DeferredAttach", "MooringOwner", "SavedState"]

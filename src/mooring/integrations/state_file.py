@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from mooring.distributed.collectives import rank
 from mooring.distributed.dtensor import gathered, local_tensor, reduce_over_shards, reshard, sharded
 from mooring.errors import MooringError
-from mooring.importance import State
-from mooring.moor import Mooring
+from mooring.mooring import Mooring
+from mooring.rules import State
 
 __all__ = ["NAME", "load", "load_for", "save"]
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from mooring.curvature.observed_factors import ObservedFactors, along_directions, gradient_scales, is_explained
 from mooring.distributed.dtensor import gathered, to_dtensor
-from mooring.importance.observed_factors import ObservedFactors, along_directions, gradient_scales, is_explained
 from mooring.state.mooring_state import MooringState
 from mooring.state.parameter_state import ParameterState
 

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.adapters.product_factors import factor_shapes, observe_products
 from mooring.backends.eager import autocast_disabled
+from mooring.curvature.kronecker_factors import is_transposed
+from mooring.curvature.observed_factors import FactorShapes, ObservedFactors, observe, observed_shapes
+from mooring.curvature.product_factors import factor_shapes, observe_products
 from mooring.distributed.collectives import all_reduce_factors, world_size
 from mooring.distributed.dtensor import gathered_parameters, sharded
 from mooring.errors import MooringError
-from mooring.importance.kronecker_factors import is_transposed
-from mooring.importance.observed_factors import FactorShapes, ObservedFactors, observe, observed_shapes
 from mooring.observe.output_observer import ForwardHook, OutputObserver, gradient_versions
 from mooring.state.mooring_state import MooringState, is_one_graph
 

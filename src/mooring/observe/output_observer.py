@@ -15,7 +15,7 @@ from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_observation, rank
 from mooring.distributed.dtensor import gathered_parameters, local_tensor, local_tensors, sharded
 from mooring.errors import MooringError
-from mooring.importance import Importance
+from mooring.rules import Importance
 from mooring.state.mooring_state import MooringState
 
 _OUTPUTS_HINT = "pass outputs=, a function that takes what the model returns and gives the tensor of its outputs"

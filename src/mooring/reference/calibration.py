@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.eager import autocast_disabled
+from mooring.curvature.kronecker_factors import complete_eigenbases
 from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning, warn
-from mooring.importance.kronecker_factors import complete_eigenbases
-from mooring.pulls.budget import UNSPENT_TOLERANCE, Budget
 from mooring.reference.batches import Data, Loss, Outputs, iter_batches, scalar_loss
 from mooring.reference.estimation import NO_DEPENDENCE, NOT_FINITE
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.probes import DIRECTIONS, Probes, add_gradients, direction_dtype, random_signs
 from mooring.reference.progress import progress
 from mooring.reference.reference_labels import prepare_labels
+from mooring.rules.budget import UNSPENT_TOLERANCE, Budget
 from mooring.state.consolidation import layer_scales
 from mooring.state.mooring_state import MooringState
 from mooring.state.offload import AnchorOffload

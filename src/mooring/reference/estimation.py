@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError, NonFiniteError
-from mooring.importance import Importance
 from mooring.observe.layer_observer import LayerObserver, make_observers
 from mooring.observe.output_observer import OutputObserver
-from mooring.pulls import Interpolation
 from mooring.reference.batches import LEAVE_OUT, LOSS_HINT, Data, Loss, Outputs, name_batch, scalar_loss
 from mooring.reference.memory_estimate import check_memory
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
@@ -21,6 +19,7 @@ from mooring.reference.probes import Probes
 from mooring.reference.progress import progress
 from mooring.reference.rank_shares import RankShare, combine_ranks
 from mooring.reference.reference_labels import default_loss_in_one_pass
+from mooring.rules import Importance, Interpolation
 from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
 
@@ -50,7 +49,7 @@ def check_estimable(importance: Importance) -> None:
     """Refuse an importance that reads the optimizer's steps.
 
     Example:
-        >>> from mooring.importance import SI
+        >>> from mooring.rules import SI
         >>> check_estimable(SI())
         Traceback (most recent call last):
         ...

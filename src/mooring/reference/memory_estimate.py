@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from mooring.adapters.product_factors import Product, factor_shapes
+from mooring.curvature.kronecker_factors import factor_shape
+from mooring.curvature.product_factors import Product, factor_shapes
 from mooring.distributed.collectives import world_size
 from mooring.errors import MooringError
-from mooring.importance.kronecker_factors import factor_shape
 from mooring.reference.rank_shares import stop_together
 from mooring.state.memory import compute_dtype_of
 from mooring.state.mooring_state import MooringState

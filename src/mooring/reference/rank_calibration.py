@@ -7,11 +7,11 @@ from torch import nn
 from mooring.distributed.collectives import one_process, world_size
 from mooring.distributed.dtensor import mesh_of
 from mooring.errors import MooringError
-from mooring.pulls.budget import Budget
 from mooring.reference.batches import Data
 from mooring.reference.calibration import calibration_factor
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.reference.rank_shares import RankShare, gather_objects, stop_together
+from mooring.rules.budget import Budget
 from mooring.state.mooring_state import MooringState
 
 

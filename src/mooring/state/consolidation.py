@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mooring.curvature.kronecker_factors import KroneckerFactors, update_eigenbases
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.errors import MooringError
-from mooring.importance import Importance, State
-from mooring.importance.kronecker_factors import KroneckerFactors, update_eigenbases
-from mooring.pulls.merges import Merge
-from mooring.pulls.pull import per_run
+from mooring.rules import Importance, State
+from mooring.rules.merges import Merge
+from mooring.rules.pull import per_run
 from mooring.state.memory import Memory
 from mooring.state.parameter_state import ParameterState
 from mooring.state.quantization import QuantizedImportance

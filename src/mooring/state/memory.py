@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError, check_whole
-from mooring.importance import Importance
-from mooring.pulls import ParameterPull, Pull
+from mooring.rules import Importance, ParameterPull, Pull
 from mooring.state.quantization import QuantizedImportance, block_size
 
 MAX_LOST = 0.01

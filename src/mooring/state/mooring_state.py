@@ -10,12 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from mooring.adapters.product_factors import ROOT_SLOTS, Product, ProductFactors
-from mooring.adapters.products import Products, by_parameters, find_products, sample_layer
-from mooring.distributed.dtensor import local_part, local_tensor, sharded, to_dtensor
-from mooring.errors import MooringError, UnheldWarning, first_and_count, warn
-from mooring.importance import Importance, State
-from mooring.importance.kronecker_factors import (
+from mooring.curvature.kronecker_factors import (
     FACTOR_SLOTS,
     LAZY,
     KroneckerFactors,
@@ -23,7 +18,12 @@ from mooring.importance.kronecker_factors import (
     layer_groups,
     layers_with_factors,
 )
-from mooring.pulls.merges import Merge
+from mooring.curvature.product_factors import ROOT_SLOTS, Product, ProductFactors
+from mooring.curvature.products import Products, by_parameters, find_products, sample_layer
+from mooring.distributed.dtensor import local_part, local_tensor, sharded, to_dtensor
+from mooring.errors import MooringError, UnheldWarning, first_and_count, warn
+from mooring.rules import Importance, State
+from mooring.rules.merges import Merge
 from mooring.state.consolidation import consolidate, move_anchors
 from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.offload import AnchorOffload

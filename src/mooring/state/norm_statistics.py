@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mooring.importance import State
-from mooring.pulls import ParameterPull, Pull
+from mooring.rules import ParameterPull, Pull, State
 from mooring.state.selection import norm_buffers, norm_modules
 
 BUFFERS = ("follow", "keep", "interpolate", "frozen")

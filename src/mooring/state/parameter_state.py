@@ -7,10 +7,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from mooring.curvature.kronecker_factors import KroneckerFactors
 from mooring.distributed.dtensor import local_tensor
-from mooring.importance import State
-from mooring.importance.kronecker_factors import KroneckerFactors
-from mooring.pulls.pull import Number
+from mooring.rules import State
+from mooring.rules.pull import Number
 from mooring.state.quantization import QuantizedImportance
 from mooring.state.resizing import copy_rows, resized_factors, resized_importance
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError
-from mooring.importance import State
+from mooring.rules import State
 
 BLOCK_SLOTS = ("previous_high", "previous_step")
 """The names of the tensors with one entry for each block."""

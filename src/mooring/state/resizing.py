@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from mooring.curvature.kronecker_factors import KroneckerFactors
 from mooring.distributed.dtensor import sharded
-from mooring.importance.kronecker_factors import KroneckerFactors
 from mooring.state.quantization import QuantizedImportance
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.adapters.product_factors import ROOT_SLOTS
-from mooring.adapters.products import check_same_layers
+from mooring.curvature.kronecker_factors import FACTOR_SLOTS, update_eigenbases
+from mooring.curvature.product_factors import ROOT_SLOTS
+from mooring.curvature.products import check_same_layers
 from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError, warn
-from mooring.importance import State
-from mooring.importance.kronecker_factors import FACTOR_SLOTS, update_eigenbases
+from mooring.rules import State
 from mooring.state.displacement import displaced
 from mooring.state.memory import Memory, compute_dtype_of
 from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import mooring
 from mooring.errors import UnheldWarning
-from mooring.importance import Importance
-from mooring.pulls import Pull
+from mooring.rules import Importance, Pull
 
 
 class _Attention(nn.Module):

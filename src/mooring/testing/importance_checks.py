@@ -6,8 +6,7 @@ from dataclasses import replace
 import torch
 
 from mooring.errors import MooringError
-from mooring.importance import Importance, Iteration, State
-from mooring.pulls import Interpolation, Penalty
+from mooring.rules import Importance, Interpolation, Iteration, Penalty, State
 from mooring.testing.cases import CASES, Case, check_equal, check_plain_training, check_resumes
 
 Make = Callable[[], Importance]

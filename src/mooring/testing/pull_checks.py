@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from mooring.pulls import Budget, GradientPull, ParameterPull, Pull
+from mooring.rules import Budget, GradientPull, ParameterPull, Pull
 from mooring.testing.cases import CASES, Case, check_equal, check_plain_training, check_resumes
 
 Make = Callable[[], Pull]

@@ -1,6 +1,0 @@
-"""Low-rank adapters, such as LoRA layers, moored through the product of their two factors."""
-
-from mooring.adapters.low_rank import LowRank, register_low_rank
-from mooring.adapters.product_factors import Product
-
-__all__ = ["LowRank", "Product", "register_low_rank"]

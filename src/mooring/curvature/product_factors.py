@@ -1,0 +1,258 @@
+"""The Kronecker factors of a base layer's curvature, kept for a low-rank product that is added to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from mooring.curvature.kronecker_factors import FACTOR_SLOTS, KroneckerFactors, layer_rows
+from mooring.curvature.low_rank import LowRank
+from mooring.curvature.observed_factors import ObservedFactors
+from mooring.curvature.product import input_gram
+from mooring.curvature.sides import (
+    from_codes,
+    rows_times,
+    second_moment,
+    side_diagonal,
+    side_shape,
+    to_codes,
+)
+from mooring.distributed.dtensor import gathered, local_part, reduce_over_shards
+from mooring.errors import MooringError, check_number, check_whole
+
+ROOT_SLOTS = ("past_inputs_roots", "past_outputs_roots")
+"""The names of what is kept beside factors in eight bits."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """How low-rank adapters are held through their product, for `mooring.attach(adapters=...)`.
+
+    Args:
+        largest: the most inputs, or outputs, of a layer whose factor is one matrix. That of a wider side consists of
+            blocks of at most that size; beyond eight blocks it is a diagonal.
+        dtype: the dtype in which the factors of past tasks are kept, float32 or wider by default; or "8bit".
+        damping: what is added to each eigenvalue of G, as a part of their mean. Outputs to which the loss is not
+            sensitive, as long as all other layers stay as they are, would otherwise be free, although these change too.
+
+    Example:
+        >>> Product(dtype=torch.bfloat16)
+        Product(largest=2048, dtype=torch.bfloat16, damping=0.05)
+    """
+
+    largest: int = 2048
+    dtype: torch.dtype | Literal["8bit"] | None = None
+    damping: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_whole("largest", self.largest, 1)
+        check_number("damping", self.damping, 0)
+        floating = isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point and self.dtype.itemsize > 1
+        if not (self.dtype is None or self.dtype == "8bit" or floating):
+            raise MooringError(
+                f'dtype={self.dtype!r} is not allowed: give a floating-point dtype of 16 bits or more, or "8bit"'
+            )
+
+
+def factor_shapes(low_rank: LowRank, largest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of C and G, as `side_shape` says; C of token indices is diagonal.
+
+    Example:
+        >>> factor_shapes(LowRank(torch.zeros(2, 9), torch.zeros(3, 2), 1.0, nn.Identity()), largest=8)
+        ((2, 5, 5), (3, 3))
+    """
+    ins, outs = low_rank.inputs, low_rank.outputs
+    tokens = isinstance(low_rank.layer, nn.Embedding)
+    return (ins,) if tokens else side_shape(ins, largest), side_shape(outs, largest)
+
+
+@dataclass
+class ProductFactors(KroneckerFactors):
+    """C and G of the layer that a low-rank product is added to, in the forms of `sides`; the state of B has them.
+
+    `basis` contains C as it is stored, the eigenvectors of G (empty if G is diagonal) and the curvature of each, tasks
+    times its damped eigenvalue. The factors of this task take no memory before the first iteration that is observed.
+
+    Attributes:
+        low_rank: the product.
+        layer_name: the name of the module that adds it; factors of past tasks belong to that.
+        options: how the product is held.
+        past_inputs_roots, past_outputs_roots: beside factors in eight bits, the roots of their diagonals; else empty.
+    """
+
+    low_rank: LowRank | None = field(default=None, repr=False)
+    layer_name: str = ""
+    options: Product = field(default_factory=Product)
+    past_inputs_roots: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+    past_outputs_roots: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+    _anchor: tuple["ref[Tensor]", int, bool] | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def create(cls, low_rank: LowRank, layer_name: str, options: Product, dtype: torch.dtype) -> "ProductFactors":
+        """Return factors of which nothing is known yet, in a dtype to compute in."""
+        shapes, device = factor_shapes(low_rank, options.largest), low_rank.b.device
+        inputs, outputs = (torch.zeros((), dtype=dtype, device=device).expand(shape) for shape in shapes)
+        factors = cls(inputs, outputs, inputs, outputs)
+        factors.low_rank, factors.layer_name, factors.options = low_rank, layer_name, options
+        factors.store(inputs, outputs)
+        return factors
+
+    def slots(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved, by name."""
+        return {name: t for name in (*FACTOR_SLOTS, *ROOT_SLOTS) if (t := getattr(self, name)).numel()}
+
+    def store(self, inputs: Tensor, outputs: Tensor) -> None:
+        """Keep factors of past tasks, as the options say."""
+        self.past_inputs, self.past_inputs_roots = self._stored(inputs)
+        self.past_outputs, self.past_outputs_roots = self._stored(outputs)
+
+    def _stored(self, factor: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = self.options.dtype
+        if factor.stride(-1) == 0:  # zeros, which take no memory
+            narrow = torch.int8 if dtype == "8bit" and factor.ndim > 1 else None if dtype == "8bit" else dtype
+            roots = factor[..., 0] if narrow is torch.int8 else factor.new_empty(0)
+            return factor.new_zeros((), dtype=narrow or factor.dtype).expand(factor.shape), roots
+        if dtype == "8bit":
+            return (factor, factor.new_empty(0)) if factor.ndim == 1 else to_codes(factor)
+        return (factor if dtype is None else factor.to(dtype)), factor.new_empty(0)
+
+    def past_factor(self, side: Literal["inputs", "outputs"]) -> Tensor:
+        """Return C, or G without its scale, of past tasks in the dtype to compute in."""
+        stored, roots = getattr(self, f"past_{side}"), getattr(self, f"past_{side}_roots")
+        return from_codes(stored, roots) if roots.numel() else stored.to(self.inputs.dtype)
+
+    def inherit(self, other: "ProductFactors") -> None:
+        """Take over what is known of past tasks of the same layer; anything but the shapes of another is refused."""
+        if other.past_inputs.shape == self.past_inputs.shape and other.past_outputs.shape == self.past_outputs.shape:
+            self.store(other.past_factor("inputs").clone(), other.past_factor("outputs").clone())
+            self.tasks, self.output_scale = other.tasks, other.output_scale
+            self.update_eigenbasis()
+
+    def past_is_known(self) -> Tensor:
+        """Return whether C and G of past tasks are not 0 everywhere, on the device."""
+        return self.past_inputs.any() & self.past_outputs.any()
+
+    def matrices(self) -> list[Tensor]:
+        """Return G over past tasks, whose eigenvectors are the basis; nothing if it is a diagonal."""
+        outputs = self.past_factor("outputs")
+        return [outputs] if outputs.ndim > 1 else []
+
+    def set_basis(self, solved: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Compute the damped eigenvalues of G over past tasks, and keep its eigenvectors."""
+        assert self.low_rank is not None
+        values, vectors = solved[0] if solved else (self.past_factor("outputs"), self.inputs.new_empty(0))
+        values = values.flatten().clamp(min=0)
+        mean = values.sum() / max(1, self.low_rank.outputs)
+        curvature = (values + self.options.damping * mean) * self.past_inputs.any()
+        dtype = torch.bfloat16 if self.options.dtype == "8bit" else self.past_outputs.dtype
+        self.basis = self.past_inputs, vectors.to(dtype), curvature.mul_(self.tasks * self.output_scale)
+
+    def scaled_curvature(self, scale: float) -> Tensor:
+        """Return the damped eigenvalues of a first task, times a scale."""
+        assert self.basis is not None
+        return self.basis[2] * scale
+
+    def is_anchored(self, anchor: Tensor) -> bool:
+        """Return whether the anchor of B is not 0 on any rank; the device is asked once for each anchor.
+
+        The anchor is not known by its id: a new anchor may get that of a freed one, on some ranks and not on others,
+        which would wait in the reduction.
+        """
+        known = self._anchor
+        if known is None or known[0]() is not anchor or known[1] != anchor._version:
+            assert self.low_rank is not None
+            flag = anchor.any().to(self.low_rank.b.device, torch.float32)
+            known = ref(anchor), anchor._version, bool(reduce_over_shards([flag], [self.low_rank.b], "max")[0])
+            self._anchor = known
+        return known[2]
+
+    def outputs_in_basis(self) -> Tensor:
+        """Return the damped curvature of this task along the eigenvectors of G over past tasks."""
+        assert self.basis is not None
+        assert self.low_rank is not None
+        outputs, vectors = self.outputs / max(1, self.count), self.basis[1].to(self.outputs)
+        values = outputs if outputs.ndim == 1 else (vectors * (outputs @ vectors)).sum(-2).flatten().clamp(min=0)
+        return values + self.options.damping * values.sum() / max(1, self.low_rank.outputs)
+
+    def diagonal(self, like: Tensor) -> Tensor:
+        """Return the curvature of each weight of B on this task, for the present A."""
+        return self._b_diagonal(self.inputs, self.outputs, 1 / max(1, self.count) ** 2)
+
+    def past_diagonal(self, like: Tensor) -> Tensor:
+        """Return the curvature of each weight of B over past tasks, for the present A."""
+        return self._b_diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks * self.output_scale)
+
+    def past_diagonal_of_a(self, like: Tensor) -> Tensor:
+        """Return the curvature of each weight of A on this rank over past tasks, for the present B; 0 while B is 0."""
+        assert self.low_rank is not None
+        b = gathered(self.low_rank.b.detach()).flatten(1).to(self.inputs).mT
+        rows = (rows_times(b, self.past_factor("outputs"), b.shape[-1]) * b).sum(1)
+        columns = side_diagonal(self.past_factor("inputs"), self.low_rank.inputs)
+        whole = self.tasks * self.output_scale * self.low_rank.scale**2 * rows.unsqueeze(-1) * columns
+        return local_part(whole.reshape(self.low_rank.a.shape), self.low_rank.a)
+
+    def _b_diagonal(self, inputs: Tensor, outputs: Tensor, scale: float) -> Tensor:
+        assert self.low_rank is not None
+        a = gathered(self.low_rank.a.detach()).flatten(1).to(inputs)
+        columns = input_gram(a, rows_times(a, inputs, a.shape[-1]), self.low_rank.scale).diagonal().to(inputs)
+        rows = side_diagonal(outputs, self.low_rank.outputs)
+        return local_part((scale * rows.unsqueeze(-1) * columns).reshape(self.low_rank.b.shape), self.low_rank.b)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of everything that is kept."""
+        vectors = self.basis[1].nbytes if self.basis else 0
+        of_this_task = 0 if self.count else self.inputs.nbytes + self.outputs.nbytes
+        return sum(t.nbytes for t in self.slots().values()) + vectors - of_this_task
+
+
+def observe_products(
+    products: dict[str, LowRank], largest: int, a: Tensor, b: Tensor, firsts: Mapping[Tensor, Tensor]
+) -> dict[str, ObservedFactors]:
+    """Return the factors of one call of a module that adds low-rank products.
+
+    Args:
+        products: the module's products, by any name.
+        largest: as for `factor_shapes`.
+        a: the module's input.
+        b: the gradient of the mean loss with respect to its output.
+        firsts: the whole A of a product, where its own is sharded.
+    """
+    observed: dict[str, ObservedFactors] = {}
+    known: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # several products of a layer have the same factors
+    for name, low_rank in products.items():
+        x, g = _rows(low_rank, a, b)
+        (n, places), gradients, shapes = g.shape[:2], g.flatten(0, 1), factor_shapes(low_rank, largest)
+        wide = torch.promote_types(g.dtype, torch.float32)
+        first = firsts.get(low_rank.a, low_rank.a).detach().flatten(1).to(wide)
+        key = type(low_rank.layer), *shapes
+        if isinstance(low_rank.layer, nn.Embedding):
+            projected = first.mT[x.flatten()]
+            if key not in known:
+                inputs = torch.bincount(x.flatten(), minlength=low_rank.inputs).to(wide) / n
+                known[key] = inputs, second_moment(gradients, shapes[1]) * (n / places)
+        else:
+            rows = x.flatten(0, 1)
+            projected = rows.to(wide) @ first.mT
+            if key not in known:
+                inputs = second_moment(rows, shapes[0]) / n
+                known[key] = inputs, second_moment(gradients, shapes[1]) * (n / places)
+        gradients = gradients.to(wide)
+        noise = gradients.square().sum() * projected.square().sum() / len(projected)
+        gradient = low_rank.scale * gradients.mT @ projected
+        observed[name] = ObservedFactors(n, *known[key], gradient, noise * low_rank.scale**2)
+    return observed
+
+
+def _rows(low_rank: LowRank, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a layer's inputs, or indices, and the gradients of its outputs, as (samples, places, ...)."""
+    indices, convolution = (isinstance(low_rank.layer, kind) for kind in (nn.Embedding, nn.Conv2d))
+    if a.ndim == (3 if convolution else 0 if indices else 1):  # a sample without a batch
+        a, b = a.unsqueeze(0), b.unsqueeze(0)
+    if convolution:
+        return layer_rows(low_rank.layer, a, b)
+    x = a.reshape(len(a), -1) if indices else a.reshape(len(a), -1, a.shape[-1])
+    return x, b.reshape(len(a), -1, b.shape[-1])

@@ -1,1 +1,0 @@
-"""Run specifications, results, metrics and training settings: the bottom layer of `mooring.lab`."""

@@ -1,0 +1,722 @@
+"""Mooring: the object that `mooring.attach` returns. The training step itself is in `mooring.step`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mooring.backends.budget_terms import pull_energy
+from mooring.backends.eager import autocast_disabled
+from mooring.curvature.product_factors import ProductFactors
+from mooring.diagnose import stability
+from mooring.diagnose.coverage import Coverage, find_coverage
+from mooring.diagnose.coverage_watch import CoverageWatch
+from mooring.diagnose.diagnosis import Diagnosis, diagnose, factor_bytes, product_notes
+from mooring.diagnose.drift import parameter_drift
+from mooring.distributed.dtensor import to_dtensor
+from mooring.errors import MooringError, warn
+from mooring.hold.distillation import weight_control
+from mooring.hold.gauge import Gauge
+from mooring.hold.gauge_state import PREFIX, pack_gauges, unpack_gauges
+from mooring.hold.history import MeasuredPoint
+from mooring.hold.measured_budget import MeasuredBudget
+from mooring.hold.measurement import Measurement
+from mooring.hold.reference_gauges import make_distillation, make_gauge, read_batches
+from mooring.observe.layer_observer import LayerObserver, make_observers
+from mooring.observe.output_observer import OutputObserver
+from mooring.optimizers import check_optimizer, unwrap_optimizer
+from mooring.reference.batches import Data, Loss
+from mooring.reference.estimation import estimate
+from mooring.reference.memory_estimate import check_memory
+from mooring.reference.probes import Probes
+from mooring.reference.rank_calibration import EqualData, calibrate_on_all_ranks, check_calibratable
+from mooring.reference.split import split_batches, split_reference
+from mooring.rules import Budget, GradientPull, State
+from mooring.rules.pull import check_numbers
+from mooring.siblings import ATTACHED, observers_of_siblings, parameters_of_siblings
+from mooring.state.chosen_rules import Rules
+from mooring.state.consolidation import layer_scales
+from mooring.state.memory import Memory
+from mooring.state.mooring_state import MooringState
+from mooring.state.parameter_state import ParameterState
+from mooring.state.selection import layer_of
+from mooring.state.state_dict import pack_state, read_header, read_state
+from mooring.step import TrainingStep
+
+
+class Mooring:
+    """A model moored to what it knows, as `mooring.attach` returns it; that function documents the options.
+
+    Each `optimizer.step()` then checks the task's gradient, adds a penalty's force, takes the optimizer's step, updates
+    the importance and applies the pull, in this order. Parameters without a gradient are left alone. `consolidate()`
+    ends a task: anchor <- parameter, previous <- merge(previous, current).
+
+    Example:
+        >>> import mooring
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with mooring.attach(model, optimizer) as moor:
+        ...     model(torch.ones(1, 2)).sum().backward()
+        ...     optimizer.step()
+        ...     moor.consolidate()
+        >>> moor.previous["weight"]  # half of 0.8 * g^2
+        tensor([[0.4000, 0.4000]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        rules: Rules,
+        exclude: tuple[str, ...],
+        outputs: Callable[[Any], Tensor] | None,
+        memory: Memory,
+        check_finite: bool | str,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._outputs, self._check_finite = outputs, check_finite
+        self._loss: Loss | None = None
+        self._handles: list[Any] = []
+        self._adopt(rules, *self._create(rules, exclude, memory))
+        self._hook()
+
+    @torch.no_grad()
+    def estimate(
+        self, data: Data, *, loss: Loss | None = None, batches: int | None = None, progress: bool | None = None
+    ) -> None:
+        """Estimate this task's importance from data at the present parameters, and replace what training accumulated.
+
+        The model does not change. All batches have the same weight, whatever the importance's decay. EWC's scores
+        shrink as batches grow, so use the batch size that you train with.
+
+        Args:
+            data: batches of what the model knows, or a function from the model to a batch, such as one that generates
+                sequences. A batch is (inputs, labels), or inputs alone, as a tensor or a mapping, for which labels are
+                drawn from the model's own prediction, or a mapping with labels for a model that returns its loss, or
+                anything that `loss` takes.
+            loss: the mean loss of a model on a batch, loss(model, batch); by default the cross entropy.
+            batches: the maximum number of batches, or of calls of a function; by default all batches.
+            progress: whether to show a progress bar on stderr; by default on a terminal only.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 3)
+            >>> moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> moor.estimate([torch.randn(8, 2) for _ in range(4)])  # inputs alone, without labels
+            >>> bool((moor.current["weight"] > 0).all())
+            True
+        """
+        self._estimate(data, loss, batches, progress)
+
+    @torch.no_grad()
+    def consolidate(
+        self,
+        *,
+        data: Data | None = None,
+        loss: Loss | None = None,
+        batches: int | None = None,
+        progress: bool | None = None,
+    ) -> Measurement | None:
+        """End a task: protect what was learned from now on.
+
+        anchor <- parameter; previous <- merge(previous, current); then `current` is reset. Parameters without a
+        gradient during the task keep their importance. Without a step since the last consolidation nothing is merged
+        and no task is counted; a warning names parameters that moved all the same. A first consolidation without a step
+        protects nothing and warns, unless the importance needs no step, as `Uniform`.
+
+        With data, before any step of a task: `current` is first estimated from it, by `estimate`. What a model already
+        knows is a task like any other.
+
+        With data, for a `Budget`: `current` is then multiplied by the factor that makes its estimate agree with the
+        rise of the loss on that data, measured along probes (`mooring.reference.calibration`). Nothing else changes.
+        Without data it is multiplied by the factor of the task before, if there was one.
+
+        With data, for a `Budget` that is measured, as it is by default: a part of the data is kept to measure on, the
+        other part to distil, and nothing is calibrated. At the end of each later task `finish()` is called first. A
+        task that is consolidated without data is held by the estimate.
+
+        Args:
+            data: batches of this task, or a function that makes them, as for `estimate`. Of the batches that importance
+                is estimated from, the first 8 calibrate; after training, all do. A few hundred samples are enough,
+                best held out. They are kept in memory meanwhile, and evaluated about five times.
+            loss: as for `estimate`.
+            batches: as for `estimate`.
+            progress: as for `estimate`.
+
+        Returns:
+            What `finish()` measured at the end of the task: what was forgotten. None if nothing is measured.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 2)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, pull=mooring.Budget(nats=0.01, measured=False))
+            >>> x, y = torch.randn(64, 2), torch.randint(2, (64,))
+            >>> nn.functional.cross_entropy(model(x[:32]), y[:32]).backward()
+            >>> optimizer.step()
+            >>> moor.consolidate(data=[(x[32:48], y[32:48]), (x[48:], y[48:])])
+            >>> len(moor.calibration)
+            1
+        """
+        self._refuse_interrupted()
+        if data is None and (loss is not None or batches is not None):
+            raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
+        self._watch.end_task(parameters_of_siblings(self._step))
+        carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
+        self._step.invalidate()
+        forgotten: list[Measurement] = []
+        with self._restored_on_error():
+            scale, gauge, recorded = carried, None, list[Gauge]()
+            if data is not None and self._meter is not None:
+                gauge, distilled = self._hold_out(self._meter, data, loss, batches, progress)
+                if not self.steps:  # so that nothing moves from here on
+                    recorded = [gauge, *distilled]
+            elif data is not None:
+                scale = self._scale(data, loss, batches, progress)
+            with autocast_disabled():
+                waits = gauge is not None and self._meter is not None and self._meter.pull_is_unused
+                end = partial(self._end_task, measured_later=gauge is not None)
+                self._states.consolidate(scale, lambda: forgotten.extend(end()), decompose=not waits)
+        if self.tasks:
+            self._step.norms.consolidate()
+            if self._meter is not None:
+                self._meter.start_task(gauge, recorded)
+        return forgotten[0] if forgotten else None
+
+    def measured(self) -> Measurement:
+        """Measure forgetting now: the divergence from the original model on the gauges, or the rise of a loss.
+
+        The model does not change. Under torch.distributed every rank must call it.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 3)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, reference=[torch.randn(8, 2) for _ in range(6)])
+            >>> print(moor.measured())
+            0 +- 0 nats on 16 samples
+        """
+        return self._measuring().measure()
+
+    @property
+    def measures(self) -> bool:
+        """Whether forgetting is measured, so that `finish()` can keep a budget."""
+        return self.tasks > 0 and self._meter is not None and bool(self._meter.gauges)
+
+    @property
+    def running_forgetting(self) -> float | None:
+        """What was measured in this task so far, in nats, for logging; None if nothing was.
+
+        It is the mean over the batches of the gauges, each as it was last measured, so it costs nothing.
+        """
+        return None if self._meter is None else self._meter.running_value()
+
+    @property
+    def measured_history(self) -> tuple[MeasuredPoint, ...]:
+        """What was measured in training: task, step, nats and the budget. `mooring_lab.report` draws it."""
+        if self._meter is None:
+            return ()
+        self._meter.settle()
+        return tuple(self._meter.history)
+
+    def finish(self) -> Measurement:
+        """Return towards the anchor, if need be, until the measured forgetting is within the budget.
+
+        The average of the trained parameters over the last steps, also of excluded ones, takes their place first, if it
+        keeps the budget or has forgotten no more than they have, and the task was long enough (`Budget(average=)`).
+
+        `consolidate()` does this by itself. Call it before a model is kept without being consolidated. The value is
+        measured on the gauge, so on other data it may be a little larger.
+        """
+        measurement = self._finishing().finish()
+        self._watch.moved_by_mooring()
+        return measurement
+
+    @torch.no_grad()
+    @autocast_disabled()
+    def end_unheld_task(self) -> Measurement | None:
+        """End a task that is not consolidated: apply what is due at its end, and keep a budget that is measured.
+
+        Returns:
+            What was forgotten; None if nothing is measured.
+        """
+        self._refuse_interrupted()
+        self._watch.before_finish(parameters_of_siblings(self._step))
+        forgotten = self._end_task(measured_later=True)  # it is not held at all
+        self._watch.moved_by_mooring()
+        return next(iter(forgotten), None)
+
+    @contextmanager
+    def finished(self) -> Iterator[Measurement]:
+        """Keep the budget inside a context, such as for a checkpoint of the model, and restore the parameters after it.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 3)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, reference=[torch.randn(8, 2) for _ in range(6)])
+            >>> with moor.finished() as measurement:
+            ...     kept = {name: p.clone() for name, p in model.state_dict().items()}
+            >>> measurement.nats
+            0.0
+        """
+        try:
+            with self._finishing().finished() as measurement:
+                yield measurement
+        finally:
+            self._watch.moved_by_mooring()
+
+    @property
+    def tasks(self) -> int:
+        """The number of consolidated tasks."""
+        return self._states.tasks
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether `consolidate()` needs data, because no importance of the present task is kept."""
+        return self._states.needs_data
+
+    @property
+    def steps(self) -> int:
+        """The number of steps since the last consolidation."""
+        return self._states.steps
+
+    @property
+    def calibration(self) -> list[float]:
+        """The factor of each task's curvature at its consolidation; 1 before data was first given."""
+        return list(self._states.calibration)
+
+    @property
+    def anchor(self) -> State:
+        """The anchor of each moored parameter that had a gradient or was consolidated, by name."""
+        return {m.name: to_dtensor(m.anchor, m.parameter) for m in self._states.resized()}
+
+    @property
+    def previous(self) -> State:
+        """The importance over past tasks of each moored parameter, by name; 0 before the first consolidation."""
+        return {m.name: to_dtensor(m.full(m.previous), m.parameter) for m in self._states.resized()}
+
+    @property
+    def current(self) -> State:
+        """The importance on this task of each moored parameter, by name."""
+        records = self._states.resized()
+        scales = layer_scales(records, self.importance)
+        scores = ((m, m.full(m.importance_state.get("current")), scales.get(layer_of(m.name))) for m in records)
+        return {m.name: to_dtensor(score if by is None else score * by, m.parameter) for m, score, by in scores}
+
+    @torch.no_grad()
+    @autocast_disabled()
+    def pull_energy(self) -> float:
+        """Return the sum of previous * d^2 / 2 over all moored parameters, for logging."""
+        return pull_energy(self._states.resized())
+
+    def drift(self) -> dict[str, float]:
+        """Return how far each layer moved since the last consolidation: ||theta - anchor|| / ||anchor||."""
+        return parameter_drift((m.name, m.parameter, m.device_anchor) for m in self._states.resized())
+
+    def coverage(self) -> Coverage:
+        """Return which parameters are held, which are free by request, and which nothing holds, why, and the remedy.
+
+        A parameter is held if the next pull would return it to its anchor: something is known of a past task, and that
+        is not 0 everywhere. Under `fully_shard` every rank must call it.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, exclude="1")
+            >>> print(moor.coverage())
+            nothing held yet: first task; for a model that is already trained give a reference=... or load a state
+            >>> model(torch.ones(1, 2)).sum().backward()
+            >>> optimizer.step()
+            >>> moor.consolidate()
+            >>> print(moor.coverage())
+            2 of 4 parameters held (6 of 9 weights), 2 free by request
+            free by request: 1.weight, 1.bias: is excluded; to hold it, leave it out of exclude
+        """
+        elsewhere, others = self._watch.moved_elsewhere(), parameters_of_siblings(self._step)
+        return find_coverage(self._states, self.pull, elsewhere=elsewhere, siblings=others)
+
+    @torch.no_grad()
+    def diagnose(self, strength: float | None = None) -> Diagnosis:
+        """Return where p = lr * strength * importance leaves (0, 1), layer by layer, and what to do about it.
+
+        The result contains the `coverage()` too. Of a layer with Kronecker factors the importance is their diagonal.
+
+        Args:
+            strength: the strength to diagnose; by default that of the pull.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, pull=mooring.Penalty(strength=1000.0))
+            >>> model(torch.ones(1, 2)).sum().backward()
+            >>> optimizer.step()
+            >>> moor.consolidate()
+            >>> moor.diagnose().total.diverge
+            3
+        """
+        records = self._states.records
+        moored = {p: (name, _scores(records[p])) for p, name in self._states.names.items() if p in records}
+        diagnosis = diagnose(
+            self.optimizer,
+            moored,
+            self._strength(strength),
+            clamp=bool(getattr(self.pull, "clamp", False)),
+            importance=self.importance.name,
+            pull=type(self.pull).__name__,
+            extrapolates=isinstance(self.pull, GradientPull),
+        )
+        sizes = factor_bytes(records.values())
+        notes = (*diagnosis.notes, *product_notes(sizes))
+        return replace(diagnosis, notes=notes, coverage=self.coverage(), factor_bytes=sizes)
+
+    @torch.no_grad()
+    def effective_learning_rate(self, i: int, strength: float | None = None) -> State:
+        """Return the rate at which a gradient of i iterations ago still counts: lr * (1 - lr * strength * previous)^i.
+
+        Equation 4 of the paper: after n iterations of gradient descent under a penalty,
+        theta = anchor - sum_j effective_learning_rate(n - 1 - j) * g_j.
+        """
+        strength = self._strength(strength)
+        rates = stability.learning_rates(self.optimizer)
+        return {
+            m.name: to_dtensor(stability.effective_learning_rate(rates[p], strength, m.full(m.previous), i), p)
+            for p, m in self._states.records.items()
+            if p in rates
+        }
+
+    def state_dict(self, *, gauge: bool = True) -> State:
+        """Return everything needed to resume, as a flat dictionary of tensors (references, not copies).
+
+        `torch.save` and safetensors both take it. Save it beside the model's and the optimizer's own state.
+
+        Args:
+            gauge: whether to include the data that a budget is measured on, the data that is distilled, and the
+                average of the parameters. Leave it out of a state that others get; they then have the estimate alone.
+        """
+        self._refuse_interrupted()
+        if self._meter is not None:
+            self._meter.settle()
+        header = {**self._states.header(), **self._rules.header()}
+        if self._step.budget:
+            header["spending"] = self._step.budget.state()
+            header["calibration"] = self.calibration
+        if self._meter is not None and self._meter.stopped:
+            header["stopped"] = True
+        if self._meter is not None and self._meter.largest_scale is not None:
+            header["largest_scale"] = self._meter.largest_scale
+        tensors: State = {}
+        if gauge and self._meter is not None and self._meter.gauges:
+            header["gauges"], tensors = pack_gauges(self._meter.named_gauges())
+            header["measured"] = self._meter.state()
+            tensors |= self._meter.tensors()
+        return pack_state(self._states.records.values(), self._step.norms.anchors, header) | tensors
+
+    @torch.no_grad()
+    @autocast_disabled()
+    def load_state_dict(self, state: State) -> None:
+        """Resume from a saved state. A state that does not fit is refused, with the keys, and nothing changes.
+
+        The importance, pull, merge and buffers that `attach` was not given are those of the state. One that was given
+        and differs is warned of; another importance is refused.
+        """
+        saved = read_header(state)
+        rules = self._rules.continued(saved)
+        if self._states.products or self._states.products.reasons or "adapters" in saved:
+            rules = rules.with_adapters(saved.get("adapters"))
+        rules.check(self._states.memory)
+        states, step, observers = self._states, self._step, self._observers
+        if rules is not self._rules:
+            states, step, observers = self._create(rules, states.exclude, states.memory)
+        try:
+            own = {key: tensor for key, tensor in state.items() if not key.startswith(PREFIX)}
+            header, records, buffers = read_state(own, states)
+        except BaseException:
+            for observer in observers if observers is not self._observers else ():
+                observer.remove()
+            raise
+        if states is not self._states:
+            hooked = bool(self._handles)
+            self.detach()
+            self._adopt(rules, states, step, observers)
+            if hooked:
+                self._hook()
+        self._step.reset()
+        self._step.invalidate()
+        self._states.records = records
+        self._states.tasks, self._states.steps = header["tasks"], header["steps"]
+        self._states.calibration = header.get("calibration", [1.0] * header["tasks"])
+        self._states.remember_names()
+        self._watch.forget_versions()
+        self._states.not_estimated = {*header.get("not_estimated", ())}
+        self._step.norms.load(buffers, self.tasks)
+        if self._step.budget:
+            self._step.budget.load_state(header.get("spending"))
+        if self._meter is not None:
+            self._load_gauges(self._meter, header, state)
+        elif self._step.budget:
+            self._step.budget.limit_to_estimate()
+
+    def rebind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Continue with another optimizer of the same model, if each task has its own; the state stays."""
+        self._refuse_interrupted()
+        optimizer = unwrap_optimizer(optimizer)
+        if optimizer is self.optimizer:
+            return
+        check_optimizer(self.model, optimizer, self._states.exclude)
+        self._watch.warn_of_unseen_steps(parameters_of_siblings(self._step))
+        self._unhook()
+        self._step.reset()
+        self.optimizer = self._states.optimizer = optimizer
+        self._states.refresh()
+        if self._meter is not None:
+            self._meter.follow_optimizer()
+        self._hook()
+
+    def detach(self) -> None:
+        """Remove every hook from the model and the optimizer; the state stays readable."""
+        self._unhook()
+        self._step.norms.release()
+        for observer in self._observers:
+            observer.remove()
+
+    def __enter__(self) -> "Mooring":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.detach()
+
+    def __deepcopy__(self, memo: Any) -> "Mooring":
+        raise MooringError(
+            "a Mooring cannot be copied: attach() one to the copied model, and load this one's state_dict()"
+        )
+
+    def __reduce__(self) -> str:
+        raise MooringError("a Mooring cannot be pickled: save its state_dict(), and load it into an attach()ed one")
+
+    def __repr__(self) -> str:
+        count, note = len(self._states.trained()), "" if self.tasks else "; nothing held yet: first task"
+        norms = f", frozen_norms={frozen}" if (frozen := self._step.norms.frozen) else ""
+        if self.tasks and self._step.budget:
+            norms += f", forgetting={'measured' if self._meter is not None and self._meter.gauges else 'estimated'}"
+        elif self._step.budget:
+            note += ", nothing to measure"
+        return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{norms}{note})"
+
+    def _create(
+        self, rules: Rules, exclude: tuple[str, ...], memory: Memory
+    ) -> tuple[MooringState, TrainingStep, list[OutputObserver | LayerObserver]]:
+        """Return the table of states, the step and the observers for these rules."""
+        states = MooringState(self.model, self.optimizer, rules.importance, rules.merge, exclude, memory, rules.product)
+        observers = make_observers(states, self._outputs) if memory.accumulates else (None, None)
+        watch = CoverageWatch(states, rules.pull)
+        step = TrainingStep(states, rules.pull, *observers, rules.buffers, self._check_finite, watch)
+        return states, step, [observer for observer in observers if observer]
+
+    def _adopt(
+        self,
+        rules: Rules,
+        states: MooringState,
+        step: TrainingStep,
+        observers: list[OutputObserver | LayerObserver],
+    ) -> None:
+        assert step.watch is not None
+        self._rules, self._states, self._step, self._observers = rules, states, step, observers
+        self._watch = step.watch
+        self.importance, self.pull = rules.importance, rules.pull
+        measures = step.budget is not None and step.budget.budget.measured
+        self._meter = MeasuredBudget(states, step.budget) if measures and step.budget else None
+        step.meter = self._meter
+
+    def _hook(self) -> None:
+        ATTACHED.add(self._step)
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._step.before),
+            self.optimizer.register_step_post_hook(self._step.after),
+        ]
+        if self._step.layers:
+            self._step.layers.hook_layers()  # those that were added before `rebind`
+
+    def _unhook(self) -> None:
+        ATTACHED.discard(self._step)
+        self._step.restore_gradients(finished=False)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _estimate(
+        self,
+        data: Data,
+        loss: Loss | None,
+        batches: int | None,
+        progress: bool | None,
+        probes: Probes | None = None,
+        number_of: Sequence[int] = (),
+    ) -> list[Any]:
+        self._refuse_interrupted()
+        options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
+        observers = [*self._observers, *observers_of_siblings(self._step)]
+        first_batches = estimate(self._states, observers, data, **options, probes=probes, number_of=number_of)
+        self._step.invalidate()
+        return first_batches
+
+    def _scale(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> float:
+        """Return the calibration factor of this task from data; estimate its importance first if there is none."""
+        budget = self.pull if isinstance(self.pull, Budget) else None
+        if budget:
+            check_calibratable(self.model)
+        known, probes = self._states.memory.accumulates or not self.steps, None  # in training, or by estimate() before
+        if not (known and any(m.count for m in self._states.records.values())):
+            probes = Probes(self._states) if budget else None
+            data, batches = EqualData(self._estimate(data, loss, batches, progress, probes)), None
+        elif budget is None:
+            raise MooringError(
+                f"{type(self.pull).__name__} has no budget that data could calibrate after training: leave data out, "
+                "or estimate(data) first"
+            )
+        if budget is None:
+            return 1.0
+        options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
+        return calibrate_on_all_ranks(self._states, budget, data, **options, probes=probes)
+
+    def _hold_out(
+        self, meter: MeasuredBudget, data: Data, loss: Loss | None, batches: int | None, progress: bool | None
+    ) -> tuple[Gauge, list[Gauge]]:
+        """Return a gauge of a part of the data, and what is distilled of the other part.
+
+        The importance is estimated on the other part, if no step did that.
+        """
+        meter.settle()
+        known = self._states.memory.accumulates or not self.steps
+        estimated = known and any(m.count for m in self._states.records.values())
+        if not estimated:
+            check_memory(self._states)  # before anything is read
+        read = read_batches(self.model, data, batches)
+        held_out, others = split_reference(read)
+        numbers, other_numbers = split_batches(range(len(read)))
+        if not (read and estimated):
+            self._estimate(others, loss, None, progress, number_of=other_numbers)
+        distillation = make_distillation(
+            self.model,
+            meter.budget,
+            float(meter.budget.promised(self.tasks + 1)),
+            others,
+            loss,
+            self._outputs,
+            weight_control(self.optimizer),
+            other_numbers,
+        )
+        if estimated and distillation is None:
+            held_out, numbers = read, [*range(len(read))]
+        self._loss = loss
+        gauge = make_gauge(self.model, held_out, loss, self._outputs, numbers)
+        if estimated:  # otherwise the estimate has looked at the outputs
+            gauge.warn_of_probabilities(self.model)
+        if distillation is None:
+            return gauge, []
+        meter.distillation = meter.distillation.joined(distillation) if meter.distillation else distillation
+        return gauge, distillation.references
+
+    @contextmanager
+    def _restored_on_error(self) -> Iterator[None]:
+        """Restore what is known of this task, and what is distilled, if the body fails."""
+        meter = self._meter
+        distillation, largest = (meter.distillation, meter.largest_scale) if meter is not None else (None, None)
+        try:
+            with self._states.restored_on_error():
+                yield
+        except BaseException:
+            if meter is not None:
+                meter.distillation, meter.largest_scale = distillation, largest
+            raise
+
+    def _end_task(self, *, measured_later: bool) -> list[Measurement]:
+        """Apply what is due at the end of a task, and return what was measured, if anything is.
+
+        Args:
+            measured_later: whether forgetting of this task will be measured.
+        """
+        if self._meter is not None:
+            self._meter.settle()
+        self._step.end_task()
+        if self._meter is None or not self._meter.gauges or not self.steps:
+            return []
+        forgotten = self._meter.finish()
+        if not measured_later:
+            self._meter.hold_by_estimate(forgotten.nats)
+        return [forgotten]
+
+    def _measuring(self) -> MeasuredBudget:
+        if not self.tasks:
+            raise MooringError(
+                "no task was consolidated and no reference was read yet, so nothing is held and nothing can be "
+                "measured: give attach reference=..., or end a task with consolidate(data=...)"
+            )
+        if self._meter is not None and self._meter.stopped:
+            raise MooringError(
+                "the model's outputs changed between attach() or consolidate() and the first step, so this Mooring "
+                "measures no more, and forgetting is only estimated, by pull_energy(): load or reset weights before "
+                "attach(reference=...), and give attach the outputs= of the state that you load"
+            )
+        if self._meter is None or not self.measures:
+            why = "has no data of a past task" if self._meter is not None else "does not measure"
+            raise MooringError(
+                f"this Mooring {why}, so forgetting is only estimated, by pull_energy(): give attach reference=... and "
+                "a Budget(...), or consolidate(data=...)"
+            )
+        return self._meter
+
+    def _finishing(self) -> MeasuredBudget:
+        """Return what measures, and warn of parameters that moved and that nothing held."""
+        self._refuse_interrupted()
+        meter = self._measuring()
+        self._watch.before_finish(parameters_of_siblings(self._step))
+        return meter
+
+    def _load_gauges(self, meter: MeasuredBudget, header: dict[str, Any], state: State) -> None:
+        saved = "gauges" in header
+        gauges = unpack_gauges(header["gauges"], state, self._loss, self._outputs) if saved else None
+        if gauges is not None:
+            meter.largest_scale = header.get("largest_scale")
+            meter.load_gauges(gauges, header["measured"], state)
+            return
+        meter.clear()
+        meter.stopped, meter.largest_scale = header.get("stopped", False), header.get("largest_scale")
+        if saved:
+            warn(
+                "the state's budget was measured by a loss, and none is given, so forgetting is only estimated from "
+                "now on: give attach the loss= and the reference= again"
+            )
+
+    def _strength(self, strength: float | None) -> float:
+        if (given := getattr(self.pull, "strength", None) if strength is None else strength) is None:
+            raise MooringError(
+                f"{type(self.pull).__name__} has no strength: give one, as in diagnose(strength=100.0); "
+                "coverage() says what is held"
+            )
+        if not self.tasks:
+            raise MooringError("no task was consolidated yet: call consolidate() at the end of one, then diagnose()")
+        check_numbers("strength", given, 0)
+        return float(given)
+
+    def _refuse_interrupted(self) -> None:
+        if self._step.interrupted:
+            raise MooringError("an optimizer step was interrupted half-way: take one whole step first")
+        self._step.report_bad_gradients()
+
+
+def _scores(state: ParameterState) -> Tensor:
+    """Return the importance of each weight over past tasks."""
+    if state.is_product_input:
+        assert state.held_with is not None
+        assert isinstance(state.held_with.factors, ProductFactors)
+        return state.held_with.factors.past_diagonal_of_a(state.theta)
+    return state.full(state.previous) if state.factors is None else state.factors.past_diagonal(state.theta)

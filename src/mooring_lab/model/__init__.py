@@ -1,0 +1,1 @@
+"""Run specifications, results, metrics and training settings: the bottom layer of `mooring_lab`."""

@@ -1,0 +1,98 @@
+"""Write a report; an interruption leaves the previous report unchanged."""
+
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from mooring.errors import MooringError
+from mooring_lab.model.results import Result
+from mooring_lab.report.figures import draw_pictures
+from mooring_lab.report.page import GENERATOR, page
+from mooring_lab.report.picture import Picture
+from mooring_lab.report.section import sections
+
+_FIGURE_ID = re.compile(r'<figure id="figure-([a-z0-9-]+)"')
+
+
+def write_report(
+    results: Sequence[Result],
+    folder: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    command: str,
+    baseline: str | None = None,
+) -> Path:
+    """Write a self-contained `index.html`, and its figures as `figures/NAME.svg` and `figures/NAME.png`.
+
+    All files are written to a hidden folder and then moved, the page last, so that an interruption leaves the old page
+    whole. Other files in the folder are not touched. The same results give the same bytes.
+
+    Args:
+        results: runs of one or several streams, methods, strengths and seeds, in any order.
+        folder: the folder to write; created if it does not exist.
+        title: the title of the page; by default its methods and streams.
+        command: the command that made the results.
+        baseline: the method to compare accuracy with, seed by seed.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        MooringError: if there are no results, none is of the baseline, or the folder cannot be written.
+
+    Example:
+        >>> from mooring_lab.model.spec import RunSpec
+        >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
+        >>> result = Result(spec, "finished", "", [10.0, 10.0], [[90.0, 20.0], [70.0, 80.0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_report([result], folder, title="Digits", command="mooring run digits").name
+        'index.html'
+    """
+    if not results:
+        raise MooringError("there are no results to report: give at least one")
+    parts = [(section, draw_pictures(section)) for section in sections(results, baseline)]
+    content = page(parts, title=title, command=command)
+    target = Path(folder)
+    try:
+        _publish(target, content, [picture for _, section_pictures in parts for picture in section_pictures])
+    except OSError as error:
+        raise MooringError(f"cannot write the report to {str(target)!r}: {error.strerror or error}") from error
+    return target / "index.html"
+
+
+def _publish(folder: Path, content: str, pictures: Sequence[Picture]) -> None:
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        # Inside the folder, so that a move stays on one file system.
+        with tempfile.TemporaryDirectory(prefix=".report-", dir=folder, ignore_cleanup_errors=True) as name:
+            hidden = Path(name)
+            for picture in pictures:
+                (hidden / f"{picture.name}.svg").write_bytes(picture.svg)
+                (hidden / f"{picture.name}.png").write_bytes(picture.png)
+            (hidden / "index.html").write_bytes(content.encode("utf-8", "replace"))
+            stale = _figures_of(folder / "index.html") - {picture.name for picture in pictures}
+            (folder / "figures").mkdir(exist_ok=True)
+            for picture in pictures:
+                for ending in (".svg", ".png"):
+                    os.replace(hidden / f"{picture.name}{ending}", folder / "figures" / f"{picture.name}{ending}")
+            os.replace(hidden / "index.html", folder / "index.html")
+            for figure in stale:
+                for ending in (".svg", ".png"):
+                    (folder / "figures" / f"{figure}{ending}").unlink(missing_ok=True)
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _figures_of(page: Path) -> set[str]:
+    """Return the names of the figures of a page, if `write_report` wrote it."""
+    if not page.is_file():
+        return set()
+    content = page.read_text(encoding="utf-8", errors="replace")
+    return set(_FIGURE_ID.findall(content)) if f'content="{GENERATOR}"' in content else set()

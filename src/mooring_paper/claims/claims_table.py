@@ -1,0 +1,128 @@
+"""The table of all claims."""
+
+from collections.abc import Sequence
+
+from mooring_lab.model.plurals import pluralize
+from mooring_paper.claims import instability_claims, layer_claims
+from mooring_paper.claims.claim import COLUMNS, Claim
+from mooring_paper.claims.extended_rows import ExtendedRows
+from mooring_paper.claims.sequential_verdict import SEEDS_PER_LOOK, LookSchedule
+from mooring_paper.claims.table_claims import TableRows, search_claims, table_claims
+from mooring_paper.context.paper_context import PaperContext, paper_setting
+from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, ROWS, Scale
+from mooring_paper.context.seed_statistics import summarize_seeds
+from mooring_paper.context.target_result import ResultTable, TargetResult
+from mooring_paper.figures import cka, roots, violations
+from mooring_paper.published.published_numbers import published_setting
+from mooring_paper.tables.accuracy_tables import SECOND_ROWS, rows_at_our_settings
+from mooring_paper.tables.grid_search import search, search_conditions, search_grid
+
+
+def count_added_models(scale: Scale) -> int:
+    """Return how many models a data set needs at most to give every row of a claim all seeds."""
+    tables = len(ROWS) * len(scale.conditions()) // len(scale.streams) + len(SECOND_ROWS)
+    weakest_penalty_and_plain = 2
+    clamped = violations.count_models(scale) // (2 * min(scale.seeds, violations.MAX_SEEDS))
+    rows = tables + len(cka.SETTING_SOURCES) + len(roots.METHODS) + weakest_penalty_and_plain
+    missing = max(0, scale.max_seeds - scale.seeds)
+    return rows * missing + clamped * (scale.max_seeds - min(scale.seeds, violations.MAX_SEEDS)) * bool(missing)
+
+
+def run(context: PaperContext) -> TargetResult:
+    """Test every claim; add seeds to the rows of those that are not decided, until they are or have all seeds."""
+    looks = LookSchedule.between(context.scale.seeds, context.scale.max_seeds)
+    extended = ExtendedRows(context)
+    while True:
+        main, second = (
+            {condition: [extended(row) for row in rows] for condition, rows in table.items()}
+            for table in _table_rows(context)
+        )
+        groups = {
+            "The explicit step, penalties and replay": table_claims(
+                context.scale, looks, main, second, _rows_at_paper_settings(context)
+            ),
+            "Hyper-parameters": search_claims(
+                *(find(context, search_conditions(context.scale)) for find in (search_grid, search))
+            ),
+            "Instability": instability_claims.claims(context, looks, extended),
+            "Layers, and the step itself": layer_claims.claims(context, looks, extended),
+        }
+        claims = [claim for group in groups.values() for claim in group]
+        requests = [request for claim in claims for request in claim.wanted]
+        if not requests:
+            break
+        extended.add(requests)
+    tables = [
+        ResultTable(name, COLUMNS, [claim.to_row() for claim in group]) for name, group in groups.items() if group
+    ]
+    rows = [row for table in (main, second) for rows in table.values() for row in rows]
+    results = {result.spec: result for result in [*(r for row in rows for r in row.results), *extended.results]}
+    return TargetResult("claims", _text(context, looks, claims), tables, list(results.values()))
+
+
+def _table_rows(context: PaperContext) -> tuple[TableRows, TableRows]:
+    """Return the rows of the main table and of the second network's, at our settings."""
+    scale = context.scale
+    main = rows_at_our_settings(context, scale.conditions(), ROWS)
+    return main, rows_at_our_settings(context, scale.second_conditions(), SECOND_ROWS)
+
+
+def _rows_at_paper_settings(context: PaperContext) -> TableRows:
+    """Return the rows of penalties and explicit steps in the first regime that the main table has at those settings."""
+    scale = context.scale
+    specs = {}
+    for condition in [c for c in scale.conditions() if c.regime == scale.regimes[0]]:
+        where = (condition.network, condition.regime.name, condition.data)
+        methods = [name for name in (*REGULARIZERS, *EXPLICIT) if published_setting(*where, name) is not None]
+        settings = {name: paper_setting(scale, condition, name) for name in methods}
+        specs[condition] = [
+            context.spec(condition, name, seed, setting)
+            for name, setting in settings.items()
+            for seed in range(scale.seeds)
+        ]
+    known = context.run([spec for group in specs.values() for spec in group])
+    return {condition: summarize_seeds(known[spec] for spec in group) for condition, group in specs.items()}
+
+
+def _text(context: PaperContext, looks: LookSchedule, claims: Sequence[Claim]) -> list[str]:
+    verdicts = [claim.verdict for claim in claims]
+    text = [
+        f"Of {len(verdicts)} claims, {verdicts.count('holds')} hold, {verdicts.count('does not hold')} do not hold, "
+        f"and {verdicts.count('not decided')} are not decided: the interval over seeds contains 0 or another bound of "
+        "the claim, too few runs finished, or a pair that would decide is missing.",
+        _seeds_text(looks, claims),
+        "Each claim is tested on its own: of twenty claims whose true difference equals the bound, one may be decided "
+        "by chance. Intervals are over seeds only. They say nothing about other data sets, nor about the settings that "
+        "another search would choose. Counts have no interval. Runs of the tables and of fig-cka use the settings of "
+        "our search; those of the other figures use the paper's settings.",
+        "A mean over pairs leaves out pairs in which a run did not finish, and the paper's mean beside it is over the "
+        "same pairs of its tables. Most of these runs became unstable under a penalty, where its accuracy would have "
+        "been lowest.",
+    ]
+    backbones = sorted({len(starts) for starts in context.backbones.values()})
+    if backbones and max(looks.seeds) > backbones[0]:
+        text.append(
+            f"Seeds take the backbones in turn, of which a network has {' or '.join(map(str, backbones))}; added seeds "
+            "start from the same ones. An interval over more seeds than backbones is about these backbones, not about "
+            "others."
+        )
+    return text
+
+
+def _seeds_text(looks: LookSchedule, claims: Sequence[Claim]) -> str:
+    """Return how many seeds there are, how often a claim is looked at, and the intervals that follow."""
+    first, last = looks.seeds[0], looks.seeds[-1]
+    confidence = f"{100 * looks.confidence():.4g} %"
+    if len(looks.seeds) == 1:
+        return (
+            f"Every claim has the {pluralize(first, 'seed')} of the tables and figures. Intervals are at {confidence}."
+        )
+    more = [claim for claim in claims if claim.seeds and max(claim.seeds) > first]
+    decided = sum(claim.verdict != "not decided" for claim in more)
+    return (
+        f"A claim whose interval over {pluralize(first, 'seed')} contains the bound gets more, {SEEDS_PER_LOOK} at "
+        f"a time, up to {last}: {pluralize(len(more), 'claim')} got more, and {decided} of them were decided. The "
+        f"paper has 5 seeds; the others are an addition. A claim is looked at up to {len(looks.seeds)} times, so each "
+        f"interval is at {confidence}: together they decide a claim whose true difference equals the bound in at most "
+        "5 % of cases (Bonferroni)."
+    )

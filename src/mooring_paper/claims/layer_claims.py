@@ -1,0 +1,185 @@
+"""The claims about layers and the explicit step: the unrolled form, depth, balanced importance and the root."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from mooring_lab.model.summary import Row
+from mooring_paper.claims.claim import Claim, claim_on_count, describe_conditions, list_names
+from mooring_paper.claims.method_pairs import MethodPair, claim_on_mean
+from mooring_paper.claims.sequential_verdict import LookSchedule
+from mooring_paper.context.paper_context import MethodRuns, PaperContext
+from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, Condition
+from mooring_paper.context.seed_statistics import summarize_seeds
+from mooring_paper.figures import effective_lr
+from mooring_paper.figures.cka import deep_cka, shallow_cka, train_balanced
+from mooring_paper.figures.importance_by_layer import depth_correlation, relative_to_mean, train_regularizers
+from mooring_paper.figures.roots import ROOTS, train_roots
+
+MethodRows = Mapping[Condition, Mapping[str, Row]]
+
+FLOAT64_TOLERANCE = 1e-10
+"""Relative differences in float64 below this are rounding."""
+
+FREE_FRACTION = 0.9
+"""The fraction of its learning rate from which on a parameter moves freely."""
+
+ACCURACY_TOLERANCE = 1.0
+"""Points of accuracy within which two forms are comparable."""
+
+FORGETTING_TOLERANCE = 0.5
+"""Points of forgetting within which two roots are equivalent."""
+
+
+def claims(context: PaperContext, looks: LookSchedule, extend: Callable[[Row], Row]) -> list[Claim]:
+    """Return the claims; their runs are those of the figures.
+
+    Args:
+        context: trains the runs.
+        looks: the numbers of seeds.
+        extend: returns a row with the seeds that were added to it.
+    """
+    conditions = context.scale.first_conditions()
+    balanced, roots = (_rows(conditions, runs, extend) for runs in (train_balanced(context), train_roots(context)))
+    return [*_unrolled(context), *_depth(context), *_balance(balanced, looks), *_roots(roots, looks)]
+
+
+def _rows(conditions: Sequence[Condition], runs: MethodRuns, extend: Callable[[Row], Row]) -> MethodRows:
+    return {
+        condition: {name: extend(*summarize_seeds(results)) for name, results in runs[condition.data].items()}
+        for condition in conditions
+    }
+
+
+def _pairs(rows: MethodRows, methods: Sequence[tuple[str, str]]) -> list[MethodPair]:
+    return [
+        MethodPair(condition, (a, b), (table[a], table[b])) for condition, table in rows.items() for a, b in methods
+    ]
+
+
+def _unrolled(context: PaperContext) -> list[Claim]:
+    rates = effective_lr.measure(context)
+    largest = max(value for task in rates.tasks.values() for value in task.difference.values())
+    smallest = min(float(quantiles[1]) for quantiles in rates.fraction_at_safe_strength.values())
+    return [
+        Claim(
+            "A penalty interpolates at every iteration: unrolled, it is an effective learning rate for each gradient.",
+            f"for ewc, as a penalty of strength {rates.strength:.4g} and as explicit step, the unrolled form and the "
+            f"iterates differ by less than {FLOAT64_TOLERANCE:g} of the movement of a layer, in float64, in the second "
+            f"task of {rates.condition}",
+            f"{largest:.1e}",
+            "equal",
+            "holds" if largest < FLOAT64_TOLERANCE else "does not hold",
+        ),
+        Claim(
+            "At any safe strength, parameters of low importance move freely.",
+            f"under ewc with {rates.safe_strength:.3g}, the strength at which the first parameter stops interpolating, "
+            f"the median parameter of every layer keeps at least {FREE_FRACTION:g} of its learning rate, averaged over "
+            f"the iterations of the second task of {rates.condition}",
+            f"{smallest:.3f} in the layer where it is smallest",
+            "",
+            "holds" if smallest >= FREE_FRACTION else "does not hold",
+        ),
+    ]
+
+
+def _depth(context: PaperContext) -> list[Claim]:
+    orders: dict[str, list[float]] = {}
+    runs = train_regularizers(context).values()
+    for methods in runs:
+        for name, results in methods.items():
+            order = depth_correlation(relative_to_mean(results))
+            orders.setdefault(name, []).extend([] if order is None or math.isnan(order) else [order])
+    si, where = orders.pop("si"), describe_conditions(context.scale.first_conditions())
+    others = [order for values in orders.values() for order in values]
+    return [
+        claim_on_count(
+            "Deeper layers get less importance.",
+            "mean importance after all tasks decreases with depth (rank correlation < 0) for each of "
+            f"{list_names(list(orders))} on every data set ({where})",
+            sum(order < 0 for order in others),
+            len(others),
+            missing=len(orders) * len(runs) - len(others),
+        ),
+        claim_on_count(
+            "SI is the exception: its importance does not decrease with depth.",
+            f"rank correlation of its mean importance after all tasks with depth >= 0 on every data set ({where})",
+            sum(order >= 0 for order in si),
+            len(si),
+            missing=len(runs) - len(si),
+        ),
+    ]
+
+
+def _balance(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
+    balanced = _pairs(rows, [(f"balanced-{name}", name) for name in REGULARIZERS])
+    return [
+        claim_on_mean(
+            "Penalties let deep layers change more than early ones.",
+            "mean difference in CKA to the model after the first task, first minus deeper half of the layers, with "
+            f"{list_names(REGULARIZERS)}",
+            _pairs(rows, [(name, name) for name in REGULARIZERS]),
+            shallow_cka,
+            looks,
+            second_metric=deep_cka,
+            spec="+.4f",
+        ),
+        claim_on_mean(
+            "Balanced importance preserves the representations of deep layers.",
+            "mean difference in CKA of the deeper half of the layers, balanced minus plain form of the same penalty",
+            balanced,
+            deep_cka,
+            looks,
+            spec="+.4f",
+        ),
+        claim_on_mean(
+            "Balanced importance forgets less.",
+            "mean difference in forgetting, plain minus balanced form of the same penalty",
+            [pair.swapped for pair in balanced],
+            "forgetting",
+            looks,
+        ),
+        claim_on_mean(
+            "Balanced importance is comparable in accuracy.",
+            "mean difference in accuracy, balanced minus plain form of the same penalty",
+            balanced,
+            "accuracy",
+            looks,
+            papers="comparable",
+            low=-ACCURACY_TOLERANCE,
+        ),
+    ]
+
+
+def _roots(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
+    def pairs(first: str, second: str) -> list[MethodPair]:
+        return _pairs(rows, [(f"{name}{ROOTS[first]}", f"{name}{ROOTS[second]}") for name in EXPLICIT])
+
+    measure = "mean difference in forgetting of the explicit step"
+    return [
+        claim_on_mean(
+            "The square root in R forgets less than the plain ratio.",
+            f"{measure}, plain ratio minus square root",
+            pairs("plain ratio", "square root"),
+            "forgetting",
+            looks,
+            papers="about 1 to 2 in its text",
+        ),
+        claim_on_mean(
+            "The cube root in R forgets less than the plain ratio.",
+            f"{measure}, plain ratio minus cube root",
+            pairs("plain ratio", "cube root"),
+            "forgetting",
+            looks,
+            papers="similar",
+        ),
+        claim_on_mean(
+            "The choice of the root does not matter.",
+            f"{measure}, cube root minus square root",
+            pairs("cube root", "square root"),
+            "forgetting",
+            looks,
+            papers="similar",
+            low=-FORGETTING_TOLERANCE,
+            high=FORGETTING_TOLERANCE,
+        ),
+    ]

@@ -1,0 +1,330 @@
+"""Claims about pairs of methods under the same condition: their mean difference, some pair or every pair."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mooring_lab.model.metrics import Interval
+from mooring_lab.model.plurals import pluralize
+from mooring_lab.model.results import Result
+from mooring_lab.model.summary import Row
+from mooring_paper.claims.claim import Claim, SeedRequest, describe_conditions, list_names
+from mooring_paper.claims.sequential_verdict import Decision, LookSchedule, Verdict, decide
+from mooring_paper.context.scale import Condition
+from mooring_paper.context.seed_statistics import format_difference
+from mooring_paper.context.target_result import CELL_METRICS
+from mooring_paper.published.published_numbers import published
+
+MetricOfRun = str | Callable[[Result], float]
+"""A name of `Result.metrics`, or a function that computes a metric of a run."""
+
+MAX_NAMED_PAIRS = 3
+
+
+@dataclass(frozen=True)
+class MethodPair:
+    """Two methods under the same condition.
+
+    Attributes:
+        condition: network, regime and data set.
+        methods: their names.
+        rows: their runs; None if one of them has none, because no setting of it finished the search.
+    """
+
+    condition: Condition
+    methods: tuple[str, str]
+    rows: tuple[Row, Row] | None
+
+    def __str__(self) -> str:
+        return f"{self.methods[0]} against {self.methods[1]} on {self.condition.data} in {self.condition.regime.name}"
+
+    @property
+    def swapped(self) -> "MethodPair":
+        """The same pair in the other order."""
+        return MethodPair(self.condition, self.methods[::-1], None if self.rows is None else self.rows[::-1])
+
+    def is_finished(self, seeds: int) -> bool:
+        """Return whether all of the first seeds finished with both methods."""
+        return self.rows is not None and all(r.status == "finished" for row in self.rows for r in _first(row, seeds))
+
+    def papers(self, metric: MetricOfRun) -> float | None:
+        """Return the difference between the two methods in the paper's tables; None if it has none."""
+        where = (self.condition.network, self.condition.regime.name, self.condition.data)
+        first, second = (published(*where, method) for method in self.methods)
+        if first is None or second is None or metric not in CELL_METRICS:
+            return None
+        difference: float = getattr(first, metric) - getattr(second, metric)
+        return difference
+
+
+@dataclass(frozen=True)
+class PairsDecision:
+    """The verdict on the mean difference over pairs.
+
+    Attributes:
+        decision: the verdict.
+        used: the pairs in which every run finished, over which the mean is taken; those of `minus` apart.
+        minus: the pairs whose mean is subtracted.
+        wanted: the rows that need more seeds for the next look.
+    """
+
+    decision: Decision
+    used: tuple[MethodPair, ...]
+    minus: tuple[MethodPair, ...]
+    wanted: tuple[SeedRequest, ...]
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds were used."""
+        return 0 if self.decision.difference is None else self.decision.difference.count
+
+
+def decide_pairs(
+    pairs: Sequence[MethodPair],
+    metric: MetricOfRun,
+    looks: LookSchedule,
+    low: float = 0.0,
+    high: float = math.inf,
+    *,
+    second_metric: MetricOfRun | None = None,
+    minus: Sequence[MethodPair] = (),
+    **comparisons: int,
+) -> PairsDecision:
+    """Return whether the mean difference over pairs, first minus second method by seed, lies between bounds.
+
+    A pair is left out if one of its runs did not finish, so that every seed is averaged over the same pairs.
+
+    Args:
+        pairs: the pairs.
+        metric: the metric to compare.
+        looks: the numbers of seeds. The first look takes the seeds that there are.
+        low: the lower bound.
+        high: the upper bound.
+        second_metric: the metric of the second method, if it is another.
+        minus: pairs whose mean difference is subtracted.
+        comparisons: `comparisons_to_hold` and `comparisons_to_fail` of `decide`.
+    """
+
+    def used(group: Sequence[MethodPair], seeds: int) -> tuple[MethodPair, ...]:
+        return tuple(pair for pair in group if pair.is_finished(seeds))
+
+    def lacking(seeds: int) -> tuple[SeedRequest, ...]:
+        both = (*used(pairs, seeds), *used(minus, seeds))
+        rows = {row.setting: row for pair in both for row in pair.rows or ()}
+        return tuple((row, seeds) for row in rows.values() if len(row.results) < seeds)
+
+    def sample(seeds: int) -> list[float] | None:
+        if seeds > looks.seeds[0] and lacking(seeds):
+            return None
+        gains, others = (
+            _gains_by_seed(used(group, seeds), seeds, metric, second_metric or metric) for group in (pairs, minus)
+        )
+        if not minus:
+            return list(gains.values())
+        return [gain - others[seed] for seed, gain in gains.items() if seed in others]
+
+    decision = decide(sample, looks, low, high, **comparisons)
+    wanted = () if decision.next_look is None else lacking(decision.next_look)
+    return PairsDecision(decision, used(pairs, decision.look), used(minus, decision.look), wanted)
+
+
+def claim_on_mean(
+    statement: str,
+    measure: str,
+    pairs: Sequence[MethodPair],
+    metric: MetricOfRun,
+    looks: LookSchedule,
+    *,
+    papers: str = "",
+    low: float = 0.0,
+    high: float = math.inf,
+    spec: str = "+.2f",
+    second_metric: MetricOfRun | None = None,
+    minus: Sequence[MethodPair] = (),
+) -> Claim:
+    """Return a claim that the mean difference over pairs lies between bounds; by default, that it is above 0.
+
+    The paper's number is the mean of its tables over the same pairs, followed by the number in its text.
+    """
+    tested = decide_pairs(pairs, metric, looks, low, high, second_metric=second_metric, minus=minus)
+    over = f"over {_describe_scope(pairs, tested.used)}"
+    over += f", minus that over {_describe_scope(minus, tested.minus)}" if minus else ""
+    mean = _papers_mean(tested, metric)
+    same = f"{mean:{spec}} by its tables over the same pairs" if mean is not None else ""
+    return Claim(
+        statement,
+        f"{measure}, is {_describe_bounds(low, high)}; {over}",
+        _describe(tested.decision.difference, spec) + _describe_missing([*pairs, *minus], tested),
+        ", ".join(part for part in (same, papers) if part),
+        tested.decision.verdict,
+        (tested.seeds,),
+        tested.wanted,
+    )
+
+
+def claim_on_every_pair(
+    statement: str, better: str, pairs: Sequence[MethodPair], metric: str, looks: LookSchedule
+) -> Claim:
+    """Return a claim that the first method has more than the second in every pair, and not only on average.
+
+    One pair suffices to refute it, so the interval that refutes is corrected for the number of pairs. A pair with a
+    run that did not finish can not confirm it.
+    """
+    tests = [decide_pairs([pair], metric, looks, comparisons_to_fail=len(pairs)) for pair in pairs]
+    verdicts = [test.decision.verdict for test in tests]
+    missing = [pair for pair, test in zip(pairs, tests, strict=True) if not test.used]
+    verdict: Verdict = "holds" if verdicts and set(verdicts) == {"holds"} else "not decided"
+    if "does not hold" in verdicts:
+        verdict = "does not hold"
+    known = [value for test in tests for pair in test.used if (value := pair.papers(metric)) is not None]
+    same = f"in {sum(value > 0 for value in known)} of the same {len(known)} by its tables" if known else ""
+    without = f"; {_describe_unfinished(missing)}" if missing else ""
+    return Claim(
+        statement,
+        f"{better} beyond the interval in each of {_describe_scope(pairs)}; refuted by one pair that is worse beyond "
+        "its interval, which is corrected for the number of pairs",
+        f"better in {verdicts.count('holds')} of {len(pairs)} pairs, worse in "
+        f"{verdicts.count('does not hold')}{without}",
+        same,
+        verdict,
+        tuple(test.seeds for test in tests if test.used),
+        _wanted(tests, verdict, blocked=bool(missing), reachable=lambda difference: difference.mean < 0),
+    )
+
+
+def claim_on_some_pair(
+    statement: str,
+    more: str,
+    pairs: Sequence[MethodPair],
+    metric: str,
+    looks: LookSchedule,
+    *,
+    low: float = 0.0,
+    untrained: MethodPair | None = None,
+    papers: str = "",
+    details: str = "",
+) -> Claim:
+    """Return a claim that the first method has at least `low` more than the second in some pair.
+
+    One pair suffices to confirm it, so the interval that confirms is corrected for the number of pairs. The claim is
+    refuted only if every pair finished and the paper's own pair is among them.
+
+    Args:
+        statement: the claim.
+        more: what is compared.
+        pairs: the pairs.
+        metric: the metric to compare.
+        looks: the numbers of seeds.
+        low: the bound.
+        untrained: the pair behind the paper's number, if it was not trained.
+        papers: the paper's number.
+        details: what to add if a pair is missing.
+    """
+    tests = [decide_pairs([pair], metric, looks, low, comparisons_to_hold=len(pairs)) for pair in pairs]
+    verdicts = [test.decision.verdict for test in tests]
+    missing = [pair for pair, test in zip(pairs, tests, strict=True) if not test.used]
+    blocked = bool(missing) or untrained is not None
+    verdict: Verdict = "does not hold" if not blocked and set(verdicts) == {"does not hold"} else "not decided"
+    if "holds" in verdicts:
+        verdict = "holds"
+    known = [(test.decision.difference, pair) for test in tests for pair in test.used if test.decision.difference]
+    largest = max(known, key=lambda difference_and_pair: difference_and_pair[0].mean, default=None)
+    parts = ["no pair finished" if largest is None else f"at most {_describe(largest[0])}, {largest[1]}"]
+    parts += [_describe_unfinished(missing)] if missing else []
+    parts += [f"the paper's own pair, {untrained}, was not trained"] if untrained is not None else []
+    return Claim(
+        statement,
+        f"{more}{f' by {low:g} or more' if low else ''}, beyond an interval corrected for the number of pairs, in at "
+        f"least one of {_describe_scope(pairs)}; refuted only if all of them and the paper's own pair finished",
+        "; ".join([*parts, *([details] if details and blocked else [])]),
+        papers,
+        verdict,
+        tuple(test.seeds for test in tests if test.used),
+        _wanted(tests, verdict, blocked=blocked, reachable=lambda difference: difference.mean > low),
+    )
+
+
+def describe_gain(pair: MethodPair, looks: LookSchedule, metric: str = "accuracy") -> str:
+    """Return the difference of one pair, with its interval, as text."""
+    return _describe(decide_pairs([pair], metric, looks).decision.difference)
+
+
+def _wanted(
+    tests: Sequence[PairsDecision], verdict: Verdict, *, blocked: bool, reachable: Callable[[Interval], bool]
+) -> tuple[SeedRequest, ...]:
+    """Return the rows of undecided pairs; if one verdict is out of reach, only of pairs that may reach the other."""
+    if verdict != "not decided":
+        return ()
+    tested = [(test, test.decision.difference) for test in tests]
+    useful = [test for test, difference in tested if difference and (not blocked or reachable(difference))]
+    return tuple(request for test in useful for request in test.wanted)
+
+
+def _first(row: Row, seeds: int) -> list[Result]:
+    return [result for result in row.results if result.spec.seed < seeds]
+
+
+def _gains_by_seed(
+    pairs: Sequence[MethodPair], seeds: int, first: MetricOfRun, second: MetricOfRun
+) -> dict[int, float]:
+    """Return by seed how much higher the metric of the first method is, averaged over pairs; NaN is left out."""
+    both = [pair.rows for pair in pairs if pair.rows is not None]
+    values = [(_values_by_seed(a, seeds, first), _values_by_seed(b, seeds, second)) for a, b in both]
+    common = sorted(set.intersection(*(set(row) for pair in values for row in pair))) if values else []
+    return {seed: math.fsum(a[seed] - b[seed] for a, b in values) / len(values) for seed in common}
+
+
+def _values_by_seed(row: Row, seeds: int, metric: MetricOfRun) -> dict[int, float]:
+    values = {r.spec.seed: r.metrics[metric] if isinstance(metric, str) else metric(r) for r in _first(row, seeds)}
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def _papers_mean(tested: PairsDecision, metric: MetricOfRun) -> float | None:
+    """Return the paper's mean over the pairs of ours; None if it lacks one of them."""
+    groups = [[pair.papers(metric) for pair in group] for group in (tested.used, tested.minus)]
+    means = []
+    for values in groups:
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            return None
+        means.append(math.fsum(known) / len(known) if known else 0.0)
+    return means[0] - means[1] if tested.used else None
+
+
+def _describe(difference: Interval | None, spec: str = "+.2f") -> str:
+    return format_difference(difference, spec) or "nothing to compare"
+
+
+def _describe_bounds(low: float, high: float) -> str:
+    """Return bounds in words.
+
+    Example:
+        >>> [_describe_bounds(*bounds) for bounds in ((0.0, math.inf), (-math.inf, 2.0), (-1.0, 1.0))]
+        ['above 0', 'below 2', 'between -1 and 1']
+    """
+    if math.isinf(high):
+        return f"above {low:g}"
+    return f"below {high:g}" if math.isinf(low) else f"between {low:g} and {high:g}"
+
+
+def _describe_scope(pairs: Sequence[MethodPair], used: Sequence[MethodPair] | None = None) -> str:
+    """Return how many of how many pairs were used, and the networks, regimes and data sets of all of them."""
+    if not pairs:
+        return "no pairs"
+    count = pluralize(len(pairs), "pair")
+    count = count if used is None or len(used) == len(pairs) else f"{len(used)} of {count}"
+    return f"{count} ({describe_conditions([pair.condition for pair in pairs])})"
+
+
+def _describe_missing(pairs: Sequence[MethodPair], tested: PairsDecision) -> str:
+    used = {id(pair) for pair in (*tested.used, *tested.minus)}  # comparing pairs would compare all their runs
+    missing = [pair for pair in pairs if id(pair) not in used]
+    return f"; {_describe_unfinished(missing)}" if missing else ""
+
+
+def _describe_unfinished(pairs: Sequence[MethodPair]) -> str:
+    """Return which pairs have runs that did not finish, the first few by name."""
+    names = [str(pair) for pair in pairs]
+    if len(names) > MAX_NAMED_PAIRS + 1:
+        names = [*names[:MAX_NAMED_PAIRS], f"{len(names) - MAX_NAMED_PAIRS} more pairs"]
+    return f"without {list_names(names)}, where a run did not finish" if names else ""

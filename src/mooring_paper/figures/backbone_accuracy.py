@@ -1,0 +1,257 @@
+"""Forgetting and accuracy against the accuracy of the backbone that the runs start from."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import fmean, linear_regression
+from typing import TYPE_CHECKING, Any
+
+from mooring_lab.model.metrics import Interval, confidence_interval
+from mooring_lab.model.results import Result
+from mooring_lab.study.pretraining import read_metadata
+from mooring_paper.context.paper_context import PaperContext, paper_setting
+from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, Condition, Scale
+from mooring_paper.context.seed_statistics import (
+    format_difference,
+    format_mean,
+    mean_difference,
+    metric_values,
+    unfinished_note,
+)
+from mooring_paper.context.target_result import ResultTable, TargetResult
+from mooring_paper.published.published_numbers import PLAIN_SETTING_NOTE, published
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mooring_lab.report.picture import Drawing
+
+PENALTIES = (*REGULARIZERS, "uniform")
+FAMILIES = {"plain": ("plain",), "the penalties": PENALTIES, "the explicit step": EXPLICIT}
+METHODS = tuple(method for family in FAMILIES.values() for method in family)
+METRICS = ("forgetting", "accuracy")
+MARKERS = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds"}
+"""The marks of the schedules of pre-training, and what the caption calls them."""
+
+MAX_SEEDS = 3
+"""Seeds of each backbone: more backbones say more about the trend than more seeds."""
+
+NOT_RUN = (
+    "Not run: it needs backbones of several accuracies. Give their files with --levels, or put cifar10 into the folder "
+    "of --data and name a --recipe, so that they are pre-trained."
+)
+
+LevelRuns = Mapping[str, Mapping[str, Sequence[Result]]]
+"""The runs of a data set by method and by the fingerprint of the backbone; one for each seed."""
+
+
+def count_models(scale: Scale) -> int:
+    """Return how many models a data set needs."""
+    return len(scale.levels) * len(METHODS) * min(scale.seeds, MAX_SEEDS)
+
+
+def run(context: PaperContext) -> TargetResult:
+    """Compare plain training, penalties and the explicit step from backbones of different accuracies."""
+    if not context.levels:
+        return TargetResult("fig-backbone", [NOT_RUN])
+    levels = dict(sorted(context.levels.items(), key=lambda level: level[1]))
+    names = {fingerprint: Path(context.weights[fingerprint].path).name for fingerprint in levels}
+    trained = train_levels(context)
+    tables, text = [], []
+    for condition, runs in trained.items():
+        for metric in METRICS:
+            rows = [_row(names[init], levels[init], runs, init, metric) for init in levels]
+            rows += _paper_rows(condition, metric)
+            title = f"{condition.data}: {metric} by backbone"
+            tables.append(ResultTable(title, ["backbone", "its accuracy", *METHODS], rows))
+        text += [_change(condition.data, levels, runs), *_closest(condition, levels, runs)]
+        by_method = {method: [run for seeds in starts.values() for run in seeds] for method, starts in runs.items()}
+        text += unfinished_note(condition.data, by_method)
+    if any(published(c.network, c.regime.name, c.data, "plain") for c in trained):
+        text.append(PLAIN_SETTING_NOTE)
+    results = [
+        run for runs in trained.values() for starts in runs.values() for seeds in starts.values() for run in seeds
+    ]
+    schedules = {init: str(read_metadata(context.weights[init].path).get("schedule", "")) for init in levels}
+    return TargetResult("fig-backbone", text, tables, results, partial(_draw, trained, levels, schedules))
+
+
+def train_levels(context: PaperContext) -> dict[Condition, LevelRuns]:
+    """Return the runs of every method from every backbone, at the paper's settings."""
+    scale, seeds = context.scale, range(min(context.scale.seeds, MAX_SEEDS))
+    specs = {}
+    for condition, method, init in product(scale.first_conditions(), METHODS, context.levels):
+        setting = paper_setting(scale, condition, method)
+        runs = [context.spec(condition, method, seed, setting) for seed in seeds]
+        specs[condition, method, init] = [replace(spec, init=init) for spec in runs]
+    known = context.run([spec for runs in specs.values() for spec in runs])
+    return {
+        condition: {
+            method: {init: [known[spec] for spec in specs[condition, method, init]] for init in context.levels}
+            for method in METHODS
+        }
+        for condition in scale.first_conditions()
+    }
+
+
+def slopes(accuracies: Sequence[float], values: Sequence[Sequence[float]]) -> list[float]:
+    """Return for each seed by how much a value rises with one point of the backbone's accuracy: least squares.
+
+    Args:
+        accuracies: of the backbones.
+        values: for each backbone one value per seed; NaN for runs that did not finish.
+
+    Example:
+        >>> slopes([60.0, 80.0], [[1.0, 4.0], [5.0, math.nan]])
+        [0.2, nan]
+    """
+    rises = []
+    for seed in zip(*values, strict=True):
+        points = [(x, y) for x, y in zip(accuracies, seed, strict=True) if math.isfinite(y)]
+        distinct = len({x for x, _ in points}) > 1
+        rises.append(linear_regression(*zip(*points, strict=True)).slope if distinct else math.nan)
+    return rises
+
+
+def _row(name: str, level: float, runs: LevelRuns, init: str, metric: str) -> dict[str, Any]:
+    cells = {method: format_mean(runs[method][init], metric) for method in METHODS}
+    return {"backbone": name, "its accuracy": level, **cells}
+
+
+def _paper_rows(condition: Condition, metric: str) -> list[dict[str, Any]]:
+    cells = {
+        method: getattr(cell, metric)
+        for method in METHODS
+        if (cell := published(condition.network, condition.regime.name, condition.data, method))
+    }
+    return [{"backbone": "the paper's", **cells}] if cells else []
+
+
+def _change(data: str, levels: Mapping[str, float], runs: LevelRuns) -> str:
+    """Say how forgetting changes from the least accurate backbone to the most accurate one, by family."""
+    inits = list(levels)
+    parts = []
+    for family, methods in FAMILIES.items():
+        ends = [
+            [metric_values(runs[method][init], "forgetting") for init in (inits[-1], inits[0])] for method in methods
+        ]
+        difference = format_difference(mean_difference(*((strong, weak) for strong, weak in ends)))
+        mean = " on average" if len(methods) > 1 else ""
+        parts.append(f"{'not known' if difference is None else difference} with {family}{mean}")
+    rises = slopes(list(levels.values()), [metric_values(runs["plain"][init], "forgetting") for init in inits])
+    finite = [10 * rise for rise in rises if math.isfinite(rise)]
+    slope = format_difference(confidence_interval(finite)) if finite else "not known"
+    return (
+        f"{data}: from the backbone with {levels[inits[0]]:.1f} % to that with {levels[inits[-1]]:.1f} %, forgetting "
+        f"changes by {', '.join(parts)} (points, 95 % interval over seeds). Over all {len(levels)} backbones, that of "
+        f"plain changes by {slope} for 10 points of the backbone's accuracy."
+    )
+
+
+def _closest(condition: Condition, levels: Mapping[str, float], runs: LevelRuns) -> list[str]:
+    """Say from which backbone each method is closest to the paper's cell; empty without numbers of the paper.
+
+    The distance is that of the points (accuracy, forgetting), means over the seeds that finished.
+    """
+    parts = []
+    for method in METHODS:
+        cell = published(condition.network, condition.regime.name, condition.data, method)
+        means = {init: [_mean(runs[method][init], metric) for metric in ("accuracy", "forgetting")] for init in levels}
+        known = {init: point for init, point in means.items() if all(map(math.isfinite, point))}
+        if cell is None or not known:
+            continue
+        distances = {init: math.dist(point, (cell.accuracy, cell.forgetting)) for init, point in known.items()}
+        nearest = min(distances, key=distances.__getitem__)
+        parts.append(f"{method} {levels[nearest]:.1f} % ({distances[nearest]:.1f} points)")
+    closest = "accuracy and forgetting come closest to the paper's from the backbone with this accuracy"
+    return [f"{condition.data}: {closest} (in brackets: what is left): {', '.join(parts)}."] if parts else []
+
+
+def _mean(results: Sequence[Result], metric: str) -> float:
+    finite = [value for value in metric_values(results, metric) if math.isfinite(value)]
+    return fmean(finite) if finite else math.nan
+
+
+def _draw(
+    trained: Mapping[Condition, LevelRuns], levels: Mapping[str, float], schedules: Mapping[str, str]
+) -> list["Drawing"]:
+    """Draw forgetting and accuracy; lines join the backbones with one schedule of pre-training."""
+    from matplotlib.figure import Figure  # slow to import
+
+    from mooring_lab.report.picture import Drawing
+    from mooring_lab.report.style import WIDTH
+
+    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
+    panels = figure.subplots(len(METRICS), len(trained), squeeze=False, sharex=True)
+    for row, metric in zip(panels, METRICS, strict=True):
+        for panel, (condition, runs) in zip(row, trained.items(), strict=True):
+            _draw_panel(panel, condition, runs, levels, schedules, metric)
+        row[0].set_ylabel(f"{metric}, {'points' if metric == 'forgetting' else '%'}")
+    for panel, condition in zip(panels[0], trained, strict=True):
+        panel.set_title(condition.data, loc="left")
+    for panel in panels[-1]:
+        panel.set_xlabel("accuracy of the backbone when pre-trained, %")
+    handles = dict(zip(*reversed(panels[0][0].get_legend_handles_labels()), strict=True))
+    columns = [name for pair in zip(PENALTIES, (*EXPLICIT, "plain"), strict=True) for name in pair]
+    figure.legend([handles[name] for name in columns], columns, loc="outside upper center", ncols=len(PENALTIES))
+    data = ", ".join(condition.data for condition in trained)
+    names = dict(zip(dict.fromkeys(schedules.values()), MARKERS, strict=False))
+    shapes = ", ".join(f"{MARKERS[marker]} for {name or 'no recorded schedule'}" for name, marker in names.items())
+    return [
+        Drawing(
+            "accuracy",
+            "Forgetting and accuracy by backbone",
+            "Forgetting (above) and accuracy (below) of runs that start from backbones of different accuracies, at the "
+            "paper's settings: mean over seeds with its 95 % interval, cut off at the edge of the panel. Lines join "
+            f"backbones with the same schedule of pre-training ({shapes}). Triangles at the right edge are the paper's "
+            "numbers, hollow ones those of penalties.",
+            f"Line charts: forgetting and accuracy of {', '.join(METHODS)} by the backbone's accuracy, on {data}.",
+            figure,
+        )
+    ]
+
+
+def _draw_panel(
+    panel: "Axes",
+    condition: Condition,
+    runs: LevelRuns,
+    levels: Mapping[str, float],
+    schedules: Mapping[str, str],
+    metric: str,
+) -> None:
+    """Draw a line for each method and schedule, with the colour of the importance and the style of the family."""
+    from mooring_lab.report.style import INK, LINES
+
+    importances = ("plain", *PENALTIES)
+    drawn: list[float] = []
+    for method in METHODS:
+        index = importances.index(method.removeprefix("explicit-"))
+        colour = LINES[index - 1] if index else INK
+        penalty = method in PENALTIES
+        heights: list[float] = []
+        for schedule, marker in zip(dict.fromkeys(schedules.values()), MARKERS, strict=False):
+            points: list[tuple[float, Interval]] = []
+            for init, level in levels.items():
+                finite = [value for value in metric_values(runs[method][init], metric) if math.isfinite(value)]
+                if finite and schedules[init] == schedule:
+                    points.append((level, confidence_interval(finite).within(0, 100)))
+            means = [interval.mean for _, interval in points]
+            line: Any = {"color": colour, "label": method, "marker": marker, "ms": 2.5}
+            panel.plot([x for x, _ in points], means, "--" if penalty else "-", **line)
+            heights += means
+            for level, interval in points:
+                if not math.isnan(interval.low):
+                    panel.vlines(level, interval.low, interval.high, color=colour, lw=0.8, alpha=0.4)
+        if cell := published(condition.network, condition.regime.name, condition.data, method):
+            heights.append(getattr(cell, metric))
+            look: Any = {"color": colour, "mfc": "none" if penalty else colour, "ms": 4, "mew": 0.8}
+            panel.plot(0.99, heights[-1], "<", transform=panel.get_yaxis_transform(), **look)
+        drawn += heights
+    if drawn:
+        margin = 0.08 * (max(drawn) - min(drawn)) or 0.5
+        panel.set_ylim(min(drawn) - margin, max(drawn) + margin)
+    panel.margins(x=0.07)
+    panel.grid(axis="y")

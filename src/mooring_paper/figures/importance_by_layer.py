@@ -1,0 +1,153 @@
+"""Importance by layer: does it decrease with depth?"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import correlation, fmean
+from typing import TYPE_CHECKING, Any
+
+from mooring_lab.model.metrics import Interval, confidence_interval
+from mooring_lab.model.plurals import pluralize
+from mooring_lab.model.results import Result
+from mooring_paper.context.paper_context import MethodRuns, PaperContext, train_methods
+from mooring_paper.context.scale import REGULARIZERS
+from mooring_paper.context.seed_statistics import unfinished_note
+from mooring_paper.context.target_result import ResultTable, TargetResult
+from mooring_paper.figures.panels import LayerLine, draw_layer_lines, value_range
+
+if TYPE_CHECKING:
+    from mooring_lab.report.picture import Drawing
+
+LayerIntervals = Mapping[str, Interval]
+"""log10 of the relative importance of each layer."""
+
+
+def train_regularizers(context: PaperContext) -> MethodRuns:
+    """Return the runs of the four penalties at the paper's settings."""
+    return train_methods(context, {name: name for name in REGULARIZERS})
+
+
+def run(context: PaperContext) -> TargetResult:
+    """Measure mean importance by layer, relative to the mean over the layers of the run."""
+    runs = train_regularizers(context)
+    tables, text = [], []
+    lines: dict[str, dict[str, LayerIntervals]] = {}
+    for data, methods in runs.items():
+        lines[data] = {name: relative_to_mean(results) for name, results in methods.items()}
+        rows = [_row(name, layers) for name, layers in lines[data].items()]
+        layers = list(dict.fromkeys(layer for intervals in lines[data].values() for layer in intervals))
+        columns = ["importance", *layers, "last / first", "rank correlation with depth"]
+        tables.append(ResultTable(f"{data}: mean importance by layer, relative to the mean layer", columns, rows))
+        text += [*_text(data, lines[data]), *unfinished_note(data, methods)]
+    results = [result for methods in runs.values() for seeds in methods.values() for result in seeds]
+    return TargetResult("fig-importance", text, tables, results, partial(_draw, lines))
+
+
+def relative_to_mean(results: Sequence[Result]) -> dict[str, Interval]:
+    """Return log10 of each layer's importance relative to the mean over the layers of its run, over finished seeds.
+
+    Logarithms, because layers differ by orders of magnitude. A layer without importance is left out.
+
+    Example:
+        >>> from mooring_lab.model.spec import RunSpec
+        >>> spec = RunSpec("digits", "0", "ewc", 0)
+        >>> {layer: round(10**value.mean, 2) for layer, value in relative_to_mean(
+        ...     [Result(spec, "finished", "", [], [], importance={"first": 9.0, "last": 1.0})]).items()}
+        {'first': 1.8, 'last': 0.2}
+    """
+    logs: dict[str, list[float]] = {}
+    for result in results:
+        layers = result.importance if result.status == "finished" else {}
+        mean = fmean(layers.values()) if layers else 0.0
+        for layer, value in layers.items():
+            if value > 0 and 0 < mean < math.inf:
+                logs.setdefault(layer, []).append(math.log10(value / mean))
+    return {layer: confidence_interval(values) for layer, values in logs.items()}
+
+
+def depth_correlation(layers: LayerIntervals) -> float | None:
+    """Return the rank correlation of a layer's importance with its depth."""
+    means = [value.mean for value in layers.values()]
+    return rank_correlation(range(len(means)), means)
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Return Spearman's rank correlation; None if either has fewer than two different values.
+
+    Example:
+        >>> rank_correlation([0, 1, 2], [9.0, 3.0, 1.0]), rank_correlation([0, 1], [2.0, 2.0])
+        (-1.0, None)
+    """
+    if len(set(x)) < 2 or len(set(y)) < 2:
+        return None
+    return correlation(_ranks(x), _ranks(y))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return the ranks of values; equal values get their mean rank."""
+    return [sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2 for value in values]
+
+
+def _last_to_first(layers: LayerIntervals) -> float | None:
+    means = [value.mean for value in layers.values()]
+    return 10 ** (means[-1] - means[0]) if means else None
+
+
+def _row(name: str, layers: LayerIntervals) -> dict[str, Any]:
+    row: dict[str, Any] = {"importance": name}
+    for layer, log in layers.items():
+        bounds = "" if math.isnan(log.low) else f" ({10**log.low:.2g} to {10**log.high:.2g})"
+        row[layer] = f"{10**log.mean:.3g}{bounds}"
+    return {**row, "last / first": _last_to_first(layers), "rank correlation with depth": depth_correlation(layers)}
+
+
+def _text(data: str, lines: Mapping[str, LayerIntervals]) -> list[str]:
+    known = {name: order for name, layers in lines.items() if (order := depth_correlation(layers)) is not None}
+    if not known:
+        return []
+    decreasing = [name for name, order in known.items() if order < 0]
+    names = f" ({', '.join(decreasing)})" if decreasing else ""
+    orders = ", ".join(f"{name} {order:+.2f}" for name, order in known.items())
+    depth = pluralize(max(len(lines[name]) for name in known), "layer")
+    ratios = {name: _last_to_first(lines[name]) or math.nan for name in known}
+    smallest = min(ratios, key=ratios.__getitem__)
+    return [
+        f"{data}: mean importance decreases with depth for {len(decreasing)} of {len(known)} definitions{names}; "
+        f"rank correlation over {depth}: {orders}.",
+        f"{data}: the ratio of the last layer's importance to the first's is smallest with {smallest}: "
+        f"{ratios[smallest]:.2g}.",
+    ]
+
+
+def _draw(lines_by_data: Mapping[str, Mapping[str, LayerIntervals]]) -> list["Drawing"]:
+    from matplotlib.figure import Figure  # slow to import
+
+    from mooring_lab.report.figures.logarithm import ticks
+    from mooring_lab.report.picture import Drawing
+    from mooring_lab.report.style import WIDTH
+
+    drawn = {data: methods for data, methods in lines_by_data.items() if any(methods.values())}
+    if not drawn:
+        return []
+    figure = Figure(figsize=(WIDTH, 0.75 + 2.6 * len(drawn)), layout="constrained")
+    panels = figure.subplots(len(drawn), 1, squeeze=False)[:, 0]
+    for panel, (data, methods) in zip(panels, drawn.items(), strict=True):
+        panel.set_title(data, loc="left")
+        panel.set_ylabel("importance / mean layer's")
+        lines = [LayerLine(n, layers, REGULARIZERS.index(n)) for n, layers in methods.items() if layers]
+        low, high = value_range(methods.values())
+        low, high = min(low, -0.5), max(high, 0.5)  # at least a decade: smaller differences do not matter
+        draw_layer_lines(panel, lines, (low, high))
+        y_ticks = ticks(low, high)
+        panel.set_yticks(list(y_ticks), list(y_ticks.values()))
+    return [
+        Drawing(
+            "layers",
+            "Importance by layer",
+            "Mean importance of the parameters of each layer after all tasks, relative to the mean layer of the same "
+            "run; layers from input to output. Geometric mean over seeds with its 95 % interval, on a logarithmic "
+            "scale; intervals are cut off at the edge of the panel.",
+            f"Line charts: relative importance by layer for {', '.join(REGULARIZERS)}, on {', '.join(drawn)}.",
+            figure,
+        )
+    ]

@@ -1,0 +1,90 @@
+"""Parts of panels that several figures draw: lines over layers and rows of stability marks."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from mooring_lab.model.metrics import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class LayerLine:
+    """A measure by layer.
+
+    Attributes:
+        name: the label at its end.
+        layers: the interval of each layer, by name.
+        colour: an index of the palette.
+        style: the line style of matplotlib.
+    """
+
+    name: str
+    layers: Mapping[str, Interval]
+    colour: int
+    style: str = "-"
+
+
+def value_range(lines: Iterable[Mapping[str, Interval]]) -> tuple[float, float]:
+    """Return the lowest and the highest mean over lines and layers, with a margin."""
+    means = [value.mean for layers in lines for value in layers.values()]
+    margin = 0.15 * (max(means) - min(means)) or 0.05
+    return min(means) - margin, max(means) + margin
+
+
+def draw_layer_lines(panel: "Axes", lines: Sequence[LayerLine], limits: tuple[float, float]) -> None:
+    """Draw lines over layers with their intervals and a label at the end of each, between limits of the y axis."""
+    from mooring_lab.report.figures.labels import spread_labels
+    from mooring_lab.report.style import INK, LINES
+
+    layers = list(dict.fromkeys(layer for line in lines for layer in line.layers))
+    low, high = limits
+    panel.set_ylim(low, high)
+    prefix = _common_prefix(layers)
+    panel.set_xticks(range(len(layers)), [layer[len(prefix) :] for layer in layers])
+    panel.set_xlabel(f"layer of {prefix.rstrip('.')}" if prefix else "layer")
+    panel.set_xlim(-0.1, len(layers) - 0.9)
+    panel.grid(axis="y")
+    ends = []
+    for index, line in enumerate(lines):
+        colour = LINES[line.colour % len(LINES)]
+        x = [layers.index(layer) for layer in line.layers]
+        y = [value.mean for value in line.layers.values()]
+        panel.plot(x, y, line.style, marker="o", ms=2.5, color=colour)
+        for position, value in zip(x, line.layers.values(), strict=True):
+            if not math.isnan(value.low):
+                # Offset, so that the intervals of several lines at the same layer do not overlap.
+                bar_x = position + 0.006 * len(layers) * (index - (len(lines) - 1) / 2)
+                panel.vlines(bar_x, value.low, value.high, color=colour, lw=0.8, alpha=0.5)
+        ends.append((y[-1], colour))
+    heights = spread_labels([(end - low) / (high - low) for end, _ in ends], 0.075, 1.0)
+    for line, (_, colour), height in zip(lines, ends, heights, strict=True):
+        style: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center_baseline", "size": 7}
+        panel.annotate("●", (1.0, height), (6, 0), color=colour, **style)
+        panel.annotate(line.name, (1.0, height), (15, 0), color=INK, **style)
+
+
+def _common_prefix(layers: Sequence[str]) -> str:
+    """Return what all names start with, up to a dot.
+
+    Example:
+        >>> _common_prefix(["backbone.1", "backbone.12"])
+        'backbone.'
+    """
+    parents = [layer.split(".")[:-1] for layer in layers]
+    common = takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False))
+    return "".join(f"{parts[0]}." for parts in common)
+
+
+def draw_stability_marks(panel: "Axes", x: Sequence[float], y: float, unstable: Sequence[bool], colour: str) -> None:
+    """Draw a row of marks: a dot where training was stable with every seed, a cross where it was not."""
+    from mooring_lab.report.style import INK
+
+    dots = [position for position, crossed in zip(x, unstable, strict=True) if not crossed]
+    crosses = [position for position, crossed in zip(x, unstable, strict=True) if crossed]
+    panel.plot(dots, [y] * len(dots), "o", color=colour, ms=3.2, mew=0, clip_on=False)
+    panel.plot(crosses, [y] * len(crosses), "x", color=INK, ms=4.6, mew=1.2, clip_on=False)

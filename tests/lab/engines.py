@@ -1,5 +1,0 @@
-"""The study that engines are compared by."""
-
-from lab.test_kill import DIGITS
-
-ASKED = ["compare", "--methods", "plain,ewc,si,er,explicit-mas", *DIGITS, "--study", "study.sqlite"]

@@ -1,0 +1,262 @@
+"""Distillation and measured budgets in fleets: equal to loops by hand, kept at the end of every task, and refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, kl_div
+
+import mooring
+from laboratory.small import class_stream, domain_stream, growing_stream, spec_for
+from mooring.errors import MooringError, UnheldWarning
+from mooring.hold.distillation import DIRECT, first_weight, next_weight
+from mooring.reference.split import split_batches
+from mooring_lab.fleet import checkpoint
+from mooring_lab.fleet.fleet import Fleet, Position
+from mooring_lab.methods import METHODS, find_method, with_reference
+from mooring_lab.methods.method import Method
+from mooring_lab.model.order import task_order
+from mooring_lab.networks.initialization import initial_network
+from mooring_lab.networks.inputs import normalize_pixels
+
+STREAMS = {"classes": class_stream(images=48), "domains": domain_stream(images=48)}
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+SMALL = "lab.test_reference_methods:small"
+MEMORY = 42
+"""For each of two past tasks 21 samples: 6 batches of at most 4, the last with one sample."""
+
+
+def small(shape: tuple[int, int, int]) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], 12), nn.Tanh())
+
+
+class HandDistillation:
+    """The gradient of the divergence from stored predictions, a batch in each step; at most as long as the task's."""
+
+    def __init__(self, named: float) -> None:
+        self.weight, self.batches, self.targets, self.settings = first_weight(named), [], [], None
+        self.references, self.control = [self], DIRECT  # steps of SGD grow with the gradient
+        self.limited = 0
+        self.outputs = None  # the classes that had come when the targets were recorded; None for all
+
+    def record(self, model) -> None:
+        model.eval()
+        self.targets = [model(**batch)[:, : self.outputs].log_softmax(-1).detach() for batch in self.batches]
+
+    def divergence(self, model, step: int) -> torch.Tensor:
+        number = step % len(self.batches)
+        outputs = model.eval()(**self.batches[number])[:, : self.outputs].log_softmax(-1)
+        return kl_div(outputs, self.targets[number], reduction="batchmean", log_target=True)
+
+    def gradients(self, model, parameters, step: int) -> dict[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            added = torch.autograd.grad(self.divergence(model, step), list(parameters), allow_unused=True)
+        model.train()
+        pairs = [(p, g) for p, g in zip(parameters, added, strict=True) if g is not None]
+        ratio = sum(p.grad.square().sum() for p, _ in pairs).sqrt() / sum(g.square().sum() for _, g in pairs).sqrt()
+        self.limited += bool(ratio < self.weight)
+        return {p: min(float(ratio.nan_to_num(0.0)), self.weight) * g for p, g in pairs}
+
+    def adjust(self, measured, named, gain, *, binding) -> None:
+        self.weight = next_weight(self.weight, measured, named, gain, binding=binding)
+
+
+class Loop:
+    """A plain loop over one network; budgets are those of `mooring.attach`, measured on data of each past task."""
+
+    def __init__(self, spec, stream) -> None:
+        self.spec, self.stream, self.method = spec, stream, find_method(spec.method)
+        self.model = initial_network(spec.network, stream, spec.seed, dtype=torch.float64)
+        settings = {"lr": spec.lr, "momentum": spec.momentum, "weight_decay": spec.weight_decay}
+        self.optimizer = torch.optim.SGD(self.model.parameters(), **settings)
+        self.distillation = HandDistillation(spec.strength)
+        self.moor, self.measured, self.before, self.scales = None, [], [], []
+        if self.method.importance is not None:
+            self.moor = mooring.attach(
+                self.model,
+                self.optimizer,
+                importance=self.method.importance(0),
+                pull=replace(self.method.pull(spec.strength), distil=False),  # distillation is by hand
+                merge="sum",
+                exclude="heads" if stream.heads == "per task" else (),
+            )
+
+    def train(self) -> "Loop":
+        for number, task in enumerate(self.stream.tasks):
+            if number and self.stream.heads == "per task":
+                self.model.inherit(number, number - 1)
+            self.optimizer.state.clear()
+            steps = 0
+            for epoch in range(self.spec.epochs):
+                for batch in task_order(self.spec.seed, number, epoch, task.train).split(self.spec.batch):
+                    self.step(batch, number, steps)
+                    steps += 1
+            self.end_task(number)
+        return self
+
+    def inputs(self, batch: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
+        x = normalize_pixels(self.stream.train.images[batch], torch.float64)
+        return {"x": x, "head": torch.full((len(batch),), self.stream.head(number))}
+
+    def step(self, batch: torch.Tensor, number: int, step: int) -> None:
+        self.optimizer.zero_grad()
+        x = self.inputs(batch, number)["x"]
+        logits, labels = self.model.train()(x, self.stream.head(number)), self.stream.train.labels[batch]
+        if self.stream.scenario == "class":  # two classes a task
+            logits, labels = logits[:, : 2 * (number + 1)], labels + 2 * number
+        loss = cross_entropy(logits, labels)
+        if self.moor is None and number:
+            loss = loss + self.spec.strength * self.distillation.divergence(self.model, step)
+        loss.backward()
+        self.optimizer.step()
+
+    def end_task(self, number: int) -> None:
+        kept = task_order(self.spec.seed, number, 0, self.stream.tasks[number].train)[: self.spec.memory // 2]
+        batches = [self.inputs(batch, number) for batch in kept.split(self.spec.batch)]
+        gauge, others = split_batches(batches) if self.method.distils else (batches, [])
+        if number + 1 < len(self.stream.tasks):
+            self.distillation.batches += others if self.moor else batches
+        if self.moor is None:
+            self.distillation.outputs = 2 * (number + 1) if self.stream.scenario == "class" else None
+            self.distillation.record(self.model)
+            return
+        meter = self.moor._meter
+        if number:
+            self.before.append(self.moor.measured().nats)
+            self.scales.append(meter.solver.scale)
+            self.measured.append(self.moor.finish().nats)
+        if self.method.distils:
+            meter.distillation = self.distillation
+        self.moor.consolidate(data=gauge)
+
+
+def specs_for(method: str, stream, strengths, **settings):
+    settings = {"lr": 0.1, "memory": MEMORY, "batch": 4, "epochs": 2, "network": SMALL, **settings}
+    return [spec_for(method, stream, seed, strength=value, **settings) for seed in (0, 2) for value in strengths]
+
+
+def final(fleet: Fleet) -> dict[str, dict[str, torch.Tensor]]:
+    specs = [spec for group in fleet.strength_groups.values() for spec in group]
+    fleet.run()
+    return {spec.key: fleet.stack.network_of(row).state_dict() for row, spec in enumerate(specs)}
+
+
+@pytest.mark.parametrize("kind", [*STREAMS, "growing"])
+def test_distillation_in_a_fleet_equals_a_plain_loop(kind):
+    stream = growing_stream(images=48) if kind == "growing" else STREAMS[kind]
+    specs = specs_for("distil", stream, (0.3, 3.0), weight_decay=0.01)
+    weights = final(Fleet(specs, stream))
+    for spec in specs:
+        torch.testing.assert_close(weights[spec.key], Loop(spec, stream).train().model.state_dict(), **EXACT)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("method", ["budget-measured", "budget-distil"])
+def test_measured_budget_in_a_fleet_equals_a_loop_with_attach(method, kind):
+    stream = STREAMS[kind]
+    specs = specs_for(method, stream, (0.03, 3.0))
+    weights, loops = final(Fleet(specs, stream)), [Loop(spec, stream).train() for spec in specs]
+    for spec, loop in zip(specs, loops, strict=True):
+        torch.testing.assert_close(weights[spec.key], loop.model.state_dict(), **EXACT)
+        assert max(loop.measured) <= spec.strength
+    assert any(max(loop.before) > loop.spec.strength for loop in loops)  # some returned at the end of a task
+    assert any(max(loop.before) <= loop.spec.strength for loop in loops)
+    assert len({scale for loop in loops for scale in loop.scales}) > 4  # the controllers acted
+    assert method == "budget-measured" or any(loop.distillation.limited for loop in loops)
+
+
+def test_every_method_with_a_reference_is_compared_with_a_loop():
+    assert {method.name for method in with_reference.METHODS} == {"distil", "budget-measured", "budget-distil"}
+
+
+@pytest.fixture
+def own_method(monkeypatch):
+    def add(pull, **settings) -> str:
+        method = Method("mine", "a method of my own", pull=pull, merge="sum", strength=0.1, **settings)
+        monkeypatch.setitem(METHODS, "mine", method)
+        return "mine"
+
+    return add
+
+
+@pytest.mark.parametrize("over", ["sum", "worst"])
+def test_budget_over_several_past_tasks_equals_a_loop_with_attach(over, own_method):
+    name = own_method(
+        lambda nats: mooring.Budget(nats, over=over, distil=False),
+        importance=lambda seed: mooring.EWC(decay=None, per_sample=True),
+        data="reference",
+        memory=MEMORY,
+    )
+    spec = specs_for(name, STREAMS["domains"], (0.003,))[0]
+    loop = Loop(spec, STREAMS["domains"]).train()
+    torch.testing.assert_close(final(Fleet([spec], STREAMS["domains"]))[spec.key], loop.model.state_dict(), **EXACT)
+    assert max(loop.before) > 0.003 >= max(loop.measured)
+
+
+class StopError(Exception):
+    pass
+
+
+class StopAt:
+    """Saves a fleet at a position and stops it there."""
+
+    def __init__(self, path, position: Position) -> None:
+        self.path, self.position = path, position
+
+    def on_step(self, fleet: Fleet) -> None:
+        if fleet.position == self.position:
+            checkpoint.save(fleet, self.path)
+            raise StopError
+
+    on_task_end = on_step
+
+
+@pytest.mark.parametrize("method", [method.name for method in with_reference.METHODS])
+@pytest.mark.parametrize("position", [Position(0, 1, 2), Position(1), Position(2, 1, 5)], ids=str)
+def test_interrupted_fleet_with_a_reference_equals_one_that_was_not(method, position, tmp_path):
+    stream = STREAMS["classes"]
+    specs = specs_for(method, stream, (0.03, 3.0))
+    with pytest.raises(StopError):
+        Fleet(specs, stream).run(StopAt(tmp_path / "fleet", position))
+    expected = final(Fleet(specs, stream))
+    for own in (specs, specs[1:3]):  # a checkpoint may have more runs than are continued
+        resumed = Fleet(own, stream)
+        checkpoint.restore(resumed, tmp_path / "fleet")
+        order = [spec for s in resumed.specs for spec in resumed.strength_groups.get(s.key, [s])]
+        resumed.run()
+        for row, spec in enumerate(order):
+            torch.testing.assert_close(resumed.stack.network_of(row).state_dict(), expected[spec.key], rtol=0, atol=0)
+
+
+def test_diverging_run_leaves_the_others_as_they_are():
+    stream = STREAMS["classes"]
+    specs = specs_for("budget-distil", stream, (0.03,))
+    bad = replace(specs[0], seed=1, lr=1e308)
+    results = {result.spec.seed: result for result in Fleet([*specs, bad], stream).run()}
+    assert {seed: result.status for seed, result in results.items()} == {0: "finished", 1: "unstable", 2: "finished"}
+    for alone in Fleet(specs, stream).run():
+        together = results[alone.spec.seed]
+        assert together.matrix == alone.matrix
+        assert together.losses == [pytest.approx(row, rel=1e-9) for row in alone.losses]
+
+
+def test_budget_that_moving_statistics_exceed_is_reported():
+    stream = STREAMS["classes"]
+    specs = specs_for("budget-measured", stream, (0.0,), network="fixtures.tiny_network:tiny")
+    with pytest.warns(UnheldWarning, match="cannot be kept: at the anchor itself"):
+        Fleet(specs, stream).run()
+
+
+def test_memory_of_less_than_a_sample_for_each_task_is_refused_in_one_line():
+    stream = STREAMS["classes"]
+    with pytest.raises(MooringError, match="memory of 1 is less than one sample for each of 2 past tasks") as refused:
+        Fleet(specs_for("distil", stream, (1.0,), memory=1), stream)
+    assert "\n" not in str(refused.value)
+
+
+def test_pull_without_a_budget_is_refused_in_one_line(own_method):
+    name = own_method(mooring.Penalty, importance=lambda seed: mooring.EWC(), data="reference", memory=MEMORY)
+    with pytest.raises(MooringError, match="measures on a reference, and Penalty has no budget to keep") as refused:
+        Fleet(specs_for(name, STREAMS["classes"], (1.0,)), STREAMS["classes"])
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,81 @@
+"""Tests of the history of a measured budget, and of its figure."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import mooring
+from mooring.errors import MooringError
+from mooring.hold.history import MAX_POINTS, MeasuredHistory, MeasuredPoint
+from mooring.reference.pass_cost import MEASURING_INTERVAL
+from mooring_lab.report import draw_measured
+
+
+def batches(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [torch.randn(16, 4, generator=generator) for _ in range(count)]
+    return [(x, (x * seed).sin().argmax(1)) for x in inputs]
+
+
+def moored():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=batches(1, 6), progress=False)
+    return model, optimizer, moor
+
+
+def train(model, optimizer, data, moor=None):
+    """Train, and return what is measured after each step that measures."""
+    logged = []
+    for number, (x, y) in enumerate(data, 1):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if moor is not None and number % MEASURING_INTERVAL == 0:
+            logged.append((moor.tasks, number, moor.running_forgetting))
+    return logged
+
+
+def test_history_has_what_was_measured_after_each_step_that_measures():
+    model, optimizer, moor = moored()
+    assert moor.measured_history == ()
+    first = train(model, optimizer, batches(2, 30), moor)
+    moor.consolidate()
+    second = train(model, optimizer, batches(3, 15), moor)
+    assert [point[:3] for point in moor.measured_history] == first + second
+    assert len(first) == 4
+    assert {(point.task, point.named) for point in moor.measured_history} == {(1, 0.05), (2, 0.05)}
+
+
+def test_history_is_saved_and_goes_on():
+    model, optimizer, moor = moored()
+    train(model, optimizer, batches(2, 20))
+    saved = [copy.deepcopy(part.state_dict()) for part in (model, optimizer, moor)]
+    others = moored()
+    for part, state in zip(others, saved, strict=True):
+        part.load_state_dict(state)
+    for trained in ((model, optimizer), others[:2]):
+        train(*trained, batches(3, 20))
+    assert others[2].measured_history == moor.measured_history
+    assert len(moor.measured_history) == 5
+
+
+def test_long_history_keeps_its_ends_and_loses_half_of_its_first_half():
+    history = MeasuredHistory()
+    points = [MeasuredPoint(1, step, 0.01, 0.1) for step in range(MAX_POINTS + 1)]
+    for point in points:
+        history.add(point)
+    half = (MAX_POINTS + 1) // 2
+    assert list(history) == points[:half:2] + points[half:]
+
+
+def test_figure_is_drawn_and_nothing_measured_is_refused(tmp_path):
+    points = [MeasuredPoint(task, step, 0.01 * step, 0.1) for task in (1, 2) for step in range(1, 5)]
+    for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        assert draw_measured(points, tmp_path / f"measured.{kind}").read_bytes().startswith(start)
+    with pytest.raises(MooringError, match="nothing was measured"):
+        draw_measured([], tmp_path / "measured.png")

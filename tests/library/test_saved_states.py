@@ -1,0 +1,50 @@
+"""States of a Mooring that an earlier commit wrote load, and training ends with the same parameters.
+
+Each file of `fixtures/states` has a model after 7 steps, the Mooring's state there, and the model 6 steps later.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import mooring
+from mooring.rules import Kronecker
+from mooring.state.memory import Memory
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "states"
+OPTIONS = {
+    "interpolation": {"importance": "ewc", "buffers": "keep"},
+    "penalty-8bit": {"importance": "si", "pull": mooring.Penalty(1.0), "memory": Memory(previous="8bit")},
+    "budget-kronecker": {"importance": Kronecker(), "pull": mooring.Budget(0.1)},
+}
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, count: int) -> None:
+    for index in range(first, first + count):
+        generator = torch.Generator().manual_seed(index)
+        x, y = torch.randn(4, 64, generator=generator), torch.randint(3, (4,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_training_from_a_saved_state_ends_where_uninterrupted_training_did(name):
+    saved = load_file(FIXTURES / f"{name}.safetensors")
+    model = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model.load_state_dict(under(saved, "model/"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    moor = mooring.attach(model, optimizer, **OPTIONS[name])
+    moor.load_state_dict(under(saved, "state/"))
+    train(model, optimizer, 7, 3)
+    moor.consolidate()
+    train(model, optimizer, 10, 3)
+    for key, expected in under(saved, "after/").items():
+        torch.testing.assert_close(model.state_dict()[key], expected, rtol=1e-4, atol=1e-6)
