@@ -83,7 +83,7 @@ class Adapters:
         """Train once; return accuracies in percent."""
         from rotated_digits import accuracy, digits
 
-        from library.adapters import base_of, finetune
+        from adapters import base_of, finetune
 
         upright, _, labels = digits()
         old, new = finetune({"pull": budget}, seed, self.epochs)

@@ -20,7 +20,7 @@ from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.streams import Stream
 
-HERE = "lab.test_checkpoint"
+HERE = "laboratory.test_checkpoint"
 CLASSES = class_stream(tasks=3, images=8)
 DOMAINS = domain_stream(tasks=3, images=8)
 PENALTIES = {"ewc": 3.0, "si": 1.0, "rwalk": 0.1, "random": 0.3, "balanced-ewc": 3.0, "clamped-uniform": 5.0}

@@ -29,7 +29,7 @@ from mooring_lab.streams import Stream
 
 STREAMS = {"classes": class_stream(), "domains": domain_stream()}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
-HERE = "lab.test_fleet"
+HERE = "laboratory.test_fleet"
 Weights = dict[str, torch.Tensor]
 
 

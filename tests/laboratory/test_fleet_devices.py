@@ -76,7 +76,13 @@ def test_runs_with_different_hyperparameters_are_the_same_on_both() -> None:
 
 @pytest.mark.parametrize(
     "network",
-    ["lab.test_fleet:normalised", "lab.test_fleet:convolving", "lab.test_fleet:scaling", "cnn6", "resnet18-third"],
+    [
+        "laboratory.test_fleet:normalised",
+        "laboratory.test_fleet:convolving",
+        "laboratory.test_fleet:scaling",
+        "cnn6",
+        "resnet18-third",
+    ],
 )
 def test_other_networks_are_the_same_on_both(network: str) -> None:
     stream = class_stream(tasks=2, images=100)
@@ -84,7 +90,7 @@ def test_other_networks_are_the_same_on_both(network: str) -> None:
     torch.testing.assert_close(tensors(cpu), tensors(cuda), **EXACT)
 
 
-@pytest.mark.parametrize("network", ["lab.test_fleet:normalised", "lab.test_fleet:convolving", "cnn6"])
+@pytest.mark.parametrize("network", ["laboratory.test_fleet:normalised", "laboratory.test_fleet:convolving", "cnn6"])
 def test_distillation_of_other_networks_is_the_same_on_both(network: str) -> None:
     stream = class_stream(tasks=2, images=100)
     specs = [spec_for("distil", stream, seed, epochs=1, network=network, strength=0.3) for seed in (0, 1)]

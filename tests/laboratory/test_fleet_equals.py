@@ -45,7 +45,7 @@ def test_a_fleet_of_one_gives_what_a_hand_written_loop_with_attach_gives(method:
     )
 
 
-NETWORKS = ["mlp", "lab.test_fleet_equals:normalised", "lab.test_fleet_equals:dropping"]
+NETWORKS = ["mlp", "laboratory.test_fleet_equals:normalised", "laboratory.test_fleet_equals:dropping"]
 ALONE_AND_TOGETHER = [
     pytest.param(kind, network, marks=[pytest.mark.faults] if number and network != "mlp" else [])  # slow
     for number, kind in enumerate(STREAMS)
@@ -62,12 +62,12 @@ def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network
         for name, method in METHODS.items()
         for seed in (0, 1)
         if stream.scenario in method.scenarios
-        if network != "lab.test_fleet_equals:dropping" or not (method.observes_layers or name in NEED_LAYERS)
+        if network != "laboratory.test_fleet_equals:dropping" or not (method.observes_layers or name in NEED_LAYERS)
     ]
     fleets: dict[tuple[object, ...], list] = {}
     for spec in specs:
         fleets.setdefault(fleet_shape(spec), []).append(spec)
-    layers = network != "lab.test_fleet_equals:dropping"
+    layers = network != "laboratory.test_fleet_equals:dropping"
     # plain, frozen, frozen after first, joint, outputs, er, a-gem, distil, lwf, der++, ftp, tpgm; and six with layers
     assert len(fleets) == 12 + 6 * layers
     for fleet in fleets.values():
@@ -107,7 +107,7 @@ def test_runs_with_fresh_heads_sail_with_others(kind: str) -> None:
 
 def test_factors_of_layers_that_cannot_be_seen_are_refused_in_one_line() -> None:
     stream = STREAMS["classes"]
-    spec = spec_for("budget-kronecker", stream, 0, network="lab.test_fleet_equals:dropping")
+    spec = spec_for("budget-kronecker", stream, 0, network="laboratory.test_fleet_equals:dropping")
     with pytest.raises(MooringError, match="needs layers that can be batched over runs") as told:
         Fleet([spec], stream)
     assert "\n" not in str(told.value)

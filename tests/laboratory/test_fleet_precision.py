@@ -183,7 +183,7 @@ TOLERANCE = {"float32": 1e-4, "tf32": 2e-2, "bf16": 6e-2}
 @pytest.mark.parametrize(
     ("network", "method", "dtype"),
     [
-        *(("lab.test_fleet:convolving", method, "tf32") for method in METHODS),
+        *(("laboratory.test_fleet:convolving", method, "tf32") for method in METHODS),
         *((network, "explicit-ewc", dtype) for network in ("mlp", "cnn6") for dtype in TOLERANCE),
     ],
 )

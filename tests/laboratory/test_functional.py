@@ -22,7 +22,7 @@ from mooring_lab.networks.inputs import normalize_pixels
 
 STREAMS = {"classes": class_stream(), "domains": domain_stream()}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
-HERE = "lab.test_functional"
+HERE = "laboratory.test_functional"
 NETWORKS = ["mlp", f"{HERE}:normalised", f"{HERE}:doubling"]
 
 

@@ -33,7 +33,12 @@ def gradient_counts(specs: list[RunSpec], monkeypatch) -> dict[int, set[int]]:
     return counts
 
 
-NETWORKS = ["mlp", "lab.test_checkpoint:normalised", "lab.test_checkpoint:convolving", "lab.test_checkpoint:dropping"]
+NETWORKS = [
+    "mlp",
+    "laboratory.test_checkpoint:normalised",
+    "laboratory.test_checkpoint:convolving",
+    "laboratory.test_checkpoint:dropping",
+]
 
 
 @pytest.mark.parametrize("network", NETWORKS)

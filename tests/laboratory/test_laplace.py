@@ -17,7 +17,7 @@ from mooring_lab.networks.inputs import normalize_pixels
 STREAMS = {"classes": class_stream(), "domains": domain_stream()}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 EVERY = 4
-NETWORK = "lab.test_laplace:two_layers"
+NETWORK = "laboratory.test_laplace:two_layers"
 
 
 def two_layers(shape: tuple[int, int, int]) -> torch.nn.Module:

@@ -19,7 +19,14 @@ STREAM = class_stream()
 SEEDS = [0, 1, 2, 3, 4]
 
 
-@pytest.fixture(params=["mlp", "lab.test_fleet:convolving", "lab.test_fleet:normalised", "lab.test_fleet:dropping"])
+@pytest.fixture(
+    params=[
+        "mlp",
+        "laboratory.test_fleet:convolving",
+        "laboratory.test_fleet:normalised",
+        "laboratory.test_fleet:dropping",
+    ]
+)
 def stack_and_first(request):
     """Return a stack, and its tensors before a small change of every weight."""
     stack = Stack([initial_network(request.param, STREAM, seed, dtype=torch.float64) for seed in SEEDS], seeds=SEEDS)

@@ -22,7 +22,7 @@ from mooring_lab.study.pretraining import Pretraining, pretrain
 
 STREAM = by_class(digits(), 5)
 SMALL = limit_images(STREAM, 60)
-HERE = "lab.test_pretraining"
+HERE = "laboratory.test_pretraining"
 STEPS = 4  # of an epoch of SMALL in batches of 32
 QUICK = Pretraining(network="mlp", epochs=3, lr=0.05, batch=32, seed=2)
 

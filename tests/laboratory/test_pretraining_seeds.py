@@ -22,7 +22,7 @@ from mooring_lab.streams.slices import limit_images, merge_tasks
 from mooring_lab.study.pretraining import Pretraining, pretrain
 
 SEEDS = Pretraining(network="mlp", epochs=3, lr=0.05, batch=32, seed=2, seeds=3, shifts=1)
-NETWORKS = ["mlp", "resnet18-third", "lab.test_pretraining:normalised", "lab.test_pretraining:dropping"]
+NETWORKS = ["mlp", "resnet18-third", "laboratory.test_pretraining:normalised", "laboratory.test_pretraining:dropping"]
 
 
 def file_names(folder: Path) -> list[str]:
@@ -91,7 +91,9 @@ def test_schedule_with_a_method_that_pulls_is_refused_in_one_line():
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("network", ["mlp", "lab.test_pretraining:normalised", "lab.test_pretraining:dropping"])
+@pytest.mark.parametrize(
+    "network", ["mlp", "laboratory.test_pretraining:normalised", "laboratory.test_pretraining:dropping"]
+)
 def test_several_seeds_interrupted_and_resumed_equal_uninterrupted_bit_for_bit(network, tmp_path):
     settings = replace(SEEDS, network=network)
 

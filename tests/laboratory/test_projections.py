@@ -21,7 +21,7 @@ from mooring_lab.study.comparison import comparison
 
 STREAMS = {"classes": class_stream(images=40), "domains": domain_stream(images=40)}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
-SMALL, CONVOLVING = "lab.test_projections:small", "lab.test_projections:convolving"
+SMALL, CONVOLVING = "laboratory.test_projections:small", "laboratory.test_projections:convolving"
 STRENGTHS = {"gpm": (0.01, 0.2), "nscl": (30.0, 1e4), "owm": (0.01, 1.0), "ftp": (0.003, 0.05), "tpgm": (0.003, 0.05)}
 GRADIENTS = ("gpm", "nscl", "owm")
 
@@ -344,7 +344,7 @@ def test_outputs_of_past_tasks_do_not_change_without_any_free_energy(method):
 
 def test_layers_that_cannot_be_seen_are_refused_in_one_line():
     stream = STREAMS["classes"]
-    spec = spec_for("gpm", stream, 0, network="lab.test_fleet_equals:dropping")
+    spec = spec_for("gpm", stream, 0, network="laboratory.test_fleet_equals:dropping")
     with pytest.raises(MooringError, match="gpm needs layers that can be batched over runs") as refused:
         Fleet([spec], stream)
     assert "\n" not in str(refused.value)

@@ -26,7 +26,7 @@ from mooring_lab.study.store import Store
 from mooring_lab.study.study import Study
 from processes import Child, Ended, command, wait_for
 
-HERE = "lab.test_ray"
+HERE = "laboratory.test_ray"
 
 
 # Without Ray

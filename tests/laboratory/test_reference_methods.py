@@ -22,7 +22,7 @@ from mooring_lab.networks.inputs import normalize_pixels
 
 STREAMS = {"classes": class_stream(images=48), "domains": domain_stream(images=48)}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
-SMALL = "lab.test_reference_methods:small"
+SMALL = "laboratory.test_reference_methods:small"
 MEMORY = 42
 """For each of two past tasks 21 samples: 6 batches of at most 4, the last with one sample."""
 

@@ -13,7 +13,7 @@ from mooring_lab.fleet.grouping import fleet_shape
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.study.comparison import comparison
 
-NORMALISED = "lab.test_fleet_equals:normalised"
+NORMALISED = "laboratory.test_fleet_equals:normalised"
 STREAM = class_stream()
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 

@@ -17,7 +17,7 @@ from mooring_lab.fleet.stack.batched_layers import LAYERS
 from mooring_lab.fleet.stack.stack import Stack, fastest_mode
 from mooring_lab.networks.multi_head import MultiHeadNetwork, is_standard_layer
 
-HERE = "lab.test_stack"
+HERE = "laboratory.test_stack"
 SHAPE = (1, 8, 8)
 
 

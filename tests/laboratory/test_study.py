@@ -461,10 +461,17 @@ def halves() -> Stream:
 
 
 def test_user_defined_stream_and_network_are_accepted(path):
-    arguments = {"stream": halves(), "network": "lab.test_study:narrow", "lr": 0.1, "batch": 4, "epochs": 9, "seeds": 1}
+    arguments = {
+        "stream": halves(),
+        "network": "laboratory.test_study:narrow",
+        "lr": 0.1,
+        "batch": 4,
+        "epochs": 9,
+        "seeds": 1,
+    }
     (row,) = Study(path).compare(methods="joint", **arguments)
     assert row.setting.stream == "halves"
-    assert row.setting.network.startswith("lab.test_study:narrow@")  # with a stamp of its source
+    assert row.setting.network.startswith("laboratory.test_study:narrow@")  # with a stamp of its source
     assert row.metrics["accuracy"].mean == 100.0
     assert "backbone.1" in row.results[0].drift
 

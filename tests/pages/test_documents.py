@@ -37,7 +37,7 @@ DOCUMENTS = [
 ]
 
 
-ELSEWHERE = {"integrations.md", "distributed.md"}  # tested in tests/integrations and tests/distributed
+ELSEWHERE = {"integrations.md", "distributed.md"}  # tested in tests/library/integrations and tests/library/distributed
 WITH_BLOCKS = [d for d in DOCUMENTS if d.name not in ELSEWHERE and d.parent.name != "recipes"]  # see test_recipes.py
 
 
@@ -45,7 +45,9 @@ WITH_BLOCKS = [d for d in DOCUMENTS if d.name not in ELSEWHERE and d.parent.name
 def test_every_python_block_runs(document, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
     example = (ROOT / "examples" / "finetune.py").read_text()  # tested below, as are its results
-    blocks = [block for block in blocks if "from trl" not in block and block not in example]  # TRL in tests/adapters
+    blocks = [
+        block for block in blocks if "from trl" not in block and block not in example
+    ]  # TRL in tests/library/adapters
     if blocks:
         finished = Child(tmp_path, executed, blocks, patience=240).ended()
         assert finished.status == 0, f"{finished.out}\n{finished.err}"
@@ -401,7 +403,7 @@ def test_trainer_examples_run(library, example, options):
 def test_example_study_file_runs_and_is_short(tmp_path):
     study = tmp_path / "study.toml"
     study.write_text((ROOT / "examples" / "study.toml").read_text().replace("epochs = 5", "epochs = 1"))
-    table = run("-m", "mooring", "run", study, "--quiet")
+    table = run("-m", "mooring_lab", "run", study, "--quiet")
     assert len(re.findall(r"^ewc \d+ ", table, re.MULTILINE)) == 3
     assert (tmp_path / "study-report" / "index.html").is_file()
 

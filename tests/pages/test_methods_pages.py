@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_documents import PARTS, slug
 
 import mooring
 from mooring_lab.cli import main
 from mooring_lab.methods import METHODS, find_method
 from mooring_lab.methods.registry import default_strength
+from pages.test_documents import PARTS, slug
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("methods.md", "penalties-and-outputs.md", "replay.md", "merging.md", "projections.md")

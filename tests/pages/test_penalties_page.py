@@ -8,7 +8,8 @@ import json
 import re
 
 import pytest
-from test_frontier_page import DOCS, FIFTY, MEASURED, OURS, STREAMS, accuracies_of, listed, number
+
+from pages.test_frontier_page import DOCS, FIFTY, MEASURED, OURS, STREAMS, accuracies_of, listed, number
 
 TEXT = re.sub(r"\s+", " ", (DOCS / "penalties-and-outputs.md").read_text())
 EXTRA = json.loads((DOCS / "figures" / "penalties-and-outputs.json").read_text())

@@ -10,11 +10,11 @@ import re
 
 import pytest
 import torch
-from test_frontier_page import DOCS, FIFTY, MEASURED, OURS, STREAMS, accuracies_of, number
 
 from mooring_lab.model.metrics import paired_difference
 from mooring_lab.networks.inputs import normalize_pixels
 from mooring_lab.streams import digits
+from pages.test_frontier_page import DOCS, FIFTY, MEASURED, OURS, STREAMS, accuracies_of, number
 
 PAGE = (DOCS / "projections.md").read_text()
 TEXT = re.sub(r"\s+", " ", PAGE)

@@ -415,7 +415,7 @@ def test_a_baseline_that_is_not_in_the_study_is_refused(wrong, tmp_path):
 
 
 def test_a_refusal_from_the_shell_is_one_line_and_status_2(tmp_path):
-    arguments = [sys.executable, "-m", "mooring"]
+    arguments = [sys.executable, "-m", "mooring_lab"]
     done = subprocess.run([*arguments, "compare", "--methods", "ewk"], cwd=tmp_path, capture_output=True, text=True)
     assert one_line(done.returncode, done.stdout, done.stderr)
     assert "did you mean 'ewc'?" in done.stderr

@@ -109,5 +109,5 @@ def test_shell_completes_the_last_name_of_a_list():
     words, wanted = "mooring compare --methods plain,explicit-m", "plain,explicit-mas"
     asked = {"_MOORING_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     environment = {**os.environ, **asked, "PYTHONPATH": str(SRC)}
-    done = subprocess.run([sys.executable, "-m", "mooring"], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-m", "mooring_lab"], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == [wanted], done.stderr

@@ -63,7 +63,16 @@ def test_sixty_four_fleets_at_once_lose_nothing_and_the_drivers_memory_stays_fla
     (tmp_path / "begun").mkdir()
     monkeypatch.setenv(FOLDER, str(tmp_path / "begun"))
     asked = ["compare", "--methods", "plain,explicit-mas", "--seeds", str(FLEETS // 2), "--limit", "30", "--tasks", "4"]
-    asked += ["--batch", "5", "--epochs", str(EPOCHS), "--dtype", "float64", "--network", "faults.test_crowd:waiting"]
+    asked += [
+        "--batch",
+        "5",
+        "--epochs",
+        str(EPOCHS),
+        "--dtype",
+        "float64",
+        "--network",
+        "laboratory.faults.test_crowd:waiting",
+    ]
     asked += ["--study", "study.sqlite"]
     whole = uninterrupted(tmp_path / "whole", asked)
     full: list[tuple[float, float]] = []

@@ -37,7 +37,7 @@ def narrow(shape: tuple[int, int, int]) -> torch.nn.Module:
 
 def test_checkpoint_torn_at_any_byte_is_refused_whole(tmp_path, fault_table):
     """Every boundary of header and tensors: as if there were no scratch file and no rename."""
-    stream, network = class_stream(tasks=2, images=8), "faults.test_files:narrow"
+    stream, network = class_stream(tasks=2, images=8), "laboratory.faults.test_files:narrow"
     specs = [spec_for(method, stream, 0, batch=4, epochs=1, network=network) for method in ("plain", "explicit-ewc")]
     results = Fleet(specs, stream).run(Once(tmp_path / "whole"))
     data, torn = (tmp_path / "whole").read_bytes(), tmp_path / "torn"
