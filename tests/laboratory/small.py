@@ -1,11 +1,14 @@
 """Small streams for the laboratory's tests, and a training loop written out by hand."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
 
 import mooring
 from mooring_lab.fleet import checkpoint
@@ -70,11 +73,31 @@ def spec_for(method: str, stream: Stream, seed: int = 0, **rest) -> RunSpec:
     return RunSpec(stream.name, stream.fingerprint, found.name, seed, **{**told, **rest})
 
 
+def optimizer_by_hand(spec: RunSpec, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of a run alone."""
+    settings = {"lr": spec.lr, "weight_decay": spec.weight_decay}
+    if spec.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, betas=(spec.momentum, 0.999), **settings)
+    return torch.optim.SGD(parameters, momentum=spec.momentum, **settings)
+
+
+def scheduler_by_hand(spec: RunSpec, optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
+    """The schedule of one task of a run alone, for a number of steps in each epoch."""
+    total = steps * spec.epochs
+    warmup = math.ceil(total / 10)
+    factors = {
+        "constant": lambda step: 1.0,
+        "cosine": lambda step: (1 + math.cos(math.pi * (step // steps) / spec.epochs)) / 2,
+        "warmup-linear": lambda step: min(step / warmup, (total - step) / max(1, total - warmup)),
+    }
+    return LambdaLR(optimizer, factors[spec.schedule])
+
+
 def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
     """The network that a plain PyTorch loop with `mooring.attach` gives; for methods without a memory."""
     method, dtype = find_method(spec.method), getattr(torch, spec.dtype)
     model = initial_network(spec.network, stream, spec.seed, dtype=dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    optimizer = optimizer_by_hand(spec, model.parameters())
     moor = None
     if method.importance is not None:
         exclude = "heads" if stream.heads == "per task" else ()
@@ -106,17 +129,21 @@ def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
         still = method.frozen == "always" or (method.frozen == "after first" and number > 0)
         model.backbone.requires_grad_(not still)
         model.train(not still)
+        scheduler = None
         for epoch in range(spec.epochs):
             if method.data == "joint":
                 order = joint_order(spec.seed, number, epoch, [t.train for t in stream.tasks], spec.epochs)
             else:
                 order = task_order(spec.seed, number, epoch, task.train)
-            for batch in order.split(spec.batch):
+            batches = order.split(spec.batch)
+            scheduler = scheduler or scheduler_by_hand(spec, optimizer, len(batches))
+            for batch in batches:
                 optimizer.zero_grad()
                 x = normalize_pixels(stream.train.images[batch], dtype)
                 head = heads[batch] if method.data == "joint" else stream.head(number)
                 cross_entropy(model(x, head), labels[batch]).backward()
                 optimizer.step()
+                scheduler.step()
         if moor is not None and method.anchors == "last":
             moor.consolidate()
     assert sum(batch_sizes(len(order), spec.batch)) == len(order)

@@ -10,6 +10,7 @@ from mooring.rules import EWC, Penalty
 from mooring_lab.fleet import measurements
 from mooring_lab.fleet.measurements import cka_of, drift_of
 from mooring_lab.fleet.method_state import MethodState
+from mooring_lab.fleet.sgd import SGD
 from mooring_lab.fleet.stack.stack import Stack
 from mooring_lab.methods import find_method
 from mooring_lab.networks.initialization import initial_network
@@ -85,7 +86,8 @@ def test_stability_and_importance_equal_those_of_each_run() -> None:
         held.previous = 3 * torch.randn(shape, generator=random)
     moorings.states["one.bias"].previous[2, 1] = torch.nan
     momenta = [0.0, 0.9, 0.5]
-    verdicts_of_runs, importances = moorings.stability(momenta), moorings.importance_by_layer()
+    optimizer = SGD(lr, momentum=torch.tensor(momenta))
+    verdicts_of_runs, importances = moorings.stability(optimizer, slice(None)), moorings.importance_by_layer()
     for run, momentum in enumerate(momenta):
         previous = {name: held.previous[run].expand(shapes[name]).flatten() for name, held in moorings.states.items()}
         scores = torch.cat(list(previous.values()))

@@ -7,11 +7,12 @@ import sys
 from dataclasses import fields, replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import MooringError
-from mooring_lab.model.spec import RunSpec
+from mooring_lab.model.spec import RunSpec, rate_factor
 
 SPEC = RunSpec(
     stream="digits",
@@ -53,6 +54,7 @@ OTHER = {
     "flips": True,
     "shifts": 2,
     "buffers": "keep",
+    "optimizer": "adamw",
 }
 
 
@@ -81,14 +83,13 @@ def test_key_depends_on_every_field_but_the_stream_name():
 
 
 def test_later_fields_are_left_out_at_their_defaults_so_that_older_stores_are_found():
-    assert not {"schedule", "flips", "shifts", "buffers"} & SPEC.to_json().keys()
+    assert not {"schedule", "flips", "shifts", "buffers", "optimizer"} & SPEC.to_json().keys()
     assert replace(SPEC, schedule="cosine").to_json() == {**SPEC.to_json(), "schedule": "cosine"}
 
 
 def test_the_steps_schedule_divides_the_rate_by_ten_after_five_and_ten_twelfths_of_the_epochs():
     def rates(lr: float, epochs: int) -> list[float]:
-        spec = replace(SPEC, lr=lr, epochs=epochs, schedule="steps")
-        return [spec.lr_in(epoch) for epoch in range(epochs)]
+        return [lr * rate_factor("steps", 3 * epoch + 2, 3 * epochs, epochs) for epoch in range(epochs)]
 
     assert rates(0.1, 60) == pytest.approx([0.1] * 25 + [0.01] * 25 + [0.001] * 10)  # the paper's
     assert [*rates(0.1, 1), *rates(1.0, 2)] == [0.1, 1.0, 0.1]
@@ -96,13 +97,27 @@ def test_the_steps_schedule_divides_the_rate_by_ten_after_five_and_ten_twelfths_
 
 
 def test_the_cosine_schedule_falls_along_half_a_cosine():
-    spec = replace(SPEC, lr=1.0, epochs=4, schedule="cosine")
-    expected = [1, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125)]
-    assert [spec.lr_in(epoch) for epoch in range(4)] == pytest.approx(expected)
+    expected = [1, 1, 0.5 + math.sqrt(0.125), 0.5 + math.sqrt(0.125), 0.5, 0.5, 0.5 - math.sqrt(0.125)]
+    assert [rate_factor("cosine", step, steps=8, epochs=4) for step in range(7)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9, 10, 11, 40, 1003])
+def test_warmup_rises_over_a_tenth_of_the_steps_and_falls_to_zero(steps):
+    """The schedule of `transformers.get_linear_schedule_with_warmup`, with a warm-up of at least one step."""
+    transformers = pytest.importorskip("transformers", reason="the schedule is theirs")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = transformers.get_linear_schedule_with_warmup(optimizer, math.ceil(0.1 * steps), steps)
+    expected = []
+    for _ in range(steps):
+        expected += scheduler.get_last_lr()
+        optimizer.step()
+        scheduler.step()
+    factors = [rate_factor("warmup-linear", step, steps, epochs=1) for step in range(steps)]
+    assert factors == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_constant_schedule_keeps_the_rate():
-    assert {SPEC.lr_in(epoch) for epoch in range(SPEC.epochs)} == {SPEC.lr}
+    assert {rate_factor("constant", step, steps=9, epochs=3) for step in range(9)} == {1.0}
 
 
 def test_key_depends_on_the_last_bit_of_a_number():
@@ -129,15 +144,16 @@ specs = st.builds(
     strength=st.none() | numbers,
     epochs=st.integers(1, 99),
     batch=st.integers(1, 999),
-    momentum=st.floats(0, 1),
+    momentum=st.floats(0, 1, exclude_max=True),
     weight_decay=st.floats(0, 1),
     memory=st.none() | st.integers(1, 9999),
     heads=st.sampled_from(["inherit", "fresh"]),
     dtype=st.sampled_from(["float32", "float64"]),
-    schedule=st.sampled_from(["constant", "steps", "cosine"]),
+    schedule=st.sampled_from(["constant", "steps", "cosine", "warmup-linear"]),
     flips=st.booleans(),
     shifts=st.integers(0, 9),
     buffers=st.sampled_from(["follow", "keep", "interpolate", "frozen"]),
+    optimizer=st.sampled_from(["sgd", "adamw"]),
 )
 
 
@@ -150,8 +166,8 @@ def test_spec_survives_json(spec):
 
 
 def test_unknown_field_raises_an_error_that_names_it():
-    with pytest.raises(MooringError, match="'optimizer', 'warmup': it was made by a newer version") as error:
-        RunSpec.from_json({**SPEC.to_json(), "warmup": 3, "optimizer": "adam"})
+    with pytest.raises(MooringError, match="'nesterov', 'warmup': it was made by a newer version") as error:
+        RunSpec.from_json({**SPEC.to_json(), "warmup": 3, "nesterov": True})
     assert "\n" not in str(error.value)
 
 
@@ -179,6 +195,7 @@ def test_unknown_field_raises_an_error_that_names_it():
         ("dtype", "float16"),
         ("heads", "new"),
         ("schedule", "linear"),
+        ("optimizer", "adam"),
         ("flips", 1),
         ("shifts", -1),
         ("shifts", 0.5),
@@ -189,3 +206,10 @@ def test_invalid_value_raises_an_error_that_names_it(name, value):
         replace(SPEC, **{name: value})
     assert "\n" not in str(error.value)
     assert repr(value) in str(error.value)
+
+
+def test_adamw_refuses_a_running_mean_that_never_moves():
+    with pytest.raises(MooringError, match=r"momentum=1\.0 is not allowed with adamw") as error:
+        replace(SPEC, optimizer="adamw", momentum=1.0)
+    assert "\n" not in str(error.value)
+    assert replace(SPEC, momentum=1.0).momentum == 1.0

@@ -113,15 +113,31 @@ def _rescaling(group: dict[str, Any], state: dict[str, Any]) -> Number:
     if "exp_avg_sq" in state and "betas" in group:
         v = state.get("max_exp_avg_sq", state["exp_avg_sq"])
         steps = state.get("step", group.get("step"))
-        v = v if steps is None else v / (1 - float(group["betas"][1]) ** float(steps))
-    elif _is_rmsprop(state):
+        return local_tensor(adam_rescaling(v, None if steps is None else float(steps), group["betas"][1], group["eps"]))
+    if _is_rmsprop(state):
         v = state["square_avg"]
         if group.get("centered"):
             v = (v - state["grad_avg"].square()).clamp(min=0)
-    else:
-        return 1.0
-    rescaling: Tensor = 1 / (v.sqrt() + group["eps"])
-    return local_tensor(rescaling)
+        return local_tensor(adam_rescaling(v, None, 0.0, group["eps"]))
+    return 1.0
+
+
+def adam_rescaling(v: Tensor, steps: Number | None, beta: float, eps: float) -> Tensor:
+    """Return 1 / (sqrt(v / (1 - beta^steps)) + eps), the factor on the learning rate of each weight.
+
+    Args:
+        v: the running mean of squared gradients, (...) or (runs, ...).
+        steps: that it was taken over; one number, or one per run. None if it did not start at 0.
+        beta: its decay.
+        eps: the optimizer's.
+
+    Example:
+        >>> adam_rescaling(torch.tensor([0.004]), 1.0, beta=0.999, eps=0.0)
+        tensor([0.5000])
+    """
+    if steps is not None:
+        v = v / per_run(1 - beta**steps, v)
+    return 1 / (v.sqrt() + eps)
 
 
 def rescales(optimizer: torch.optim.Optimizer) -> bool:

@@ -250,7 +250,7 @@ def _tensors_by_kind(fleet: Fleet) -> dict[str, Tensors]:
         "parameter": fleet.stack.parameters,
         "buffer": fleet.stack.buffers,
         "statistics": fleet.statistics.anchors,
-        "velocity": fleet.sgd.velocity,
+        **fleet.optimizer.state,
         "first": fleet.first,
         "memory": {} if fleet.memory is None else {"kept": fleet.memory.kept},
         "dark": {} if fleet.dark is None else {"logits": fleet.dark.logits},
@@ -271,10 +271,10 @@ def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
     fleet.stack.parameters = {name: to_stack_layout(saved["parameter"][name]) for name in fleet.stack.parameters}
     fleet.stack.buffers = {name: saved["buffer"][name] for name in fleet.stack.buffers}
     fleet.statistics.anchors = {name: saved["statistics"][name] for name in names if name in saved["statistics"]}
-    fleet.sgd.velocity, fleet.first = (
-        {name: to_stack_layout(saved[kind][name]) for name in names if name in saved[kind]}
-        for kind in ("velocity", "first")
-    )
+    in_order = {kind: [name for name in names if name in saved[kind]] for kind in kinds}
+    for slot in fleet.optimizer.state:
+        fleet.optimizer.state[slot] = {name: to_stack_layout(saved[slot][name]) for name in in_order[slot]}
+    fleet.first = {name: to_stack_layout(saved["first"][name]) for name in in_order["first"]}
     fleet.loss_history.sums, fleet.first_bad = tensors["curve"].to(device), tensors["bad"].to(device)
     if fleet.memory is not None:
         fleet.memory.kept = saved["memory"]["kept"].cpu()

@@ -30,9 +30,9 @@ from mooring_lab.fleet.method_state import Tensors
 from mooring_lab.fleet.record import LossHistory, RunRecord, versions
 from mooring_lab.fleet.reference import Reference
 from mooring_lab.fleet.reservoir import Reservoir, project_agem
+from mooring_lab.fleet.run_optimizers import make_optimizer
 from mooring_lab.fleet.run_projection import make_projection
 from mooring_lab.fleet.run_statistics import RunStatistics
-from mooring_lab.fleet.sgd import SGD
 from mooring_lab.fleet.stack.stack import Stack
 from mooring_lab.fleet.stack.stack_observer import StackObserver
 from mooring_lab.methods import find_method
@@ -105,8 +105,6 @@ class Fleet:
             raise MooringError("a fleet takes runs of one shape, and at least one: they differ in more than seeds")
         if find_method(specs[0].method).memory and specs[0].memory is None:
             raise MooringError(f"{specs[0].method} keeps samples: say how many with memory")
-        if any(spec.schedule != "constant" and find_method(spec.method).importance is not None for spec in specs):
-            raise MooringError("a schedule is for methods that pull nothing, such as plain: give schedule='constant'")
         for spec in specs:
             find_method(spec.method).check_scenario(stream.scenario)
         # runs of a method are next to each other, whatever the order of the specs
@@ -121,7 +119,7 @@ class Fleet:
         seeds = [spec.seed for spec in self.specs]
         with tf32_mode(self.common.dtype):
             self.stack = Stack(self.starts, self.device, seeds, product_dtype(self.common.dtype))
-        self.sgd = SGD.of(self.specs, torch.empty(0, dtype=self.dtype, device=self.device))
+        self.optimizer = make_optimizer(self.specs, torch.empty(0, dtype=self.dtype, device=self.device))
         channels_last, augmented = self.common.dtype in ("tf32", "bf16"), (self.common.flips, self.common.shifts)
         self.training_data = TrainingData(stream, self.device, self.dtype, channels_last, *augmented)
         self.evaluation = Evaluation(stream, self.device)
@@ -138,12 +136,13 @@ class Fleet:
         self.observer = (
             StackObserver(self.stack, *self.method.observation_limits) if self.method.observes_layers else None
         )
-        self.groups = MethodGroups(self.specs, names, self.sgd.lr, self.observer.parameters if self.observer else None)
+        with_factors = self.observer.parameters if self.observer else None
+        self.groups = MethodGroups(self.specs, names, self.optimizer.lr, with_factors)
         with_reference = (self.method, self.specs, self.training_data, self.groups)
         self.reference = Reference(*with_reference) if self.method.data == "reference" else None
         self.statistics = RunStatistics(self.stack, self.common.buffers)
         self.projection = make_projection(self.method, self.specs, self.stack, names)
-        self.fused = [FusedStep(state, self.sgd) for _, state in self.groups.groups if has_compiler(self.device)]
+        self.fused = [FusedStep(state, self.optimizer) for _, state in self.groups.groups if has_compiler(self.device)]
         draws = any(state.importance.draws for _, state in self.groups.moored) and self.method.observes_outputs
         self.recorder = GraphRecorder(enabled=bool(self.fused) and self.stack.mode != "sequential" and not draws)
         self.records = [RunRecord(spec) for spec in self.specs]
@@ -199,7 +198,7 @@ class Fleet:
         self.seconds += (self.mark - before) / (sum(map(len, self.strength_groups.values())) or len(self.specs))
 
     def _begin_task(self, task: int) -> None:
-        """Start a task: its head from the one before, no velocity, an empty loss history."""
+        """Start a task: its head from the one before, a new optimizer, an empty loss history."""
         if task == 0:
             self.groups.consolidate(self.stack.parameters, "start")
             heads = evaluation_heads(self.specs, self.stream, 0, len(self.stream.tasks))
@@ -208,7 +207,7 @@ class Fleet:
                 record.untrained = accuracy
         elif self.stream.heads == "per task":
             self.stack.inherit(task, task - 1, [row for row, spec in enumerate(self.specs) if inherits_head(spec)])
-        self.sgd.velocity = {}
+        self.optimizer.start_task()
         self.loss_history.sums.zero_()
 
     def _prepare_training(self, task: int) -> None:
@@ -245,7 +244,7 @@ class Fleet:
         if self.method.updates > 1:
             order, sizes = repeat_batches(order, sizes, self.method.updates)
         self.epoch_indices.load(order, sizes, replayed, self.position.step)
-        self.sgd.set_epoch(self.specs, epoch)
+        self.optimizer.plan_rates(self.specs, len(sizes) * self.common.epochs)
         self.now.fill_(self.steps)
         self.task_start = self.steps - epoch * len(sizes) - self.position.step
 
@@ -266,6 +265,7 @@ class Fleet:
 
     def _step(self, task: int, size: int, replay_size: int) -> None:
         """Take one iteration of every run: gradient, penalty, step, importance, pull (Algorithm 1)."""
+        self.optimizer.set_step(self.now - self.task_start)
         indices = self.epoch_indices.next_batch(size)
         replayed = self.epoch_indices.replay_batch(replay_size) if replay_size else None
         if replayed is not None and self.method.data == "er":
@@ -314,7 +314,7 @@ class Fleet:
             gradients, penalized, probes = (
                 {name: tensor[finite] for name, tensor in tensors.items()} for tensors in (gradients, penalized, probes)
             )
-        self.groups.step(self.stack.parameters, gradients, penalized, probes, samples, self.sgd)
+        self.groups.step(self.stack.parameters, gradients, penalized, probes, samples, self.optimizer)
         return finite if failed else None
 
     def _remove_failed(self, min_share: float = 0.0) -> None:
@@ -337,7 +337,7 @@ class Fleet:
         self.groups.consolidate(self.stack.parameters)
         self.expand_strength_groups()
         self.statistics.end_task()
-        extrapolates = self.groups.record_stability(self.records)
+        extrapolates = self.groups.record_stability(self.records, self.optimizer)
         if self.reject and task == 0 and bool(extrapolates.any()):
             warnings = [record.stability[-1].warning if record.stability else "" for record in self.records]
             self._remove(extrapolates, "rejected", warnings)
@@ -487,7 +487,8 @@ class Fleet:
         self.fused = [self.fused[number] for number in remaining if self.fused]
         self.stack.keep(rows)
         self.statistics.keep(rows)
-        self.sgd.keep(rows)
+        self.optimizer.keep(rows)
+        self.groups.set_learning_rates(self.optimizer.lr)
         for memory in {id(m): m for m in (self.memory, self.ahead) if m is not None}.values():
             memory.keep(rows)
         for part in (self.reference, self.dark, self.lwf):

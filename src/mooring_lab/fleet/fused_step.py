@@ -12,10 +12,10 @@ from torch import Tensor
 from mooring.backends.eager import apply_penalty, apply_pull, pull_is_due, update_importance
 from mooring.backends.kernels.launch import dry_run
 from mooring.rules import Budget, GradientPull, ParameterPull, Pull
+from mooring_lab.fleet.fleet_optimizer import FleetOptimizer
 from mooring_lab.fleet.gpu.run_kernel import RunKernel
 from mooring_lab.fleet.method_groups import MethodGroups, rows_of
 from mooring_lab.fleet.method_state import MethodState, Tensors
-from mooring_lab.fleet.sgd import SGD
 from mooring_lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 
 
@@ -28,11 +28,11 @@ class FusedStep:
 
     Args:
         method_state: of the runs; None if nothing is moored.
-        sgd: of the whole fleet.
+        optimizer: of the whole fleet.
     """
 
-    def __init__(self, method_state: MethodState | None, sgd: SGD) -> None:
-        self.method_state, self.sgd = method_state, sgd
+    def __init__(self, method_state: MethodState | None, optimizer: FleetOptimizer) -> None:
+        self.method_state, self.optimizer = method_state, optimizer
         self.kernels: dict[tuple[object, ...], RunKernel] = {}
         self.counts: Tensors = {}
 
@@ -68,18 +68,20 @@ class FusedStep:
             torch._foreach_add_(list(self.counts.values()), 1)
         state = self.method_state
         forces = {} if state is None else state.layer_forces(gradients)
+        corrections = self.optimizer.count_step(gradients.keys(), rows, dry=compile_only)
         for name, g in gradients.items():
-            stacked = {"theta": parameters[name].detach(), "g": to_stack_layout(g), "velocity": self.sgd.velocity[name]}
+            kept = self.optimizer.elements(name)
+            stacked = {"theta": parameters[name].detach(), "g": to_stack_layout(g), **kept}
             stacked |= {"added": to_stack_layout(added[name])} if name in added else {}
             tensors = {key: flatten_per_run(tensor)[rows] for key, tensor in stacked.items()}
-            tensors |= self.sgd.per_run_numbers(rows)
+            tensors |= self.optimizer.per_run_numbers(rows) | corrections.get(name, {})
             if state is not None and name in state.states:
                 tensors |= self._state_tensors(state, name, probes, rows)
             if name in forces:
                 force = flatten_per_run(to_stack_layout(forces[name]))
                 tensors["added"] = tensors["added"] + force if "added" in tensors else force
             if "count" in tensors:
-                tensors["samples"] = self.sgd.size(samples)
+                tensors["samples"] = self.optimizer.size(samples)
             self._kernel(tensors)(tensors, first_bad[rows], now)
         if state is not None and self.pulls and not self.pulls_in_kernel and not compile_only:
             state.apply_pull(list(gradients))  # depends on all parameters of a layer or a run
@@ -87,15 +89,15 @@ class FusedStep:
     def _prepare(self, rows: slice, parameters: Tensors, gradients: Tensors, probes: Tensors) -> None:
         """Allocate missing state and copy the host's counters to the device."""
         for name in gradients:
-            if name not in self.sgd.velocity:
-                self.sgd.velocity[name] = torch.zeros_like(parameters[name])
+            self.optimizer.allocate(name, parameters[name])
         if (state := self.method_state) is None:
             return
         state.bind(rows_of(parameters, rows), gradients)
         watched = probes if state.importance.watches == "outputs" else gradients
         counted = [n for n in gradients if n in watched and n in state.states and not state.states[n].factors]
         if set(counted) != set(self.counts):
-            counts = self.sgd.lr.new_tensor([state.states[name].count for name in counted])  # one copy to the device
+            taken = [state.states[name].count for name in counted]
+            counts = self.optimizer.lr.new_tensor(taken)  # one copy to the device
             self.counts = dict(zip(counted, counts.unbind(), strict=True))
 
     def count_step(self) -> None:
@@ -109,8 +111,8 @@ class FusedStep:
     def kernel_key(self) -> Hashable:
         """What distinguishes its kernels from those of another group."""
         state = self.method_state
-        numbers = (n if isinstance(n, float) else None for n in (self.sgd.momentum, self.sgd.weight_decay))
-        return (None if state is None else (state.method.name, state.tasks > 0, self.pulls), *numbers)
+        kind = None if state is None else (state.method.name, state.tasks > 0, self.pulls)
+        return kind, self.optimizer.constants
 
     @property
     def pulls(self) -> bool:
@@ -141,8 +143,7 @@ class FusedStep:
         if kind not in self.kernels:
             checked, pulls = [key for key in ("g", "probe", "added") if key in tensors], self.pulls
             method = None if self.method_state is None else self.method_state.method
-            numbers = (n for n in (self.sgd.momentum, self.sgd.weight_decay) if not isinstance(n, Tensor))
-            key = (method, pulls, *numbers)  # with the kinds of its tensors, all that `_rule` depends on
+            key = (method, pulls, self.optimizer.constants)  # with its tensors' kinds, all that `_rule` depends on
             self.kernels[kind] = RunKernel(lambda tensors: self._rule(tensors, pulls), tensors, checked, key)
         return self.kernels[kind]
 
@@ -154,7 +155,7 @@ class FusedStep:
         if "added" in tensors:
             g = g + tensors["added"]
         before = tensors["theta"].clone()
-        self.sgd.update(tensors, g)
+        self.optimizer.update(tensors, g)
         if self.method_state is None or "anchor" not in tensors:
             return
         if "count" in tensors:

@@ -11,7 +11,7 @@ from mooring_lab.model.spec import RunSpec
 def fleet_shape(spec: RunSpec) -> tuple[object, ...]:
     """Return what two runs must agree in to train in one fleet.
 
-    Runs of a fleet may differ in seed, initial weights, strength, heads and the hyperparameters of SGD.
+    Runs of a fleet may differ in seed, initial weights, strength, heads, schedule and the numbers of the optimizer.
 
     Example:
         >>> one = RunSpec("digits", "0", "ewc", seed=0, strength=1.0)
@@ -23,7 +23,7 @@ def fleet_shape(spec: RunSpec) -> tuple[object, ...]:
     replay = (method.recalls, method.past_only, method.updates)
     uses = (method.measures, method.distils, method.observes_outputs, method.observes_layers, method.temperature)
     projects = method.name if method.projection else None
-    return (*training, spec.buffers, method.data, *replay, method.frozen, *uses, projects)
+    return (*training, spec.buffers, spec.optimizer, method.data, *replay, method.frozen, *uses, projects)
 
 
 def strength_group_key(spec: RunSpec) -> str:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mooring.curvature.kronecker_factors import LayerFactors
+from mooring_lab.fleet.fleet_optimizer import FleetOptimizer
 from mooring_lab.fleet.method_state import MethodState, Tensors
 from mooring_lab.fleet.record import RunRecord
-from mooring_lab.fleet.sgd import SGD
 from mooring_lab.methods import find_method
 from mooring_lab.model.order import seeded_generator
 from mooring_lab.model.spec import RunSpec
@@ -121,7 +121,13 @@ class MethodGroups:
 
     @torch.no_grad()
     def step(
-        self, parameters: Tensors, gradients: Tensors, penalized: Tensors, probes: Tensors, samples: int, sgd: SGD
+        self,
+        parameters: Tensors,
+        gradients: Tensors,
+        penalized: Tensors,
+        probes: Tensors,
+        samples: int,
+        optimizer: FleetOptimizer,
     ) -> None:
         """Take the optimizer's step, then update the importance of each group and pull it.
 
@@ -131,12 +137,12 @@ class MethodGroups:
             penalized: the result of `penalized_gradients`.
             probes: the gradients of the importances' own functions of the outputs.
             samples: in the batch.
-            sgd: of the whole stack.
+            optimizer: of the whole stack.
         """
         for rows, state in self.moored:
             state.bind(rows_of(parameters, rows), ())
         before = [state.copy_parameters() for _, state in self.moored]
-        sgd.step(parameters, penalized)
+        optimizer.step(parameters, penalized)
         for (rows, state), copies in zip(self.moored, before, strict=True):
             state.after_step(rows_of(gradients, rows), copies, rows_of(probes, rows), samples)
 
@@ -161,6 +167,11 @@ class MethodGroups:
         self.groups = list(remaining.values())
         return list(remaining)
 
+    def set_learning_rates(self, lr: Tensor) -> None:
+        """Let each method read the learning rates of its runs, as views of shape (runs,)."""
+        for rows, state in self.moored:
+            state.lr = lr[rows]
+
     def set_strengths(self, specs: Sequence[RunSpec]) -> None:
         """Give each run the strength of its spec."""
         for rows, state in self.moored:
@@ -168,18 +179,19 @@ class MethodGroups:
 
     # Metrics of the results
 
-    def record_stability(self, records: Sequence[RunRecord]) -> Tensor:
+    def record_stability(self, records: Sequence[RunRecord], optimizer: FleetOptimizer) -> Tensor:
         """Record what each penalty will do from here on.
 
         Args:
             records: of the runs.
+            optimizer: of the runs.
 
         Returns:
             For each run, whether its penalty extrapolates somewhere; bool of shape (runs,).
         """
         extrapolates = torch.zeros(len(records), dtype=torch.bool)
         for rows, state in self.moored:
-            verdicts = state.stability([record.spec.momentum for record in records[rows]])
+            verdicts = state.stability(optimizer, rows)
             for run, (record, verdict) in enumerate(zip(records[rows], verdicts, strict=True), rows.start):
                 if verdict:
                     record.stability.append(verdict)

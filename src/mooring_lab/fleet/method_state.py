@@ -10,7 +10,7 @@ from torch import Tensor
 from mooring.backends.budget_terms import DiagonalTerm, KroneckerTerm, budget_term
 from mooring.backends.eager import apply_penalty, apply_pull, has_compiler, pull_is_due, update_importance
 from mooring.curvature.kronecker_factors import KroneckerFactors
-from mooring.diagnose.stability import divergence_limit, interpolation_weight, tallies
+from mooring.diagnose.stability import interpolation_weight, tallies
 from mooring.rules import Budget, GradientPull, ParameterPull, State, merges
 from mooring.rules.budget import budget_solved
 from mooring.rules.pull import per_run
@@ -18,6 +18,7 @@ from mooring.state.consolidation import consolidate, layer_scales
 from mooring.state.memory import Memory
 from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of
+from mooring_lab.fleet.fleet_optimizer import FleetOptimizer
 from mooring_lab.fleet.gpu.run_kernel import apply_budget_pull, total_spent
 from mooring_lab.fleet.laplace import laplace_force
 from mooring_lab.fleet.stack.stack import flatten_per_run, to_stack_layout
@@ -231,7 +232,7 @@ class MethodState:
         """Keep the runs in these rows, in this order."""
         self.importances = [self.importances[row] for row in rows.tolist()]
         self.importance_keys = [self.importance_keys[row] for row in rows.tolist()]
-        self.lr, self.mu = self.lr[rows], self.mu[rows]
+        self.mu = self.mu[rows]
         self.scale = None if self.scale is None else self.scale[rows]
         self.set_strength(self.strength[rows])
         for state in self.states.values():
@@ -261,22 +262,32 @@ class MethodState:
             means.append({layer: totals[layer] / size for layer, size in sizes.items()})
         return means
 
-    def stability(self, momenta: Sequence[float]) -> list[Stability | None]:
-        """Return what the penalty of each run will do with this momentum; None without a penalty or a past."""
-        known = [state for state in self.states.values() if state.has_previous]
+    def stability(self, optimizer: FleetOptimizer, rows: slice) -> list[Stability | None]:
+        """Return what the penalty of each run will do, at the base learning rate; None without a penalty or a past.
+
+        An optimizer that rescales learning rates says nothing of parameters with Kronecker factors, whose directions
+        are those of no weight.
+
+        Args:
+            optimizer: of the whole stack, after a task.
+            rows: the runs, as rows of the whole stack.
+        """
+        rescalings = {name: optimizer.rescaling(name) for name, state in self.states.items() if state.has_previous}
+        known = [self.states[name] for name, r in rescalings.items() if r is None or not self.states[name].factors]
         if not isinstance(self.pull, GradientPull) or not known:
-            return [None] * len(self.lr)
-        optimizers = [torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=momentum) for momentum in momenta]
-        limits = self.lr.new_tensor([divergence_limit(sgd, sgd.param_groups[0]) for sgd in optimizers])
-        lr_strength = (self.lr.double() * self.strength.double()).to(self.lr.dtype)
+            return [None] * len(self.mu)
+        limits, lr = optimizer.divergence_limits()[rows], optimizer.base[rows].to(self.lr.dtype)
+        lr_strength = (lr.double() * self.strength.double()).to(lr.dtype)
         counts = torch.zeros(len(self.lr), 5, dtype=torch.int64, device=self.lr.device)
         largest, largest_per_strength = [], []
         for state in known:
             scores = _scores(state)
+            if (rescaling := rescalings[state.name]) is not None:
+                scores = scores * rescaling[rows].reshape(len(scores), -1)
             p = interpolation_weight(lr_strength, 1.0, scores)
             counts += tallies(p, limits)
             largest.append(p.amax(1))
-            largest_per_strength.append((per_run(self.lr, scores) * scores).amax(1))
+            largest_per_strength.append((per_run(lr, scores) * scores).amax(1))
         columns = (torch.stack(maxima).amax(0).tolist() for maxima in (largest, largest_per_strength))
         return [
             Stability(self.tasks, p, 1 / per_strength if per_strength > 0 else float("inf"), *run_counts)

@@ -1,24 +1,16 @@
 """Stochastic gradient descent of every run of a fleet, each with its own learning rate, momentum and weight decay."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from mooring.rules.pull import per_run
-from mooring_lab.fleet.stack.stack import to_stack_layout
-from mooring_lab.model.spec import RunSpec
+from mooring_lab.fleet.fleet_optimizer import FleetOptimizer, Tensors
 
 
-class SGD:
+class SGD(FleetOptimizer):
     """velocity <- momentum * velocity + g; theta <- theta - lr * velocity. The first velocity is g.
 
-    It does what `torch.optim.SGD` does to one network.
-
-    Args:
-        lr: of shape (runs,).
-        momentum: of all runs, or of shape (runs,).
-        weight_decay: the same; g <- g + weight_decay * theta.
+    It does what `torch.optim.SGD` does to one network. With weight decay, g <- g + weight_decay * theta before.
 
     Example:
         >>> sgd = SGD(torch.tensor([0.1, 1.0]))
@@ -28,62 +20,15 @@ class SGD:
         tensor([-0.1000, -1.0000])
     """
 
-    def __init__(self, lr: Tensor, momentum: float | Tensor = 0.0, weight_decay: float | Tensor = 0.0) -> None:
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self.velocity: dict[str, Tensor] = {}
-        self.sizes: dict[int, Tensor] = {}
+    slots = ("velocity",)
 
-    @classmethod
-    def of(cls, specs: Sequence[RunSpec], like: Tensor) -> "SGD":
-        """Return the optimizer of these runs.
+    def allocate(self, name: str, theta: Tensor) -> None:
+        """Start the velocity at 0."""
+        if name not in self.state["velocity"]:
+            self.state["velocity"][name] = torch.zeros_like(theta)
 
-        Example:
-            >>> specs = [RunSpec("digits", "0", "plain", 0, lr=0.1, momentum=momentum) for momentum in (0.0, 0.5)]
-            >>> sgd = SGD.of(specs, torch.zeros(()))
-            >>> sgd.lr, sgd.momentum, sgd.weight_decay
-            (tensor([0.1000, 0.1000]), tensor([0.0000, 0.5000]), 0.0)
-        """
-        columns = ([spec.momentum for spec in specs], [spec.weight_decay for spec in specs])
-        numbers = (values[0] if len({*values}) == 1 else like.new_tensor(values) for values in columns)
-        return cls(like.new_tensor([spec.lr for spec in specs]), *numbers)
-
-    def set_epoch(self, specs: Sequence[RunSpec], epoch: int) -> None:
-        """Set the learning rates of an epoch in place: recorded steps and kernels read this memory.
-
-        Example:
-            >>> settings = {"lr": 1.0, "epochs": 2}
-            >>> specs = [RunSpec("digits", "0", "plain", 0, schedule=s, **settings) for s in ("constant", "cosine")]
-            >>> sgd = SGD.of(specs, torch.zeros(()))
-            >>> sgd.set_epoch(specs, 1)
-            >>> sgd.lr
-            tensor([1.0000, 0.5000])
-        """
-        if any(spec.schedule != "constant" for spec in specs):
-            self.lr.copy_(self.lr.new_tensor([spec.lr_in(epoch) for spec in specs]))
-
-    @property
-    def decays(self) -> bool:
-        """Whether any run's weights decay."""
-        return isinstance(self.weight_decay, Tensor) or self.weight_decay != 0
-
-    def per_run_numbers(self, rows: slice) -> dict[str, Tensor]:
-        """Return the numbers that differ between runs, of some runs, by name."""
-        numbers = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
-        return {name: value[rows] for name, value in numbers.items() if isinstance(value, Tensor)}
-
-    def size(self, samples: int) -> Tensor:
-        """Return a batch size on the device, so that batches of different sizes share their kernels."""
-        if samples not in self.sizes:
-            self.sizes[samples] = self.lr.new_tensor(samples)
-        return self.sizes[samples]
-
-    def update(self, tensors: dict[str, Tensor], g: Tensor) -> None:
-        """Take the step of one parameter as an elementwise rule, for kernels; `velocity` starts at 0.
-
-        Args:
-            tensors: theta and velocity, changed in place, and the numbers of `per_run_numbers`.
-            g: the gradient.
-        """
+    def update(self, tensors: Tensors, g: Tensor) -> None:
+        """Take the step of one parameter as an elementwise rule, for kernels; `velocity` starts at 0."""
         theta, velocity = tensors["theta"], tensors["velocity"]
         if self.decays:
             g = g + per_run(tensors.get("weight_decay", self.weight_decay), theta) * theta
@@ -91,15 +36,16 @@ class SGD:
         theta.sub_(per_run(tensors["lr"], velocity) * velocity)
 
     @torch.no_grad()
-    def step(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
-        """Move every parameter that has a gradient."""
+    def step(self, parameters: Tensors, gradients: Tensors) -> None:
+        """Move every parameter that has a gradient, in place."""
+        velocities = self.state["velocity"]
         for name, g in gradients.items():
             theta = parameters[name]
             if self.decays:
                 g = g + per_run(self.weight_decay, theta) * theta
             if isinstance(self.momentum, Tensor) or self.momentum:
-                if (velocity := self.velocity.get(name)) is None:
-                    velocity = self.velocity[name] = g.clone()
+                if (velocity := velocities.get(name)) is None:
+                    velocity = velocities[name] = g.clone()
                 elif isinstance(self.momentum, Tensor):
                     torch.addcmul(g, velocity, torch.as_tensor(per_run(self.momentum, g)), out=velocity)
                 else:
@@ -107,10 +53,6 @@ class SGD:
                 g = velocity
             theta.addcmul_(g, torch.as_tensor(per_run(self.lr, g)), value=-1)
 
-    def keep(self, rows: Tensor) -> None:
-        """Keep the runs in these rows, in this order."""
-        self.lr = self.lr[rows]
-        self.momentum, self.weight_decay = (
-            value[rows] if isinstance(value, Tensor) else value for value in (self.momentum, self.weight_decay)
-        )
-        self.velocity = {name: to_stack_layout(velocity[rows]) for name, velocity in self.velocity.items()}
+    def in_torch(self, momentum: float) -> torch.optim.Optimizer:
+        """Return `torch.optim.SGD` with a momentum."""
+        return torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=momentum)

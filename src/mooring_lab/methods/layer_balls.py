@@ -7,12 +7,13 @@ and each number of a vector, such as a bias, is a row.
 import torch
 from torch import Tensor
 
+from mooring_lab.model.adam import SECOND_BETA, adam_moments
+
 SMALLEST_RADIUS = 1e-8
 """The radius at the start of a task, and the least that it becomes."""
 
-BETAS = (0.9, 0.999)
-EPSILON = 1e-8
-"""Adam's numbers, with which the radii are learned."""
+FIRST_BETA = 0.9
+"""Of Adam, with which the radii are learned."""
 
 
 def row_norms(displacement: Tensor) -> Tensor:
@@ -71,10 +72,7 @@ def adam_step(state: dict[str, Tensor], gradient: Tensor, lr: float | Tensor) ->
         gradient: of shape (runs,).
         lr: one number, or one per run.
     """
-    first, second = BETAS
     state["steps"].add_(1)
-    state["mean"].mul_(first).add_(gradient, alpha=1 - first)
-    state["square"].mul_(second).add_(gradient.square(), alpha=1 - second)
-    mean = state["mean"] / (1 - first ** state["steps"])
-    square = state["square"] / (1 - second ** state["steps"])
-    state["radius"].sub_(lr * mean / (square.sqrt() + EPSILON)).clamp_(min=SMALLEST_RADIUS)
+    corrections = (1 - beta ** state["steps"] for beta in (FIRST_BETA, SECOND_BETA))
+    mean, spread = adam_moments(state["mean"], state["square"], gradient, FIRST_BETA, *corrections)
+    state["radius"].sub_(lr * mean / spread).clamp_(min=SMALLEST_RADIUS)
