@@ -1,12 +1,13 @@
-# make demo | test | test-gpu | test-faults | bench | docs | release: each installs .venv first when it is missing or stale.
-# make tests: pytest alone, without ruff and mypy. CONSTRAINTS names the file of pinned versions to install.
+# make demo | test | test-fast | test-gpu | test-faults | bench | docs | release: each installs .venv first when it is missing or
+# stale. make tests: pytest alone, without ruff and mypy. CONSTRAINTS names the file of pinned versions to install.
 PYTHON ?= python3
+FAST_TESTS := tests/library tests/test_tree.py tests/test_architecture.py src/mooring
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test tests test-gpu test-faults lint types browser bench docs release release-torch clean
+.PHONY: demo test tests test-fast test-gpu test-faults lint types browser bench docs release release-torch clean
 
 demo: $(READY)
 	$(BIN)/mooring compare --stream digits --methods all --seeds 5 --baseline plain \
@@ -16,6 +17,10 @@ test: lint types tests
 
 tests: $(READY) browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The inner loop: the library and the shape of the tree, without laboratory runs, other processes and a browser.
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not faults and not slow" $(FAST_TESTS)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
@@ -43,24 +48,29 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
+# Both wheels and the source archive, in a folder: the library, and the laboratory with the reproduction.
+WHEELS = $(BIN)/python -m hatchling build -d $(1) && cd laboratory && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d ../$(1)
+
 release: $(READY)
 	rm -rf dist
-	$(BIN)/python -m hatchling build -d dist
+	$(call WHEELS,dist)
 	$(PYTHON) -m venv --clear dist/venv
-	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) "$$(ls dist/*.whl)[dev]"
+	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) \
+		"$$(ls dist/mooring-*.whl)[dev]" dist/mooring_lab-*.whl
 	cd dist && rm -rf as-installed && mkdir as-installed && tar xzf mooring-*.tar.gz --strip-components=1 -C as-installed
 	rm -rf dist/as-installed/src
 	cd dist/as-installed && ../venv/bin/python -m pytest -n 2 --dist worksteal tests
 
 # The wheel in an empty environment with one version of torch: make release-torch TORCH=2.6.0
 TORCH ?= 2.6.0
-CORE_TESTS := $(addprefix tests/test_,$(addsuffix .py,import pulls importance conformance state saved_states estimation \
+CORE_TESTS := $(addprefix tests/library/test_,$(addsuffix .py,import pulls importance conformance state saved_states estimation \
 	works_with_optimizers works_with_models works_with_dtypes kronecker measured_budget calibration stability budget))
 release-torch: $(READY)
-	rm -rf dist/$(TORCH) && $(BIN)/python -m hatchling build -d dist/$(TORCH)
+	rm -rf dist/$(TORCH)
+	$(call WHEELS,dist/$(TORCH))
 	$(PYTHON) -m venv --clear dist/$(TORCH)/venv
 	cd dist/$(TORCH) && venv/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)" \
-		"$$(ls *.whl)[lab]" pytest hypothesis
+		mooring-*.whl mooring_lab-*.whl pytest hypothesis
 	cd dist/$(TORCH) && mkdir as-installed && tar xzf mooring-*.tar.gz --strip-components=1 -C as-installed
 	rm -rf dist/$(TORCH)/as-installed/src
 	cd dist/$(TORCH)/as-installed && ../venv/bin/python -m pytest $(CORE_TESTS)

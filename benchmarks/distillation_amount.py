@@ -81,9 +81,8 @@ class Adapters:
 
     def run(self, budget: Budget, seed: int) -> Row:
         """Train once; return accuracies in percent."""
-        from rotated_digits import accuracy, digits
-
         from adapters import base_of, finetune
+        from rotated_digits import accuracy, digits
 
         upright, _, labels = digits()
         old, new = finetune({"pull": budget}, seed, self.epochs)

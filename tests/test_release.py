@@ -1,6 +1,5 @@
-"""Tests of the wheel and the source archive, also with nothing but torch installed."""
+"""Tests of both wheels and the source archive, and of the library with nothing but torch installed."""
 
-import json
 import os
 import re
 import subprocess
@@ -25,16 +24,23 @@ if not (ROOT / "src").is_dir():
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
-    done = subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+    for source, targets in ((ROOT, ()), (ROOT / "laboratory", ("-t", "wheel"))):
+        command = [sys.executable, "-m", "hatchling", "build", "-d", folder, *targets]
+        done = subprocess.run(command, cwd=source, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
     return folder
+
+
+def wheel_of(dist, name):
+    """Return the wheel of a distribution."""
+    return next(dist.glob(f"{name}-{mooring.__version__}-*.whl"))
 
 
 @pytest.fixture(scope="module")
 def bare(dist, tmp_path_factory):
     """Return a folder of libraries with the wheel, torch and its dependencies, and nothing else."""
     folder = tmp_path_factory.mktemp("bare")
-    zipfile.ZipFile(next(dist.glob("*.whl"))).extractall(folder)
+    zipfile.ZipFile(wheel_of(dist, "mooring")).extractall(folder)
     waiting, seen = ["torch"], set()
     while waiting:
         name = waiting.pop().lower()
@@ -59,13 +65,25 @@ def alone(bare, *arguments):
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=bare, timeout=120)
 
 
-def test_wheel_has_every_module_and_nothing_else(dist):
-    names = set(zipfile.ZipFile(next(dist.glob("*.whl"))).namelist())
+@pytest.mark.parametrize(
+    ("name", "packages"), [("mooring", {"mooring"}), ("mooring_lab", {"mooring_lab", "mooring_paper"})]
+)
+def test_wheel_has_every_module_of_its_packages_and_nothing_else(dist, name, packages):
+    names = {name for name in zipfile.ZipFile(wheel_of(dist, name)).namelist() if ".dist-info/" not in name}
     source = ROOT / "src"
-    wanted = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
-    wanted = {name for name in wanted if "__pycache__" not in name}
-    assert {name for name in names if ".dist-info/" not in name} == wanted
-    assert "mooring/py.typed" in names
+    files = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
+    wanted = {path for path in files if "__pycache__" not in path.parts and path.parts[0] in packages}
+    assert names == {path.as_posix() for path in wanted}
+    assert f"{name}/py.typed" in names
+
+
+def test_laboratory_requires_the_library_of_its_version_and_brings_the_command(dist):
+    with zipfile.ZipFile(wheel_of(dist, "mooring_lab")) as wheel:
+        folder = f"mooring_lab-{mooring.__version__}.dist-info"
+        described = message_from_bytes(wheel.read(f"{folder}/METADATA"))
+        commands = wheel.read(f"{folder}/entry_points.txt").decode()
+    assert f"mooring=={mooring.__version__}" in described.get_all("Requires-Dist")
+    assert commands.split() == ["[console_scripts]", "mooring", "=", "mooring_lab.cli:main"]
 
 
 def test_source_archive_has_tests_and_documents(dist):
@@ -80,7 +98,7 @@ def test_source_archive_has_tests_and_documents(dist):
 
 
 def test_wheel_carries_its_licence_and_description(dist):
-    with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
+    with zipfile.ZipFile(wheel_of(dist, "mooring")) as wheel:
         folder = f"mooring-{mooring.__version__}.dist-info"
         described = message_from_bytes(wheel.read(f"{folder}/METADATA"))
         licence = wheel.read(f"{folder}/licenses/LICENSE").decode()
@@ -95,29 +113,19 @@ def test_version_is_the_same_everywhere(dist):
     assert headings[0] == mooring.__version__
 
 
-def test_core_works_with_torch_alone_and_the_command_says_what_to_install(bare):
+def test_library_works_with_torch_alone_and_brings_no_laboratory(bare):
     train = """
 import torch, mooring
 model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 moor = mooring.attach(model, optimizer, importance="mas")
 model(torch.ones(4, 3)).sum().backward(); optimizer.step(); moor.consolidate()
-import importlib.util
-print(mooring.__file__, moor.tasks, importlib.util.find_spec("typer"))
+from importlib.util import find_spec
+print(mooring.__file__, moor.tasks, *(find_spec(name) for name in ("typer", "mooring_lab", "mooring_paper")))
 """
     done = alone(bare, train)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(bare / "mooring" / "__init__.py"), "1", "None"]
-    command = "from mooring_lab.cli import main; sys.exit(main(sys.argv[1:]))"
-    done = alone(bare, command, "compare")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: the command line needs typer: pip install 'mooring[lab]'\n"
-    error = alone(bare, "from mooring_lab import Study").stderr.splitlines()[-1]
-    assert error.startswith("ModuleNotFoundError: the laboratory needs ")
-    assert error.endswith(": pip install 'mooring[lab]'")
-    report = json.loads(alone(bare, command, "doctor", "--json").stdout)
-    extras = {extra["name"]: extra["ready"] for extra in report["extras"]}
-    assert extras == dict.fromkeys(("docs", "lab", "lightning", "ray", "transformers"), False)
+    assert done.stdout.split() == [str(bare / "mooring" / "__init__.py"), "1", "None", "None", "None"]
 
 
 def test_importing_takes_less_than_150_ms_beyond_torch(bare):

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 import mooring
+from mooring.curvature import kronecker_factors, observed_factors
 from mooring.curvature.kronecker_factors import batch_factors, layer_rows
 from mooring.curvature.observed_factors import observe
-from mooring.rules import Kronecker, kronecker_factors, observed_factors
+from mooring.rules import Kronecker
 
 F64 = torch.float64
 

@@ -13,9 +13,8 @@ from live_memory import peak_bytes
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import pull_energy
 from mooring.errors import MooringError
-from mooring.hold import divergence
 from mooring.hold.reference_gauges import ROUNDS
-from mooring.reference import calibration, memory_estimate, probes, reference_labels
+from mooring.reference import calibration, divergence, memory_estimate, probes, reference_labels
 from mooring.reference.calibration import MAX_FACTOR, MIN_FACTOR, FactorSearch
 from mooring.reference.probes import random_signs
 from mooring.rules import Kronecker, sampled_places

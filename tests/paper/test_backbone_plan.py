@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mooring_lab.cli.paper_command import paper
 from PIL import Image
 
 from laboratory.test_kill import killed_at
@@ -25,6 +24,7 @@ from mooring_lab.study.study import Study
 from mooring_paper.backbone_plan import plan_backbones
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import PAPER, BackboneLevel
+from mooring_paper.paper_command import paper
 from mooring_paper.targets import select_targets
 from one_line import refused
 from processes import Child

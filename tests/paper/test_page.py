@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from mooring_lab.cli.paper_command import _cost_line, _portable_command
 from safetensors.torch import save_file
 
 from mooring.errors import MooringError
@@ -29,6 +28,7 @@ from mooring_paper.page.difference_notes import add_table_notes, difference_line
 from mooring_paper.page.page_writer import write_page
 from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
 from mooring_paper.page.verdict import verdict_sentences
+from mooring_paper.paper_command import _cost_line, _portable_command
 from mooring_paper.published.published_numbers import published
 from mooring_paper.tables import accuracy_tables
 from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS

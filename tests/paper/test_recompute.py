@@ -15,11 +15,12 @@ from random import Random
 
 import pytest
 
-from mooring_lab.cli import main, paper_command
+from mooring_lab.cli import main
 from mooring_lab.model.results import Result, Stability
 from mooring_lab.streams.options import StreamOptions
 from mooring_lab.study.defaults import LRS, STRENGTHS
 from mooring_lab.study.study import Study
+from mooring_paper import paper_command
 from mooring_paper.context.scale import MINIATURE
 from mooring_paper.published import published_numbers
 
