@@ -12,12 +12,13 @@ from library.adapters.low_rank_nets import Adapted
 from live_memory import peak_bytes
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import pull_energy
+from mooring.curvature import sampled_places
 from mooring.errors import MooringError
 from mooring.hold.reference_gauges import ROUNDS
 from mooring.reference import calibration, divergence, memory_estimate, probes, reference_labels
 from mooring.reference.calibration import MAX_FACTOR, MIN_FACTOR, FactorSearch
 from mooring.reference.probes import random_signs
-from mooring.rules import Kronecker, sampled_places
+from mooring.rules import Kronecker
 from mooring.state.offload import AnchorOffload
 
 

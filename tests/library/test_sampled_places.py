@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 import mooring
+from mooring.curvature import sampled_places
 from mooring.curvature.kronecker_factors import layer_rows
 from mooring.curvature.observed_factors import observe
 from mooring.curvature.sampled_places import sample_rows
 from mooring.errors import MooringError
-from mooring.rules import Kronecker, sampled_places
+from mooring.rules import Kronecker
 
 F64 = torch.float64
 LAYERS = {

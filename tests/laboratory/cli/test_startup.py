@@ -107,7 +107,7 @@ assert not hasattr(mooring, "nowhere")
     [
         "import mooring; module = mooring.stability",
         "from mooring import stability as module",
-        "from mooring.diagnose import stability as first; import mooring; module = mooring.stability; assert module is first",
+        "from mooring.diagnose import stability as first; import mooring; module = mooring.stability; assert first",
     ],
 )
 def test_stability_is_one_module_under_both_names(code):
