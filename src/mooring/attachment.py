@@ -28,7 +28,7 @@ def attach(
     importance: str | Importance | None = None,
     pull: Pull | None = None,
     exclude: Exclude = (),
-    buffers: Literal["follow", "keep", "interpolate", "frozen"] | None = None,
+    buffers: Literal["follow", "frozen"] | None = None,
     merge: str | merges.Merge | None = None,
     adapters: Literal["product", "parameters"] | Product | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
@@ -62,9 +62,7 @@ def attach(
             names it unless all of them are.
         buffers: running statistics of normalisation layers once a task was consolidated: "follow" the new data (the
             default), and are merged with those before if the pull merges weights (every="task"); "frozen" ones (the
-            default with a reference) stay as they are, and layers normalise with them in training mode too; "keep"
-            restores them after each step, which was normalised with those of its batch; "interpolate" brings them
-            half-way back.
+            default with a reference) stay as they are, and layers normalise with them in training mode too.
         merge: how the importance of a finished task is combined with that of the tasks before: "average" (the paper's,
             and the default), "sum" (the default with a `Budget`), "max", or a function.
         adapters: how low-rank adapters, such as LoRA layers, are held: through their "product", the change of the base
@@ -143,7 +141,7 @@ def create_mooring(
     importance: str | Importance | None = None,
     pull: Pull | None = None,
     exclude: Exclude = (),
-    buffers: Literal["follow", "keep", "interpolate", "frozen"] | None = None,
+    buffers: Literal["follow", "frozen"] | None = None,
     merge: str | merges.Merge | None = None,
     adapters: Literal["product", "parameters"] | Product | None = None,
     outputs: Callable[[Any], Tensor] | None = None,

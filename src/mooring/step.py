@@ -466,8 +466,6 @@ class TrainingStep:
             self._pull_products()
         if due and self.budget:
             self.budget.apply_pull(self.states.records.values(), steps.parameters, self.states.tasks)
-        if self.norms.anchors:
-            self.norms.after_step()
         self.reset()
         if self.meter:
             self.meter.after_step()

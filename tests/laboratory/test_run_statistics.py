@@ -1,4 +1,4 @@
-"""Running statistics of normalization layers in fleets: merged with weights, followed, kept, mixed or frozen."""
+"""Running statistics of normalization layers in fleets: merged with weights, followed or frozen."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_merged_statistics_equal_those_of_a_loop_with_attach(method):
         torch.testing.assert_close(weights[spec.key], trained_by_hand(spec, STREAM).state_dict(), **EXACT)
 
 
-@pytest.mark.parametrize("buffers", ["follow", "keep", "interpolate", "frozen"])
+@pytest.mark.parametrize("buffers", ["follow", "frozen"])
 @pytest.mark.parametrize("method", ["ewc", "explicit-mas", "wise-ft", "budget-kronecker"])
 def test_statistics_equal_those_of_attach_with_the_same_option(method, buffers):
     specs = [spec_for(method, STREAM, seed, network=NORMALISED, buffers=buffers) for seed in (0, 1)]
@@ -51,14 +51,14 @@ def test_statistics_equal_those_of_attach_with_the_same_option(method, buffers):
 
 
 def test_runs_with_other_statistics_are_other_runs_in_other_fleets():
-    follow, keep = (spec_for("ewc", STREAM, buffers=buffers) for buffers in ("follow", "keep"))
+    follow, frozen = (spec_for("ewc", STREAM, buffers=buffers) for buffers in ("follow", "frozen"))
     assert follow.key == spec_for("ewc", STREAM).key  # results of earlier versions are still found
     assert "buffers" not in follow.to_json()
-    assert keep.key != follow.key
-    assert fleet_shape(keep) != fleet_shape(follow)
+    assert frozen.key != follow.key
+    assert fleet_shape(frozen) != fleet_shape(follow)
 
 
-@pytest.mark.parametrize("buffers", ["follow", "keep", "frozen"])
+@pytest.mark.parametrize("buffers", ["follow", "frozen"])
 def test_statistics_continue_from_a_checkpoint(tmp_path, buffers):
     spec = spec_for("wise-ft", STREAM, network=NORMALISED, buffers=buffers)
     whole = Fleet([spec], STREAM)
@@ -71,12 +71,19 @@ def test_statistics_continue_from_a_checkpoint(tmp_path, buffers):
 
 
 def test_methods_that_moor_nothing_follow_the_data():
-    asked = comparison("digits", "plain,ewc", seeds=1, buffers="keep")
+    asked = comparison("digits", "plain,ewc", seeds=1, buffers="frozen")
     specs = asked.specs(asked.streams[0][1], "", "", "")
-    assert {spec.method: spec.buffers for spec in specs} == {"plain": "follow", "ewc": "keep"}
+    assert {spec.method: spec.buffers for spec in specs} == {"plain": "follow", "ewc": "frozen"}
 
 
 def test_unknown_option_is_refused_in_one_line():
     with pytest.raises(MooringError, match=r"unknown buffers 'forget'.*follow.*frozen") as error:
         replace(spec_for("ewc", STREAM), buffers="forget")
+    assert "\n" not in str(error.value)
+
+
+def test_stored_run_with_statistics_that_were_kept_is_refused_in_one_line():
+    stored = {**spec_for("ewc", STREAM).to_json(), "buffers": "keep"}
+    with pytest.raises(MooringError, match=r"unknown buffers 'keep'.*follow, frozen") as error:
+        RunSpec.from_json(stored)
     assert "\n" not in str(error.value)

@@ -307,7 +307,7 @@ class ByParts(torch.optim.Optimizer):
 def test_first_consolidation_without_a_step_warns_and_counts_no_task(how):
     model = small()
     optimizer = ByParts(model.parameters(), lr=0.1)
-    moor = mooring.attach(model, optimizer, buffers="keep")
+    moor = mooring.attach(model, optimizer, buffers="frozen")
     if how == "another optimizer":
         train(model, sgd(model))
     if how == "parts":

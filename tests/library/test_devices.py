@@ -35,7 +35,7 @@ def train(device, importance, pull, optimizer_class=torch.optim.SGD, **options):
     model = nn.Sequential(convolution, nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 4))
     model = model.to(device, torch.float64)
     optimizer = optimizer_class(model.parameters(), lr=0.05, **options)
-    moor = mooring.attach(model, optimizer, importance=IMPORTANCES[importance](), pull=PULLS[pull](), buffers="keep")
+    moor = mooring.attach(model, optimizer, importance=IMPORTANCES[importance](), pull=PULLS[pull](), buffers="frozen")
     data = torch.Generator().manual_seed(1)
     for step in range(8):
         if step == 4:

@@ -32,7 +32,7 @@ def refuse(message, call):
         ({"importance": mooring.EWC}, "is not an importance"),
         ({"pull": "penalty"}, "is not a pull: give an instance"),
         ({"pull": mooring.Interpolation}, "is not a pull: give an instance"),
-        ({"buffers": "freez"}, "unknown buffers 'freez'.*allowed: follow, keep, interpolate, frozen"),
+        ({"buffers": "freez"}, "unknown buffers 'freez'.*allowed: follow, frozen"),
         ({"merge": "mean"}, "unknown merge 'mean'.*allowed: average, sum, max"),
         ({"state_dtype": torch.int32}, "state_dtype=torch.int32 is not allowed"),
         ({"exclude": "hed.*"}, "'hed.\\*' matches no parameter"),

@@ -11,12 +11,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import mooring
+from mooring.errors import MooringError
 from mooring.rules import Kronecker
 from mooring.state.memory import Memory
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "states"
 OPTIONS = {
-    "interpolation": {"importance": "ewc", "buffers": "keep"},
+    "interpolation-frozen": {"importance": "ewc", "buffers": "frozen"},
     "penalty-8bit": {"importance": "si", "pull": mooring.Penalty(1.0), "memory": Memory(previous="8bit")},
     "budget-kronecker": {"importance": Kronecker(), "pull": mooring.Budget(0.1)},
 }
@@ -48,3 +49,12 @@ def test_training_from_a_saved_state_ends_where_uninterrupted_training_did(name)
     train(model, optimizer, 10, 3)
     for key, expected in under(saved, "after/").items():
         torch.testing.assert_close(model.state_dict()[key], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_state_with_statistics_that_were_kept_is_refused_in_one_line():
+    saved = under(load_file(FIXTURES / "interpolation.safetensors"), "state/")
+    model = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    with pytest.raises(MooringError, match="made with buffers='keep', which does not exist any more") as error:
+        moor.load_state_dict(saved)
+    assert "\n" not in str(error.value)

@@ -26,7 +26,7 @@ IMPORTANCES = {
 }
 
 
-def build(importance, pull="interpolation", buffers="interpolate"):
+def build(importance, pull="interpolation", buffers="frozen"):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -87,7 +87,7 @@ def test_state_of_another_pull_loads_with_a_warning():
     state = {name: tensor.clone() for name, tensor in moor.state_dict().items()}
     moor.load_state_dict(state)  # no warning with its own pull
     moor.detach()
-    other = mooring.attach(model, optimizer, pull=mooring.Proximal(3.0), buffers="interpolate")
+    other = mooring.attach(model, optimizer, pull=mooring.Proximal(3.0), buffers="frozen")
     with pytest.warns(UserWarning, match=r"made with Interpolation\(.*, this Mooring has Proximal\(strength=3.0\)"):
         other.load_state_dict(state)
     assert other.tasks == 1
@@ -160,8 +160,8 @@ def test_state_that_does_not_fit_is_refused_and_nothing_changes(spoil, message):
     check_equal("untouched", moor.state_dict(), state)
 
 
-@pytest.mark.parametrize("buffers", ["follow", "keep", "interpolate"])
-def test_normalisation_statistics_follow_are_kept_or_interpolated(buffers):
+@pytest.mark.parametrize("buffers", ["follow", "frozen"])
+def test_normalisation_statistics_follow_or_are_frozen(buffers):
     model, optimizer, moor = build("ewc", buffers=buffers)
     train(model, optimizer, 0, 3)
     moor.consolidate()
@@ -173,20 +173,20 @@ def test_normalisation_statistics_follow_are_kept_or_interpolated(buffers):
         x = torch.randn(4, 1, 6, 6, generator=data)
         with torch.no_grad():
             followed = 0.9 * expected + 0.1 * model[0](x).mean((0, 2, 3))
-        expected = {"follow": followed, "keep": anchor, "interpolate": (followed + anchor) / 2}[buffers]
+        expected = {"follow": followed, "frozen": anchor}[buffers]
         train(model, optimizer, index, 1)
         torch.testing.assert_close(norm.running_mean, expected)
-    assert norm.num_batches_tracked == 6
+    assert norm.num_batches_tracked == {"follow": 6, "frozen": 3}[buffers]
 
 
-def test_held_statistics_in_a_state_are_ignored_with_buffers_follow():
-    model, optimizer, moor = build("ewc", buffers="keep")
+def test_frozen_statistics_of_a_state_follow_if_attach_says_so():
+    model, optimizer, moor = build("ewc", buffers="frozen")
     train(model, optimizer, 0, 2)
     moor.consolidate()
     follower, other, following = build("ewc", buffers="follow")
     follower.load_state_dict(model.state_dict())
     other.load_state_dict(optimizer.state_dict())
-    with pytest.warns(UserWarning, match="made with 'keep', this Mooring has 'follow'"):
+    with pytest.warns(UserWarning, match="made with 'frozen', this Mooring has 'follow'"):
         following.load_state_dict(moor.state_dict())
     anchor = follower[1].running_mean.clone()
     with torch.no_grad():
@@ -202,7 +202,7 @@ def test_statistics_of_a_frozen_norm_are_kept(freeze):
     model[1].requires_grad_(False)
     held = [p for p in model.parameters() if p.requires_grad or freeze == "in the optimizer"]
     optimizer = torch.optim.SGD(held, lr=0.05)
-    moor = mooring.attach(model, optimizer, buffers="keep")
+    moor = mooring.attach(model, optimizer, buffers="frozen")
     train(model, optimizer, 0, 2)
     moor.consolidate()
     kept = model[1].running_mean.clone()
@@ -227,7 +227,7 @@ def test_state_with_unknown_entries_is_refused():
     train(model, optimizer, 0, 1)
     other, other_optimizer, unwanted = build("uniform")
     unwanted.detach()
-    rectified = mooring.attach(other, other_optimizer, importance=mooring.SI(), buffers="interpolate")
+    rectified = mooring.attach(other, other_optimizer, importance=mooring.SI(), buffers="frozen")
     with (
         pytest.warns(UserWarning, match=r"made with SI\(damping=0.001, sign=0.1"),
         pytest.raises(MooringError, match=r"nothing here takes 'keeps_sign\.0\.bias'"),

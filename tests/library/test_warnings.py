@@ -167,7 +167,7 @@ def test_head_added_after_the_reference_warns_that_it_is_free():
 OTHERS = {
     "importance": ({"importance": mooring.SI(damping=0.001)}, {"importance": mooring.SI(damping=1.0)}),
     "merge": ({"merge": "average"}, {"merge": "max"}),
-    "buffers": ({"buffers": "follow"}, {"buffers": "keep"}),
+    "buffers": ({"buffers": "follow"}, {"buffers": "frozen"}),
 }
 
 

@@ -134,6 +134,11 @@ class Rules:
             options["merge"] = merges.resolve(saved_merge)
         elif saved_merge != own["merge"]:
             _warn_of_other_option("merge", repr(saved_merge) if saved_merge else "", repr(own["merge"]))
+        if saved["buffers"] not in BUFFERS:
+            raise MooringError(
+                f"the state was made with buffers={saved['buffers']!r}, which does not exist any more: train the task "
+                'again with buffers="frozen" or "follow"'
+            )
         if "buffers" not in self.named:
             options["buffers"] = saved["buffers"]
         elif saved["buffers"] != own["buffers"]:

@@ -1,4 +1,4 @@
-"""The running statistics of normalization layers once a task was consolidated: followed, kept, mixed or frozen."""
+"""The running statistics of normalization layers once a task was consolidated: they follow the data or are frozen."""
 
 import copyreg
 import weakref
@@ -11,11 +11,8 @@ from torch import Tensor, nn
 from mooring.rules import ParameterPull, Pull, State
 from mooring.state.selection import norm_buffers, norm_modules
 
-BUFFERS = ("follow", "keep", "interpolate", "frozen")
+BUFFERS = ("follow", "frozen")
 """The options of `buffers`."""
-
-ANCHORED = {"keep": 1.0, "interpolate": 0.5}
-"""The options that bring statistics back after each step, with the rate (at equal importance R is one half)."""
 
 
 def default_buffers(*, reference: bool) -> str:
@@ -35,19 +32,19 @@ class NormStatistics:
         model: the model.
         exclude: patterns of parameters that stay free; the statistics of their layers follow the data.
         held: returns the parameters of the optimizer.
-        mode: from the end of the first task on, statistics "follow" the data; are restored after each step ("keep");
-            brought half-way back ("interpolate"); or are "frozen": layers in training mode normalise with them, and
-            do not change them.
+        mode: from the end of the first task on, statistics "follow" the data or are "frozen": layers in training mode
+            normalise with them, and do not change them.
         pull: a pull that merges weights at the end of a task also merges statistics that follow the data.
 
     Attributes:
-        anchors: the statistics at the end of the last task, by name; only where something is brought back to them.
+        anchors: the statistics at the end of the last task, by name; only where they are merged.
     """
 
     def __init__(
         self, model: nn.Module, exclude: tuple[str, ...], held: Callable[[], Sequence[Tensor]], mode: str, pull: Pull
     ) -> None:
-        self.model, self.exclude, self.held, self.mode, self.pull = model, exclude, held, mode, pull
+        self.model, self.exclude, self.held, self.mode = model, exclude, held, mode
+        self._merges = mode == "follow" and merges_weights(pull)
         self.anchors: State = {}
         self._frozen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._release = weakref.finalize(self, _thaw, self._frozen)
@@ -62,7 +59,7 @@ class NormStatistics:
         """Remember the statistics at the end of a task, or freeze them."""
         if self.mode == "frozen":
             self.freeze()
-        elif self._has_anchors:
+        elif self._merges:
             self.anchors = {name: buffer.clone() for name, buffer in self._buffers().items()}
 
     def freeze(self) -> None:
@@ -75,7 +72,7 @@ class NormStatistics:
     def load(self, anchors: State, tasks: int) -> None:
         """Continue from a saved state, after `tasks` tasks."""
         self.release()
-        self.anchors = anchors if self._has_anchors else {}
+        self.anchors = anchors if self._merges else {}
         if tasks and self.mode == "frozen":
             self.freeze()
 
@@ -83,23 +80,12 @@ class NormStatistics:
         """Make frozen layers follow the data again."""
         _thaw(self._frozen)
 
-    @property
-    def _has_anchors(self) -> bool:
-        return self.mode in ANCHORED or (self.mode == "follow" and merges_weights(self.pull))
-
-    def after_step(self) -> None:
-        """Restore the statistics, or bring them half-way back."""
-        if self.mode in ANCHORED:
-            for name, buffer in self._buffers().items():
-                if name in self.anchors:
-                    buffer.lerp_(self.anchors[name], ANCHORED[self.mode])
-
     def to_merge(self) -> list[tuple[Tensor, Tensor]]:
         """Return the statistics with their anchors that the end of a task merges; empty unless the pull merges weights.
 
         Weights that went back to their anchor do not give the old model with the statistics of the new data.
         """
-        if self.mode != "follow" or not self.anchors:
+        if not self.anchors:
             return []
         return [(buffer, self.anchors[name]) for name, buffer in self._buffers().items() if name in self.anchors]
 

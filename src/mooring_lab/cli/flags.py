@@ -141,8 +141,7 @@ class TrainingFlags:
         str | None,
         option(
             "Running statistics of normalization layers after the first task, for methods with an importance: follow "
-            "(they follow the new data, the default), keep (they are restored after each step), interpolate (they are "
-            "moved half-way back after each step) or frozen (layers normalize with the old ones in training too).",
+            "(they follow the new data, the default) or frozen (layers normalize with the old ones in training too).",
             metavar="MODE",
         ),
     ] = None

@@ -285,7 +285,6 @@ class Fleet:
             if not self.method.measures:  # one loss of both
                 gradients, added = {**added, **{n: g + added[n] if n in added else g for n, g in gradients.items()}}, {}
         finite = self._update(gradients, probes, added, indices.shape[1])
-        self.statistics.after_step()
         if self.projection is not None and self.specs:
             seen = indices if replayed is None else torch.cat([indices, replayed], 1)
             seen = seen if finite is None else seen[finite]

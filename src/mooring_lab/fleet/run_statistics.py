@@ -4,7 +4,7 @@ from torch import Tensor
 
 from mooring.backends.eager import merge_statistics
 from mooring.rules import ParameterPull
-from mooring.state.norm_statistics import ANCHORED, merges_weights
+from mooring.state.norm_statistics import merges_weights
 from mooring.state.selection import STATISTICS
 from mooring_lab.fleet.method_groups import MethodGroups
 from mooring_lab.fleet.stack.stack import Stack, Tensors
@@ -15,7 +15,7 @@ class RunStatistics:
 
     Args:
         stack: the runs.
-        mode: "follow", "keep", "interpolate" or "frozen", as in `mooring.attach`.
+        mode: "follow" or "frozen", as in `mooring.attach`.
 
     Attributes:
         anchors: the statistics at the end of the last task, by name, each of shape (runs, ...).
@@ -28,12 +28,6 @@ class RunStatistics:
     def start_task(self, task: int) -> None:
         """Freeze the layers, from the second task on and if asked for."""
         self.stack.freeze_norms(self.mode == "frozen" and task > 0)
-
-    def after_step(self) -> None:
-        """Restore the statistics, or bring them half-way back; in place, because recorded steps read this memory."""
-        if self.mode in ANCHORED:
-            for name, anchor in self.anchors.items():
-                self.stack.buffers[name].lerp_(anchor, ANCHORED[self.mode])
 
     def merge(self, groups: MethodGroups) -> None:
         """Merge statistics that follow the data, of methods that merge weights at the end of a task; before they do."""

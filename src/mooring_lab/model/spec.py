@@ -9,7 +9,7 @@ from typing import Any
 
 from mooring.errors import MooringError, check_number, check_whole, unknown
 
-BUFFERS = ("follow", "keep", "interpolate", "frozen")
+BUFFERS = ("follow", "frozen")
 DTYPES = ("float32", "float64", "tf32", "bf16")
 HEADS = ("inherit", "fresh")
 OPTIMIZERS = ("sgd", "adamw")
@@ -44,9 +44,8 @@ class RunSpec:
             "warmup-linear" rises from 0 in the first tenth of all steps and then falls to 0, in straight lines.
         flips: whether half of the training images, chosen at random, are mirrored.
         shifts: the largest random shift of each training image, in pixels, in both directions; black comes in.
-        buffers: running statistics of normalization layers from the second task on: "follow" the data; "keep" restores
-            them after each step; "interpolate" brings them half-way back; "frozen" layers use and do not change them.
-            With "follow", methods that merge weights at the end of a task merge statistics too.
+        buffers: running statistics of normalization layers from the second task on: "follow" the data, and are merged
+            by methods that merge weights at the end of a task; or "frozen" layers use and do not change them.
         optimizer: "sgd" or "adamw", with torch's defaults for what is not named above. It starts anew in each task.
 
     Example:

@@ -200,7 +200,7 @@ def test_json_of_a_frontier_defines_its_metrics(run):
 
 def test_csv_names_the_scenario_and_every_setting_of_each_row(run):
     specs = [RunSpec("digits", str(number), "ewc", 0, buffers=buffers) for number, buffers in enumerate(BUFFERS)]
-    scenarios = ["task", "class", "domain", "task"]
+    scenarios = ["task", "class"]
     Store("mix.sqlite").add(
         [
             Result(spec, "finished", "", [10.0], [[90.0]], scenario=scenario)

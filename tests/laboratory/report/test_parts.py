@@ -90,14 +90,14 @@ def test_best_method_needs_three_seeds_and_paired_differences_that_exclude_zero(
 
 
 def test_sentence_on_what_was_compared_says_what_became_of_buffers():
-    plain, kept, free = (
+    plain, frozen, free = (
         synthetic.run("plain", 0),
-        synthetic.run("ewc", 0, buffers="keep"),
+        synthetic.run("ewc", 0, buffers="frozen"),
         synthetic.run("ewc", 0, buffers="follow"),
     )
     meaning = "(normalization statistics, of methods with an importance)"
-    assert f", buffers keep {meaning}." in compared(sections([plain, kept], None)[0])
-    assert f", buffers follow, keep {meaning}." in compared(sections([plain, kept, free], None)[0])
+    assert f", buffers frozen {meaning}." in compared(sections([plain, frozen], None)[0])
+    assert f", buffers follow, frozen {meaning}." in compared(sections([plain, frozen, free], None)[0])
     assert "buffers" not in compared(sections([plain, free], None)[0])
 
 
