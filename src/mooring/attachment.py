@@ -32,7 +32,6 @@ def attach(
     merge: str | merges.Merge | None = None,
     adapters: Literal["product", "parameters"] | Product | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
-    state_dtype: torch.dtype | None = None,
     memory: Memory | None = None,
     check_finite: bool | Literal["wait"] = True,
     reference: Data | None = None,
@@ -69,7 +68,6 @@ def attach(
             weights, by their own "parameters", or `mooring.Product(...)` with options. By default through
             their product where importance and pull allow it, such as a `Budget` with a curvature.
         outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
-        state_dtype: one dtype for anchors and importances; a short form of `memory`.
         memory: dtype and device of anchors and importances, `mooring.Memory(...)`. By default anchors have their
             parameter's dtype, and importances have float32 or that dtype if it is wider. With a reference and
             `Kronecker()` the default is `Memory(current="none")`: layers are not observed in training, so that a later
@@ -119,7 +117,6 @@ def attach(
         merge=merge,
         adapters=adapters,
         outputs=outputs,
-        state_dtype=state_dtype,
         memory=memory,
         check_finite=check_finite,
         reference=reference,
@@ -145,7 +142,6 @@ def create_mooring(
     merge: str | merges.Merge | None = None,
     adapters: Literal["product", "parameters"] | Product | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
-    state_dtype: torch.dtype | None = None,
     memory: Memory | None = None,
     check_finite: bool | Literal["wait"] = True,
     reference: Data | None = None,
@@ -164,15 +160,11 @@ def create_mooring(
     adapted = any(b.requires_grad for b in find_products(module_names(model), {*model.parameters()}).by_b)
     options = {"reference": reference is not None, "adapted": adapted}
     rules = choose_rules(importance, pull, merge, buffers, adapters, **options)
-    if state_dtype is not None and not state_dtype.is_floating_point:
-        raise MooringError(f"state_dtype={state_dtype} is not allowed: give a floating-point dtype")
-    if state_dtype is not None and memory is not None:
-        raise MooringError("state_dtype and memory both set dtypes: give attach only one of them")
     if memory is not None and not isinstance(memory, Memory):
         raise MooringError(f"memory={memory!r} is not allowed: give mooring.Memory(...)")
-    if memory is None and state_dtype is None and reference is not None and rules.importance.by_layer:
+    if memory is None and reference is not None and rules.importance.by_layer:
         memory = Memory(current="none")  # with one task after a reference, its factors are not read
-    memory = memory or Memory(anchor=state_dtype, previous=state_dtype, current=state_dtype)
+    memory = memory or Memory()
     rules.check(memory)
     excluded = check_exclude(model, exclude)
     _warn_of_ties(model, excluded)

@@ -34,7 +34,6 @@ def refuse(message, call):
         ({"pull": mooring.Interpolation}, "is not a pull: give an instance"),
         ({"buffers": "freez"}, "unknown buffers 'freez'.*allowed: follow, frozen"),
         ({"merge": "mean"}, "unknown merge 'mean'.*allowed: average, sum, max"),
-        ({"state_dtype": torch.int32}, "state_dtype=torch.int32 is not allowed"),
         ({"exclude": "hed.*"}, "'hed.\\*' matches no parameter"),
         ({"exclude": ["0.wieght"]}, "'0.wieght' matches no parameter"),
         ({"exclude": [nn.Linear(1, 1)]}, "Linear is not a module of this model"),

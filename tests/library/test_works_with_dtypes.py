@@ -27,6 +27,12 @@ from by_hand import (
 )
 from mooring import Budget
 from mooring.rules import Importance, Kronecker
+from mooring.state.memory import Memory
+
+
+def in_dtype(dtype: torch.dtype) -> Memory:
+    """Return a memory that keeps everything in one dtype."""
+    return Memory(anchor=dtype, previous=dtype, current=dtype)
 
 
 @pytest.mark.parametrize("importance", ["ewc", "mas", "si"])
@@ -52,9 +58,9 @@ def test_scores_are_at_least_float32_and_anchors_have_the_parameters_dtype(dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_state_dtype_bfloat16_is_used_for_the_state(dtype: torch.dtype) -> None:
+def test_memory_of_bfloat16_is_used_for_the_state(dtype: torch.dtype) -> None:
     model = network(dtype)
-    moor = mooring.attach(model, sgd(model), state_dtype=torch.bfloat16)
+    moor = mooring.attach(model, sgd(model), memory=in_dtype(torch.bfloat16))
     hand = ByHand(hand_model := copy.deepcopy(model), sgd(hand_model), "ewc", "interpolation")
     two_tasks(lambda m, batches: train(m, [(x.to(dtype), y.to(dtype)) for x, y in batches]), moor)
     kept = {key: tensor for key, tensor in moor.state_dict().items() if key != "mooring"}
@@ -71,7 +77,7 @@ def test_si_measures_the_path_in_the_parameters_precision(dtype: torch.dtype, st
 
     model = network(dtype)
     hand = ByHand(hand_model := copy.deepcopy(model), small(hand_model), "si", "interpolation")
-    moor = mooring.attach(model, small(model), importance="si", state_dtype=state_dtype)
+    moor = mooring.attach(model, small(model), importance="si", memory=in_dtype(state_dtype))
     train(moor, make_batches(1, count=2, dtype=dtype))
     train_by_hand(hand, make_batches(1, count=2, dtype=dtype))
     for name, path in hand.path.items():
@@ -83,12 +89,12 @@ def test_si_measures_the_path_in_the_parameters_precision(dtype: torch.dtype, st
 @pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("scaled", [False, True])
-def test_narrow_state_dtype_does_not_round_the_parameters(pull: str, scaled: bool) -> None:
+def test_narrow_memory_does_not_round_the_parameters(pull: str, scaled: bool) -> None:
     """Weights of inputs that were always 0 in the first task are free and train exactly as without a Mooring."""
     model = network(torch.float32)
     plain = copy.deepcopy(model)
     optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3, fused=scaled) for m in (model, plain)]
-    moor = mooring.attach(model, optimizers[0], pull=PULLS[pull], state_dtype=torch.bfloat16)
+    moor = mooring.attach(model, optimizers[0], pull=PULLS[pull], memory=in_dtype(torch.bfloat16))
     scaler = torch.amp.GradScaler("cpu", enabled=scaled)
     first, second = ([(x.float(), y.float()) for x, y in make_batches(task, count=1)] for task in (1, 2))
     first[0][0][:, 0] = 0

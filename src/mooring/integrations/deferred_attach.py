@@ -50,7 +50,7 @@ class DeferredAttach:
         allowed = attach.__kwdefaults__ or {}
         for name in options.keys() - allowed.keys():
             raise unknown("option of mooring.attach", name, allowed)
-        if consolidates and not options.keys() & {"memory", "state_dtype"}:
+        if consolidates and "memory" not in options:
             options = {**options, "memory": Memory()}
         self.options = options
         self._state = load(state) if isinstance(state, str | Path) else state
